@@ -1,0 +1,52 @@
+"""Hugging Face modeling code, patched in memory as it is imported.
+
+`import veomni_hook.install` is all that a training script needs. The names below are for those who write
+patches or want to look inside. Importing this package loads neither torch nor transformers: every name is
+resolved on first use (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
+if TYPE_CHECKING:
+    from veomni_hook.errors import VeomniHookError as VeomniHookError
+    from veomni_hook.errors import VeomniHookWarning as VeomniHookWarning
+    from veomni_hook.finders.handle import Handle as Handle
+    from veomni_hook.finders.handle import activate as activate
+    from veomni_hook.finders.handle import register as register
+    from veomni_hook.kernels.explain import explain as explain
+    from veomni_hook.kernels.registry import Kernel as Kernel
+    from veomni_hook.kernels.registry import register_kernel as register_kernel
+    from veomni_hook.patches.spec import PatchConfig as PatchConfig
+    from veomni_hook.patches.spec import create_patch_from_external as create_patch_from_external
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Handle": "veomni_hook.finders.handle",
+    "Kernel": "veomni_hook.kernels.registry",
+    "PatchConfig": "veomni_hook.patches.spec",
+    "VeomniHookError": "veomni_hook.errors",
+    "VeomniHookWarning": "veomni_hook.errors",
+    "activate": "veomni_hook.finders.handle",
+    "create_patch_from_external": "veomni_hook.patches.spec",
+    "explain": "veomni_hook.kernels.explain",
+    "register": "veomni_hook.finders.handle",
+    "register_kernel": "veomni_hook.kernels.registry",
+}
+
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

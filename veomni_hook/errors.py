@@ -1,0 +1,121 @@
+"""Every exception and warning of the package: what failed, where, and what to do.
+
+Each error carries its three parts as fields (``what``, ``where``, ``fix``) and prints them on lines of
+their own, so that a report can take them apart again and no message can forget one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = [
+    "AlreadyImportedError",
+    "AlreadyImportedWarning",
+    "CacheError",
+    "ConfigError",
+    "ExcludedNameError",
+    "KernelError",
+    "NameMapError",
+    "PatchConflictError",
+    "PatchError",
+    "PatchTargetError",
+    "ReplacementError",
+    "SettingsError",
+    "SignatureError",
+    "VeomniHookError",
+    "VeomniHookWarning",
+]
+
+
+class VeomniHookWarning(UserWarning):
+    """Base of every warning that this package issues."""
+
+
+class AlreadyImportedWarning(VeomniHookWarning):
+    """A module that patches exist for was imported before the hook was active."""
+
+
+class VeomniHookError(Exception):
+    """Base of every error: ``what`` failed, ``where``, and the ``fix``."""
+
+    def __init__(self, what: str, *, where: str, fix: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  where: {self.where}\n  fix:   {self.fix}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exception's own __reduce__ calls the class with positional args only; workers pickle errors.
+        return (_rebuild, (type(self), self.__dict__, self.what))
+
+
+def _rebuild(cls: type[VeomniHookError], state: dict[str, object], what: str) -> VeomniHookError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, what)
+    error.__dict__.update(state)
+    return error
+
+
+class SettingsError(VeomniHookError):
+    """A setting has no legal value, or a settings file cannot be read."""
+
+
+class ConfigError(VeomniHookError):
+    """A patch config cannot be loaded, or is no patch config."""
+
+
+class AlreadyImportedError(VeomniHookError):
+    """Strict form of `AlreadyImportedWarning`."""
+
+
+class CacheError(VeomniHookError):
+    """A cache command cannot do what it was asked to; imports never raise this."""
+
+
+class KernelError(VeomniHookError):
+    """A kernel that was asked for does not exist or cannot run; lists what can."""
+
+
+class PatchError(VeomniHookError):
+    """Base of everything that can be wrong with a patch; ``target`` is the patch's target."""
+
+    def __init__(self, what: str, *, where: str, fix: str, target: str = "") -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.target = target
+
+
+class PatchTargetError(PatchError):
+    """A declared patch does not apply exactly once; ``nearest`` holds the closest existing names."""
+
+    def __init__(
+        self, what: str, *, where: str, fix: str, target: str = "", nearest: Iterable[str] = ()
+    ) -> None:
+        super().__init__(what, where=where, fix=fix, target=target)
+        self.nearest = tuple(nearest)
+
+
+class PatchConflictError(PatchError):
+    """Two patches claim one place and neither names the other as its base."""
+
+
+class ReplacementError(PatchError):
+    """The code that should replace something does not exist or its source cannot be read."""
+
+
+class SignatureError(PatchError):
+    """A replacement drops parameters that callers use."""
+
+
+class NameMapError(PatchError):
+    """A ``name_map`` entry matches nothing in the replacement's source."""
+
+
+class ExcludedNameError(PatchError):
+    """A name excluded from the output is still used; ``uses`` lists every place."""
+
+    def __init__(self, what: str, *, where: str, fix: str, target: str = "", uses: Iterable[str] = ()) -> None:
+        super().__init__(what, where=where, fix=fix, target=target)
+        self.uses = tuple(uses)
