@@ -7,8 +7,6 @@ resolved on first use (PEP 562).
 
 from __future__ import annotations
 
-import importlib
-
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
     from veomni_hook.errors import VeomniHookError as VeomniHookError
@@ -43,7 +41,9 @@ __all__ = [*_HOME]
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    from importlib import import_module  # 0.8 ms, a third of what activation costs
+
+    value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

@@ -116,6 +116,8 @@ class NameMapError(PatchError):
 class ExcludedNameError(PatchError):
     """A name excluded from the output is still used; ``uses`` lists every place."""
 
-    def __init__(self, what: str, *, where: str, fix: str, target: str = "", uses: Iterable[str] = ()) -> None:
+    def __init__(
+        self, what: str, *, where: str, fix: str, target: str = "", uses: Iterable[str] = ()
+    ) -> None:
         super().__init__(what, where=where, fix=fix, target=target)
         self.uses = tuple(uses)

@@ -1,0 +1,1 @@
+"""The import hook: finder (decides), loader (executes), handle (undoes), children (spawned processes)."""

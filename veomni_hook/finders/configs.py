@@ -1,0 +1,184 @@
+"""Where patch configs come from, and how they are loaded: built-in specs, settings, entry points, `register`.
+
+Configs are Python modules that may import transformers, and even the very module that they patch. Target
+modules imported while configs load are served unpatched and forgotten again afterwards, so that the next
+import finds the patched form.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from veomni_hook.errors import ConfigError, VeomniHookWarning
+from veomni_hook.patches import adopt
+from veomni_hook.patches.spec import PatchConfig
+
+ENTRY_POINT_GROUP = "veomni_hook.patches"
+
+
+class _Loading(threading.local):
+    """Target modules that this thread imported while it loaded configs; None when it loads none."""
+
+    nested: list[str] | None = None
+
+
+_LOADING = _Loading()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The configs of one config module.
+
+    Attributes:
+        name: the module's name, with `:attribute` where one was given.
+        module: the module.
+        configs: what it holds, adopted where patchgen made it.
+    """
+
+    name: str
+    module: ModuleType
+    configs: tuple[PatchConfig, ...]
+
+
+def nested_import(fullname: str) -> bool:
+    """Note a target that is imported from within a config; true when this thread is loading configs."""
+    if _LOADING.nested is None:
+        return False
+    _LOADING.nested.append(fullname)
+    return True
+
+
+def entry_points() -> tuple[str, ...]:
+    """Names of the config modules that installed distributions announce."""
+    from importlib.metadata import entry_points as find
+
+    return tuple(sorted(point.value for point in find(group=ENTRY_POINT_GROUP)))
+
+
+def load(names: Iterable[str]) -> list[Loaded]:
+    """Import config modules by name (`package.module` or `package.module:attribute`).
+
+    Raises:
+        ConfigError: a module cannot be imported, or holds no patch config.
+    """
+    with _serving_upstream():
+        return [_load(name) for name in names]
+
+
+def as_configs(found: Any, where: str) -> tuple[PatchConfig, ...]:
+    """Return the configs that an object is or holds.
+
+    Args:
+        found: a config (ours or patchgen's), a list of them, or a module with `config` or `configs`.
+        where: what to name in the error.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if isinstance(found, ModuleType):
+        held = [getattr(found, name) for name in ("config", "configs") if hasattr(found, name)]
+        if not held:
+            raise ConfigError(
+                "the module holds no patch config",
+                where=where,
+                fix="bind a PatchConfig to the name `config`, or name it: package.module:name",
+            )
+        return tuple(config for one in held for config in as_configs(one, where))
+    if isinstance(found, list | tuple):
+        return tuple(config for one in found for config in as_configs(one, where))
+    if not adopt.is_patch_config(found):
+        raise ConfigError(
+            f"{type(found).__name__} object is no patch config",
+            where=where,
+            fix="pass a veomni_hook.PatchConfig, or one made with the patchgen package",
+        )
+    return (adopt.adopt(found),)
+
+
+def _load(name: str) -> Loaded:
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"the patch config {module_name} cannot be imported: {type(error).__name__}: {error}",
+            where=f"config module {module_name}",
+            fix="correct the module, or remove it from VEOMNI_PATCHES / the settings file",
+        ) from error
+    found: Any = module
+    if attribute:
+        try:
+            found = getattr(module, attribute)
+        except AttributeError:
+            raise ConfigError(
+                f"{module_name} has no attribute {attribute!r}",
+                where=f"config {name}",
+                fix="name an attribute of that module that holds a PatchConfig",
+            ) from None
+    return Loaded(name, module, as_configs(found, where=f"config {name}"))
+
+
+@contextmanager
+def _serving_upstream() -> Iterator[None]:
+    if _LOADING.nested is not None:  # a config that loads configs
+        yield
+        return
+    _LOADING.nested = []
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        nested, _LOADING.nested = _LOADING.nested, None
+        if nested:
+            _forget(dict.fromkeys(nested), set(sys.modules) - before)
+
+
+def _forget(names: Iterable[str], fresh: set[str]) -> None:
+    """Remove unpatched targets from `sys.modules` and from whatever cached a reference to them.
+
+    transformers' lazy packages keep every resolved class as an attribute; those must be resolved again. An
+    ordinary module that took a class for itself keeps the unpatched one: it is named in a warning.
+    """
+    gone = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    holders = []
+    for holder_name, holder in list(sys.modules.items()):
+        if not isinstance(holder, ModuleType):
+            continue
+        taken = [key for key, value in list(vars(holder).items()) if _comes_from(value, gone)]
+        if not taken:
+            continue
+        lazy = hasattr(holder, "_class_to_module")  # transformers' lazy module resolves a name again
+        for key in list(taken):
+            if lazy or f"{holder_name}.{key}" in gone:
+                delattr(holder, key)
+                taken.remove(key)
+        if taken and holder_name.startswith("transformers.") and holder_name in fresh:
+            holders.append(f"{holder_name} ({', '.join(taken)})")
+    if holders:
+        warnings.warn(
+            "imported by a patch config before its own targets were patched, and holding unpatched code: "
+            + "; ".join(holders)
+            + ". Import them in the config inside the functions that need them.",
+            VeomniHookWarning,
+            stacklevel=2,
+        )
+
+
+def _comes_from(value: object, modules: dict[str, ModuleType]) -> bool:
+    if isinstance(value, ModuleType):
+        return any(value is module for module in modules.values())
+    home = modules.get(getattr(value, "__module__", None) or "")
+    return home is not None and vars(home).get(getattr(value, "__name__", "")) is value
+
+
+def for_module(loaded: Sequence[Loaded], registered: Sequence[PatchConfig]) -> list[PatchConfig]:
+    """All configs in the order in which they apply: built-in and named ones first, registered ones last."""
+    return [config for one in loaded for config in one.configs] + list(registered)

@@ -1,0 +1,181 @@
+"""Activation as a handle: `activate(...)` puts the finder on `sys.meta_path`, the handle takes it away.
+
+`import veomni_hook.install` loads this module, so whatever is not needed to install the finder is imported
+where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from veomni_hook.finders.finder import PatchFinder, is_target
+from veomni_hook.finders.state import STATE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType, TracebackType
+    from typing import Any
+
+    from veomni_hook.finders.outcome import Outcome
+    from veomni_hook.patches.spec import PatchConfig
+    from veomni_hook.settings import Settings
+
+
+class Handle:
+    """One activation of the hook; a context manager.
+
+    Attributes:
+        overrides: the settings given to `activate`.
+    """
+
+    def __init__(self, overrides: dict[str, Any]) -> None:
+        self.overrides = overrides
+
+    def deactivate(self) -> None:
+        """Undo this activation; calling it twice is harmless.
+
+        When no other activation remains, the finder leaves `sys.meta_path` and every slot in modules that are
+        already patched falls through to upstream code. Loaded modules stay loaded.
+        """
+        if self not in STATE.handles:
+            return
+        STATE.handles.remove(self)
+        STATE.resolved = STATE.store = None
+        if STATE.handles:
+            return
+        if STATE.finder in sys.meta_path:
+            sys.meta_path.remove(STATE.finder)
+        if "veomni_hook.kernels.state" in sys.modules:
+            from veomni_hook.kernels import state
+
+            state.set_active(active=False)
+
+    def status(self) -> Status:
+        """Tell whether this activation is in force, and what became of each target module so far."""
+        return Status(self in STATE.handles, dict(STATE.outcomes))
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.deactivate()
+
+    def __repr__(self) -> str:
+        return f"<veomni_hook Handle, {'active' if self in STATE.handles else 'inactive'}>"
+
+
+class Status:
+    """What `Handle.status()` returns.
+
+    Attributes:
+        active: whether the handle's activation is in force.
+        modules: the outcome of every target module that was imported or looked for, by name.
+    """
+
+    def __init__(self, active: bool, modules: dict[str, Outcome]) -> None:  # noqa: FBT001
+        self.active = active
+        self.modules = modules
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return both fields as JSON-ready values."""
+        return {"active": self.active, "modules": {n: o.to_dict() for n, o in self.modules.items()}}
+
+    def __repr__(self) -> str:
+        lines = [f"veomni_hook: {'active' if self.active else 'inactive'}"]
+        for outcome in self.modules.values():
+            state = f"patched ({outcome.cache})" if outcome.patched else f"left alone: {outcome.reason}"
+            lines.append(f"  {outcome.module}: {state}")
+        return "\n".join(lines)
+
+
+def activate(**settings: Any) -> Handle:
+    """Patch transformers' modeling modules from now on, as they are imported.
+
+    Args:
+        **settings: fields of `veomni_hook.settings.Settings`; they win over environment and settings file.
+
+    Returns:
+        A handle that undoes the activation. Where `VEOMNI_HOOK=0` is set and `enabled=True` is not given, the
+        handle is inactive from the start.
+
+    Raises:
+        SettingsError: a setting is unknown or illegal (values from files and environment are checked at the
+            first target module).
+        AlreadyImportedError: under `VEOMNI_STRICT=1`, a module with patches is already imported.
+    """
+    handle = Handle(settings)
+    if settings:
+        from veomni_hook.settings import resolve
+
+        resolve(environ={}, overrides=settings)
+    refused = os.environ.get("VEOMNI_HOOK", "").lower() in ("0", "false", "no", "off")
+    if not settings.get("enabled", not refused):
+        return handle
+    if STATE.finder is None:
+        STATE.finder = PatchFinder()
+    STATE.handles.append(handle)
+    STATE.resolved = STATE.store = None
+    if STATE.finder not in sys.meta_path:
+        sys.meta_path.insert(0, STATE.finder)
+    if "veomni_hook.kernels.state" in sys.modules:
+        from veomni_hook.kernels import state
+
+        state.set_active(active=True)
+    if "transformers" in sys.modules:
+        try:
+            _report_early_imports()
+        except BaseException:
+            handle.deactivate()
+            raise
+    return handle
+
+
+def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
+    """Add a patch config to this process; it applies to modules imported from now on.
+
+    Args:
+        config: a `PatchConfig` (ours or patchgen's), or a module that holds one as `config`.
+
+    Returns:
+        The config as the engine uses it.
+
+    Raises:
+        ConfigError: the object is no patch config and holds none.
+        AlreadyImportedError: under `VEOMNI_STRICT=1`, the config's source module is already imported.
+    """
+    from veomni_hook.finders import early
+    from veomni_hook.finders.configs import as_configs
+
+    found = as_configs(config, where=repr(config))
+    STATE.registered = [*STATE.registered, *found]
+    if STATE.finder is None:
+        STATE.finder = PatchFinder()
+    others = {c.source_module for c in found if not is_target(c.source_module)}
+    STATE.finder.registered = STATE.finder.registered | others
+    early.report([c.source_module for c in found])
+    return found[0]
+
+
+def current_settings() -> Settings:
+    """The settings in force: resolved once per activation, at the first call."""
+    if STATE.resolved is None:
+        from veomni_hook.settings import resolve
+
+        overrides: dict[str, Any] = {}
+        for handle in STATE.handles:
+            overrides.update(handle.overrides)
+        STATE.resolved = resolve(overrides=overrides)
+    return STATE.resolved.settings
+
+
+def _report_early_imports() -> None:
+    names = [name for name in list(sys.modules) if is_target(name)]
+    if names:
+        from veomni_hook.finders import early
+        from veomni_hook.patches.models import spec_modules
+
+        covered = {config.source_module for config in STATE.registered}
+        early.report([name for name in names if name in covered or spec_modules(name)])

@@ -1,0 +1,70 @@
+"""The loader of a patched module: serves the stored source and executes its code object.
+
+It is a `SourceFileLoader` on the stored file, so `inspect`, `linecache`, resources and `importlib.reload`
+behave as for any source module. With no writable folder at all the file stays upstream's, the code object
+carries a virtual name, and `get_source` serves the text (linecache asks the loader).
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from types import CodeType
+
+
+class PatchedLoader(SourceFileLoader):
+    """Loads one patched module.
+
+    Attributes:
+        upstream: path of the installed, unpatched file.
+        virtual: whether the patched source exists in memory only.
+    """
+
+    def __init__(
+        self,
+        fullname: str,
+        path: str,
+        *,
+        upstream: str,
+        text: str | None = None,
+        code: CodeType | None = None,
+        foreign: SourceFileLoader | None = None,
+    ) -> None:
+        super().__init__(fullname, path)
+        self.upstream = upstream
+        self.virtual = text is not None
+        self._text = text
+        self._code = code
+        self._foreign = foreign
+
+    def get_code(self, fullname: str | None = None) -> CodeType | None:  # type: ignore[override]
+        """Return the patched module's code object.
+
+        Where another hook's loader stood before ours (beartype's claw, jaxtyping's), a copy of that loader,
+        pointed at the patched source, produces the code, so that its transformation runs as well.
+        """
+        filename = f"<veomni_hook {self.name}>" if self.virtual else self.path
+        if self._foreign is not None:
+            chained = copy(self._foreign)
+            chained.path = self.path
+            if not self.virtual:
+                return chained.get_code(self.name)
+            return chained.source_to_code(self.get_source(self.name).encode(), filename)
+        if self._code is None:
+            self._code = self.source_to_code(self.get_source(self.name).encode(), filename)
+        return self._code
+
+    def get_source(self, fullname: str) -> str:
+        """Return the patched source, as stored."""
+        if self._text is not None:
+            return self._text
+        source = super().get_source(fullname)
+        return source or ""
+
+    def spec(self) -> ModuleSpec:
+        """Return the module spec: `origin` is the stored file."""
+        spec = spec_from_file_location(self.name, self.path, loader=self)
+        if spec is None:  # only for a loader without a location, which this is not
+            raise ImportError(f"no spec for {self.name} at {self.path}", name=self.name, path=self.path)
+        return spec

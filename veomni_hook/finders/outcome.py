@@ -1,0 +1,56 @@
+"""What became of one target module: patched (from where), or left alone (why)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+
+class Outcome:
+    """One module's way through the hook.
+
+    Attributes:
+        module: the module's name.
+        patched: whether the patched source is what runs.
+        reason: why not, or why the cache was missed; empty for an ordinary hit.
+        cache: `hit`, `miss` (patched and published), `memory` (patched, not stored) or `` (not patched).
+        origin: the upstream file.
+        stored: the patched file; None when it exists in memory only.
+        patch_hash: names the patched form; empty when not patched.
+    """
+
+    def __init__(  # noqa: PLR0913 - a record, built in three places
+        self,
+        module: str,
+        *,
+        patched: bool,
+        reason: str = "",
+        cache: str = "",
+        origin: str = "",
+        stored: str | None = None,
+        patch_hash: str = "",
+        report: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.module = module
+        self.patched = patched
+        self.reason = reason
+        self.cache = cache
+        self.origin = origin
+        self.stored = stored
+        self.patch_hash = patch_hash
+        self._read_report = report
+
+    @cached_property
+    def report(self) -> Mapping[str, Any]:
+        """`PatchReport.to_dict()`, read from the cache when asked for; empty when not patched."""
+        return self._read_report() if self._read_report else {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-ready values."""
+        names = ("module", "patched", "reason", "cache", "origin", "stored", "patch_hash")
+        return {**{name: getattr(self, name) for name in names}, "report": dict(self.report)}
+
+    def __repr__(self) -> str:
+        state = f"patched ({self.cache})" if self.patched else f"left alone: {self.reason}"
+        return f"<Outcome {self.module}: {state}>"

@@ -1,0 +1,301 @@
+"""The way of a module through the house: name → upstream spec → key → store → (patch → publish) → loader.
+
+A hit touches neither `ast` nor a config. A miss loads the configs, patches, verifies, publishes, and goes on
+like a hit. An error in a patch leaves through the import statement; an error in the cache never does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import decode_source
+from types import CodeType, ModuleType
+from typing import Any
+
+from veomni_hook.cache import key
+from veomni_hook.cache.store import Hit, NotStored, Store, Unpatched, open_store
+from veomni_hook.errors import VeomniHookError
+from veomni_hook.finders import configs as config_loading
+from veomni_hook.finders.finder import PatchFinder
+from veomni_hook.finders.handle import current_settings
+from veomni_hook.finders.loader import PatchedLoader
+from veomni_hook.finders.log import note, warn
+from veomni_hook.finders.outcome import Outcome
+from veomni_hook.finders.state import STATE
+from veomni_hook.patches.models import spec_modules
+from veomni_hook.settings import Settings
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The installed source of a target module, read but not decoded."""
+
+    module: str
+    path: str
+    data: bytes
+    distribution: str
+    version: str
+
+
+def find_patched(
+    finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """Answer `find_spec` for a target: the patched module's spec, or upstream's where nothing applies."""
+    if config_loading.nested_import(fullname):
+        return None
+    spec = _find_upstream(finder, fullname, path, target)
+    if spec is None:
+        return None
+    settings = current_settings()
+    names = config_names(fullname, settings)
+    registered = [config for config in STATE.registered if config.source_module == fullname]
+    if not settings.enabled or not (names or registered):
+        return spec
+    upstream, reason = read_upstream(fullname, spec)
+    if upstream is None:
+        _left_alone(fullname, spec, reason, settings)
+        return spec
+    if settings.dump_patched:
+        from veomni_hook.finders.dump import dump
+
+        dump(upstream, settings)
+    found = _lookup_or_build(upstream, settings, names)
+    if isinstance(found, str):
+        STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=found, origin=upstream.path)
+        return spec
+    _bind_kernels(settings)
+    outcome, text, code = found
+    STATE.outcomes[fullname] = outcome
+    foreign = spec.loader if isinstance(spec.loader, SourceFileLoader) else None
+    return PatchedLoader(
+        fullname,
+        outcome.stored or upstream.path,
+        text=text,
+        code=code,
+        upstream=upstream.path,
+        foreign=None if type(foreign) is SourceFileLoader else foreign,
+    ).spec()
+
+
+def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
+    """Names of the config modules to ask about a target: built-in specs, settings, entry points."""
+    return (*spec_modules(fullname), *settings.patches, *_announced())
+
+
+def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str]:
+    """Read the source behind a spec; None with the reason where there is none to patch."""
+    loader = spec.loader
+    if not isinstance(loader, SourceFileLoader):
+        return None, f"no source file: loaded by {type(loader).__name__} from {spec.origin}"
+    try:
+        data = loader.get_data(loader.path)
+    except OSError as error:
+        return None, f"the source cannot be read: {error}"
+    distribution = fullname.partition(".")[0]
+    return Upstream(fullname, loader.path, data, distribution, _version(distribution)), ""
+
+
+def origin_of(upstream: Upstream) -> Any:
+    """Return the engine's `Origin` of an upstream module."""
+    from veomni_hook.patches.engine import Origin
+
+    return Origin(upstream.module, upstream.path, upstream.distribution, upstream.version)
+
+
+def patch(upstream: Upstream, found: Iterable[Any], device: str) -> Any:
+    """Apply configs to an upstream module; returns a `PatchedSource`, or None when none applies to it."""
+    from veomni_hook.patches.engine import applicable, patch_source
+
+    fitting = applicable(list(found), upstream.module, device)
+    if not fitting:
+        return None
+    return patch_source(decode_source(upstream.data), fitting, origin_of(upstream), device=device)
+
+
+def stored_form(patched: Any) -> tuple[str, str]:
+    """Return (patch hash, stored text) of a `PatchedSource`."""
+    from veomni_hook.patches.render import with_header
+
+    state = hashlib.blake2b(patched.text.encode(), digest_size=8)
+    state.update(json.dumps(patched.report.to_dict(), sort_keys=True).encode())
+    patch_hash = state.hexdigest()
+    return patch_hash, with_header(patched, patch_hash)
+
+
+def publish(
+    upstream: Upstream, patched: Any, stage: str, inputs: Mapping[str, str], patch_hash: str, text: str
+) -> Hit | NotStored:
+    """Store a patched module; `NotStored` says why it could not be."""
+    return store().publish(
+        stage,
+        module=upstream.module,
+        distribution=upstream.distribution,
+        version=upstream.version,
+        patch_hash=patch_hash,
+        text=text,
+        code_factory=lambda path: compile(text, path, "exec", dont_inherit=True),
+        inputs=inputs,
+        report=patched.report.to_dict(),
+    )
+
+
+def store() -> Store:
+    """The cache of this process, opened at first use."""
+    if STATE.store is None:
+        STATE.store = open_store(current_settings().cache_dir)
+        if STATE.store.reason:
+            warn(STATE.store.reason)
+    return STATE.store
+
+
+def device_of(settings: Settings) -> str:
+    """Which of a GPU/NPU pair of configs applies: the setting, or `npu` where torch_npu is installed."""
+    if settings.device != "auto":
+        return settings.device
+    if "torch_npu" in sys.modules:
+        return "npu"
+    from importlib.util import find_spec
+
+    return "npu" if find_spec("torch_npu") else "gpu"
+
+
+def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
+    """The first-stage key: everything that shapes the output and can be known without loading a config."""
+    inprocess: list[tuple[str, str]] = []
+    if STATE.registered:
+        from veomni_hook.finders.inputs import config_digest
+
+        inprocess = [(c.source_module, config_digest(c)) for c in STATE.registered]
+    return key.stage1_key(
+        module=upstream.module,
+        upstream=upstream.data,
+        engine=key.engine_digest(),
+        settings={"device": device_of(settings)},
+        config_names=names,
+        inprocess=inprocess,
+        distribution=upstream.distribution,
+        version=upstream.version,
+        astor_version=_version("astor"),
+    )
+
+
+def _find_upstream(
+    finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    # Every finder but ours in turn, not PathFinder alone: editable installs and other hooks have their own.
+    for other in list(sys.meta_path):
+        if other is finder or isinstance(other, PatchFinder):
+            continue
+        spec = other.find_spec(fullname, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _lookup_or_build(
+    upstream: Upstream, settings: Settings, names: Sequence[str]
+) -> tuple[Outcome, str | None, CodeType | None] | str:
+    """Return the outcome with text and code of the patched module, or why nothing applies."""
+    stage = stage1(upstream, settings, names)
+    found = store().lookup(stage, upstream.module)
+    if isinstance(found, Unpatched):
+        return "no patch applies"
+    if isinstance(found, Hit):
+        return _from_hit(found, upstream, "hit", ""), None, found.code
+    return _build(upstream, settings, names, stage, found.reason)
+
+
+def _build(
+    upstream: Upstream, settings: Settings, names: Sequence[str], stage: str, miss: str
+) -> tuple[Outcome, str | None, CodeType | None] | str:
+    from veomni_hook.finders import early
+    from veomni_hook.finders.inputs import input_files
+
+    loaded = config_loading.load(names)
+    every = config_loading.for_module(loaded, STATE.registered)
+    early.report([c.source_module for c in every if c.source_module != upstream.module])
+    patched = patch(upstream, every, device_of(settings))
+    inputs = input_files(loaded)
+    if patched is None:
+        store().publish_unpatched(stage, upstream.module, inputs)
+        return "no patch applies"
+    patch_hash, text = stored_form(patched)
+    published = publish(upstream, patched, stage, inputs, patch_hash, text)
+    note(f"patched {upstream.module} ({len(patched.report.applied)} patches)")
+    if isinstance(published, Hit):
+        return _from_hit(published, upstream, "miss", miss), None, published.code
+    outcome = Outcome(
+        upstream.module,
+        patched=True,
+        reason=published.reason,
+        cache="memory",
+        origin=upstream.path,
+        patch_hash=patch_hash,
+        report=patched.report.to_dict,
+    )
+    return outcome, text, None
+
+
+def _from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
+    return Outcome(
+        upstream.module,
+        patched=True,
+        reason=reason,
+        cache=cache,
+        origin=upstream.path,
+        stored=hit.path,
+        patch_hash=hit.patch_hash,
+        report=lambda: hit.report,
+    )
+
+
+def _left_alone(fullname: str, spec: ModuleSpec, reason: str, settings: Settings) -> None:
+    STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=reason, origin=spec.origin or "")
+    if settings.strict:
+        raise VeomniHookError(
+            f"{fullname} cannot be patched: {reason}",
+            where=spec.origin or fullname,
+            fix="install transformers as source files, or unset VEOMNI_STRICT to run it unpatched",
+        )
+    warn(f"{fullname} is left unpatched: {reason}")
+
+
+def _bind_kernels(settings: Settings) -> None:
+    from veomni_hook.kernels import state
+
+    state.set_choice(settings.kernels)
+    state.set_active(active=True)
+
+
+_ANNOUNCED: list[tuple[str, ...]] = []
+
+
+def _announced() -> tuple[str, ...]:
+    # Reading every distribution's entry points costs milliseconds; they cannot change under a process.
+    if not _ANNOUNCED:
+        _ANNOUNCED.append(config_loading.entry_points())
+    return _ANNOUNCED[0]
+
+
+def _version(distribution: str) -> str:
+    module = sys.modules.get(distribution)
+    version = getattr(module, "__version__", None)
+    if isinstance(version, str):
+        return version
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed(distribution)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def cache_root() -> str:
+    """The folder that patched modules are stored in."""
+    return os.fspath(store().root)

@@ -1,0 +1,147 @@
+"""A target module's patched form without importing it: what the command line shows.
+
+Neither torch nor transformers is imported, unless a user's config does so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.util import decode_source
+from typing import Any
+
+from veomni_hook.cache.store import Hit
+from veomni_hook.errors import ConfigError
+from veomni_hook.finders import configs as config_loading
+from veomni_hook.finders import pipeline
+from veomni_hook.finders.finder import PatchFinder
+from veomni_hook.finders.inputs import input_files
+from veomni_hook.finders.state import STATE
+from veomni_hook.settings import Settings
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One module, patched but not imported.
+
+    Attributes:
+        module: its name.
+        original: the installed source.
+        original_path: where that is.
+        patched: the engine's `PatchedSource`; None when no patch applies.
+        stored_text: the stored file's text, header included; the original when nothing applies.
+        stored_path: where the import hook would execute it from; None when it is not in the cache.
+        patch_hash: names the patched form; empty when nothing applies.
+        reason: why nothing applies, or why nothing is stored.
+        cache: `hit`, `miss` (now published), `memory`, or `` when nothing applies.
+    """
+
+    module: str
+    original: str
+    original_path: str
+    patched: Any
+    stored_text: str
+    stored_path: str | None
+    patch_hash: str
+    reason: str
+    cache: str
+
+    @property
+    def report(self) -> Any:
+        """The engine's `PatchReport`; None when no patch applies."""
+        return self.patched.report if self.patched is not None else None
+
+
+def prepare(
+    module: str,
+    settings: Settings,
+    *,
+    configs: Sequence[Any] | None = None,
+    device: str | None = None,
+    publish: bool = True,
+) -> Prepared:
+    """Patch a module as the import hook would.
+
+    Args:
+        module: the module's full name.
+        settings: the settings in force.
+        configs: apply these and nothing else, and leave the cache alone; by default what an import applies.
+        device: `gpu` or `npu` instead of the settings' device.
+        publish: whether a miss is stored.
+
+    Raises:
+        ConfigError: the module does not exist or has no source file.
+        PatchError: a patch does not apply.
+    """
+    spec = locate(module)
+    upstream, reason = (None, "it is not installed") if spec is None else pipeline.read_upstream(module, spec)
+    if upstream is None:
+        raise ConfigError(
+            f"{module} cannot be read: {reason}",
+            where=(spec.origin if spec is not None else None) or module,
+            fix="name an installed modeling module; `veomni-hook list` shows those with patches",
+        )
+    if device is not None:
+        settings = _with_device(settings, device)
+    chosen = pipeline.device_of(settings)
+    if configs is not None:
+        patched = pipeline.patch(upstream, configs, chosen)
+        return _prepared(upstream, patched, None, "none of the configs applies", "memory")
+    names = pipeline.config_names(module, settings)
+    loaded = config_loading.load(names)
+    patched = pipeline.patch(upstream, config_loading.for_module(loaded, STATE.registered), chosen)
+    if patched is None:
+        return _prepared(upstream, None, None, "no patch applies", "")
+    stage = pipeline.stage1(upstream, settings, names)
+    found: Any = pipeline.store().lookup(stage, module)
+    cache = "hit"
+    if not isinstance(found, Hit):
+        cache = "miss"
+        if publish:
+            patch_hash, text = pipeline.stored_form(patched)
+            found = pipeline.publish(upstream, patched, stage, input_files(loaded), patch_hash, text)
+    path = found.path if isinstance(found, Hit) else None
+    return _prepared(upstream, patched, path, "" if path else found.reason, cache if path else "memory")
+
+
+def locate(module: str) -> ModuleSpec | None:
+    """Find a module's upstream spec without importing its packages."""
+    spec: ModuleSpec | None = None
+    search: Sequence[str] | None = None
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = _find(".".join(parts[:depth]), search)
+        if spec is None:
+            return None
+        search = spec.submodule_search_locations
+        if search is None and depth < len(parts):
+            return None
+    return spec
+
+
+def _find(name: str, search: Sequence[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        if isinstance(finder, PatchFinder):
+            continue
+        spec = finder.find_spec(name, search)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _with_device(settings: Settings, device: str) -> Settings:
+    from dataclasses import replace
+
+    return replace(settings, device=device)
+
+
+def _prepared(
+    upstream: pipeline.Upstream, patched: Any, path: str | None, reason: str, cache: str
+) -> Prepared:
+    original = decode_source(upstream.data)
+    if patched is None:
+        return Prepared(upstream.module, original, upstream.path, None, original, None, "", reason, "")
+    patch_hash, text = pipeline.stored_form(patched)
+    return Prepared(upstream.module, original, upstream.path, patched, text, path, patch_hash, reason, cache)

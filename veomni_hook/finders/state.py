@@ -1,0 +1,48 @@
+"""The one home of the hook's mutable state; tests reset it with `STATE.reset()`.
+
+Nothing here is locked: every value is replaced whole, and the transform is deterministic, so two threads
+that compute the same thing store equal results.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from veomni_hook.cache.store import Store
+    from veomni_hook.finders.finder import PatchFinder
+    from veomni_hook.finders.handle import Handle
+    from veomni_hook.finders.outcome import Outcome
+    from veomni_hook.patches.spec import PatchConfig
+    from veomni_hook.settings import Resolved
+
+
+class State:
+    """Everything about the hook that changes while the process runs.
+
+    Attributes:
+        handles: activations that are not undone, oldest first; the hook is active while there is one.
+        finder: the finder on `sys.meta_path`, or None.
+        resolved: the settings, once the first target asked for them; None makes the next target resolve them.
+        store: the cache, opened with `resolved`.
+        registered: configs registered in this process, in order.
+        outcomes: what became of each target module that was looked for, by name.
+    """
+
+    def __init__(self) -> None:
+        self.handles: list[Handle] = []
+        self.finder: PatchFinder | None = None
+        self.resolved: Resolved | None = None
+        self.store: Store | None = None
+        self.registered: list[PatchConfig] = []
+        self.outcomes: dict[str, Outcome] = {}
+
+    def reset(self) -> None:
+        """Back to the state of a fresh process; loaded modules stay as they are."""
+        import sys
+
+        if self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
+        self.__init__()  # type: ignore[misc]
+
+
+STATE = State()

@@ -1,0 +1,222 @@
+"""The settings of this process: one frozen object, and where each value came from.
+
+Precedence, lowest first: defaults, settings file (the nearest `veomni-hook.toml` or `pyproject.toml` with a
+`[tool.veomni-hook]` table, searched upward), environment, `activate(...)`. Read at the first module that
+could be patched, not at activation: `import veomni_hook.install` must stay cheap.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+
+from veomni_hook.errors import SettingsError
+
+TABLE = "veomni-hook"
+FILE_NAME = "veomni-hook.toml"
+
+_WORDS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word not in _WORDS:
+        raise ValueError("0, 1, true, false, yes, no, on, off")
+    return _WORDS[word]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ValueError("a non-empty string")
+    return str(os.fspath(value))
+
+
+def _device(value: object) -> str:
+    if value not in ("auto", "gpu", "npu"):
+        raise ValueError("auto, gpu, npu")
+    return str(value)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ValueError("module names, comma-separated or as a list")
+    return tuple(name for name in value if name)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user chose.
+
+    Attributes:
+        enabled: False leaves every module alone.
+        kernels: kernel choice: `auto`, `eager`, a backend, or `op=backend,…`.
+        device: which of a GPU/NPU pair of configs applies; `auto` takes `npu` where torch_npu is installed.
+        dump_patched: write every patched module and its diff to `dump_dir`.
+        dump_dir: folder for `dump_patched`, relative to the working directory.
+        cache_dir: root of the cache; None is the user's cache folder.
+        strict: what is otherwise a warning (module imported too early, no source, …) is an error.
+        patches: extra modules that hold patch configs.
+    """
+
+    enabled: bool = True
+    kernels: str = "auto"
+    device: str = "auto"
+    dump_patched: bool = False
+    dump_dir: str = "veomni_patched"
+    cache_dir: str | None = None
+    strict: bool = False
+    patches: tuple[str, ...] = ()
+
+
+_PARSERS: dict[str, Callable[[object], object]] = {
+    "enabled": _boolean,
+    "kernels": _text,
+    "device": _device,
+    "dump_patched": _boolean,
+    "dump_dir": _text,
+    "cache_dir": _text,
+    "strict": _boolean,
+    "patches": _names,
+}
+
+ENVIRONMENT = {
+    "enabled": "VEOMNI_HOOK",
+    "kernels": "VEOMNI_KERNELS",
+    "device": "VEOMNI_DEVICE",
+    "dump_patched": "VEOMNI_DUMP_PATCHED",
+    "dump_dir": "VEOMNI_DUMP_DIR",
+    "cache_dir": "VEOMNI_CACHE_DIR",
+    "strict": "VEOMNI_STRICT",
+    "patches": "VEOMNI_PATCHES",
+}
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where one setting's value came from, and what it beat (nearest rival first)."""
+
+    value: object
+    source: str
+    beaten: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The settings with the provenance of each field."""
+
+    settings: Settings
+    provenance: Mapping[str, Provenance] = field(default_factory=dict)
+    file: str | None = None
+    unknown_environment: tuple[str, ...] = ()
+
+
+def resolve(
+    environ: Mapping[str, str] | None = None,
+    start_dir: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Resolved:
+    """Resolve every setting from its four sources.
+
+    Args:
+        environ: the environment; `os.environ` by default.
+        start_dir: where the upward search for a settings file begins; the working directory by default.
+        overrides: what `activate(...)` was given.
+
+    Raises:
+        SettingsError: a value is not legal, a key is unknown, or the file cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    path, table = _settings_file(start_dir)
+    layers: list[tuple[str, dict[str, object]]] = [("default", {f.name: f.default for f in fields(Settings)})]
+    if path is not None:
+        layers.append((path, _checked(table, f"settings file {path}")))
+    from_environment = {
+        name: environ[variable] for name, variable in ENVIRONMENT.items() if environ.get(variable, "") != ""
+    }
+    layers.append(("environment", _checked(from_environment, "environment")))
+    layers.append(("activate()", _checked(dict(overrides or {}), "activate()")))
+
+    provenance: dict[str, Provenance] = {}
+    for name in _PARSERS:
+        claims = [(source, values[name]) for source, values in layers if name in values]
+        source, value = claims[-1]
+        if source == "environment":
+            source = ENVIRONMENT[name]
+        beaten = tuple((ENVIRONMENT[name] if s == "environment" else s, v) for s, v in reversed(claims[:-1]))
+        provenance[name] = Provenance(value, source, beaten)
+    known = {*ENVIRONMENT.values(), "VEOMNI_HOOK"}
+    unknown = tuple(sorted(v for v in environ if v.startswith("VEOMNI_") and v not in known))
+    values = {name: found.value for name, found in provenance.items()}
+    return Resolved(Settings(**values), provenance, path, unknown)  # type: ignore[arg-type]
+
+
+def _checked(values: dict[str, object], where: str) -> dict[str, object]:
+    checked = {}
+    for name, value in values.items():
+        if name not in _PARSERS:
+            raise SettingsError(
+                f"unknown setting {name!r}", where=where, fix=f"settings are: {', '.join(sorted(_PARSERS))}"
+            )
+        try:
+            checked[name] = _PARSERS[name](value)
+        except ValueError as error:
+            shown = ENVIRONMENT[name] if where == "environment" else name
+            raise SettingsError(
+                f"setting {shown} has the illegal value {value!r}", where=where, fix=f"legal values: {error}"
+            ) from None
+    return checked
+
+
+def _settings_file(start_dir: str | None) -> tuple[str | None, dict[str, object]]:
+    try:
+        folder = os.path.abspath(start_dir or os.getcwd())
+    except FileNotFoundError:  # the working directory was deleted
+        return None, {}
+    while True:
+        own = os.path.join(folder, FILE_NAME)
+        if os.path.isfile(own):
+            return own, _read(own)
+        project = os.path.join(folder, "pyproject.toml")
+        if os.path.isfile(project) and _mentions_table(project):
+            tool = _read(project).get("tool", {})
+            if isinstance(tool, dict) and isinstance(tool.get(TABLE), dict):
+                return project, tool[TABLE]
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return None, {}
+        folder = parent
+
+
+def _mentions_table(path: str) -> bool:
+    # tomllib costs 10 ms to import; most projects have no table of ours.
+    try:
+        with open(path, "rb") as file:
+            return TABLE.encode() in file.read()
+    except OSError:
+        return False
+
+
+def _read(path: str) -> dict[str, object]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(
+            f"the settings file cannot be read: {error}", where=path, fix="correct the file or remove it"
+        ) from error
