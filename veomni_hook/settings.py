@@ -164,7 +164,7 @@ def resolve(
     return Resolved(Settings(**values), provenance, path, unknown)  # type: ignore[arg-type]
 
 
-def _checked(values: dict[str, object], where: str) -> dict[str, object]:
+def _checked(values: Mapping[str, object], where: str) -> dict[str, object]:
     checked = {}
     for name, value in values.items():
         if name not in _PARSERS:

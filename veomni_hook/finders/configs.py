@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from veomni_hook.errors import ConfigError, VeomniHookWarning
-from veomni_hook.patches import adopt
+from veomni_hook.patches.adopt import adopt, is_patch_config
 from veomni_hook.patches.spec import PatchConfig
 
 ENTRY_POINT_GROUP = "veomni_hook.patches"
@@ -94,13 +94,13 @@ def as_configs(found: Any, where: str) -> tuple[PatchConfig, ...]:
         return tuple(config for one in held for config in as_configs(one, where))
     if isinstance(found, list | tuple):
         return tuple(config for one in found for config in as_configs(one, where))
-    if not adopt.is_patch_config(found):
+    if not is_patch_config(found):
         raise ConfigError(
             f"{type(found).__name__} object is no patch config",
             where=where,
             fix="pass a veomni_hook.PatchConfig, or one made with the patchgen package",
         )
-    return (adopt.adopt(found),)
+    return (adopt(found),)
 
 
 def _load(name: str) -> Loaded:

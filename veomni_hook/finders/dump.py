@@ -24,12 +24,12 @@ def dump(upstream: pipeline.Upstream, settings: Settings) -> str | None:
     patched = pipeline.patch(upstream, every, pipeline.device_of(settings))
     if patched is None:
         return None
-    _, stored = pipeline.stored_form(patched)
+    stored = pipeline.stored_form(patched)
     path = os.path.join(settings.dump_dir, *upstream.module.split(".")[1:]) + ".py"
     diff = unified_diff(decode_source(upstream.data), patched, upstream.module)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        for name, text in ((path, dump_text(stored, upstream.module)), (path[:-3] + ".diff", diff)):
+        for name, text in ((path, dump_text(stored.text, upstream.module)), (path[:-3] + ".diff", diff)):
             with open(name, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
     except OSError as error:

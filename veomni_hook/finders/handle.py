@@ -53,7 +53,7 @@ class Handle:
 
     def status(self) -> Status:
         """Tell whether this activation is in force, and what became of each target module so far."""
-        return Status(self in STATE.handles, dict(STATE.outcomes))
+        return Status(self in STATE.handles, {**STATE.outcomes, **_passed_by()})
 
     def __enter__(self) -> Handle:
         return self
@@ -169,6 +169,19 @@ def current_settings() -> Settings:
             overrides.update(handle.overrides)
         STATE.resolved = resolve(overrides=overrides)
     return STATE.resolved.settings
+
+
+def _passed_by() -> dict[str, Outcome]:
+    """Loaded targets that never asked the finder: too early, or claimed by a finder ahead of ours."""
+    from veomni_hook.finders.outcome import Outcome
+
+    names = [name for name in list(sys.modules) if is_target(name) and name not in STATE.asked]
+    place = sys.meta_path.index(STATE.finder) if STATE.finder in sys.meta_path else 0
+    ahead = ", ".join(getattr(f, "__name__", type(f).__name__) for f in sys.meta_path[:place])
+    reason = "imported without asking the hook: before it was active"
+    if ahead:
+        reason += f", or claimed by a finder ahead of it on sys.meta_path ({ahead})"
+    return {name: Outcome(name, patched=False, reason=reason) for name in names}
 
 
 def _report_early_imports() -> None:

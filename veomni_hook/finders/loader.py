@@ -7,10 +7,20 @@ carries a virtual name, and `get_source` serves the text (linecache asks the loa
 
 from __future__ import annotations
 
+import os
 from copy import copy
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from types import CodeType
+
+
+def virtual_path(fullname: str) -> str:
+    """Return the `co_filename` of a module that is in memory only.
+
+    No `<...>`: linecache asks no loader for such a name before Python 3.13. The last parts are the real ones:
+    transformers derives a model's name from them.
+    """
+    return os.sep + os.path.join("veomni_hook-in-memory", *fullname.split(".")) + ".py"
 
 
 class PatchedLoader(SourceFileLoader):
@@ -38,13 +48,13 @@ class PatchedLoader(SourceFileLoader):
         self._code = code
         self._foreign = foreign
 
-    def get_code(self, fullname: str | None = None) -> CodeType | None:  # type: ignore[override]
+    def get_code(self, fullname: str | None = None) -> CodeType | None:
         """Return the patched module's code object.
 
         Where another hook's loader stood before ours (beartype's claw, jaxtyping's), a copy of that loader,
         pointed at the patched source, produces the code, so that its transformation runs as well.
         """
-        filename = f"<veomni_hook {self.name}>" if self.virtual else self.path
+        filename = virtual_path(self.name) if self.virtual else self.path
         if self._foreign is not None:
             chained = copy(self._foreign)
             chained.path = self.path

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import decode_source
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.cache import key
 from veomni_hook.cache.store import Hit, NotStored, Store, Unpatched, open_store
@@ -29,6 +29,11 @@ from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
 from veomni_hook.patches.models import spec_modules
 from veomni_hook.settings import Settings
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.engine import Origin, PatchedSource
+    from veomni_hook.patches.report import PatchReport
+    from veomni_hook.patches.spec import PatchConfig
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ def find_patched(
     """Answer `find_spec` for a target: the patched module's spec, or upstream's where nothing applies."""
     if config_loading.nested_import(fullname):
         return None
+    STATE.asked.add(fullname)
     spec = _find_upstream(finder, fullname, path, target)
     if spec is None:
         return None
@@ -100,15 +106,15 @@ def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str
     return Upstream(fullname, loader.path, data, distribution, _version(distribution)), ""
 
 
-def origin_of(upstream: Upstream) -> Any:
+def origin_of(upstream: Upstream) -> Origin:
     """Return the engine's `Origin` of an upstream module."""
     from veomni_hook.patches.engine import Origin
 
     return Origin(upstream.module, upstream.path, upstream.distribution, upstream.version)
 
 
-def patch(upstream: Upstream, found: Iterable[Any], device: str) -> Any:
-    """Apply configs to an upstream module; returns a `PatchedSource`, or None when none applies to it."""
+def patch(upstream: Upstream, found: Iterable[PatchConfig], device: str) -> PatchedSource | None:
+    """Apply configs to an upstream module; None when none applies to it."""
     from veomni_hook.patches.engine import applicable, patch_source
 
     fitting = applicable(list(found), upstream.module, device)
@@ -117,30 +123,38 @@ def patch(upstream: Upstream, found: Iterable[Any], device: str) -> Any:
     return patch_source(decode_source(upstream.data), fitting, origin_of(upstream), device=device)
 
 
-def stored_form(patched: Any) -> tuple[str, str]:
-    """Return (patch hash, stored text) of a `PatchedSource`."""
+@dataclass(frozen=True)
+class Stored:
+    """The form in which a patched module is stored: header and text, and a report with that file's lines."""
+
+    patch_hash: str
+    text: str
+    report: PatchReport
+
+
+def stored_form(patched: PatchedSource) -> Stored:
+    """Return the stored form of a patched module."""
     from veomni_hook.patches.render import with_header
 
     state = hashlib.blake2b(patched.text.encode(), digest_size=8)
     state.update(json.dumps(patched.report.to_dict(), sort_keys=True).encode())
     patch_hash = state.hexdigest()
-    return patch_hash, with_header(patched, patch_hash)
+    text = with_header(patched, patch_hash)
+    return Stored(patch_hash, text, patched.report.moved(text.count("\n") - patched.text.count("\n")))
 
 
-def publish(
-    upstream: Upstream, patched: Any, stage: str, inputs: Mapping[str, str], patch_hash: str, text: str
-) -> Hit | NotStored:
+def publish(upstream: Upstream, stored: Stored, stage: str, inputs: Mapping[str, str]) -> Hit | NotStored:
     """Store a patched module; `NotStored` says why it could not be."""
     return store().publish(
         stage,
         module=upstream.module,
         distribution=upstream.distribution,
         version=upstream.version,
-        patch_hash=patch_hash,
-        text=text,
-        code_factory=lambda path: compile(text, path, "exec", dont_inherit=True),
+        patch_hash=stored.patch_hash,
+        text=stored.text,
+        code_factory=lambda path: compile(stored.text, path, "exec", dont_inherit=True),
         inputs=inputs,
-        report=patched.report.to_dict(),
+        report=stored.report.to_dict(),
     )
 
 
@@ -224,8 +238,8 @@ def _build(
     if patched is None:
         store().publish_unpatched(stage, upstream.module, inputs)
         return "no patch applies"
-    patch_hash, text = stored_form(patched)
-    published = publish(upstream, patched, stage, inputs, patch_hash, text)
+    stored = stored_form(patched)
+    published = publish(upstream, stored, stage, inputs)
     note(f"patched {upstream.module} ({len(patched.report.applied)} patches)")
     if isinstance(published, Hit):
         return _from_hit(published, upstream, "miss", miss), None, published.code
@@ -235,10 +249,10 @@ def _build(
         reason=published.reason,
         cache="memory",
         origin=upstream.path,
-        patch_hash=patch_hash,
-        report=patched.report.to_dict,
+        patch_hash=stored.patch_hash,
+        report=stored.report.to_dict,
     )
-    return outcome, text, None
+    return outcome, stored.text, None
 
 
 def _from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:

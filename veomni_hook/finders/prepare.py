@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.util import decode_source
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from veomni_hook.cache.store import Hit
 from veomni_hook.errors import ConfigError
@@ -20,6 +20,11 @@ from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.finders.inputs import input_files
 from veomni_hook.finders.state import STATE
 from veomni_hook.settings import Settings
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.engine import PatchedSource
+    from veomni_hook.patches.report import PatchReport
+    from veomni_hook.patches.spec import PatchConfig
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Prepared:
         original: the installed source.
         original_path: where that is.
         patched: the engine's `PatchedSource`; None when no patch applies.
+        report: the engine's `PatchReport`, with the stored text's lines; None when no patch applies.
         stored_text: the stored file's text, header included; the original when nothing applies.
         stored_path: where the import hook would execute it from; None when it is not in the cache.
         patch_hash: names the patched form; empty when nothing applies.
@@ -41,24 +47,20 @@ class Prepared:
     module: str
     original: str
     original_path: str
-    patched: Any
+    patched: PatchedSource | None
+    report: PatchReport | None
     stored_text: str
     stored_path: str | None
     patch_hash: str
     reason: str
     cache: str
 
-    @property
-    def report(self) -> Any:
-        """The engine's `PatchReport`; None when no patch applies."""
-        return self.patched.report if self.patched is not None else None
-
 
 def prepare(
     module: str,
     settings: Settings,
     *,
-    configs: Sequence[Any] | None = None,
+    configs: Sequence[PatchConfig] | None = None,
     device: str | None = None,
     publish: bool = True,
 ) -> Prepared:
@@ -100,8 +102,7 @@ def prepare(
     if not isinstance(found, Hit):
         cache = "miss"
         if publish:
-            patch_hash, text = pipeline.stored_form(patched)
-            found = pipeline.publish(upstream, patched, stage, input_files(loaded), patch_hash, text)
+            found = pipeline.publish(upstream, pipeline.stored_form(patched), stage, input_files(loaded))
     path = found.path if isinstance(found, Hit) else None
     return _prepared(upstream, patched, path, "" if path else found.reason, cache if path else "memory")
 
@@ -138,10 +139,21 @@ def _with_device(settings: Settings, device: str) -> Settings:
 
 
 def _prepared(
-    upstream: pipeline.Upstream, patched: Any, path: str | None, reason: str, cache: str
+    upstream: pipeline.Upstream, patched: PatchedSource | None, path: str | None, reason: str, cache: str
 ) -> Prepared:
     original = decode_source(upstream.data)
     if patched is None:
-        return Prepared(upstream.module, original, upstream.path, None, original, None, "", reason, "")
-    patch_hash, text = pipeline.stored_form(patched)
-    return Prepared(upstream.module, original, upstream.path, patched, text, path, patch_hash, reason, cache)
+        return Prepared(upstream.module, original, upstream.path, None, None, original, None, "", reason, "")
+    stored = pipeline.stored_form(patched)
+    return Prepared(
+        upstream.module,
+        original,
+        upstream.path,
+        patched,
+        stored.report,
+        stored.text,
+        path,
+        stored.patch_hash,
+        reason,
+        cache,
+    )

@@ -25,6 +25,7 @@ class State:
         resolved: the settings, once the first target asked for them; None makes the next target resolve them.
         store: the cache, opened with `resolved`.
         registered: configs registered in this process, in order.
+        asked: targets that an import asked the finder for; any other loaded target passed it by.
         outcomes: what became of each target module that was looked for, by name.
     """
 
@@ -34,6 +35,7 @@ class State:
         self.resolved: Resolved | None = None
         self.store: Store | None = None
         self.registered: list[PatchConfig] = []
+        self.asked: set[str] = set()
         self.outcomes: dict[str, Outcome] = {}
 
     def reset(self) -> None:

@@ -1,0 +1,64 @@
+# Everything runs in .venv, set up from Python 3.11 (or later), pip and make. The stamp depends on pyproject.toml and
+# constraints-dev.txt, so a second `make` installs nothing. No target contacts the model hub.
+
+PYTHON ?= $(shell for candidate in python3.11 python3 python; do \
+	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$candidate" && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+ARGS ?=
+
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test lint format bench matrix clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo     set everything up and train a small Qwen3 without and with the hook"
+	@echo "make test     set everything up and run the test suite (JOBS=$(JOBS) workers)"
+	@echo "make lint     ruff and mypy --strict"
+	@echo "make format   apply ruff's safe fixes"
+	@echo "make bench    run the benchmarks and record their results in benchmarks/results/"
+	@echo "make matrix   run the tests over the supported transformers releases with nox"
+	@echo "make clean    remove everything that these commands made"
+
+setup: $(STAMP)
+
+# --without-pip: some distributions ship Python without ensurepip; pip itself can then fill the environment.
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) \
+		&& $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+
+# torch goes first and alone: resolved together with the rest, pip may try other builds of it.
+$(STAMP): pyproject.toml constraints-dev.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt hatchling editables
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/veomni-hook demo $(ARGS)
+
+# One thread a worker: two workers with two threads each fight over two cores.
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.import_time $(ARGS)
+
+matrix: $(STAMP)
+	$(BIN)/nox --session matrix $(ARGS)
+
+clean:
+	rm -rf $(VENV) .nox .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo_output veomni_patched
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

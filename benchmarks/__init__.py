@@ -1,0 +1,1 @@
+"""Benchmarks: one script an op or a path, run as `python -m benchmarks.<name>` from the repository's root."""

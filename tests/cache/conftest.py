@@ -1,0 +1,135 @@
+"""Fixtures of the cache tests: a store in a fresh folder, publishing with defaults, work in child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from veomni_hook.cache import lease
+from veomni_hook.cache.store import Hit, NotStored, Store
+
+KEY = "ab" * 20
+MODULE = "pkg.models.one.modeling_one"
+TEXT = "# patched\ndef answer():\n    return 'größer'\n"
+NOBODY = 65534
+
+
+class Publisher:
+    """Publishes and looks up one module, with defaults for everything that a test does not care about."""
+
+    key = KEY
+    module = MODULE
+    text = TEXT
+
+    def __call__(self, store: Store, **changes: Any) -> Hit | NotStored:
+        text = changes.get("text", TEXT)
+
+        def compiled(path: str) -> CodeType:
+            return compile(text, path, "exec", dont_inherit=True)
+
+        fields: dict[str, Any] = {
+            "module": MODULE,
+            "distribution": "pkg",
+            "version": "1.2.3",
+            "patch_hash": "c0ffee",
+            "text": text,
+            "code_factory": compiled,
+            "inputs": {},
+            "report": {"applied": [{"target": "answer"}]},
+        }
+        key = changes.pop("key", KEY)
+        return store.publish(key, **{**fields, **changes})
+
+    def hit(self, store: Store, **changes: Any) -> Hit:
+        published = self(store, **changes)
+        assert isinstance(published, Hit), published
+        return published
+
+
+@pytest.fixture
+def publish() -> Publisher:
+    return Publisher()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store(root: Path) -> Store:
+    return Store(root)
+
+
+@pytest.fixture(autouse=True)
+def no_lease_survives() -> Iterator[None]:
+    yield
+    for _, holder in list(lease._held.values()):
+        lease.release(holder)
+
+
+@pytest.fixture
+def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Make a path another user's; without the right to, make this process another user to itself."""
+
+    def give(path: Path) -> None:
+        if os.geteuid() == 0:
+            os.chown(path, 4242, 4242, follow_symlinks=False)
+        else:
+            user = os.geteuid()
+            monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+
+    return give
+
+
+def run_in_child(work: Callable[[], Any], *, user: int | None = None) -> Any:
+    """The JSON result of `work`, run in a forked child, as another user if asked for."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if user is not None and os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
+            answer = {"result": work()}
+        except BaseException:
+            answer = {"error": traceback.format_exc()}
+        os.write(writing, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        answer = json.load(pipe)
+    os.waitpid(child, 0)
+    assert "error" not in answer, answer["error"]
+    return answer["result"]
+
+
+@pytest.fixture
+def in_child() -> Callable[..., Any]:
+    return run_in_child
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that an unprivileged child reaches (pytest's own are private); its owner is that child's user."""
+    folder = Path(tempfile.mkdtemp())
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def package_path() -> str:
+    """The folder that the package is imported from, for PYTHONPATH of child processes."""
+    return str(Path(lease.__file__).parents[2])

@@ -1,0 +1,112 @@
+"""Names and the two formats on the disk, each check by itself."""
+
+from __future__ import annotations
+
+import marshal
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+
+import pytest
+
+from veomni_hook.cache import entry
+from veomni_hook.cache.key import digest
+from veomni_hook.cache.trust import Defect, Root
+
+SEAL = entry.seal(b"text").hex()
+TAG = "cpython-311"
+CODE = compile("x = 1", "somewhere.py", "exec")
+
+
+def test_layout_is_the_documented_one() -> None:
+    folder = entry.entry_name("transformers", "5.23.0", "c0ffee")
+    text = entry.text_name(folder, "transformers.models.qwen3.modeling_qwen3")
+    assert text == "transformers-5.23.0/c0ffee/models/qwen3/modeling_qwen3.py"
+    assert entry.text_name("d-1/h", "single") == "d-1/h/single.py"
+    assert entry.bytecode_name("d-1/h/sub/mod.py", TAG) == "d-1/h/sub/__pycache__/mod.cpython-311.veomni"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "c:", "a\0b", "a\nb"])
+def test_name_that_leads_elsewhere_is_not_plain(name: str) -> None:
+    assert not entry.is_plain(name)
+
+
+@pytest.mark.parametrize("name", ["5.23.0+cu121", "1!2.0", "torch_npu", "größe", "a-b"])
+def test_ordinary_name_is_plain(name: str) -> None:
+    assert entry.is_plain(name)
+
+
+def test_bytecode_container_gives_back_the_code() -> None:
+    data = entry.pack_bytecode(CODE, SEAL, TAG)
+    assert marshal.loads(entry.check_bytecode(data, "p", SEAL, TAG)) == CODE
+
+
+def test_every_byte_of_the_container_is_covered() -> None:
+    data = entry.pack_bytecode(CODE, SEAL, TAG)
+    python_magic = range(8, 8 + len(MAGIC_NUMBER))  # checked where the code is loaded
+    for place in sorted(set(range(len(data))) - set(python_magic)):
+        damaged = data[:place] + bytes([data[place] ^ 0x40]) + data[place + 1 :]
+        with pytest.raises(Defect):
+            entry.check_bytecode(damaged, "p", SEAL, TAG)
+
+
+def test_every_shortening_of_the_container_is_noticed() -> None:
+    data = entry.pack_bytecode(CODE, SEAL, TAG)
+    for size in range(len(data)):
+        with pytest.raises(Defect, match="truncated"):
+            entry.check_bytecode(data[:size], "p", SEAL, TAG)
+    with pytest.raises(Defect, match="truncated"):
+        entry.check_bytecode(data + b"\0", "p", SEAL, TAG)
+
+
+def _manifest(**changes: str) -> entry.Manifest:
+    fields = {"key": "k1", "module": "pkg.mod", "distribution": "pkg", "version": "1", "patch_hash": "h"}
+    return entry.Manifest({**fields, "tag": TAG, "text_seal": SEAL, **changes}, {"/a": "1"}, b'{"a": [1]}')
+
+
+@pytest.fixture
+def opened(root: Path) -> Root:
+    opened = Root.create(str(root))
+    opened.make_folders(entry.KEYS)
+    return opened
+
+
+def test_manifest_gives_back_its_fields(opened: Root) -> None:
+    written = _manifest()
+    opened.write("keys/k1", written.encode())
+    found = entry.read_manifest(opened, "k1")
+    for name in ("key", "module", "distribution", "version", "patch_hash", "tag", "text_seal", "inputs", "report"):
+        assert getattr(found, name) == getattr(written, name), name
+    assert (found.entry, found.text) == ("pkg-1/h", "pkg-1/h/mod.py")
+
+
+def test_every_byte_of_the_manifest_is_covered(opened: Root) -> None:
+    data = _manifest().encode()
+    for place in range(len(data)):
+        opened_data = data[:place] + bytes([data[place] ^ 0x01]) + data[place + 1 :]
+        (Path(opened.path) / "keys/k1").write_bytes(opened_data)
+        with pytest.raises(Defect, match="truncated or was edited"):
+            entry.read_manifest(opened, "k1")
+
+
+@pytest.mark.parametrize("body", [b"", b"null\n{}\n", b"[]\n{}\n", b'{"key": "k1"}\n{}\n', b"{\n{}\n", b"\xff\n"])
+def test_sealed_nonsense_is_no_manifest(opened: Root, body: bytes) -> None:
+    opened.write("keys/k1", entry.seal(body).hex().encode() + b"\n" + body)
+    with pytest.raises(Defect, match="is no manifest of this cache"):
+        entry.read_manifest(opened, "k1")
+
+
+def test_manifest_of_another_key_is_refused(opened: Root) -> None:
+    opened.write("keys/k2", _manifest().encode())
+    with pytest.raises(Defect, match="written for another key"):
+        entry.read_manifest(opened, "k2")
+
+
+def test_inputs_are_compared_by_content(tmp_path: Path) -> None:
+    config = tmp_path / "config.py"
+    config.write_bytes(b"1")
+    entry.check_inputs({str(config): digest(b"1")})
+    with pytest.raises(Defect, match=r"config\.py, which a config was read from, has changed"):
+        entry.check_inputs({str(config): digest(b"2")})
+    config.unlink()
+    with pytest.raises(Defect, match="cannot be read"):
+        entry.check_inputs({str(config): digest(b"1")})

@@ -1,0 +1,137 @@
+"""The key changes with everything that shapes the output, and with nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import veomni_hook
+from veomni_hook.cache import key
+
+FIELDS: dict[str, Any] = {
+    "module": "pkg.mod",
+    "upstream": b"a = 1\n",
+    "engine": "e1",
+    "settings": {"device": "gpu", "x": "y"},
+    "config_names": ("one", "two"),
+    "inprocess": (("mine", "d1"),),
+    "distribution": "pkg",
+    "version": "1.0",
+    "astor_version": "0.8.1",
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("module", "pkg.mod2"),
+        ("upstream", b"a = 2\n"),
+        ("engine", "e2"),
+        ("settings", {"device": "npu", "x": "y"}),
+        ("settings", {"device": "gpu", "x": "y", "z": ""}),
+        ("config_names", ("two", "one")),
+        ("config_names", ("onetwo",)),
+        ("config_names", ("one", "two", "mine", "d1")),
+        ("inprocess", ()),
+        ("inprocess", (("mine", "d2"),)),
+        ("inprocess", (("mined", "1"),)),
+        ("distribution", "pkg2"),
+        ("version", "1.1"),
+        ("astor_version", "0.8.2"),
+    ],
+)
+def test_every_field_changes_the_key(field: str, other: Any) -> None:
+    assert key.stage1_key(**FIELDS) != key.stage1_key(**{**FIELDS, field: other})
+
+
+def test_fields_do_not_run_into_their_neighbours() -> None:
+    moved = {**FIELDS, "config_names": (), "inprocess": (("one", "two"), ("mine", "d1"))}
+    assert key.stage1_key(**FIELDS) != key.stage1_key(**moved)
+    swapped = {**FIELDS, "distribution": "1.0", "version": "pkg"}
+    assert key.stage1_key(**FIELDS) != key.stage1_key(**swapped)
+
+
+def test_key_is_a_plain_name_and_ignores_the_order_of_settings() -> None:
+    turned = {**FIELDS, "settings": dict(reversed(FIELDS["settings"].items()))}
+    assert key.stage1_key(**FIELDS) == key.stage1_key(**turned)
+    assert len(key.stage1_key(**FIELDS)) == 40
+    assert key.stage1_key(**FIELDS).isalnum()
+
+
+def test_interpreter_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key.stage1_key(**FIELDS)
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(optimize=2))
+    assert key.interpreter_tag() == f"{sys.implementation.cache_tag}.opt-2"
+    optimised = key.stage1_key(**FIELDS)
+    monkeypatch.setattr(sys, "implementation", SimpleNamespace(cache_tag=None, name="other"))
+    assert key.interpreter_tag() == f"other-{sys.hexversion:x}.opt-2"
+    assert len({before, optimised, key.stage1_key(**FIELDS)}) == 3
+
+
+def test_file_digest_sees_bytes_and_no_dates(tmp_path: Path) -> None:
+    file = tmp_path / "config.py"
+    file.write_bytes(b"x = 1")
+    before = key.file_digest(file)
+    os.utime(file, (1, 1))
+    assert key.file_digest(file) == before == key.digest(b"x = 1")
+    file.write_bytes(b"x = 2")
+    assert key.file_digest(file) != before
+
+
+def _digest_in(place: Path) -> str:
+    script = "from veomni_hook.cache.key import engine_digest; print(engine_digest(), engine_digest())"
+    printed = subprocess.run(
+        [sys.executable, "-c", script], cwd=place.parent, env={"PYTHONPATH": str(place)}, capture_output=True
+    )
+    first, second = printed.stdout.decode().split()
+    assert first == second
+    return first
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of the package's parts that an engine digest needs."""
+    source = Path(veomni_hook.__file__).parent
+    ignore = shutil.ignore_patterns("__pycache__")
+    for part in ("cache", "patches"):
+        shutil.copytree(source / part, tmp_path / "site" / "veomni_hook" / part, ignore=ignore)
+    for name in ("__init__.py", "errors.py"):
+        shutil.copy(source / name, tmp_path / "site" / "veomni_hook" / name)
+    (tmp_path / "site/veomni_hook/patches/extra.py").write_text("x = 1\n")
+    return tmp_path / "site"
+
+
+def test_engine_digest_follows_the_files_that_shape_the_output(copied: Path) -> None:
+    before = _digest_in(copied)
+    os.utime(copied / "veomni_hook/patches/extra.py", (1, 1))
+    (copied / "veomni_hook/errors.py").write_text((copied / "veomni_hook/errors.py").read_text() + "\n")
+    (copied / "veomni_hook/patches/notes.txt").write_text("no code")
+    assert _digest_in(copied) == before
+    (copied / "veomni_hook/patches/extra.py").write_text("x = 2\n")
+    edited = _digest_in(copied)
+    (copied / "veomni_hook/patches/extra.py").rename(copied / "veomni_hook/patches/renamed.py")
+    assert len({before, edited, _digest_in(copied)}) == 3
+
+
+def test_engine_digest_from_a_zip_file_is_the_same(copied: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "site.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(copied.rglob("*.py")):
+            file.write(path, path.relative_to(copied).as_posix())
+    assert _digest_in(archive) == _digest_in(copied)
+
+
+def test_engine_digest_of_this_process_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = key.engine_digest()
+    monkeypatch.setattr(key, "_folder_files", lambda package: iter([("x.py", b"")]))
+    assert key.engine_digest() == first
+    monkeypatch.setattr(key, "_engine", {})
+    assert key.engine_digest() != first

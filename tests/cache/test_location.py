@@ -1,0 +1,274 @@
+"""Which folder serves, which is refused and why, and the temporary folder's life."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from veomni_hook.cache import location
+from veomni_hook.cache.store import Hit, NotStored, Store, open_store
+
+from .conftest import KEY, MODULE, NOBODY, Publisher
+
+
+@pytest.fixture(autouse=True)
+def temporary_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made in this test; they are removed with it."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def _refused(cache_dir: Path, temporary_folders: Path) -> str:
+    store = open_store(str(cache_dir))
+    assert store.mode == "temporary"
+    assert Path(store.root).parent == temporary_folders
+    assert os.stat(store.root).st_mode & 0o7777 == 0o700
+    return store.reason
+
+
+def test_folder_asked_for_is_made_private(root: Path) -> None:
+    store = open_store(str(root / "deep"))
+    assert (store.root, store.mode, store.reason) == (str(root / "deep"), "disk", "")
+    assert root.stat().st_mode & 0o7777 == (root / "deep").stat().st_mode & 0o7777 == 0o700
+
+
+def test_default_is_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import platformdirs
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    expected = platformdirs.user_cache_dir("veomni-hook", appauthor=False)
+    assert open_store(None).root == os.path.realpath(expected)
+    assert "veomni-hook" in expected
+
+
+def test_home_and_relative_names_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert open_store("~/one").root == str(tmp_path / "one")
+    assert open_store("two").root == str(tmp_path / "two")
+
+
+def test_user_without_a_home_gets_no_folder_named_tilde(
+    tmp_path: Path, temporary_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert "no home folder" in _refused(Path("~/one"), temporary_folders)
+    assert not (tmp_path / "~").exists()
+
+
+def test_own_links_are_followed(root: Path, tmp_path: Path) -> None:
+    root.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(root)
+    assert open_store(str(tmp_path / "link")).root == str(root)
+    assert open_store(str(tmp_path / "link" / "sub")).root == str(root / "sub")
+
+
+@pytest.mark.parametrize("sub", ["", "sub"])
+def test_link_of_another_user_is_refused(
+    root: Path, tmp_path: Path, temporary_folders: Path, give_away: Callable[[Path], None], sub: str
+) -> None:
+    root.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(root)
+    give_away(tmp_path / "link")
+    reason = _refused(tmp_path / "link" / sub, temporary_folders)
+    assert "belongs to user" in reason
+    assert "link" in reason
+    assert not (root / "sub").exists()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_folder_that_others_can_write_is_refused(root: Path, temporary_folders: Path, mode: int) -> None:
+    root.mkdir()
+    root.chmod(mode)
+    assert f"can be written by other users (mode {mode:04o})" in _refused(root, temporary_folders)
+
+
+def test_folder_of_another_user_is_refused(
+    root: Path, temporary_folders: Path, give_away: Callable[[Path], None]
+) -> None:
+    root.mkdir(mode=0o700)
+    give_away(root)
+    assert "belongs to user" in _refused(root, temporary_folders)
+
+
+@pytest.mark.parametrize(("mode", "accepted"), [(0o777, False), (0o1777, True), (0o770, True), (0o755, True)])
+@pytest.mark.parametrize("through_link", [False, True])
+def test_folder_above_must_not_let_everyone_swap_the_cache(
+    root: Path, tmp_path: Path, mode: int, accepted: bool, through_link: bool
+) -> None:
+    root.mkdir()
+    root.chmod(mode)
+    (tmp_path / "link").symlink_to(root)
+    store = open_store(str((tmp_path / "link" if through_link else root) / "cache"))
+    assert (store.mode == "disk") == accepted
+    assert accepted or "no sticky bit" in store.reason
+
+
+def test_system_without_user_ids_takes_any_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.mkdir()
+    root.chmod(0o777)
+    monkeypatch.delattr(os, "geteuid")
+    assert open_store(str(root / "cache")).mode == "disk"
+
+
+def test_file_in_the_folders_place_is_refused(root: Path, temporary_folders: Path) -> None:
+    root.write_bytes(b"precious")
+    assert str(root) in _refused(root, temporary_folders)
+    assert str(root) in _refused(root / "sub", temporary_folders)
+    assert root.read_bytes() == b"precious"
+
+
+def test_folder_that_cannot_be_made_gives_a_temporary_one(
+    open_folder: Path, publish: Publisher, in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import platformdirs
+
+    assert platformdirs  # loaded before the child gives up its rights
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+    (open_folder / "closed").mkdir(mode=0o500)
+    if os.geteuid() == 0:
+        os.chown(open_folder / "closed", NOBODY, NOBODY)
+
+    def work() -> list[str]:
+        store = open_store(str(open_folder / "closed/cache"))
+        found = [store.mode, store.reason, publish.hit(store).path]
+        location._remove_temporary(store.root, os.getpid())
+        return found
+
+    mode, reason, path = in_child(work, user=NOBODY)
+    assert mode == "temporary"
+    assert "closed" in reason
+    assert "Permission denied" in reason
+    assert path.startswith(str(open_folder / "veomni-hook-"))
+    assert os.listdir(open_folder) == ["closed"]
+
+
+def test_existing_folder_that_cannot_be_written_is_still_read(
+    open_folder: Path, publish: Publisher, in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+
+    def work() -> list[Any]:
+        cache = str(open_folder / "cache")
+        publish.hit(open_store(cache))
+        os.chmod(cache, 0o500)
+        store = open_store(cache)
+        found = store.lookup(KEY, MODULE)
+        assert isinstance(found, Hit), found
+        other = publish.hit(store, key="cd" * 20, patch_hash="other")
+        os.chmod(cache, 0o700)
+        return [store.mode, store.reason, found.path, other.path]
+
+    mode, reason, path, other = in_child(work, user=NOBODY)
+    assert mode == "disk"
+    assert "cache" in reason
+    assert path.startswith(str(open_folder / "cache/pkg-1.2.3"))
+    assert other.startswith(str(open_folder / "cache/pkg-1.2.3")) or other.startswith(
+        str(open_folder / "veomni-hook-")
+    )
+
+
+def test_without_any_folder_the_store_holds_nothing(
+    root: Path, publish: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**options: object) -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    root.write_bytes(b"")
+    monkeypatch.setattr(tempfile, "mkdtemp", fail)
+    store = open_store(str(root))
+    assert (store.mode, store.root) == ("memory", "")
+    assert str(root) in store.reason
+    assert "no temporary folder can be made: No usable" in store.reason
+    assert isinstance(publish(store), NotStored)
+
+
+SCRIPT = """
+import os, sys, time
+from veomni_hook.cache.store import Hit, Store, open_store
+store = open_store(sys.argv[1])
+hit = store.publish(
+    "ab", module="pkg.mod", distribution="pkg", version="1", patch_hash="h", text="x = 1\\n",
+    code_factory=lambda path: compile("x = 1\\n", path, "exec"), inputs={}, report={},
+)
+assert isinstance(hit, Hit) and os.path.exists(hit.path)
+print(store.mode, store.root, flush=True)
+{then}
+"""
+
+
+@pytest.fixture
+def run_refused(root: Path, package_path: str, temporary_folders: Path) -> Callable[[str], Path]:
+    """Run a script whose cache folder is refused; answer its temporary folder after it ended."""
+
+    def run(then: str) -> Path:
+        root.mkdir()
+        root.chmod(0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT.replace("{then}", then), str(root)],
+            env={**os.environ, "PYTHONPATH": package_path, "TMPDIR": str(temporary_folders)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        mode, _, folder = done.stdout.splitlines()[0].partition(" ")
+        assert mode == "temporary"
+        assert Path(folder).parent == temporary_folders
+        return Path(folder)
+
+    return run
+
+
+def test_temporary_folder_is_removed_when_its_process_ends(run_refused: Callable[[str], Path]) -> None:
+    assert not run_refused("").exists()
+
+
+def test_temporary_folder_outlives_a_forked_child(run_refused: Callable[[str], Path]) -> None:
+    script = (
+        "child = os.fork()\n"
+        "if child == 0: sys.exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "assert os.path.exists(hit.path), 'removed by the child'\n"
+    )
+    assert not run_refused(script).exists()
+
+
+def test_temporary_folder_stays_for_a_child_that_outlives_its_parent(
+    run_refused: Callable[[str], Path], tmp_path: Path
+) -> None:
+    script = (
+        "if os.fork() == 0:\n"
+        "    os.close(0); os.close(1); os.close(2)\n"
+        "    parent = os.getppid()\n"
+        "    while os.getppid() == parent: time.sleep(0.01)\n"
+        f"    open({str(tmp_path / 'seen')!r} + '.part', 'w').write(str(os.path.exists(hit.path)))\n"
+        f"    os.rename({str(tmp_path / 'seen')!r} + '.part', {str(tmp_path / 'seen')!r})\n"
+        "    os._exit(0)\n"
+    )
+    assert (run_refused(script) / "pkg-1/h/mod.py").exists()
+    import time
+
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "seen").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (tmp_path / "seen").read_text() == "True"
+
+
+def test_only_the_making_process_removes_the_temporary_folder(publish: Publisher) -> None:
+    made = location.make_temporary()
+    publish.hit(Store(made.path))
+    location._remove_temporary(made.path, os.getpid() + 1)
+    assert os.path.exists(made.path)
+    location._remove_temporary(made.path, os.getpid())
+    assert not os.path.exists(made.path)

@@ -1,0 +1,520 @@
+"""Lookup and publication: every defect is a miss with its reason, and the next publication heals it."""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from veomni_hook.cache import entry, key, store as store_module
+from veomni_hook.cache.store import Hit, Miss, NotStored, Store, Unpatched
+
+from .conftest import KEY, MODULE, NOBODY, TEXT, Publisher
+
+ENTRY = "pkg-1.2.3/c0ffee"
+FILE = f"{ENTRY}/models/one/modeling_one.py"
+BYTECODE = entry.bytecode_name(FILE, key.interpreter_tag())
+MANIFEST = f"keys/{KEY}"
+
+
+def _answer(code: CodeType) -> Any:
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names["answer"]()
+
+
+def _miss(store: Store, module: str = MODULE) -> str:
+    found = store.lookup(KEY, module)
+    assert isinstance(found, Miss), found
+    return found.reason
+
+
+def _hit(store: Store) -> Hit:
+    found = store.lookup(KEY, MODULE)
+    assert isinstance(found, Hit), found
+    return found
+
+
+def test_hit_gives_back_what_was_published(store: Store, root: Path, publish: Publisher) -> None:
+    published = publish.hit(store)
+    for hit in (published, _hit(store), _hit(Store(root))):
+        assert hit.path == str(root / FILE) == hit.code.co_filename
+        assert (root / FILE).read_bytes() == TEXT.encode()
+        assert hit.source() == TEXT
+        assert _answer(hit.code) == "größer"
+        assert hit.report == {"applied": [{"target": "answer"}]}
+        assert (hit.module, hit.distribution, hit.version, hit.patch_hash) == (MODULE, "pkg", "1.2.3", "c0ffee")
+
+
+def test_text_is_kept_byte_for_byte(store: Store, publish: Publisher) -> None:
+    text = "def answer():\r\n\treturn '''a\r\nb'''\x0c\r\n# no newline at the end"
+    publish.hit(store, text=text)
+    assert _hit(store).source() == text
+    assert Path(_hit(store).path).read_bytes() == text.encode()
+
+
+def test_unknown_key_and_missing_folder_are_misses(store: Store, publish: Publisher) -> None:
+    assert "cache is missing" in _miss(store)
+    publish.hit(store, key="cd" * 20)
+    assert f"{KEY} is missing" in _miss(store)
+
+
+def test_lookup_writes_nothing(store: Store, root: Path) -> None:
+    _miss(store)
+    assert not root.exists()
+
+
+def test_module_of_another_name_is_a_miss(store: Store, publish: Publisher) -> None:
+    publish.hit(store)
+    assert "stored for pkg.models.one.modeling_one, not for pkg.other" in _miss(store, "pkg.other")
+
+
+@pytest.mark.parametrize("stage1", ["", "../etc", "a/b", ".hidden"])
+def test_key_that_leads_elsewhere_is_a_miss_and_not_stored(
+    store: Store, root: Path, publish: Publisher, stage1: str
+) -> None:
+    assert isinstance(store.lookup(stage1, MODULE), Miss)
+    assert isinstance(publish(store, key=stage1), NotStored)
+    store.publish_unpatched(stage1, MODULE, {})
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"module": "pkg..mod"},
+        {"module": "pkg.../../mod"},
+        {"version": "../../x"},
+        {"distribution": "/etc"},
+        {"patch_hash": ""},
+    ],
+)
+def test_odd_names_are_not_stored(store: Store, root: Path, publish: Publisher, changes: dict[str, str]) -> None:
+    answer = publish(store, **changes)
+    assert isinstance(answer, NotStored)
+    assert "cannot be part of a path" in answer.reason
+    assert not root.exists()
+
+
+def test_text_that_is_no_utf8_is_not_stored(store: Store, publish: Publisher) -> None:
+    answer = publish(store, text="x = '\udc80'", code_factory=lambda path: compile("", path, "exec"))
+    assert isinstance(answer, NotStored)
+    assert "UTF-8" in answer.reason
+
+
+def test_code_under_another_name_is_refused_and_leaves_no_manifest(
+    store: Store, root: Path, publish: Publisher
+) -> None:
+    with pytest.raises(ValueError, match=r"as elsewhere\.py, not as"):
+        publish(store, code_factory=lambda path: compile("", "elsewhere.py", "exec"))
+    assert not (root / MANIFEST).exists()
+
+
+def test_error_of_the_code_factory_is_passed_on(store: Store, publish: Publisher) -> None:
+    with pytest.raises(SyntaxError):
+        publish(store, text="def")
+    assert isinstance(store.lookup(KEY, MODULE), Miss)
+
+
+def _edit(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def _resealed(payload: bytes) -> Callable[[bytes], bytes]:
+    """Put another payload into a container, with a right length and seal."""
+
+    def change(data: bytes) -> bytes:
+        head = data[: entry._LENGTH_AT] + len(payload).to_bytes(8, "little")
+        return head + data[entry._TEXT_SEAL_AT : entry._PAYLOAD_SEAL_AT] + entry.seal(payload) + payload
+
+    return change
+
+
+def _link_to_a_copy(path: Path) -> None:
+    shutil.copy(path, path.with_name("copy"))
+    path.unlink()
+    path.symlink_to("copy")
+
+
+def _folder_instead(path: Path) -> None:
+    path.unlink()
+    path.mkdir(mode=0o700)
+
+
+FILE_DEFECTS: list[tuple[str, Callable[[Path], None], str]] = [
+    (name, spoil, reason)
+    for name in (FILE, BYTECODE, MANIFEST)
+    for spoil, reason in (
+        (lambda path: path.write_bytes(b""), "truncated|was changed"),
+        (lambda path: _edit(path, lambda data: data[:-1]), "truncated|was changed"),
+        (lambda path: _edit(path, lambda data: data[:30]), "truncated|was changed"),
+        (lambda path: _edit(path, lambda data: data[:-3] + b"~" + data[-2:]), "was edited|was changed"),
+        (lambda path: _edit(path, lambda data: data + b"\n"), "truncated|was changed"),
+        (Path.unlink, "is missing"),
+        (_link_to_a_copy, "is a symbolic link"),
+        (lambda path: path.chmod(0o620), "can be written by other users"),
+        (lambda path: path.chmod(0o606), "can be written by other users"),
+    )
+] + [
+    (BYTECODE, lambda path: _edit(path, lambda data: b"\x00" + data[1:]), "bad magic"),
+    (BYTECODE, lambda path: _edit(path, lambda data: data[:8] + b"\0\0\r\n" + data[12:]), "another build"),
+    (BYTECODE, lambda path: _edit(path, lambda data: data.replace(b"python-", b"pithon-", 1)), "not for cpython"),
+    (BYTECODE, lambda path: _edit(path, _resealed(marshal.dumps(42))), "no code object but a int"),
+    (BYTECODE, lambda path: _edit(path, _resealed(b"")), "nothing that marshal can read"),
+    (BYTECODE, lambda path: _edit(path, _resealed(b"\xe3\x01")), "nothing that marshal can read"),
+    (BYTECODE, lambda path: path.write_bytes(b"\0" * 200), "bad magic"),
+]
+
+
+@pytest.mark.parametrize(("name", "spoil", "reason"), FILE_DEFECTS)
+def test_defect_of_a_file_is_a_miss_that_the_next_publication_heals(
+    store: Store, root: Path, publish: Publisher, name: str, spoil: Callable[[Path], None], reason: str
+) -> None:
+    publish.hit(store)
+    spoil(root / name)
+    found = _miss(store)
+    assert any(part in found for part in reason.split("|")), found
+    assert str(root / name) in found
+    publish.hit(store)
+    assert _answer(_hit(store).code) == "größer"
+
+
+@pytest.mark.parametrize("name", [FILE, BYTECODE, MANIFEST, f"{ENTRY}/.lease"])
+def test_file_of_another_user_is_a_miss(
+    store: Store, root: Path, publish: Publisher, give_away: Callable[[Path], None], name: str
+) -> None:
+    publish.hit(store)
+    give_away(root / name)
+    assert "belongs to user" in _miss(store)
+
+
+FOLDERS = ["", "keys", "pkg-1.2.3", ENTRY, f"{ENTRY}/models", f"{ENTRY}/models/one", str(Path(BYTECODE).parent)]
+
+
+def _swap_for_link(folder: Path) -> None:
+    folder.rename(folder.with_name("real"))
+    folder.symlink_to("real")
+
+
+def _swap_for_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_bytes(b"")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize(
+    "spoil", [lambda path: path.chmod(0o770), lambda path: path.chmod(0o707), _swap_for_link, _swap_for_file]
+)
+def test_bad_folder_is_a_miss_and_nothing_is_stored_in_it(
+    store: Store, root: Path, publish: Publisher, name: str, spoil: Callable[[Path], None]
+) -> None:
+    publish.hit(store)
+    spoil(root / name)
+    before = sorted(root.parent.rglob("*"))
+    reason = _miss(store)
+    assert str(root / name) in reason
+    answer = publish(store)
+    assert isinstance(answer, NotStored), answer
+    assert answer.reason == store.reason
+    assert set(sorted(root.parent.rglob("*"))) - set(before) <= {root / f"{ENTRY}/.lease"}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folder_of_another_user_is_a_miss(
+    store: Store, root: Path, publish: Publisher, give_away: Callable[[Path], None], name: str
+) -> None:
+    publish.hit(store)
+    give_away(root / name)
+    assert "belongs to user" in _miss(store)
+    assert isinstance(publish(store), NotStored)
+
+
+def test_error_that_nobody_thought_of_is_a_miss(
+    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish.hit(store)
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("surprise")
+
+    monkeypatch.setattr(entry, "load", fail)
+    assert _miss(store) == "RuntimeError: surprise"
+
+
+def test_only_dates_changed_is_a_hit(store: Store, root: Path, publish: Publisher, tmp_path: Path) -> None:
+    config = tmp_path / "config.py"
+    config.write_text("x = 1")
+    publish.hit(store, inputs={str(config): key.file_digest(config)})
+    for path in [config, *root.rglob("*")]:
+        os.utime(path, (12345, 12345))
+    assert _answer(_hit(store).code) == "größer"
+
+
+def test_changed_or_missing_config_is_a_miss(store: Store, publish: Publisher, tmp_path: Path) -> None:
+    config = tmp_path / "config.py"
+    config.write_text("x = 1")
+    inputs = {str(config): key.file_digest(config)}
+    publish.hit(store, inputs=inputs)
+    config.write_text("x = 2")
+    assert f"{config}, which a config was read from, has changed" in _miss(store)
+    config.unlink()
+    assert f"{config}, which a config was read from, cannot be read" in _miss(store)
+    config.write_text("x = 1")
+    assert isinstance(store.lookup(KEY, MODULE), Hit)
+
+
+def test_unpatched_modules_are_remembered_until_a_config_changes(
+    store: Store, root: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.py"
+    config.write_text("x = 1")
+    store.publish_unpatched(KEY, MODULE, {str(config): key.file_digest(config)})
+    found = store.lookup(KEY, MODULE)
+    assert isinstance(found, Unpatched)
+    assert found.module == MODULE
+    assert os.listdir(root) == ["keys"]
+    config.write_text("x = 2")
+    assert "has changed" in _miss(store)
+
+
+def test_unpatched_module_that_cannot_be_remembered_keeps_the_reason(store: Store, root: Path) -> None:
+    root.write_bytes(b"")
+    store.publish_unpatched(KEY, MODULE, {})
+    assert str(root) in store.reason
+
+
+def test_other_interpreter_is_a_miss(
+    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish.hit(store)
+    monkeypatch.setattr(store_module, "interpreter_tag", lambda: "cpython-399")
+    assert "not by cpython-399" in _miss(store)
+
+
+def test_two_interpreters_share_one_text(
+    store: Store, root: Path, publish: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish.hit(store)
+    number = (root / FILE).stat().st_ino
+    monkeypatch.setattr(store_module, "interpreter_tag", lambda: "cpython-399")
+    publish.hit(store, key="cd" * 20)
+    monkeypatch.undo()
+    assert (root / FILE).stat().st_ino == number
+    assert len(os.listdir((root / BYTECODE).parent)) == 2
+    assert isinstance(store.lookup(KEY, MODULE), Hit)
+
+
+def test_moved_cache_is_a_miss_that_republishes(root: Path, publish: Publisher) -> None:
+    publish.hit(Store(root))
+    moved = root.with_name("moved")
+    root.rename(moved)
+    store = Store(moved)
+    assert f"was compiled as {root / FILE}: the cache was moved" in _miss(store)
+    assert publish.hit(store).path == str(moved / FILE)
+    assert _hit(store).code.co_filename == str(moved / FILE)
+
+
+def test_equal_text_is_not_replaced_under_a_running_process(store: Store, publish: Publisher) -> None:
+    number = os.stat(publish.hit(store).path).st_ino
+    assert os.stat(publish.hit(store, key="cd" * 20).path).st_ino == number
+
+
+def test_other_text_under_the_same_hash_makes_the_first_key_a_miss(store: Store, publish: Publisher) -> None:
+    publish.hit(store)
+    publish.hit(store, key="cd" * 20, text="def answer():\n    return 2\n")
+    assert "was changed after it was written" in _miss(store)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_failing_write_is_not_stored_with_its_reason(
+    store: Store, root: Path, publish: Publisher, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(descriptor: int, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", fail)
+    answer = publish(store)
+    assert isinstance(answer, NotStored)
+    assert os.strerror(number) in answer.reason
+    assert store.reason == answer.reason
+    monkeypatch.undo()
+    assert not [path for path in root.rglob("*") if path.is_file() and path.name != ".lease"]
+    assert isinstance(store.lookup(KEY, MODULE), Miss)
+    publish.hit(store)
+    _hit(store)
+
+
+@pytest.mark.parametrize("survivors", range(1, 3))
+def test_writer_that_fails_halfway_leaves_a_miss(
+    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch, survivors: int
+) -> None:
+    replace, calls = os.replace, []
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        calls.append(arguments)
+        if len(calls) > survivors:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(*arguments, **options)
+
+    monkeypatch.setattr(os, "replace", fail)
+    assert isinstance(publish(store), NotStored)
+    monkeypatch.undo()
+    assert isinstance(store.lookup(KEY, MODULE), Miss)
+
+
+def test_read_only_cache_still_gives_hits(
+    open_folder: Path, publish: Publisher, in_child: Callable[..., Any]
+) -> None:
+    store = Store(open_folder / "cache")
+
+    def work() -> list[str]:
+        publish.hit(store)
+        for path in [store.root, *(str(path) for path in Path(store.root).rglob("*"))]:
+            os.chmod(path, 0o500 if os.path.isdir(path) else 0o400)
+        answer = publish(store, key="cd" * 20)
+        found = [_hit(store).path, answer.reason if isinstance(answer, NotStored) else repr(answer)]
+        for folder in [store.root, *(path for path in Path(store.root).rglob("*") if path.is_dir())]:
+            os.chmod(folder, 0o700)
+        return found
+
+    path, reason = in_child(work, user=NOBODY)
+    assert path == str(open_folder / "cache" / FILE)
+    assert "Permission denied" in reason
+
+
+def test_unreadable_cache_is_a_miss(
+    open_folder: Path, publish: Publisher, in_child: Callable[..., Any]
+) -> None:
+    store = Store(open_folder / "cache")
+
+    def work() -> list[str]:
+        reasons = []
+        publish.hit(store)
+        for name in (FILE, BYTECODE, MANIFEST, "keys", ENTRY, ""):
+            path = os.path.join(store.root, name)
+            mode = os.stat(path).st_mode
+            os.chmod(path, 0)
+            reasons.append(_miss(store))
+            os.chmod(path, mode & 0o777)
+        assert isinstance(store.lookup(KEY, MODULE), Hit)
+        return reasons
+
+    reasons = in_child(work, user=NOBODY)
+    assert len(reasons) == 6
+    assert all("Permission denied" in reason for reason in reasons), reasons
+
+
+def test_store_without_a_folder_holds_nothing(publish: Publisher) -> None:
+    store = Store("", mode="memory", reason="no disk")
+    assert _miss(store) == "no disk"
+    answer = publish(store)
+    assert isinstance(answer, NotStored)
+    assert answer.reason == "no disk"
+    store.publish_unpatched(KEY, MODULE, {})
+    assert _miss(store) == "no disk"
+
+
+def test_substitute_serves_when_the_folder_cannot_be_written(
+    root: Path, tmp_path: Path, publish: Publisher
+) -> None:
+    asked: list[str] = []
+
+    def substitute(reason: str) -> Store:
+        asked.append(reason)
+        return Store(tmp_path / "substitute", mode="temporary", reason=reason)
+
+    root.write_bytes(b"")
+    store = Store(root, substitute=substitute)
+    assert publish.hit(store).path == str(tmp_path / "substitute" / FILE)
+    assert _hit(store).path == str(tmp_path / "substitute" / FILE)
+    publish.hit(store, key="cd" * 20)
+    assert len(asked) == 1
+    assert str(root) in asked[0]
+    root.unlink()
+    assert publish.hit(store).path == str(root / FILE)
+    assert _hit(store).path == str(root / FILE)
+
+
+WRITER = """
+import sys
+from veomni_hook.cache.store import Hit, Store
+root, key, module, text = sys.argv[1:5]
+store = Store(root)
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(30):
+    hit = store.publish(
+        key, module=module, distribution="pkg", version="1.2.3", patch_hash="c0ffee", text=text,
+        code_factory=lambda path: compile(text, path, "exec"), inputs={}, report={},
+    )
+    assert isinstance(hit, Hit), hit
+    found = store.lookup(key, module)
+    assert isinstance(found, Hit), found
+    assert found.source() == text
+"""
+
+
+def test_writers_in_processes_never_show_half_an_entry(
+    store: Store, root: Path, publish: Publisher, package_path: str
+) -> None:
+    command = [sys.executable, "-c", WRITER, str(root), KEY, MODULE, TEXT]
+    writers = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": package_path}
+        )
+        for _ in range(3)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+    publish.hit(store)
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write(b"\n")
+        writer.stdin.close()
+    while any(writer.poll() is None for writer in writers):
+        _hit(store)
+    for writer in writers:
+        assert writer.wait() == 0
+        assert writer.stdout is not None
+        writer.stdout.close()
+    assert not [path for path in root.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_writers_in_threads_never_show_half_an_entry(store: Store, publish: Publisher) -> None:
+    start = threading.Barrier(6)
+    answers: list[object] = []
+
+    def work() -> None:
+        start.wait()
+        for _ in range(10):
+            answers.append(publish(store))
+            answers.append(store.lookup(KEY, MODULE))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 120
+    assert [answer for answer in answers if not isinstance(answer, Hit)] == []
+
+
+def test_store_is_light_to_import(package_path: str) -> None:
+    heavy = ("json", "hashlib", "dataclasses", "pathlib", "tempfile", "platformdirs", "typing", "inspect", "re")
+    script = (
+        "import sys; before = set(sys.modules); import veomni_hook.cache.store;"
+        f"print(sorted(set({heavy!r}) & (set(sys.modules) - before)), 'entry' in str(sys.modules))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {package_path!r}); {script}"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "[] True\n"

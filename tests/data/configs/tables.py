@@ -1,0 +1,3 @@
+"""A table."""
+
+BONUS = 7

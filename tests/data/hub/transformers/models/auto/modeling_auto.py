@@ -1,0 +1,1 @@
+"""Matches the name of a target; nothing patches it."""

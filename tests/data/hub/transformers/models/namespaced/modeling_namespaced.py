@@ -1,0 +1,5 @@
+"""In a package without __init__."""
+
+
+def which():
+    return "upstream"

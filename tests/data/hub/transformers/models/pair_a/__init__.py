@@ -1,0 +1,1 @@
+"""Imports its partner, which imports it."""

@@ -1,0 +1,66 @@
+"""Every test imports for real, in a fresh interpreter, against the stand-in package in tests/data/hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+TINY = "transformers.models.tiny.modeling_tiny"
+
+
+@dataclass
+class Ran:
+    """One finished interpreter."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def result(self) -> Any:
+        """The last line of standard output, as JSON."""
+        assert self.code == 0, self.err
+        return json.loads(self.out.splitlines()[-1])
+
+
+Python = Callable[..., Ran]
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Python:
+    """Run code in a fresh interpreter; keyword arguments set or (None) unset environment variables."""
+
+    def run(code: str, *arguments: str, flags: tuple[str, ...] = (), **environment: str | None) -> Ran:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
+        variables |= {
+            "PYTHONPATH": os.pathsep.join(map(str, (DATA / "hub", DATA / "configs", ROOT))),
+            "VEOMNI_CACHE_DIR": str(tmp_path / "cache"),
+            "VEOMNI_PATCHES": "tiny_config",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        for name, value in environment.items():
+            variables.pop(name, None)
+            if value is not None:
+                variables[name] = value
+        done = subprocess.run(
+            [sys.executable, *flags, "-c", code, *arguments],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run

@@ -1,0 +1,90 @@
+"""Loading configs: those that import what they patch, errors, entry points, and what makes an entry stale."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.finders.conftest import DATA, TINY, Python
+
+SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
+
+
+def test_a_config_may_import_the_module_that_it_patches(python: Python) -> None:
+    code = f"""
+import json, sys, veomni_hook.install
+from transformers import TinyNorm, TinyModel
+import {TINY} as m
+print(json.dumps([TinyNorm().forward(1), TinyModel().norm.forward(1), m.TinyNorm is TinyNorm, m.__file__.count("5.99.0")]))
+"""
+    for _ in range(2):
+        assert python(code, VEOMNI_PATCHES="importing_config").result == [103, 103, True, 1]
+
+
+def test_a_config_module_imported_first_by_the_user_does_not_leave_upstream_behind_silently(
+    python: Python,
+) -> None:
+    """The config's own import comes before the hook knows of it, so the module is patched by that import."""
+    ran = python(f"import veomni_hook.install\nimport tiny_config\n{SHOW}")
+    assert ran.out.strip() == "103", ran.err
+
+
+def test_a_broken_config_is_named(python: Python) -> None:
+    ran = python(f"import veomni_hook.install\n{SHOW}", VEOMNI_PATCHES="broken_config")
+    assert ran.code == 1
+    for part in ("ConfigError", "broken_config", "RuntimeError: this config is broken", "VEOMNI_PATCHES"):
+        assert part in ran.err
+
+
+def test_a_missing_config_attribute_is_named(python: Python) -> None:
+    ran = python(f"import veomni_hook.install\n{SHOW}", VEOMNI_PATCHES="tiny_config:confg")
+    assert "tiny_config has no attribute 'confg'" in ran.err
+
+
+def test_an_attribute_selects_one_config(python: Python) -> None:
+    code = "import veomni_hook.install, json, transformers.models.pair_a.modeling_pair_a as a; print(json.dumps(a.both()))"
+    assert python(code, VEOMNI_PATCHES="tiny_config:pair_b").result == ["upstream a", "patched b"]
+
+
+def test_entry_points_announce_configs(python: Python, tmp_path: Path) -> None:
+    info = tmp_path / "announcing-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: announcing\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[veomni_hook.patches]\ntiny = tiny_config\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import veomni_hook.install\n{SHOW}"
+    assert python(code, VEOMNI_PATCHES=None).out.strip() == "103"
+
+
+@pytest.mark.parametrize("changed", ["tables.py", "table_config.py"])
+def test_a_changed_config_or_sibling_makes_the_entry_stale(
+    python: Python, tmp_path: Path, changed: str
+) -> None:
+    for name in ("tables.py", "table_config.py"):
+        shutil.copy(DATA / "configs" / name, tmp_path / name)
+    code = f"import sys; sys.path.insert(0, '.'); import veomni_hook.install\n{SHOW}\nprint(veomni_hook.install.handle.status())"
+
+    def run() -> list[str]:
+        ran = python(code, VEOMNI_PATCHES="table_config")
+        assert ran.code == 0, ran.err
+        return [ran.out.split()[0], "hit" if "patched (hit)" in ran.out else "miss"]
+
+    assert [run(), run()] == [["10", "miss"], ["10", "hit"]]
+    path = tmp_path / changed
+    text = path.read_text()
+    path.write_text(text.replace("BONUS = 7", "BONUS = 8").replace("+ BONUS", "+ 2 * BONUS"))
+    expected = "11" if changed == "tables.py" else "17"
+    assert [run(), run()] == [[expected, "miss"], [expected, "hit"]]
+
+
+def test_a_hit_loads_no_config(python: Python) -> None:
+    code = f"import veomni_hook.install, sys, json\n{SHOW}\nprint(json.dumps([n in sys.modules for n in ('tiny_config', 'veomni_hook.patches.engine')]))"
+    assert python(code).result == [True, True]
+    assert python(code).result == [False, False]
+
+
+def test_that_nothing_applies_is_remembered(python: Python) -> None:
+    code = "import veomni_hook.install, sys, json, transformers.models.auto.modeling_auto\nprint(json.dumps('tiny_config' in sys.modules))"
+    assert python(code).result is True
+    assert python(code).result is False

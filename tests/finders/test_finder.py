@@ -1,0 +1,261 @@
+"""The finder: what is a target, every way of importing one, and the hooks beside ours."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.finders.conftest import DATA, TINY, Python
+from veomni_hook.finders.finder import PatchFinder, is_target
+
+PATCHED = "103"  # double(1) + bias 1 + 100
+SHOW = (
+    "import json; from transformers.models.tiny.modeling_tiny import TinyNorm; print(TinyNorm().forward(1))"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("transformers.models.qwen3.modeling_qwen3", True),
+        ("transformers.models.blip.modeling_blip_text", True),
+        ("transformers.models.qwen3.configuration_qwen3", False),
+        ("transformers.models.modeling_qwen3.configuration_x", False),
+        ("transformers.modeling_utils", False),
+        ("mytransformers.models.qwen3.modeling_qwen3", False),
+        ("torch", False),
+    ],
+)
+def test_targets_are_the_modeling_modules_of_transformers(name: str, expected: bool) -> None:
+    assert is_target(name) is expected
+
+
+def test_an_unrelated_name_loads_nothing_of_the_pipeline(python: Python) -> None:
+    ran = python(
+        "import sys, veomni_hook.install, json, textwrap, transformers.activations\n"
+        "print(json.dumps([m for m in sys.modules if m.startswith('veomni_hook.') and m.count('.') > 1]))"
+    )
+    assert ran.result == [
+        "veomni_hook.finders.finder",
+        "veomni_hook.finders.state",
+        "veomni_hook.finders.handle",
+    ]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from transformers.models.tiny.modeling_tiny import TinyNorm",
+        "from transformers import TinyNorm",
+        "from transformers.models.tiny import TinyNorm",
+        "import transformers.models.tiny.modeling_tiny as m; TinyNorm = m.TinyNorm",
+        "import importlib; TinyNorm = importlib.import_module('transformers.models.tiny.modeling_tiny').TinyNorm",
+        "import transformers; TinyNorm = type(transformers.TinyModel().norm)",
+    ],
+)
+def test_every_way_of_importing_gives_the_patched_class(python: Python, statement: str) -> None:
+    ran = python(f"import veomni_hook.install\n{statement}\nprint(TinyNorm().forward(1))")
+    assert ran.out.strip() == PATCHED, ran.err
+    assert python(f"{statement}\nprint(TinyNorm().forward(1))").out.strip() == "3", (
+        "unpatched without the hook"
+    )
+
+
+def test_circular_imports_are_both_patched(python: Python) -> None:
+    code = "import veomni_hook.install, json, transformers.models.pair_{0}.modeling_pair_{0} as m; print(json.dumps(m.both()))"
+    assert python(code.format("a")).result == ["patched a", "patched b"]
+    assert python(code.format("b")).result == ["patched b", "patched a"]
+
+
+def test_many_threads_import_once_and_patched(python: Python) -> None:
+    ran = python(
+        """
+import json, threading, veomni_hook.install
+names = ["tiny.modeling_tiny", "pair_a.modeling_pair_a", "pair_b.modeling_pair_b", "namespaced.modeling_namespaced"]
+start, got = threading.Barrier(16), []
+def work(i):
+    import importlib
+    start.wait()
+    got.append((names[i % 4], id(importlib.import_module("transformers.models." + names[i % 4]))))
+threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+[t.start() for t in threads]; [t.join(60) for t in threads]
+from veomni_hook.install import handle
+print(json.dumps([len(got), len(set(got)), sum(o.patched for o in handle.status().modules.values())]))
+"""
+    )
+    assert ran.result == [16, 4, 4], ran.err
+
+
+def test_reload_executes_the_patched_source_again(python: Python) -> None:
+    ran = python(
+        f"import veomni_hook.install, importlib, {TINY} as m\n"
+        "m.TinyNorm.forward = None\n"
+        "again = importlib.reload(m)\n"
+        "print(again is m, m.TinyNorm().forward(1))"
+    )
+    assert ran.out.split() == ["True", PATCHED], ran.err
+
+
+def test_namespace_package(python: Python) -> None:
+    name = "transformers.models.namespaced.modeling_namespaced"
+    assert python(f"import veomni_hook.install, {name} as m; print(m.which())").out.strip() == "patched"
+
+
+@pytest.mark.parametrize("flags", [("-O",), ("-OO",), ("-X", "importtime"), ("-X", "dev"), ("-B",)])
+def test_interpreter_flags(python: Python, flags: tuple[str, ...]) -> None:
+    for _ in range(2):  # cold, then from the cache
+        ran = python("import veomni_hook.install\n" + SHOW, flags=flags)
+        assert ran.out.strip() == PATCHED, ran.err
+    assert python("import veomni_hook.install\n" + SHOW).out.strip() == PATCHED
+
+
+def test_asserts_follow_the_interpreters_optimisation(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "asserting.py").write_text(
+        "from veomni_hook import PatchConfig\n"
+        f"config = PatchConfig({TINY!r})\n"
+        "@config.override_method('TinyNorm.forward')\n"
+        "def forward(self, x):\n    assert x > 1, 'too small'\n    return x\n"
+    )
+    code = f"import sys; sys.path.insert(0, '.'); import veomni_hook.install\n{SHOW}"
+    assert python(code, flags=("-O",), VEOMNI_PATCHES="asserting").out.strip() == "1"
+    assert "too small" in python(code, VEOMNI_PATCHES="asserting").err
+
+
+def test_a_zipped_transformers_is_left_alone_with_a_reason(python: Python, tmp_path: Path) -> None:
+    archive = tmp_path / "hub.zip"
+    with zipfile.ZipFile(archive, "w") as zipped:
+        for path in (DATA / "hub").rglob("*.py"):
+            zipped.write(path, path.relative_to(DATA / "hub"))
+    code = f"import sys; sys.path[:] = [{str(archive)!r}] + [p for p in sys.path if not p.endswith('hub')]\nimport veomni_hook.install\n{SHOW}"
+    ran = python(code)
+    assert ran.out.strip() == "3"
+    assert f"{TINY} is left unpatched: no source file: loaded by zipimporter" in ran.err
+    strict = python(code, VEOMNI_STRICT="1")
+    assert strict.code == 1
+    assert "cannot be patched: no source file" in strict.err
+
+
+def test_a_module_without_source_is_left_alone_with_a_reason(python: Python, tmp_path: Path) -> None:
+    import compileall
+    import shutil
+
+    shutil.copytree(DATA / "hub", tmp_path / "hub", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = tmp_path / "hub" / "transformers" / "models" / "tiny"
+    compileall.compile_dir(folder, quiet=2, legacy=True)
+    (folder / "modeling_tiny.py").unlink()
+    ran = python(
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'hub')!r}); import veomni_hook.install\n{SHOW}"
+    )
+    assert ran.out.strip() == "3", ran.err
+    assert "is left unpatched: no source file: loaded by SourcelessFileLoader" in ran.err
+
+
+def test_a_missing_module_is_an_ordinary_import_error(python: Python) -> None:
+    ran = python("import veomni_hook.install, transformers.models.nothing.modeling_nothing")
+    assert "ModuleNotFoundError: No module named 'transformers.models.nothing'" in ran.err
+    ran = python("import veomni_hook.install, transformers.models.tiny.modeling_nothing")
+    assert "ModuleNotFoundError: No module named 'transformers.models.tiny.modeling_nothing'" in ran.err
+
+
+def test_a_target_that_nothing_patches_stays_an_ordinary_module(python: Python) -> None:
+    ran = python(
+        "import veomni_hook.install, json, transformers.models.auto.modeling_auto as m\n"
+        "print(json.dumps([type(m.__loader__).__name__, m.__file__]))"
+    )
+    assert ran.result[0] == "SourceFileLoader"
+    assert ran.result[1].endswith("auto/modeling_auto.py")
+
+
+def test_a_failing_patch_leaves_no_module_behind(python: Python) -> None:
+    ran = python(
+        f"""
+import sys, veomni_hook.install
+for _ in range(2):
+    try:
+        import {TINY}
+    except Exception as error:
+        print(type(error).__name__, "forwrad" in str(error), "forward" in str(error), {TINY!r} in sys.modules)
+""",
+        VEOMNI_PATCHES="misspelt_config",
+    )
+    assert ran.out.splitlines() == ["PatchTargetError True True False"] * 2, ran.err
+
+
+def test_an_editable_installs_finder_is_asked(python: Python) -> None:
+    """Editable installs put a finder of their own behind PathFinder."""
+    ran = python(
+        f"""
+import sys, importlib.util, veomni_hook.install
+class Editable:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "transformers.models.elsewhere.modeling_elsewhere":
+            return importlib.util.spec_from_file_location(name, {str(DATA / "hub/transformers/models/tiny/modeling_tiny.py")!r})
+        if name == "transformers.models.elsewhere":
+            return importlib.machinery.ModuleSpec(name, None, is_package=True)
+sys.meta_path.append(Editable)
+from veomni_hook import PatchConfig, register
+config = PatchConfig("transformers.models.elsewhere.modeling_elsewhere")
+config.add_post_import_block("ADDED = 1")
+register(config)
+import transformers.models.elsewhere.modeling_elsewhere as m
+print(m.ADDED)
+"""
+    )
+    assert ran.out.strip() == "1", ran.err
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_beside_beartypes_claw(python: Python, ours_first: bool) -> None:
+    hook = "import veomni_hook.install"
+    claw = "from beartype.claw import beartype_packages; beartype_packages(['transformers.models.tiny'])"
+    order = [hook, claw] if ours_first else [claw, hook]
+    ran = python(
+        "\n".join(order)
+        + "\nfrom transformers.models.tiny.modeling_tiny import TinyModel\n"
+        + "TinyModel.forward.__annotations__; m = TinyModel(); print(m.norm.forward(1))\n"
+        + "try:\n    m.forward('not a TinyNorm')\nexcept Exception as e: print(type(e).__name__)"
+    )
+    assert ran.out.split() == [PATCHED, "BeartypeCallHintParamViolation"], ran.err
+
+
+def test_beside_jaxtypings_hook(python: Python) -> None:
+    ran = python(
+        "from jaxtyping import install_import_hook\n"
+        "install_import_hook('tables', 'beartype.beartype')\n"
+        "import veomni_hook.install, tables, sys\n"
+        f"{SHOW}\nprint(type(sys.modules['tables'].__loader__).__name__)"
+    )
+    assert ran.out.split() == [PATCHED, "_JaxtypingLoader"], ran.err
+
+
+def test_a_hook_that_claims_a_target_before_ours_is_named(python: Python) -> None:
+    ran = python(
+        "import veomni_hook.install\n"
+        "from jaxtyping import install_import_hook\n"
+        "install_import_hook('transformers.models.tiny', 'beartype.beartype')\n"
+        f"{SHOW}\nprint(veomni_hook.install.handle.status())"
+    )
+    assert ran.out.split()[0] == "3"
+    assert f"{TINY}: left alone: imported without asking the hook" in ran.out
+    assert "_JaxtypingFinder" in ran.out
+
+
+def test_beside_pytests_rewriter(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "test_inside.py").write_text(
+        f"import veomni_hook.install\n{SHOW}\ndef test_it():\n    assert TinyNorm().forward(1) == {PATCHED}\n"
+        "def test_rewritten():\n    left = 1\n    assert left == 2\n"
+    )
+    ran = python(
+        "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'test_inside.py']))"
+    )
+    assert "1 failed, 1 passed" in ran.out, ran.out + ran.err
+    assert "assert 1 == 2" in ran.out
+
+
+def test_the_finder_answers_only_for_names_it_knows() -> None:
+    finder = PatchFinder()
+    assert finder.find_spec("json.decoder") is None
+    assert "meta_path[None]" in repr(finder)

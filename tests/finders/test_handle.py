@@ -1,0 +1,176 @@
+"""Activation and undoing it: handles, contexts, environment, early imports, registration."""
+
+from __future__ import annotations
+
+from tests.finders.conftest import TINY, Python
+
+FRESH = f"""
+import sys
+def fresh():
+    for name in [n for n in sys.modules if n.startswith("transformers")]:
+        del sys.modules[name]
+    from {TINY} import TinyNorm
+    return TinyNorm().forward(1)
+"""
+
+
+def test_deactivate_restores_meta_path_and_is_idempotent(python: Python) -> None:
+    ran = python(
+        FRESH
+        + "import json; before = list(sys.meta_path); import veomni_hook\n"
+        + "handle = veomni_hook.activate(); during = fresh()\n"
+        + "handle.deactivate(); handle.deactivate()\n"
+        + "print(json.dumps([during, fresh(), sys.meta_path == before, handle.status().active]))"
+    )
+    assert ran.result == [103, 3, True, False]
+
+
+def test_a_handle_is_a_context_manager(python: Python) -> None:
+    ran = python(
+        FRESH
+        + "import json; from veomni_hook import activate\n"
+        + "with activate() as handle: inside = [fresh(), handle.status().active]\n"
+        + "print(json.dumps([*inside, fresh(), handle.status().active]))"
+    )
+    assert ran.result == [103, True, 3, False]
+
+
+def test_an_exception_inside_the_context_still_undoes_it(python: Python) -> None:
+    ran = python(
+        FRESH
+        + "from veomni_hook import activate\n"
+        + "try:\n    with activate(): raise KeyError\nexcept KeyError: pass\nprint(fresh())"
+    )
+    assert ran.result == 3
+
+
+def test_activations_nest(python: Python) -> None:
+    ran = python(
+        FRESH
+        + "import json; from veomni_hook import activate\n"
+        + "outer = activate(); inner = activate(); got = [len([f for f in sys.meta_path if 'PatchFinder' in repr(f)])]\n"
+        + "outer.deactivate(); got.append(fresh()); inner.deactivate(); got.append(fresh())\n"
+        + "print(json.dumps(got))"
+    )
+    assert ran.result == [1, 103, 3]
+
+
+def test_the_environment_can_switch_it_off(python: Python) -> None:
+    ran = python(FRESH + "import veomni_hook.install\nprint(fresh())", VEOMNI_HOOK="0")
+    assert ran.result == 3
+    ran = python(
+        FRESH + "import veomni_hook\nveomni_hook.activate(enabled=True)\nprint(fresh())", VEOMNI_HOOK="0"
+    )
+    assert ran.result == 103, "activate() wins over the environment"
+
+
+def test_an_illegal_setting_fails_at_once_and_leaves_nothing(python: Python) -> None:
+    ran = python(
+        "import sys, veomni_hook\nbefore = list(sys.meta_path)\n"
+        "try:\n    veomni_hook.activate(kernel='auto')\n"
+        "except veomni_hook.VeomniHookError as error:\n    print(error.what, sys.meta_path == before)"
+    )
+    assert ran.out.strip() == "unknown setting 'kernel' True"
+
+
+def test_status_tells_what_became_of_each_module(python: Python) -> None:
+    code = (
+        FRESH
+        + "import json, veomni_hook.install as i; fresh(); print(json.dumps(i.handle.status().to_dict()))"
+    )
+    first, second = python(code).result, python(code).result
+    assert first["active"] is True
+    cold, warm = first["modules"][TINY], second["modules"][TINY]
+    assert (cold["patched"], cold["cache"], warm["cache"]) == (True, "miss", "hit")
+    assert cold["patch_hash"] == warm["patch_hash"]
+    assert cold["stored"] == warm["stored"]
+    assert cold["origin"].endswith("modeling_tiny.py")
+    assert [p["target"] for p in warm["report"]["applied"]] == ["TinyNorm.forward"]
+    assert warm["report"] == cold["report"]
+
+
+def test_modules_imported_too_early_are_named_with_the_remedy(python: Python) -> None:
+    code = f"import {TINY}\nfrom veomni_hook import register, PatchConfig\nregister(PatchConfig({TINY!r}))\nprint('on')"
+    ran = python(code)
+    assert ran.out.strip() == "on"
+    for part in (
+        "AlreadyImportedWarning",
+        TINY,
+        "modeling_tiny.py",
+        "above the first import of transformers",
+    ):
+        assert part in ran.err
+    strict = python(code, VEOMNI_STRICT="1")
+    assert strict.code == 1
+    assert "AlreadyImportedError" in strict.err
+
+
+def test_early_import_is_noticed_when_a_named_config_covers_it(python: Python) -> None:
+    ran = python(
+        f"import {TINY}\nimport veomni_hook.install, transformers.models.pair_a.modeling_pair_a as a\nprint(a.which())"
+    )
+    assert ran.out.strip() == "patched a"
+    assert f"imported before the hook could patch it: {TINY}" in ran.err
+
+
+def test_early_import_of_an_unpatched_target_is_no_ones_business(python: Python) -> None:
+    ran = python("import transformers.models.auto.modeling_auto, veomni_hook.install\nprint('on')")
+    assert (ran.out.strip(), ran.err) == ("on", "")
+
+
+def test_strict_activation_that_fails_is_undone(python: Python) -> None:
+    ran = python(
+        f"""
+import sys, {TINY}, veomni_hook
+from veomni_hook import PatchConfig, register
+try:
+    register(PatchConfig({TINY!r}))
+except veomni_hook.VeomniHookError: pass
+try:
+    veomni_hook.activate(strict=True)
+except veomni_hook.VeomniHookError as error:
+    print(type(error).__name__, any("PatchFinder" in repr(f) for f in sys.meta_path))
+""",
+        VEOMNI_STRICT="1",
+    )
+    assert ran.out.strip() == "AlreadyImportedError False", ran.err
+
+
+def test_a_registered_config_applies_and_is_part_of_the_key(python: Python) -> None:
+    code = f"""
+import sys, veomni_hook.install
+from veomni_hook import PatchConfig, register
+config = PatchConfig({TINY!r})
+config.add_post_import_block("VALUE = " + sys.argv[1])
+register(config)
+import {TINY} as m
+print(m.VALUE)
+"""
+    assert [python(code, value, VEOMNI_PATCHES=None).result for value in "1221"] == [1, 2, 2, 1]
+
+
+def test_register_reaches_modules_outside_transformers(python: Python) -> None:
+    ran = python(
+        """
+import veomni_hook.install
+from veomni_hook import PatchConfig, register
+config = PatchConfig("tables")
+config.add_post_import_block("ADDED = BONUS + 1")
+register(config)
+import tables
+print(tables.ADDED)
+"""
+    )
+    assert ran.code == 1, "BONUS is defined after the import block"
+    assert "NameError" in ran.err
+    assert "tables.py" in ran.err
+
+
+def test_registering_something_else_is_an_error(python: Python) -> None:
+    ran = python(
+        "import veomni_hook, json\n"
+        "for thing in (3, json):\n"
+        "    try:\n        veomni_hook.register(thing)\n"
+        "    except veomni_hook.VeomniHookError as error: print(error.what)"
+    )
+    assert ran.out.splitlines() == ["int object is no patch config", "the module holds no patch config"]

@@ -1,0 +1,79 @@
+"""Configs written as files, as users write them, and upstream modules that are text only."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
+from veomni_hook.patches.spec import PatchConfig
+
+DATA = Path(__file__).parents[1] / "data"
+ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
+HEAD = "from veomni_hook.patches.spec import *\nconfig = PatchConfig('pkg.upstream')\n"
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
+    """Write code to a file and import it; `config` is there unless the code makes its own."""
+    names: list[str] = []
+
+    def imported(code: str, *, head: str = HEAD) -> ModuleType:
+        name = f"config_of_test_{next(_NUMBERS)}"
+        path = tmp_path / f"{name}.py"
+        path.write_text(head + textwrap.dedent(code), newline="")
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        names.append(name)
+        spec.loader.exec_module(module)
+        return module
+
+    yield imported
+    for name in names:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def patched(load: Callable[..., ModuleType]) -> Callable[..., PatchedSource]:
+    """Patch upstream text by the code of a config, or by configs."""
+
+    def patch(upstream: str, *configs: str | PatchConfig, device: str = "gpu") -> PatchedSource:
+        made = [load(config).config if isinstance(config, str) else config for config in configs]
+        return patch_source(upstream, made, ORIGIN, device=device)
+
+    return patch
+
+
+@pytest.fixture
+def run() -> Callable[[PatchedSource], dict[str, Any]]:
+    """Execute a patched module, in both forms; returns the namespace of the one with markers."""
+
+    def execute(result: PatchedSource) -> dict[str, Any]:
+        namespaces = []
+        for text in (result.plain, result.text):
+            namespace: dict[str, Any] = {"__name__": "pkg.upstream"}
+            exec(compile(text, "upstream.py", "exec", dont_inherit=True), namespace)
+            namespaces.append(namespace)
+        return namespaces[-1]
+
+    return execute
+
+
+@pytest.fixture
+def patchgen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The double of the patchgen package, importable as `patchgen_double`."""
+    monkeypatch.syspath_prepend(str(DATA))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "patchgen_double"]:
+        del sys.modules[name]

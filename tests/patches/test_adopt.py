@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+from veomni_hook.errors import ConfigError, PatchTargetError, SignatureError
+from veomni_hook.patches.adopt import adopt, is_patch_config
+from veomni_hook.patches.engine import Origin, applicable, patch_source
+from veomni_hook.patches.spec import PatchConfig
+
+MODULE = "patchgen_double.modeling_tiny"
+pytestmark = pytest.mark.usefixtures("patchgen")
+
+
+def double(name: str = "") -> Any:
+    return importlib.import_module("patchgen_double" + (f".{name}" if name else ""))
+
+
+def origin() -> tuple[str, Origin]:
+    path = double("modeling_tiny").__file__
+    with open(path, encoding="utf-8") as file:
+        return file.read(), Origin(MODULE, path, "patchgen_double", "1")
+
+
+def patch(*configs: Any, device: str = "gpu") -> Any:
+    source, where = origin()
+    return patch_source(source, applicable(configs, MODULE, device), where, device=device)
+
+
+def execute(text: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": MODULE}
+    exec(compile(text, "tiny.py", "exec", dont_inherit=True), namespace)
+    return namespace
+
+
+def pair() -> tuple[Any, Any]:
+    return double("tiny_gpu_patch_gen_config").config, double("tiny_npu_patch_gen_config").config
+
+
+def test_gpu_config_works_unchanged() -> None:
+    gpu, _ = pair()
+    result = patch(gpu)
+    module = execute(result.text)
+    attention = module["TinyAttention"]("config", layer_idx=3)
+    assert attention.forward(21) == ("traced", 42)  # upstream's decorator stays
+    assert (attention.config, attention.layer_idx, attention.bound) == ("config", 3, "gpu")
+    assert module["rotate"](1, 2) == ("traced", (2, 1))
+    assert module["TinyModel"]("config").dummy_forward() == "dummy"
+    assert module["TinyNorm"] is __import__("collections").UserList
+    assert module["TinyOutputWithLoss"](5).value == 5
+    assert "TinyForTokenClassification" not in module
+    assert module["__all__"] == ["TinyModel", "TinyAttention"]
+    assert result.text.count("# --- Patch.1 ---") == 2
+    assert "# Helper block.\n# 1. doubles\n" in result.text
+    assert "# Patch: TinyAttention.forward\n" in result.text
+    assert "@config" not in result.text
+
+
+def test_gpu_and_npu_pair() -> None:
+    gpu, npu = pair()
+    assert [c.device for c in applicable([gpu, npu], MODULE, "gpu")] == ["gpu"]
+    assert [c.device for c in applicable([gpu, npu], MODULE, "npu")] == ["npu"]
+    module = execute(patch(gpu, npu, device="npu").text)
+    assert module["rotate"](1, 2) == ("traced", ("npu", 1, 2))
+    attention = module["TinyAttention"]("config")
+    assert attention.forward(21) == ("traced", 42)
+    assert attention.bound == "gpu"  # the one modify_init, adopted
+    assert module["TinyModel"]("config").dummy_forward() == "dummy"
+    assert module["TinyNorm"](4).size == 4
+
+
+def test_names_say_where_a_config_was_made() -> None:
+    gpu, npu = pair()
+    assert adopt(gpu).name == "patchgen_double.tiny_gpu_patch_gen_config:config"
+    assert adopt(npu).name == "patchgen_double.tiny_npu_patch_gen_config:config"
+
+
+def test_missing_method_is_added_and_reported_as_that() -> None:
+    gpu, _ = pair()
+    applied = {one.target: one.kind for one in patch(gpu).report.applied}
+    assert applied["TinyModel.dummy_forward"] == "method_addition"
+    assert applied["TinyAttention.forward"] == "method_override"
+
+
+def test_near_miss_of_a_method_is_an_error() -> None:
+    config = double().PatchConfig(MODULE)
+    config.override_method("TinyNorm.forwrad", replacement=pair()[0].patches[1].replacement)
+    with pytest.raises(PatchTargetError) as caught:
+        patch(config)
+    assert caught.value.nearest == ("TinyNorm.forward",)
+
+
+def test_method_of_a_missing_class_is_an_error() -> None:
+    config = double().PatchConfig(MODULE)
+    config.override_method("TinyAtention.extra", replacement=pair()[0].patches[1].replacement)
+    with pytest.raises(PatchTargetError) as caught:
+        patch(config)
+    assert "TinyAttention" in caught.value.nearest
+
+
+def test_dropped_parameter_matters_only_where_a_call_gives_it(load: Any) -> None:
+    source, where = origin()
+    code = """
+        from patchgen_double import PatchConfig
+        config = PatchConfig("patchgen_double.modeling_tiny")
+        @config.replace_function("rotate")
+        def rotate(q):
+            return q
+        """
+    config = adopt(load(code, head="").config)
+    with pytest.raises(SignatureError, match="drops k"):
+        patch_source(source, [config], where)
+    quiet = source.replace("rotate(hidden_states, hidden_states)", "rotate(hidden_states)")
+    assert "def rotate(q):" in patch_source(quiet, [config], where).text
+
+
+def test_ours_stays_itself() -> None:
+    config = PatchConfig("a")
+    assert adopt(config) is config
+
+
+def test_adopting_leaves_the_original_alone() -> None:
+    gpu, _ = pair()
+    before = len(gpu.patches), set(gpu.drop_imported_names)
+    adopted = adopt(gpu)
+    adopted.patches.clear()
+    adopted.drop_imported_names.clear()
+    assert (len(gpu.patches), gpu.drop_imported_names) == before
+
+
+def test_own_config_inherits_from_patchgen_config() -> None:
+    gpu, _ = pair()
+    config = PatchConfig(MODULE, device="gpu")
+    config.inherit(gpu, init_modifications=True)
+    module = execute(patch(config).text)
+    assert module["doubled"](2) == 4
+    assert module["TinyOutputWithLoss"].loss == 1.0
+    assert module["TinyAttention"]("config").bound == "gpu"
+
+
+@pytest.mark.parametrize("found", [None, 3, object(), type("PatchConfig", (), {})()])
+def test_other_objects_are_refused(found: object) -> None:
+    assert not is_patch_config(found)
+    with pytest.raises(ConfigError) as caught:
+        adopt(found)
+    assert caught.value.fix
+
+
+def test_unknown_patch_type_is_refused() -> None:
+    config = double().PatchConfig(MODULE)
+    config.patches.append(double().Patch("teleport", "TinyNorm", None))
+    with pytest.raises(ConfigError, match="teleport"):
+        adopt(config)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from veomni_hook.errors import PatchError
+from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
+from veomni_hook.patches.fingerprint import fingerprint
+from veomni_hook.patches.document import Document
+from veomni_hook.patches.render import dump_text, header, unified_diff, with_header
+from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch
+from veomni_hook.patches.spec import PatchConfig, SlotSpec
+
+MODULE = "pkg.models.fam.modeling_fam"
+
+IMPORTS = [
+    # as written, and as dumped
+    ("from . import x", "from pkg.models.fam import x"),
+    ("from .. import x", "from pkg.models import x"),
+    ("from ... import x, y as z", "from pkg import x, y as z"),
+    ("from .a import x", "from pkg.models.fam.a import x"),
+    ("from .a.b import x", "from pkg.models.fam.a.b import x"),
+    ("from ...a import *", "from pkg.a import *"),
+    ("from  .  a . b  import x", "from  pkg.models.fam.a.b  import x"),
+    ("from . . a import x", "from pkg.models.a import x"),
+    ("from.a import x", "from pkg.models.fam.a import x"),
+    ("from.import x", "from pkg.models.fam import x"),
+    ("from .import x", "from pkg.models.fam import x"),
+    ("from .import(x)", "from pkg.models.fam import(x)"),
+    ("from ...a import (\n    x,  # from . import y\n    y,\n)", "from pkg.a import (\n    x,  # from . import y\n    y,\n)"),
+    ("from . \\\n    import x", "from pkg.models.fam \\\n    import x"),
+    ("from .\\\n    a import x", "from pkg.models.fam.a \\\n import x"),
+    ("from \\\n    .a import x", "from \\\n    pkg.models.fam.a import x"),
+    ("from .. \\\n.\\\na.b import x", "from pkg.a.b \\\n \\\n import x"),
+    ("from .imports import x", "from pkg.models.fam.imports import x"),
+    ("from .größe import x", "from pkg.models.fam.größe import x"),
+    ("'ü'; from .a import x; from .. import y", "'ü'; from pkg.models.fam.a import x; from pkg.models import y"),
+    ("def f():\n    from .a import x", "def f():\n    from pkg.models.fam.a import x"),
+    ("if a:\n\tfrom .a import x\nelse:\n\tfrom .b import x", "if a:\n\tfrom pkg.models.fam.a import x\nelse:\n\tfrom pkg.models.fam.b import x"),
+    ("try: from .a import x\nexcept E: pass", "try: from pkg.models.fam.a import x\nexcept E: pass"),
+    ("class A:\n    from .a import x", "class A:\n    from pkg.models.fam.a import x"),
+    # what is no relative import stays
+    ("from a import x\nimport a.b", "from a import x\nimport a.b"),
+    ("s = 'from . import x'  # from . import y", "s = 'from . import x'  # from . import y"),
+    ("def f():\n    '''\n    from .a import x\n    '''", "def f():\n    '''\n    from .a import x\n    '''"),
+]
+
+
+@pytest.mark.parametrize(("text", "dumped"), IMPORTS)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_relative_imports_become_absolute(text: str, dumped: str, newline: str) -> None:
+    text, dumped = (newline.join(form.split("\n")) for form in (text, dumped))
+    result = dump_text(text, MODULE)
+    # A joined line may keep its blanks anywhere; the tree and the lines are what counts.
+    assert re.sub(r"\\(\r?\n) +", r"\\\1 ", result) == re.sub(r"\\(\r?\n) +", r"\\\1 ", dumped)
+    assert ast.dump(ast.parse(result)) == ast.dump(ast.parse(dumped))
+    assert len(result.splitlines()) == len(text.splitlines())
+
+
+def test_an_import_beyond_the_package_is_an_error() -> None:
+    assert dump_text("from .. import x", "a.b.c") == "from a import x"
+    for module in ("a.b", "a"):
+        with pytest.raises(PatchError, match="line 2 reaches beyond") as caught:
+            dump_text("\nfrom .. import x", module)
+        assert caught.value.where == module
+
+
+def modeling_files() -> list[Path]:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.submodule_search_locations
+    return sorted(Path(spec.submodule_search_locations[0], "models").glob("*/modeling_*.py"))
+
+
+def check_dump(path: Path) -> int:
+    text = path.read_text(encoding="utf-8")
+    module = f"transformers.models.{path.parent.name}.{path.stem}"
+    dumped = dump_text(text, module)
+    before, after = text.split("\n"), dumped.split("\n")
+    assert len(before) == len(after), path
+    imports: Sequence[ast.ImportFrom] = [n for n in ast.walk(ast.parse(dumped)) if isinstance(n, ast.ImportFrom)]
+    assert not any(node.level for node in imports), path
+    changed = {number for number, (a, b) in enumerate(zip(before, after, strict=True), 1) if a != b}
+    relative = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom) and n.level]
+    assert changed == {node.lineno for node in relative}, path
+    # Python's own resolution is the oracle.
+    package = module.rpartition(".")[0]
+    wanted = [importlib.util.resolve_name("." * n.level + (n.module or ""), package).rstrip(".") for n in relative]
+    found = [n.module for n in imports if n.lineno in changed]
+    assert sorted(found) == sorted(wanted), path
+    return len(relative)
+
+
+def test_dumps_of_installed_modules_keep_their_lines() -> None:
+    files = modeling_files()
+    assert sum(check_dump(path) for path in files[:: max(1, len(files) // 25)]) > 100
+
+
+@pytest.mark.slow
+def test_dumps_of_all_installed_modules_keep_their_lines() -> None:
+    files = modeling_files()
+    assert len(files) > 300
+    assert sum(check_dump(path) for path in files) > 3000
+
+
+REPORT = PatchReport(
+    module=MODULE,
+    version="1.2.3",
+    distribution="dist",
+    applied=(AppliedPatch("guard", "A.f", "Fast\n@deco.", "conf:c", (1, 2)), AppliedPatch("helper", "h", "H.", "conf:d", (3, 3))),
+    yielded=(YieldedPatch("rewrite", "B.g", "user:c patches it", "built:in"),),
+    slots=(SlotSpec("slot", "rms_norm", "weight"),),
+)
+
+
+def test_the_header_names_everything_that_was_done() -> None:
+    text = "\n".join(header(REPORT, "abc123"))
+    assert f"{MODULE} (dist 1.2.3)" in text
+    assert "Patch hash: abc123" in text
+    assert f"veomni-hook diff {MODULE}" in text
+    assert "# Patches applied: 2\n#   - [guard] A.f: Fast deco. (conf:c)\n#   - [helper] h: H. (conf:d)\n" in text
+    assert "gave way: 1\n#   - [rewrite] B.g: user:c patches it (built:in)\n" in text
+    assert "slot = rms_norm/weight" in text
+
+
+def test_the_header_is_comments_only_and_leaves_the_rest_out_if_there_is_none() -> None:
+    lines = header(PatchReport(MODULE, "1"), "x")
+    assert all(line.startswith("#") and line == line.rstrip() and line.isprintable() for line in lines)
+    assert not any("gave way" in line or "slots" in line for line in lines)
+    # Nothing in the first two lines may pass for an encoding declaration (PEP 263).
+    assert not any(re.match(r"^[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)", line) for line in lines[:2])
+
+
+def test_the_header_holds_no_time_and_no_path_of_this_machine() -> None:
+    text = "\n".join(header(REPORT, "x"))
+    assert text == "\n".join(header(REPORT, "x"))
+    assert os.getcwd() not in text and str(Path.home()) not in text
+    assert not re.search(r"\b20\d\d-\d\d", text)
+
+
+def patched(text: str, plain: str) -> PatchedSource:
+    return PatchedSource(text, plain, REPORT)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_the_stored_text_is_header_and_text(newline: str) -> None:
+    text = f'"""Doc."""{newline}from __future__ import annotations{newline}x = 1'
+    stored = with_header(patched(text, text), "abc")
+    assert stored.endswith(text)
+    above = stored.removesuffix(text)
+    assert above == "".join(f"{line}{newline}" for line in header(REPORT, "abc"))
+    tree = ast.parse(stored)
+    assert ast.get_docstring(tree) == "Doc."
+    assert tree.body[2].lineno == len(header(REPORT, "abc")) + 3
+    assert with_header(patched("x = 1", "x = 1"), "abc").endswith("#\nx = 1")
+
+
+def test_the_diff_is_unified_and_labelled() -> None:
+    original = "a\nb\nc\nd\n"
+    assert unified_diff(original, patched("# M\na\nb\nX\nd\n", "a\nb\nX\nd\n"), MODULE) == (
+        f"--- {MODULE} (dist 1.2.3)\n+++ {MODULE} (patched by veomni-hook)\n"
+        "@@ -1,4 +1,4 @@\n a\n b\n-c\n+X\n d\n"
+    )
+    assert unified_diff(original, patched("# M\n" + original, original), MODULE) == ""
+
+
+def test_the_diff_knows_texts_without_a_last_newline_and_odd_line_ends() -> None:
+    diff = unified_diff("a\nb", patched("", "a\nb\n"), MODULE)
+    assert diff.endswith("-b\n\\ No newline at end of file\n+b\n")
+    diff = unified_diff("a\x0cb\r\nc\u2028d\r\n", patched("", "a\x0cb\r\nc\u2028e\r\n"), MODULE)
+    assert diff.endswith("@@ -1,2 +1,2 @@\n a\x0cb\r\n-c\u2028d\r\n+c\u2028e\r\n")

@@ -1,0 +1,51 @@
+"""The public surface: which names, how heavy, and that each resolves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import veomni_hook
+
+NAMES = {
+    "Handle",
+    "Kernel",
+    "PatchConfig",
+    "VeomniHookError",
+    "VeomniHookWarning",
+    "activate",
+    "create_patch_from_external",
+    "explain",
+    "register",
+    "register_kernel",
+}
+
+HEAVY = "import sys; import {}; print(sorted(m for m in sys.modules if m in {{'torch', 'transformers', 'dataclasses', 'typing', 'ast', 'inspect', 'tomllib', 'platformdirs'}}))"
+
+
+def loaded_by(module: str) -> str:
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, '.'); {HEAVY.format(module)}"], capture_output=True, text=True, check=True)  # fmt: skip
+    return done.stdout.strip()
+
+
+def test_the_names() -> None:
+    assert set(veomni_hook.__all__) == NAMES
+    assert set(dir(veomni_hook)) >= NAMES
+
+
+def test_every_name_resolves_and_says_where_it_lives() -> None:
+    for name in NAMES:
+        assert getattr(veomni_hook, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(veomni_hook, "install_everything")
+
+
+def test_importing_the_package_or_installing_the_hook_loads_nothing_heavy() -> None:
+    assert loaded_by("veomni_hook") == "[]"
+    assert loaded_by("veomni_hook.install") == "[]"
+
+
+def test_that_test_can_fail() -> None:
+    assert loaded_by("veomni_hook.errors, ast, dataclasses") != "[]"

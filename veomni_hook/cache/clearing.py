@@ -1,0 +1,156 @@
+"""`clear`: remove what no running process uses.
+
+An entry is locked alone, moved aside in one step and only then taken apart: no reader sees half of it. Only
+what `inventory` recognises as the cache's is removed, and leftovers of killed writers.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from veomni_hook.cache import entry, lease
+from veomni_hook.cache.inventory import (
+    TRASH_PREFIX,
+    Finding,
+    Result,
+    entries_of,
+    is_kind,
+    key_names,
+    manifests_of,
+    open_root,
+    size_of,
+)
+from veomni_hook.cache.trust import Defect, Root
+
+if TYPE_CHECKING:
+    from veomni_hook.cache.store import Store
+
+__all__ = ["ClearResult", "clear"]
+
+_ABANDONED_AFTER = 3600.0  # seconds; a writer needs milliseconds between making its file and renaming it
+
+
+@dataclass(frozen=True)
+class ClearResult(Result):
+    """`removed` entries' paths, `manifests` removed, `freed` bytes; what stayed is `in_use` or `failed`."""
+
+    removed: tuple[str, ...] = ()
+    manifests: int = 0
+    freed: int = 0
+    in_use: tuple[Finding, ...] = ()
+    failed: tuple[Finding, ...] = ()
+
+
+@dataclass
+class _Clearing:
+    removed: list[str] = field(default_factory=list)
+    manifests: int = 0
+    freed: int = 0
+    in_use: list[Finding] = field(default_factory=list)
+    failed: list[Finding] = field(default_factory=list)
+
+
+def clear(store: Store, *, force: bool = False) -> ClearResult:
+    """Remove every entry that no running process uses (`force`: those too), its manifests and all leftovers.
+
+    Raises CacheError when the folder is not to be trusted.
+    """
+    root = open_root(store.root) if store.root else None
+    if root is None:
+        return ClearResult(store.root)
+    with root:
+        clearing = _Clearing()
+        manifests = manifests_of(root)
+        keep = set()
+        for name in entries_of(root, manifests.values()):
+            if not _remove_entry(root, name, clearing, force=force):
+                keep.add(name)
+        for key, manifest in manifests.items():
+            if isinstance(manifest, Defect) or not manifest.patch_hash or manifest.entry not in keep:
+                clearing.manifests += _remove(root, f"{entry.KEYS}/{key}", clearing)
+        _remove_leftovers(root, manifests, clearing)
+        return ClearResult(
+            root.path,
+            tuple(clearing.removed),
+            clearing.manifests,
+            clearing.freed,
+            tuple(clearing.in_use),
+            tuple(clearing.failed),
+        )
+
+
+def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) -> bool:
+    """Whether the entry is gone. It is moved aside in one step, so that no reader ever sees half of it."""
+    release = name.partition("/")[0]
+    size = size_of(root, name)
+    descriptor = None
+    try:
+        if is_kind(root, release, stat.S_ISLNK):
+            root.unlink(release)  # through the link lies somebody else's folder
+        elif is_kind(root, name, stat.S_ISDIR):
+            descriptor = None if force else lease.claim(root, name)
+            aside = f"{TRASH_PREFIX}{os.urandom(8).hex()}"
+            root.rename(name, aside)
+            root.remove_tree(aside)
+        elif not is_kind(root, name, bool):
+            return True
+        else:
+            root.unlink(name)
+    except lease.InUse as in_use:
+        clearing.in_use.append(Finding(root.full(name), str(in_use)))
+        return False
+    except OSError as error:
+        clearing.failed.append(Finding(root.full(name), error.strerror or str(error)))
+        return False
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    clearing.removed.append(root.full(name))
+    clearing.freed += size
+    return True
+
+
+def _remove(root: Root, name: str, clearing: _Clearing) -> bool:
+    size = size_of(root, name)
+    try:
+        root.unlink(name)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        clearing.failed.append(Finding(root.full(name), error.strerror or str(error)))
+        return False
+    clearing.freed += size
+    return True
+
+
+def _remove_leftovers(root: Root, manifests: dict[str, Any], clearing: _Clearing) -> None:
+    for name in key_names(root):
+        path = f"{entry.KEYS}/{name}"
+        if name not in manifests and _is_abandoned(root, path):
+            _remove(root, path, clearing)
+    for name in root.names():
+        if name.startswith(TRASH_PREFIX):
+            clearing.freed += size_of(root, name)
+            try:
+                root.remove_tree(name)
+            except OSError as error:
+                clearing.failed.append(Finding(root.full(name), error.strerror or str(error)))
+    releases = {
+        place.partition("/")[0] for place in (os.path.relpath(path, root.path) for path in clearing.removed)
+    }
+    for name in [*releases, entry.KEYS]:
+        try:
+            root.rmdir(name)
+        except OSError:
+            continue  # something else lies in it, or a writer was faster
+
+
+def _is_abandoned(root: Root, name: str) -> bool:
+    try:
+        return time.time() - root.status(name).st_mtime > _ABANDONED_AFTER
+    except OSError:
+        return False

@@ -1,0 +1,269 @@
+"""The cache seen from the command line: `info` and `verify`, with typed results; neither changes anything.
+
+What belongs to the cache is told by what it is, so that a folder with other things in it can be one: the
+files under ``keys``, and folders that a manifest names or that hold a lock file.
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from veomni_hook.cache import entry, lease, location
+from veomni_hook.cache.key import interpreter_tag
+from veomni_hook.cache.trust import TEMPORARY_SUFFIX, Defect, Root, Vanished
+from veomni_hook.errors import CacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from veomni_hook.cache.store import Store
+
+__all__ = [
+    "TRASH_PREFIX",
+    "CacheInfo",
+    "EntryInfo",
+    "Finding",
+    "Result",
+    "VerifyResult",
+    "entries_of",
+    "info",
+    "is_kind",
+    "key_names",
+    "manifests_of",
+    "open_root",
+    "size_of",
+    "verify",
+]
+
+TRASH_PREFIX = ".removed-"  # of an entry that `clear` has moved aside
+
+
+@dataclass(frozen=True)
+class EntryInfo:
+    """One patched module for one stage-1 key; `size` counts its text and bytecode in bytes."""
+
+    module: str
+    distribution: str
+    version: str
+    patch_hash: str
+    interpreter: str
+    path: str
+    size: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A path and what is the matter with it."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """Base of the results: what was found in the folder `root`."""
+
+    root: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CacheInfo(Result):
+    """What the cache holds: `size` in bytes over all files, `unpatched` modules known to need no patch."""
+
+    mode: str
+    reason: str
+    exists: bool
+    writable: bool
+    size: int = 0
+    unpatched: int = 0
+    damaged: int = 0
+    entries: tuple[EntryInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class VerifyResult(Result):
+    """`defects` are entries that no import will use; `stale` ones wait for a config that has changed since.
+
+    `leftovers` are paths that belong to no manifest: `clear` removes them.
+    """
+
+    checked: int = 0
+    defects: tuple[Finding, ...] = ()
+    stale: tuple[Finding, ...] = ()
+    leftovers: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is defective."""
+        return not self.defects
+
+
+def info(store: Store) -> CacheInfo:
+    """What the cache holds; raises CacheError when its folder is not to be trusted."""
+    if not store.root:
+        return CacheInfo("", store.mode, store.reason, exists=False, writable=False)
+    root = open_root(store.root)
+    if root is None:
+        return CacheInfo(store.root, store.mode, store.reason, exists=False, writable=False)
+    with root:
+        manifests = manifests_of(root)
+        good = [item for item in manifests.values() if isinstance(item, entry.Manifest)]
+        patched = [item for item in good if item.patch_hash]
+        places = [*entries_of(root, good), *(f"{entry.KEYS}/{name}" for name in key_names(root))]
+        return CacheInfo(
+            store.root,
+            store.mode,
+            store.reason,
+            exists=True,
+            writable=not location.write_problem(store.root),
+            size=sum(size_of(root, place) for place in places),
+            unpatched=len(good) - len(patched),
+            damaged=len(manifests) - len(good),
+            entries=tuple(_describe(root, item) for item in patched),
+        )
+
+
+def verify(store: Store) -> VerifyResult:
+    """Check every manifest, text and bytecode; raises CacheError when the folder is not to be trusted."""
+    root = open_root(store.root) if store.root else None
+    if root is None:
+        return VerifyResult(store.root)
+    with root:
+        manifests = manifests_of(root)
+        defects, stale, named = [], [], set()
+        for key, manifest in manifests.items():
+            if isinstance(manifest, Defect):
+                defects.append(Finding(root.full(f"{entry.KEYS}/{key}"), str(manifest)))
+                continue
+            place = root.full(f"{entry.KEYS}/{key}")
+            if manifest.patch_hash:
+                named.add(manifest.entry)
+                place = root.full(manifest.text)
+            if reason := _entry_problem(root, manifest):
+                defects.append(Finding(place, reason))
+            elif reason := _inputs_problem(manifest):
+                stale.append(Finding(place, reason))
+        leftovers = [name for name in entries_of(root, []) if name not in named]
+        leftovers += [f"{entry.KEYS}/{name}" for name in key_names(root) if name not in manifests]
+        leftovers += [name for name in root.names() if name.startswith(TRASH_PREFIX)]
+        paths = tuple(root.full(name) for name in leftovers)
+        return VerifyResult(root.path, len(manifests), tuple(defects), tuple(stale), paths)
+
+
+def open_root(path: str) -> Root | None:
+    """The opened folder; None when it is missing. Raises CacheError when it is not to be trusted."""
+    try:
+        return Root(path)
+    except Vanished:
+        return None
+    except Defect as defect:
+        raise CacheError(
+            f"the cache folder is not used: {defect}",
+            where=path,
+            fix="Make it yours alone (chown, chmod 700), or name another folder in VEOMNI_CACHE_DIR.",
+        ) from defect
+
+
+def key_names(root: Root) -> list[str]:
+    """The files among the manifests, those being written included."""
+    try:
+        return root.names(entry.KEYS)
+    except OSError:
+        return []
+
+
+def manifests_of(root: Root) -> dict[str, entry.Manifest | Defect]:
+    """Every stage-1 key with its manifest, or what is wrong with it."""
+    found: dict[str, entry.Manifest | Defect] = {}
+    for key in key_names(root):
+        if key.endswith(TEMPORARY_SUFFIX) and key.startswith("."):
+            continue
+        try:
+            root.check_folders(entry.KEYS)
+            found[key] = entry.read_manifest(root, key)
+        except Defect as defect:
+            found[key] = defect
+    return found
+
+
+def entries_of(root: Root, manifests: Iterable[object]) -> list[str]:
+    """Folders that a manifest names or that hold a lock file, below the root."""
+    found = {item.entry for item in manifests if isinstance(item, entry.Manifest) and item.patch_hash}
+    for release in root.names():
+        if not entry.is_plain(release) or release == entry.KEYS:
+            continue
+        for name in _names(root, release):
+            if is_kind(root, f"{release}/{name}/{lease.LOCK_NAME}", stat.S_ISREG):
+                found.add(f"{release}/{name}")
+    return sorted(found)
+
+
+def _names(root: Root, folder: str) -> list[str]:
+    try:
+        return root.names(folder)
+    except OSError:
+        return []  # a file, a link or a folder of another user: nothing of this cache
+
+
+def is_kind(root: Root, name: str, test: Callable[[int], bool]) -> bool:
+    """Whether `name` exists and its mode passes `test`; follows no link."""
+    try:
+        return test(root.status(name).st_mode)
+    except OSError:
+        return False
+
+
+def size_of(root: Root, name: str) -> int:
+    """Bytes in a file or below a folder; follows no link."""
+    try:
+        status = root.status(name)
+    except OSError:
+        return 0
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_size
+    return sum(size_of(root, f"{name}/{child}") for child in _names(root, name))
+
+
+def _describe(root: Root, manifest: entry.Manifest) -> EntryInfo:
+    files = (manifest.text, entry.bytecode_name(manifest.text, manifest.tag))
+    return EntryInfo(
+        module=manifest.module,
+        distribution=manifest.distribution,
+        version=manifest.version,
+        patch_hash=manifest.patch_hash,
+        interpreter=manifest.tag,
+        path=root.full(manifest.text),
+        size=sum(size_of(root, name) for name in files),
+        key=manifest.key,
+    )
+
+
+def _entry_problem(root: Root, manifest: entry.Manifest) -> str:
+    if not manifest.patch_hash:
+        return ""
+    try:
+        if manifest.tag == interpreter_tag():
+            entry.load(root, manifest)
+        else:
+            # Another interpreter's marshal cannot be read here; its seal can be checked.
+            entry.check_text(root, manifest)
+            name = entry.bytecode_name(manifest.text, manifest.tag)
+            entry.check_bytecode(root.read(name), root.full(name), manifest.text_seal, manifest.tag)
+    except Defect as defect:
+        return str(defect)
+    return ""
+
+
+def _inputs_problem(manifest: entry.Manifest) -> str:
+    try:
+        entry.check_inputs(manifest.inputs)
+    except Defect as defect:
+        return str(defect)
+    return ""

@@ -1,0 +1,96 @@
+"""Who uses an entry: a shared flock on the entry's lock file, held until the process ends.
+
+`clear` removes only what it can lock alone. The descriptors live in one table of this process and are
+inherited by fork, so that an entry stays in use as long as any process that got it lives. On a file system
+without locks entries are used unlocked, and `clear` finds nothing that it may remove. Where there is no flock
+(Windows), the open descriptor itself keeps the entry's folder from being moved.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from veomni_hook.cache.trust import Defect, Root, Vanished
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["LOCK_NAME", "InUse", "claim", "keep", "release", "share"]
+
+LOCK_NAME = ".lease"
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
+# (device, inode) of the lock file -> (descriptor, root). `setdefault` is atomic: a lock around it could be
+# left locked in a forked child.
+_held: dict[tuple[int, int], tuple[int, str]] = {}
+
+
+class InUse(Defect):
+    """An entry cannot be locked alone."""
+
+
+def share(root: Root, entry: str, *, create: bool = False) -> int:
+    """A descriptor that marks `entry` as in use while it is open.
+
+    Raises Vanished when the entry is missing or being removed (`create` makes the lock file), Defect when the
+    lock file is not to be trusted.
+    """
+    descriptor = root.open_file(f"{entry}/{LOCK_NAME}", create=create)
+    try:
+        _lock(descriptor, alone=False)
+        # Whoever removed the entry did so before we got the lock.
+        removed = os.fstat(descriptor).st_nlink == 0
+    except OSError as error:
+        os.close(descriptor)
+        raise Vanished(f"{root.full(entry)} is just being removed ({error.strerror})") from error
+    if removed:
+        os.close(descriptor)
+        raise Vanished(f"{root.full(entry)} was just removed")
+    return descriptor
+
+
+def claim(root: Root, entry: str) -> int | None:
+    """A descriptor that locks `entry` alone while open (None without flock); raises InUse or OSError."""
+    descriptor = root.open_raw(f"{entry}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT)
+    if fcntl is None:
+        os.close(descriptor)  # an open one would keep the folder from being moved, as anyone else's does
+        return None
+    try:
+        if not _lock(descriptor, alone=True):
+            raise InUse("this file system has no locks, so nobody can tell whether the entry is in use")
+    except OSError as error:
+        os.close(descriptor)
+        raise InUse("a running process uses it") from error
+    except InUse:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def keep(descriptor: int, root: str) -> None:
+    """Hold what `share` gave until this process ends, one descriptor an entry; a second one is closed."""
+    status = os.fstat(descriptor)
+    kept, _ = _held.setdefault((status.st_dev, status.st_ino), (descriptor, root))
+    if kept != descriptor:
+        os.close(descriptor)
+
+
+def release(root: str) -> None:
+    """Give up everything held below `root`: only for a folder that this process is about to remove."""
+    for key, (descriptor, holder) in list(_held.items()):
+        if holder == root and _held.pop(key, None) is not None:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, *, alone: bool) -> bool:
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True

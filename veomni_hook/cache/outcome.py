@@ -1,0 +1,92 @@
+"""What the store answers: `Hit`, `Unpatched`, `Miss` for a lookup, `Hit` or `NotStored` for a publication.
+
+Plain classes: dataclasses would cost every first import of a target up to 10 ms.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
+if TYPE_CHECKING:
+    from types import CodeType
+    from typing import Any
+
+__all__ = ["Hit", "Miss", "NotStored", "Unpatched"]
+
+
+class Hit:
+    """A stored patched module, checked; its entry is in use until this process ends.
+
+    `code` is compiled with `path`, the stored file's absolute path, as ``co_filename``.
+    """
+
+    __slots__ = ("_report", "_text", "code", "distribution", "module", "patch_hash", "path", "version")
+
+    def __init__(  # noqa: PLR0913 - one argument a field, every one by keyword
+        self,
+        *,
+        module: str,
+        distribution: str,
+        version: str,
+        patch_hash: str,
+        path: str,
+        code: CodeType,
+        text: bytes,
+        report: bytes,
+    ) -> None:
+        self.module = module
+        self.distribution = distribution
+        self.version = version
+        self.patch_hash = patch_hash
+        self.path = path
+        self.code = code
+        self._text = text
+        self._report = report
+
+    def __repr__(self) -> str:
+        return f"Hit({self.module!r}, {self.path!r})"
+
+    def source(self) -> str:
+        """The stored text, exactly as it was published."""
+        return self._text.decode()
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The patch report as it was published; a new dict each time."""
+        import json
+
+        report: dict[str, Any] = json.loads(self._report)
+        return report
+
+
+class Unpatched:
+    """It is known that no patch applies to `module`."""
+
+    __slots__ = ("module",)
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def __repr__(self) -> str:
+        return f"Unpatched({self.module!r})"
+
+
+class _Reasoned:
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.reason!r})"
+
+
+class Miss(_Reasoned):
+    """Nothing usable is stored; `reason` says what is missing or wrong."""
+
+    __slots__ = ()
+
+
+class NotStored(_Reasoned):
+    """The module could not be stored; `reason` says why. The import goes on without."""
+
+    __slots__ = ()

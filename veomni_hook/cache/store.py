@@ -1,0 +1,264 @@
+"""Lookup and publication of patched modules; the answers are in `outcome`, the files in `entry`.
+
+A lookup never raises: every defect is a Miss with its reason. A publication never breaks an import either:
+a full or read-only disk gives NotStored with its reason. What is published is a function of the key, so
+writers need no lock among themselves: each file is replaced in one step, the manifest last.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from veomni_hook.cache import entry, lease
+from veomni_hook.cache.key import interpreter_tag
+from veomni_hook.cache.outcome import Hit, Miss, NotStored, Unpatched
+from veomni_hook.cache.trust import Defect, Root, Vanished
+
+TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import CodeType
+    from typing import Any
+
+    from veomni_hook.cache.clearing import ClearResult
+    from veomni_hook.cache.inventory import CacheInfo, VerifyResult
+
+__all__ = ["Hit", "Miss", "NotStored", "Store", "Unpatched", "open_store"]
+
+# A folder can go away between two steps of a writer only while `clear` runs.
+_ATTEMPTS = 5
+_PAUSE = 0.002
+
+
+class Store:
+    """The cache in one folder.
+
+    `root` is the folder's absolute path (empty: the store holds nothing), `mode` is "disk", "temporary" or
+    "memory", `reason` says why the store is not the one that was asked for, or why it last could not write.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        mode: str = "disk",
+        reason: str = "",
+        substitute: Callable[[str], Store] | None = None,
+    ) -> None:
+        """Touch no file. `substitute` makes, from a reason, the store that serves when writing fails."""
+        self.root = os.path.abspath(root) if os.fspath(root) else ""
+        self.mode = mode
+        self.reason = reason
+        self._substitute = substitute
+        self._substitutes: dict[str, Store] = {}
+
+    def __repr__(self) -> str:
+        return f"Store({self.root!r}, mode={self.mode!r}, reason={self.reason!r})"
+
+    def lookup(self, stage1: str, module: str) -> Hit | Unpatched | Miss:
+        """What is stored under a stage-1 key; a Hit keeps its entry in use until this process ends."""
+        if not self.root:
+            return Miss(self.reason or "this store holds nothing")
+        try:
+            with Root(self.root) as root:
+                return _lookup(root, stage1, module)
+        except Defect as defect:
+            reason = str(defect)
+        except Exception as error:
+            # A defect of a kind that nobody has thought of must not break an import either: it is reported.
+            reason = f"{type(error).__name__}: {error}"
+        for substitute in self._substitutes.values():
+            answer = substitute.lookup(stage1, module)
+            if not isinstance(answer, Miss):
+                return answer
+        return Miss(reason)
+
+    def publish(  # noqa: PLR0913 - the fields of an entry, every one by keyword
+        self,
+        stage1: str,
+        *,
+        module: str,
+        distribution: str,
+        version: str,
+        patch_hash: str,
+        text: str,
+        code_factory: Callable[[str], CodeType],
+        inputs: Mapping[str, str],
+        report: Mapping[str, Any],
+    ) -> Hit | NotStored:
+        """Store a patched module and answer as a lookup would.
+
+        `code_factory` compiles `text` with the path it is given as ``co_filename`` (it is called again for
+        another path when the first folder cannot be written; what it raises is passed on). `inputs` maps the
+        absolute paths of the files that the configs were read from to their `file_digest`; `report` is JSON.
+        Raises ValueError when the code carries another ``co_filename``, TypeError when `report` is no JSON.
+        """
+        import json
+
+        if not self.root:
+            return NotStored(self.reason or "this store holds nothing")
+        parts = (stage1, distribution, version, patch_hash, *module.split("."))
+        if odd := [part for part in parts if not entry.is_plain(part)]:
+            return NotStored(f"{odd[0]!r} cannot be part of a path")
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            return NotStored(f"the text of {module} cannot be written as UTF-8: {error}")
+        manifest = entry.Manifest(
+            {
+                "key": stage1,
+                "module": module,
+                "distribution": distribution,
+                "version": version,
+                "patch_hash": patch_hash,
+                "tag": interpreter_tag(),
+                "text_seal": entry.seal(data).hex(),
+            },
+            inputs,
+            json.dumps(report).encode(),
+        )
+        return self._publish(manifest, data, code_factory)
+
+    def publish_unpatched(self, stage1: str, module: str, inputs: Mapping[str, str]) -> None:
+        """Store that no patch applies to `module`; a failure is kept in `reason`."""
+        if not self.root or not entry.is_plain(stage1):
+            return
+        fields = dict.fromkeys(("distribution", "version", "patch_hash", "text_seal"), "")
+        fields |= {"key": stage1, "module": module, "tag": interpreter_tag()}
+        try:
+            with Root.create(self.root) as root:
+                _write_manifest(root, entry.Manifest(fields, inputs, b"{}"))
+        except (OSError, Defect) as error:
+            self.reason = _reason(error)
+
+    def info(self) -> CacheInfo:
+        """What the cache holds; raises CacheError when its folder is not to be trusted."""
+        from veomni_hook.cache.inventory import info
+
+        return info(self)
+
+    def verify(self) -> VerifyResult:
+        """Check every manifest and entry; raises CacheError when the folder is not to be trusted."""
+        from veomni_hook.cache.inventory import verify
+
+        return verify(self)
+
+    def clear(self, *, force: bool = False) -> ClearResult:
+        """Remove every entry that no running process uses (`force`: those too).
+
+        Raises CacheError when the folder is not to be trusted.
+        """
+        from veomni_hook.cache.clearing import clear
+
+        return clear(self, force=force)
+
+    def _publish(
+        self, manifest: entry.Manifest, text: bytes, code_factory: Callable[[str], CodeType]
+    ) -> Hit | NotStored:
+        if not self.root:  # the substitute of a substitute that could not be made
+            return NotStored(self.reason)
+        for _ in range(_ATTEMPTS):
+            try:
+                with Root.create(self.root) as root:
+                    return _publish(root, manifest, text, code_factory)
+            except (Vanished, FileNotFoundError) as error:
+                self.reason = _reason(error)
+                time.sleep(_PAUSE)
+            except (OSError, Defect) as error:
+                self.reason = _reason(error)
+                break
+        if self._substitute is None:
+            return NotStored(self.reason)
+        if "" not in self._substitutes:
+            self._substitutes.setdefault("", self._substitute(self.reason))
+        return self._substitutes[""]._publish(manifest, text, code_factory)
+
+
+def open_store(cache_dir: str | None = None) -> Store:
+    """The store in `cache_dir`, by default in the user's cache folder, which is made (0700) where missing.
+
+    A folder that another user could have written is refused. Then, and whenever the folder cannot be written,
+    a private temporary folder serves, removed when this process ends; failing that, a store that holds
+    nothing. Never raises OSError.
+    """
+    from veomni_hook.cache import location
+
+    chosen = location.choose(cache_dir)
+    if chosen.problem:
+        return _temporary_store(chosen.problem)
+    return Store(chosen.path, reason=location.write_problem(chosen.path), substitute=_temporary_store)
+
+
+def _temporary_store(problem: str) -> Store:
+    from veomni_hook.cache import location
+
+    made = location.make_temporary()
+    if made.problem:
+        return Store("", mode="memory", reason=f"{problem}; {made.problem}")
+    return Store(made.path, mode="temporary", reason=problem)
+
+
+def _lookup(root: Root, stage1: str, module: str) -> Hit | Unpatched:
+    if not entry.is_plain(stage1):
+        raise Defect(f"{stage1!r} is no stage-1 key")
+    root.check_folders(entry.KEYS)
+    manifest = entry.read_manifest(root, stage1)
+    if manifest.module != module:
+        raise Defect(f"the key was stored for {manifest.module}, not for {module}")
+    if manifest.tag != interpreter_tag():
+        raise Defect(f"the key was stored by {manifest.tag}, not by {interpreter_tag()}")
+    entry.check_inputs(manifest.inputs)
+    if not manifest.patch_hash:
+        return Unpatched(module)
+    root.check_folders(manifest.entry)
+    descriptor = lease.share(root, manifest.entry)
+    try:
+        hit = entry.load(root, manifest)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    lease.keep(descriptor, root.path)
+    return hit
+
+
+def _publish(
+    root: Root, manifest: entry.Manifest, text: bytes, code_factory: Callable[[str], CodeType]
+) -> Hit:
+    root.make_folders(manifest.entry)
+    descriptor = lease.share(root, manifest.entry, create=True)
+    try:
+        bytecode = entry.bytecode_name(manifest.text, manifest.tag)
+        root.make_folders(bytecode.rpartition("/")[0])
+        path = root.full(manifest.text)
+        code = code_factory(path)
+        if code.co_filename != path:
+            raise ValueError(f"code_factory compiled {manifest.module} as {code.co_filename}, not as {path}")
+        if not _holds(root, manifest.text, text):
+            root.write(manifest.text, text)
+        root.write(bytecode, entry.pack_bytecode(code, manifest.text_seal, manifest.tag))
+        _write_manifest(root, manifest)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    lease.keep(descriptor, root.path)
+    return entry.make_hit(root, manifest, code, text)
+
+
+def _holds(root: Root, name: str, data: bytes) -> bool:
+    # A process may be running from this very file: it is not replaced by an equal one.
+    try:
+        return root.read(name) == data
+    except Defect:
+        return False
+
+
+def _write_manifest(root: Root, manifest: entry.Manifest) -> None:
+    root.make_folders(entry.KEYS)
+    root.write(f"{entry.KEYS}/{manifest.key}", manifest.encode())
+
+
+def _reason(error: OSError | Defect) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return str(error)

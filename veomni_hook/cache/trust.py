@@ -1,0 +1,246 @@
+"""Access to the cache's folder that no other user can have had a hand in.
+
+A `Root` opens the folder once and reaches everything below through that descriptor, so whoever can rename
+the folders above cannot swap what is executed. Each folder below and each file must belong to this user (or
+to the superuser), carry no write bit for others and be no symbolic link. Where the system has no user ids
+the ownership rules are left out; where it has no descriptors of folders, full paths serve.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+__all__ = ["TEMPORARY_SUFFIX", "Defect", "Root", "Vanished", "ownership_problem"]
+
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+# Without O_NONBLOCK a named pipe in a file's place would stop the import until someone writes to it.
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_FOLDER = os.O_RDONLY | _NOFOLLOW | getattr(os, "O_DIRECTORY", 0)
+_BY_DESCRIPTOR = {os.open, os.stat, os.mkdir, os.rename, os.unlink, os.rmdir} <= os.supports_dir_fd
+_SUPERUSER = 0
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+TEMPORARY_SUFFIX = ".tmp"  # of the files that `Root.write` writes aside
+
+
+class Defect(Exception):
+    """Why something in the cache is not used; caught inside this package and turned into a reason."""
+
+
+class Vanished(Defect):
+    """Something is not there, or just being removed: a writer may try once more."""
+
+
+def ownership_problem(status: os.stat_result, *, links: bool = False) -> str:
+    """Why another user could have written this file or folder; empty when none could.
+
+    With `links`, `status` is that of a symbolic link, whose mode bits mean nothing.
+    """
+    if not hasattr(os, "geteuid"):
+        return ""
+    user = os.geteuid()
+    if status.st_uid not in (user, _SUPERUSER):
+        return f"belongs to user {status.st_uid}, not to user {user}"
+    if not links and status.st_mode & _WRITABLE_BY_OTHERS:
+        return f"can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+class Root:
+    """The opened folder of a cache; names are relative to it, with ``/``. Close it with `close()`."""
+
+    __slots__ = ("descriptor", "path")
+
+    def __init__(self, path: str) -> None:
+        """Open `path`, a normalised absolute path. Raises Defect if it is missing or not to be trusted."""
+        self.path = path
+        self.descriptor: int | None = None
+        try:
+            if _BY_DESCRIPTOR:
+                self.descriptor = os.open(path, _FOLDER)
+                status = os.fstat(self.descriptor)
+            else:
+                status = os.lstat(path)
+            _check(status, path, folder=True)
+        except OSError as error:
+            self.close()
+            raise _defect(error, path) from error
+        except Defect:
+            self.close()
+            raise
+
+    @classmethod
+    def create(cls, path: str) -> Root:
+        """Open `path`, made with the folders above it (0700) where missing. Raises OSError or Defect."""
+        missing: list[str] = []
+        folder = path
+        while not os.path.lexists(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for folder in reversed(missing):
+            try:
+                os.mkdir(folder, 0o700)
+            except FileExistsError:
+                continue  # another writer was faster; the root is checked as it is opened
+        return cls(path)
+
+    def __enter__(self) -> Root:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back; the object is of no use afterwards."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+    def full(self, name: str) -> str:
+        """The absolute path of `name`."""
+        return os.path.join(self.path, name.replace("/", os.sep))
+
+    def status(self, name: str) -> os.stat_result:
+        """lstat; raises OSError."""
+        return os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
+
+    def check_folders(self, name: str) -> None:
+        """Check every folder from the root down to `name`; raises Defect."""
+        end = 0
+        while end < len(name):
+            end = name.find("/", end + 1)
+            if end < 0:
+                end = len(name)
+            folder = name[:end]
+            try:
+                _check(self.status(folder), self.full(folder), folder=True)
+            except OSError as error:
+                raise _defect(error, self.full(folder)) from error
+
+    def make_folders(self, name: str) -> None:
+        """Make `name` and the folders above it, each 0700. Raises OSError, or Defect for a bad one."""
+        parts = name.split("/")
+        for end in range(1, len(parts) + 1):
+            try:
+                os.mkdir(self._at("/".join(parts[:end])), 0o700, dir_fd=self.descriptor)
+            except FileExistsError:
+                pass  # checked below, with all the others
+        self.check_folders(name)
+
+    def open_raw(self, name: str, flags: int) -> int:
+        """A descriptor of `name`, itself no symbolic link, unchecked otherwise; raises OSError."""
+        return os.open(self._at(name), flags | _NOFOLLOW, 0o600, dir_fd=self.descriptor)
+
+    def open_file(self, name: str, *, create: bool = False) -> int:
+        """A descriptor of the regular file `name`; raises Defect. Check the folders above it beforehand."""
+        try:
+            descriptor = self.open_raw(name, _READ | (os.O_CREAT if create else 0))
+        except OSError as error:
+            raise _defect(error, self.full(name)) from error
+        try:
+            _check(os.fstat(descriptor), self.full(name), folder=False)
+        except Defect:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def read(self, name: str) -> bytes:
+        """All bytes of the regular file `name`; raises Defect. Check the folders above it beforehand."""
+        descriptor = self.open_file(name)
+        try:
+            size = os.fstat(descriptor).st_size
+            data = os.read(descriptor, size + 1)
+            while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
+                data += more
+            return data
+        except OSError as error:
+            raise _defect(error, self.full(name)) from error
+        finally:
+            os.close(descriptor)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace `name` by `data` in one step (0600, on the disk before it is seen). Raises OSError."""
+        folder = name.rpartition("/")[0]
+        temporary = f"{folder}/.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        descriptor = self.open_raw(temporary, _CREATE)
+        try:
+            try:
+                _write_all(descriptor, data)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            self.rename(temporary, name)
+        except BaseException:
+            try:
+                self.unlink(temporary)
+            except OSError:
+                pass  # the first error is the one to report; `clear` removes what is left over
+            raise
+
+    def rename(self, name: str, target: str) -> None:
+        """os.replace; raises OSError."""
+        os.replace(self._at(name), self._at(target), src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file; raises OSError."""
+        os.unlink(self._at(name), dir_fd=self.descriptor)
+
+    def rmdir(self, name: str) -> None:
+        """Remove an empty folder; raises OSError."""
+        os.rmdir(self._at(name), dir_fd=self.descriptor)
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a folder and all that it holds, following no link; raises OSError."""
+        import shutil
+
+        shutil.rmtree(self._at(name), dir_fd=self.descriptor)
+
+    def names(self, name: str = "") -> list[str]:
+        """The sorted names in a folder, itself no symbolic link; raises OSError."""
+        if not _BY_DESCRIPTOR:
+            return sorted(os.listdir(self.full(name)))
+        descriptor = os.open(name or ".", _FOLDER, dir_fd=self.descriptor)
+        try:
+            return sorted(os.listdir(descriptor))
+        finally:
+            os.close(descriptor)
+
+    def _at(self, name: str) -> str:
+        return name if self.descriptor is not None else self.full(name)
+
+
+def _check(status: os.stat_result, path: str, *, folder: bool) -> None:
+    wanted = stat.S_ISDIR if folder else stat.S_ISREG
+    if not wanted(status.st_mode):
+        raise Defect(f"{path} is {_kind(status.st_mode)}, not a {'folder' if folder else 'regular file'}")
+    problem = ownership_problem(status)
+    if problem:
+        raise Defect(f"{path} {problem}")
+
+
+def _kind(mode: int) -> str:
+    kinds = (
+        (stat.S_ISLNK, "a symbolic link"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISREG, "a regular file"),
+        (stat.S_ISFIFO, "a named pipe"),
+    )
+    return next((name for test, name in kinds if test(mode)), "a special file")
+
+
+def _defect(error: OSError, path: str) -> Defect:
+    if isinstance(error, FileNotFoundError):
+        return Vanished(f"{path} is missing")
+    # Systems disagree on the error that O_NOFOLLOW gives (ELOOP, EMLINK, ENOTDIR): look at the thing itself.
+    try:
+        is_link = stat.S_ISLNK(os.lstat(path).st_mode)
+    except OSError:
+        is_link = False
+    return Defect(f"{path} is a symbolic link" if is_link else f"{path}: {error.strerror or error}")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

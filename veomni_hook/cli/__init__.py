@@ -1,0 +1,1 @@
+"""The command line `veomni-hook`: one file a command; results on stdout, everything else on stderr."""

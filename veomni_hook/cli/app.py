@@ -1,0 +1,113 @@
+"""The application: every command's home, and what they share (errors, warnings, broken pipes).
+
+A command's module is imported when that command is run, completed, or described in the help. Nothing here
+imports torch or transformers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from veomni_hook import __version__
+from veomni_hook.cli import output
+from veomni_hook.cli.usage import exit_status
+from veomni_hook.errors import VeomniHookError
+
+# Where each command is: a function, or a typer application with commands of its own.
+COMMANDS = {
+    "dump": "veomni_hook.cli.dump:dump",
+    "diff": "veomni_hook.cli.diff:diff",
+    "explain": "veomni_hook.cli.explain:explain",
+    "list": "veomni_hook.cli.list:list_",
+    "check": "veomni_hook.cli.check:check",
+    "kernels": "veomni_hook.cli.kernels:kernels",
+    "cache": "veomni_hook.cli.cache:app",
+    "doctor": "veomni_hook.cli.doctor:doctor",
+    "run": "veomni_hook.cli.run:run",
+    "demo": "veomni_hook.cli.demo:demo",
+}
+
+
+class Group(TyperGroup):
+    """Finds the commands, and turns this package's errors into a message and an exit status."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, in the order of the help."""
+        return [*COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name, imported now; None for a name that is none."""
+        if cmd_name not in self.commands and cmd_name in COMMANDS:
+            self.commands[cmd_name] = _load(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the arguments name; the error for a wrong one suggests from all of them."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            for name in COMMANDS:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name."""
+        warnings.showwarning = _show_warning
+        try:
+            return super().invoke(ctx)
+        except VeomniHookError as error:
+            output.fail(error)
+            raise typer.Exit(exit_status(error)) from None
+        except BrokenPipeError:
+            output.abandon_stdout()
+            raise typer.Exit(output.BROKEN_PIPE) from None
+
+
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001
+    if wanted:
+        output.emit(f"veomni-hook {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Hugging Face modeling code, patched in memory as it is imported.
+
+    Results go to standard output, everything else to standard error. Exit status: 0 fine, 1 something was
+    found (a patch that does not apply, a damaged cache entry), 2 wrong use.
+    """
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = COMMANDS[name].partition(":")
+    found = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
+    one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    one.command(name, cls=getattr(found, "command_class", TyperCommand))(found)
+    return typer.main.get_command(one)
+
+
+def _show_warning(message: Any, category: Any, filename: str, lineno: int, *_: Any, **__: Any) -> None:
+    output.warn(str(message))
+
+
+def main() -> None:
+    """Run the command line; the console script's entry point."""
+    app(prog_name="veomni-hook")

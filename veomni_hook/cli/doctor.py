@@ -1,0 +1,190 @@
+"""`veomni-hook doctor`: what this environment is, what is set, and what stands in the hook's way.
+
+A problem (the hook cannot work as asked) makes the exit status 1; a hazard is worth knowing and does not.
+Every section stands alone: one that fails is itself a finding, never the end of the report.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from veomni_hook.cli import output
+from veomni_hook.cli.target_options import JsonOption
+from veomni_hook.cli.usage import FOUND
+from veomni_hook.errors import VeomniHookError
+
+if TYPE_CHECKING:
+    from veomni_hook.settings import Resolved, Settings
+
+REQUIRED = ("transformers", "torch", "astor")
+DISTRIBUTIONS = (*REQUIRED, "triton", "liger-kernel", "torch_npu", "accelerate", "kernels")
+TRANSFORMERS_RANGE = ((5, 2), (6, 0))  # the range in pyproject.toml: from, below
+OWN_FINDERS = ("BuiltinImporter", "FrozenImporter", "PathFinder", "PatchFinder")
+
+
+@dataclass
+class Findings:
+    """What the sections report besides their fields."""
+
+    problems: list[str] = field(default_factory=list)
+    hazards: list[str] = field(default_factory=list)
+
+
+def doctor(
+    *,
+    fast: Annotated[bool, typer.Option("--fast", help="Leave out what imports torch or a config.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Report versions, hook, cache, settings, specs and hardware, and what is wrong with them.
+
+    Exits with 1 when something keeps the hook from working.
+    """
+    findings = Findings()
+    resolved = _resolved(findings)
+    sections: dict[str, Any] = {
+        "versions": versions(findings),
+        "hook": hook(findings, resolved.settings),
+        "settings": settings_fields(resolved),
+        "cache": cache(findings, resolved.settings),
+        "specs": specs(findings, resolved.settings, load=not fast),
+    }
+    if not fast:
+        sections["hardware"] = hardware(findings)
+    if as_json:
+        output.emit_json({**sections, "problems": findings.problems, "hazards": findings.hazards})
+    else:
+        _print(sections, findings)
+    if findings.problems:
+        raise typer.Exit(FOUND)
+
+
+def versions(findings: Findings) -> dict[str, object]:
+    """Return the versions of Python and of every distribution that matters, without importing one."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from veomni_hook import __version__
+
+    found: dict[str, object] = {
+        "veomni-hook": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "platform": platform.platform(),
+    }
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+            if name in REQUIRED:
+                findings.problems.append(f"{name} is not installed; fix: pip install {name}")
+    transformers = found["transformers"]
+    if isinstance(transformers, str) and not supported(transformers):
+        low, high = (".".join(map(str, bound)) for bound in TRANSFORMERS_RANGE)
+        wanted = f"transformers>={low},<{high}"
+        findings.problems.append(f"transformers {transformers} is not {wanted}; fix: pip install '{wanted}'")
+    return found
+
+
+def supported(version: str) -> bool:
+    """Whether a transformers version lies in the supported range."""
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    return TRANSFORMERS_RANGE[0] <= parts < TRANSFORMERS_RANGE[1]
+
+
+def hook(findings: Findings, settings: Settings) -> dict[str, object]:
+    """Return whether the hook is active in a Python started here, and note what stands in its way."""
+    from veomni_hook.finders.children import BOOTSTRAP
+    from veomni_hook.finders.finder import is_target
+    from veomni_hook.finders.state import STATE
+
+    if not settings.enabled:
+        findings.hazards.append(
+            "the hook is switched off by its settings; fix: VEOMNI_HOOK=1, or enabled = true"
+        )
+    ahead = []
+    for finder in sys.meta_path:
+        name = finder.__name__ if isinstance(finder, type) else type(finder).__name__
+        if finder is STATE.finder or name == "PathFinder":
+            break
+        if name not in OWN_FINDERS:
+            ahead.append(name)
+    if ahead:
+        findings.hazards.append(
+            f"import hooks ahead of ours see modeling modules first: {', '.join(ahead)}; "
+            "one that answers for transformers.models.* keeps it unpatched"
+        )
+    early = sorted(name for name in sys.modules if is_target(name))
+    if early:
+        findings.hazards.append(
+            f"imported when Python starts, before any script can activate the hook: {', '.join(early)}"
+        )
+    _note_source(findings)
+    return {
+        "active here": bool(STATE.handles),
+        "children activate": BOOTSTRAP in os.environ.get("PYTHONPATH", "").split(os.pathsep),
+        "import hooks": [f.__name__ if isinstance(f, type) else type(f).__name__ for f in sys.meta_path],
+    }
+
+
+def _note_source(findings: Findings) -> None:
+    from veomni_hook.cli.targets import families, transformers_folder
+
+    try:
+        folder = transformers_folder()
+        count = len(families())
+    except (VeomniHookError, OSError):
+        folder, count = "", 0
+    if folder and not count:
+        findings.problems.append(
+            f"no modeling sources in {folder}/models (a zip, or bytecode only?); fix: install transformers from a wheel"
+        )
+
+
+def settings_fields(resolved: Resolved) -> list[dict[str, object]]:
+    """Return each setting with its value, where that came from, and what it beat."""
+    return [
+        {
+            "setting": name,
+            "value": found.value,
+            "from": found.source,
+            "beat": [f"{value!r} ({source})" for source, value in found.beaten],
+        }
+        for name, found in resolved.provenance.items()
+    ]
+
+
+def _resolved(findings: Findings) -> Resolved:
+    from veomni_hook.settings import resolve
+
+    try:
+        resolved = resolve()
+    except VeomniHookError as error:
+        findings.problems.append(_one_line(error))
+        return resolve(environ={}, start_dir=os.sep)
+    for name in resolved.unknown_environment:
+        findings.hazards.append(f"{name} is set, but no setting has that name")
+    return resolved
+
+
+def _one_line(error: VeomniHookError) -> str:
+    return f"{error.what} ({error.where}); fix: {error.fix}"
+
+
+def _print(sections: dict[str, Any], findings: Findings) -> None:
+    for name, content in sections.items():
+        output.emit_heading(name)
+        if isinstance(content, dict):
+            output.emit_fields(content)
+        elif content:
+            output.emit_table([*content[0]], [[*row.values()] for row in content])
+        else:
+            output.emit("  none\n")
+        output.emit("\n")
+    for label, lines in (("problems", findings.problems), ("hazards", findings.hazards)):
+        output.emit_heading(label)
+        output.emit("".join(f"  - {line}\n" for line in lines) or "  none\n")

@@ -1,0 +1,44 @@
+"""`veomni-hook dump`: the patched source, self-contained, line for line what a traceback shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from veomni_hook.cli import output
+from veomni_hook.cli.target_options import ConfigOption, DeviceOption, TargetArgument, prepared
+from veomni_hook.cli.usage import UsageError
+
+
+def dump(
+    target: TargetArgument = None,
+    config: ConfigOption = None,
+    device: DeviceOption = None,
+    file: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file instead.", show_default=False)
+    ] = None,
+) -> None:
+    """Print the patched source of a module, with relative imports made absolute.
+
+    Line numbers are those of tracebacks and breakpoints. Neither the module nor torch is imported.
+    """
+    from veomni_hook.patches.render import dump_text
+
+    found = prepared(target, config, device)
+    text = dump_text(found.stored_text, found.module)
+    if found.patched is None:
+        output.note(f"{found.module}: {found.reason}; this is the installed source")
+    if file is None:
+        output.emit_code(text, "python")
+        return
+    try:
+        file.write_bytes(text.encode("utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"the output cannot be written: {error.strerror}",
+            where=str(file),
+            fix="name a file in a writable folder",
+        ) from error
+    output.note(f"wrote {file}")

@@ -1,0 +1,101 @@
+"""`veomni-hook explain`: what was patched in a module, why and where, and what was left as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from veomni_hook.cli import output
+from veomni_hook.cli.target_options import ConfigOption, DeviceOption, JsonOption, TargetArgument, prepared
+
+if TYPE_CHECKING:
+    from veomni_hook.finders.prepare import Prepared
+
+
+def explain(
+    target: TargetArgument = None,
+    config: ConfigOption = None,
+    device: DeviceOption = None,
+    *,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Leave out which kernel each slot gets: that imports torch.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain what the patches do to a module: each one's reason and lines, what yielded, what is untouched.
+
+    Lines are those of the stored file, which tracebacks and `dump` show.
+    """
+    found = prepared(target, config, device)
+    facts = explained(found, select=not fast)
+    if as_json:
+        output.emit_json(facts)
+        return
+    output.emit_heading(f"{found.module} ({facts['distribution']} {facts['version']})")
+    output.emit_fields({"source": found.original_path, "patched": _place(found), "hash": found.patch_hash or None})
+    _section("applied", ("lines", "kind", "target", "reason", "config"), facts["applied"])
+    _section("yielded", ("kind", "target", "reason", "config"), facts["yielded"])
+    _section("kernel slots", ("name", "op", "variant", "kernel", "decisions"), facts["slots"])
+    output.emit_heading("\nleft as installed")
+    output.emit(f"  {', '.join(facts['untouched']) or 'nothing'}\n")
+
+
+def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
+    """Return everything that `explain` tells about a module as JSON-ready values.
+
+    Args:
+        found: the module, patched.
+        select: also select the kernel of each slot for this machine, which imports torch.
+    """
+    from importlib.metadata import version
+
+    facts: dict[str, Any] = {
+        "module": found.module,
+        "source": found.original_path,
+        "stored": found.stored_path,
+        "cache": found.cache,
+        "patch_hash": found.patch_hash,
+        "reason": found.reason,
+    }
+    if found.patched is None:
+        distribution = found.module.partition(".")[0]
+        empty: dict[str, Any] = {"distribution": distribution, "version": version(distribution), "applied": []}
+        return {**facts, **empty, "yielded": [], "untouched": _definitions(found), "slots": []}
+    from veomni_hook.patches.render import header
+
+    above = len(header(found.report, found.patch_hash))
+    facts.update(found.report.moved(above).to_dict())
+    if select and facts["slots"]:
+        from veomni_hook.cli.kernels import chosen_for
+
+        facts["slots"] = [{**slot, **chosen_for(slot["op"], slot["variant"])} for slot in facts["slots"]]
+    return facts
+
+
+def _definitions(found: Prepared) -> list[str]:
+    import ast
+
+    defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node.name for node in ast.parse(found.original).body if isinstance(node, defined)]
+
+
+def _place(found: Prepared) -> str:
+    if found.patched is None:
+        return f"no: {found.reason}"
+    if found.stored_path is not None:
+        return f"{found.stored_path} (cache {found.cache})"
+    return f"in memory only: {found.reason}" if found.reason else "in memory only"
+
+
+def _section(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    output.emit_heading(f"\n{title}")
+    shown = [column for column in columns if any(column in row for row in rows)]
+    output.emit_table(shown, [[_lines(row) if c == "lines" else row.get(c) for c in shown] for row in rows])
+
+
+def _lines(row: dict[str, Any]) -> str:
+    first, last = row["lines"]
+    return f"{first}-{last}"

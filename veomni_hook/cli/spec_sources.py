@@ -1,0 +1,62 @@
+"""Every patch config that this environment knows of, and who named it; one that cannot load is a result too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from veomni_hook.errors import VeomniHookError
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.spec import PatchConfig
+    from veomni_hook.settings import Settings
+
+BUILT_IN = "built-in"
+SETTINGS = "settings"
+ENTRY_POINT = "entry point"
+OPTION = "--config"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One config module.
+
+    Attributes:
+        origin: who named it: `built-in`, `settings`, `entry point` or `--config`.
+        name: the module's name, with `:attribute` where one was given.
+        configs: what it holds; empty when it cannot be loaded.
+        error: why it cannot be loaded, or None.
+    """
+
+    origin: str
+    name: str
+    configs: tuple[PatchConfig, ...] = ()
+    error: VeomniHookError | None = None
+
+
+def names(settings: Settings) -> list[tuple[str, str]]:
+    """Return (origin, name) of every config module, without loading one."""
+    from veomni_hook.finders.configs import entry_points
+    from veomni_hook.patches.models import all_spec_modules
+
+    return [
+        *((BUILT_IN, name) for name in all_spec_modules()),
+        *((SETTINGS, name) for name in settings.patches),
+        *((ENTRY_POINT, name) for name in entry_points()),
+    ]
+
+
+def load_sources(named: Sequence[tuple[str, str]]) -> list[Source]:
+    """Load config modules; each failure is kept beside the others' results."""
+    return [_load(origin, name) for origin, name in named]
+
+
+def _load(origin: str, name: str) -> Source:
+    from veomni_hook.finders.configs import load
+
+    try:
+        (loaded,) = load([name])
+    except VeomniHookError as error:
+        return Source(origin, name, error=error)
+    return Source(origin, name, loaded.configs)

@@ -1,0 +1,124 @@
+"""What `dump`, `diff` and `explain` share: naming a target, and patching it without importing it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from veomni_hook.cli.targets import complete_family, module_name
+from veomni_hook.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from veomni_hook.finders.prepare import Prepared
+    from veomni_hook.patches.spec import PatchConfig
+
+
+class Device(StrEnum):
+    """Which of a GPU/NPU pair of configs applies."""
+
+    gpu = "gpu"
+    npu = "npu"
+
+
+TargetArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[TARGET]",
+        help="A family (qwen3), or a module (transformers.models.qwen3.modeling_qwen3).",
+        autocompletion=complete_family,
+        show_default=False,
+    ),
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="PACKAGE.MODULE[:NAME]",
+        help="Apply this config (ours or patchgen's) and nothing else to its source module.",
+        show_default=False,
+    ),
+]
+DeviceOption = Annotated[
+    Device | None,
+    typer.Option("--device", help="Which of a GPU/NPU pair of configs applies.", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def import_from_here() -> None:
+    """Let configs be imported from the working directory, as `python -m` does; installed modules win."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+
+
+def prepared(target: str | None, config: str | None, device: Device | None) -> Prepared:
+    """Patch the module that the options name, without importing it.
+
+    Raises:
+        UsageError: no target, two targets, or one that does not exist.
+        ConfigError: the config cannot be loaded.
+        PatchError: a patch does not apply.
+    """
+    from veomni_hook.finders.prepare import prepare
+    from veomni_hook.settings import resolve
+
+    settings = resolve().settings
+    import_from_here()
+    chosen = device.value if device is not None else None
+    if config is None:
+        if target is None:
+            raise UsageError(
+                "no target",
+                where="the command line",
+                fix="name a family (qwen3), a module, or --config package.module",
+            )
+        return prepare(module_name(target), settings, device=chosen)
+    wanted = module_name(target) if target is not None else None
+    picked = _picked(config, wanted, chosen)
+    return prepare(picked.module, settings, configs=picked.configs, device=picked.device)
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Configs for one module and one device."""
+
+    module: str
+    configs: tuple[PatchConfig, ...]
+    device: str | None
+
+
+def _picked(name: str, module: str | None, device: str | None) -> Picked:
+    from veomni_hook.finders.configs import load
+
+    (loaded,) = load([name])
+    fitting = [c for c in loaded.configs if device is None or c.device in (None, device)]
+    modules = dict.fromkeys(c.source_module for c in fitting)
+    if module is None and len(modules) > 1:
+        raise UsageError(
+            f"{name} holds configs for {len(modules)} modules",
+            where=f"config {name}",
+            fix=f"name one as the target too: {', '.join(modules)}",
+        )
+    chosen = module if module is not None else next(iter(modules), None)
+    fitting = [c for c in fitting if c.source_module == chosen]
+    if chosen is None or not fitting:
+        raise UsageError(
+            f"{name} has no config for {module or 'this device'}" + (f" on {device}" if device else ""),
+            where=f"config {name}",
+            fix=f"it holds: {_held(loaded.configs)}",
+        )
+    devices = {c.device for c in fitting} - {None}
+    if device is None and len(devices) == 1:
+        device = devices.pop()
+    return Picked(chosen, tuple(fitting), device)
+
+
+def _held(configs: Sequence[PatchConfig]) -> str:
+    return ", ".join(f"{c.source_module} ({c.device or 'any device'})" for c in configs)

@@ -1,0 +1,18 @@
+"""Wrong use of the command line: its error, and the exit statuses of every command."""
+
+from __future__ import annotations
+
+from veomni_hook.errors import ConfigError, KernelError, SettingsError, VeomniHookError
+
+FINE = 0
+FOUND = 1
+WRONG_USE = 2
+
+
+class UsageError(VeomniHookError):
+    """The command was asked for something that does not exist or makes no sense."""
+
+
+def exit_status(error: VeomniHookError) -> int:
+    """Return the exit status for an error: what the user wrote is wrong use, the rest is a finding."""
+    return WRONG_USE if isinstance(error, UsageError | SettingsError | ConfigError | KernelError) else FOUND

@@ -1,0 +1,71 @@
+"""Gated SiLU that keeps one activation less for backward.
+
+Forward:  y = s * up,  s = silu(gate)
+Backward: dup = dy * s,  dgate = (dy * up) * silu'(gate)
+Shapes: gate, up, y [..., intermediate], one dtype.
+Saved: gate, up; s is computed again. Mutates: nothing. Results are equal bits to upstream's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from veomni_hook.kernels.operands import not_plain, untraceable, wants_grad
+
+__all__ = ["gated_silu", "loses", "refuses"]
+
+
+class _GatedSiLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        gate, up = ctx.saved_tensors
+        for_gate, for_up = ctx.needs_input_grad
+        grad_up = grad * functional.silu(gate) if for_up else None
+        grad_gate = torch.ops.aten.silu_backward(grad * up, gate) if for_gate else None
+        return grad_gate, grad_up
+
+
+def gated_silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return ``silu(gate) * up``, all ``[..., intermediate]``."""
+    # The projections have run by now, so operands that they make unusual are computed the upstream way here.
+    if not_plain(gate, up) is not None or gate.dtype is not up.dtype or gate.shape != up.shape:
+        return functional.silu(gate) * up
+    if wants_grad(gate, up):
+        return _GatedSiLU.apply(gate, up)  # type: ignore[no-untyped-call,no-any-return]
+    return functional.silu(gate).mul_(up)
+
+
+def refuses(owner: Any, x: torch.Tensor) -> str | None:
+    """Return why this call of the MLP ``owner`` must run the upstream code, or None."""
+    activation = owner.act_fn
+    kind = type(activation)
+    if not (kind is nn.SiLU or (kind.__name__ == "SiLUActivation" and kind.__module__ == "transformers.activations")):
+        return f"the activation is {kind.__name__}, not SiLU"
+    if kind is nn.SiLU and activation.inplace:
+        return "the activation works in place"
+    if "forward" in activation.__dict__ or _has_hooks(activation):
+        return "the activation has hooks or a forward of its own, which a fusion would skip"
+    return not_plain(x) or untraceable()
+
+
+def loses(owner: Any, x: torch.Tensor) -> str | None:
+    """Return where upstream was measured to be faster, or None."""
+    # Forward and backward, 2,048 x 3,072 in bfloat16 on 2 cores: 15 % slower, because silu runs twice.
+    if torch.is_grad_enabled():
+        return "with gradients it trades time for memory; choose torch by name to get that"
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )

@@ -1,0 +1,137 @@
+"""The way into ``lm_head.__call__``, so that the hooks of FSDP2, ZeRO-3 and offloading see an ordinary call.
+
+The head is called with a `LossInput` in place of hidden states. ``nn.Linear.forward`` hands it, with the weights
+as hooks have gathered them, to ``torch.nn.functional.linear``, where ``__torch_function__`` computes the loss.
+`refuses` keeps heads away whose ``forward`` or hooks expect logits; what only the gathered weights can tell is
+decided in `LossRequest.answer`, which then returns the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules import module as module_globals
+from torch.utils import _pytree
+
+from veomni_hook.kernels.operands import not_plain
+
+__all__ = ["LossInput", "LossRequest", "refuses"]
+
+# Their hooks gather, move and release tensors, and look at no values.
+KNOWN_HOOKS = ("torch.distributed.", "accelerate.", "deepspeed.")
+
+
+class LossRequest:
+    """What the head is to compute: ``compute`` over ``target`` ``[rows]``; ``loss`` is set once it has been."""
+
+    def __init__(self, compute: Callable[..., torch.Tensor], target: torch.Tensor, options: Mapping[str, Any]) -> None:
+        self._compute = compute
+        self._target = target
+        self._options = options
+        self.loss: torch.Tensor | None = None
+        self.reason: str | None = None
+
+    def answer(self, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return the loss, or the logits where these weights do not allow it (then ``reason`` says why)."""
+        self.reason = _unsuited(hidden_states, weight, bias)
+        if self.reason is not None:
+            return functional.linear(hidden_states, weight, bias)
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        self.loss = self._compute(rows, weight, bias, self._target, **self._options)
+        return self.loss
+
+
+@dataclass
+class LossInput:
+    """Hidden states on their way into the head. A dataclass and a pytree node: FSDP2 looks for tensors in both."""
+
+    hidden_states: torch.Tensor
+    request: LossRequest
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is not functional.linear:
+            return NotImplemented
+        given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
+        carrier = given["input"]
+        return carrier.request.answer(carrier.hidden_states, given["weight"], given.get("bias"))
+
+    def to(self, *args: Any, **kwargs: Any) -> LossInput:
+        """Move or cast the hidden states; accelerate's hooks call this."""
+        return replace(self, hidden_states=self.hidden_states.to(*args, **kwargs))
+
+
+def _flatten(carrier: LossInput) -> tuple[list[torch.Tensor], LossRequest]:
+    return [carrier.hidden_states], carrier.request
+
+
+def _unflatten(leaves: Iterable[Any], request: LossRequest) -> LossInput:
+    (hidden_states,) = leaves
+    return LossInput(hidden_states, request)
+
+
+_pytree.register_pytree_node(
+    LossInput, _flatten, _unflatten, serialized_type_name="veomni_hook.kernels.linear_cross_entropy.LossInput"
+)
+
+
+def refuses(head: Any) -> str | None:
+    """Return why ``head`` cannot be called with a `LossInput`, or None."""
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        return f"lm_head is a {type(head).__name__}, whose forward is not that of nn.Linear"
+    if "forward" in head.__dict__ and not _accelerate_forward(head):
+        return "lm_head has a forward of its own"
+    if head._compiled_call_impl is not None:
+        return "lm_head is compiled by itself"
+    if functional.linear is not torch._C._nn.linear:
+        return "torch.nn.functional.linear has been replaced"
+    if head._backward_hooks or head._backward_pre_hooks:
+        return "lm_head has backward hooks, which expect gradients of logits"
+    for hook in (*head._forward_pre_hooks.values(), *head._forward_hooks.values()):
+        if not _origin(hook).startswith(KNOWN_HOOKS):
+            return f"lm_head has a hook from {_origin(hook) or 'an unknown place'}, which may expect logits"
+    if any(_global_hooks()):
+        return "a hook is registered for all modules"
+    return None
+
+
+def _unsuited(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+    reason = not_plain(*(tensor for tensor in (hidden_states, weight, bias) if tensor is not None))
+    if reason is not None:
+        return reason
+    if hidden_states.device != weight.device:
+        return "hidden states and lm_head are on different devices"
+    mixed = hidden_states.dtype is not weight.dtype or (bias is not None and bias.dtype is not weight.dtype)
+    if mixed and not torch.is_autocast_enabled(weight.device.type):
+        return "hidden states and lm_head have different dtypes"
+    return None
+
+
+def _accelerate_forward(head: nn.Module) -> bool:
+    original = getattr(head, "_old_forward", None)
+    return (
+        getattr(original, "__func__", None) is nn.Linear.forward
+        and hasattr(head, "_hf_hook")
+        and type(head._hf_hook).__module__.startswith("accelerate.")
+    )
+
+
+def _origin(hook: Any) -> str:
+    function = getattr(hook, "__func__", hook)
+    return str(getattr(function, "__module__", "") or "")
+
+
+def _global_hooks() -> tuple[Any, ...]:
+    return (
+        module_globals._global_forward_hooks,
+        module_globals._global_forward_pre_hooks,
+        module_globals._global_backward_hooks,
+        module_globals._global_backward_pre_hooks,
+    )

@@ -1,0 +1,205 @@
+"""A model output whose ``logits`` are computed when they are first read.
+
+Reading means: attribute, key, index, iteration over values, comparison, pickling, printing. Code that only looks
+for tensors in outputs (FSDP, DDP, accelerate, pytrees) is handed the unread logits as they are. A model whose
+logits were read in a training step computes them with the upstream code from its next step on.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from functools import cache, partial
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch.utils import _pytree
+from transformers.utils import ModelOutput
+
+from veomni_hook.errors import VeomniHookWarning
+
+__all__ = ["DeferredLogits", "LazyLogits", "logits_are_read", "note_refusal", "with_deferred_logits"]
+
+FIELD = "logits"
+READ = "outputs.logits was read in a training step, so they have to be computed"
+# They walk through outputs each step, to find, cast or move tensors, and use no values.
+WALKERS = ("torch.distributed.", "torch.nn.parallel.", "torch.utils._pytree", "accelerate.utils.operations", "deepspeed.")
+
+_upstream_only: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def logits_are_read(model: Any) -> str | None:
+    """Return why ``model`` computes its logits with the upstream code from now on, or None."""
+    return _upstream_only.get(model)
+
+
+def note_refusal(model: Any, reason: str) -> None:
+    """Make ``model`` use the upstream code from its next call on, because of ``reason``."""
+    _upstream_only[model] = reason
+
+
+class DeferredLogits:
+    """Logits that nobody has read: the head, its input, and the circumstances of the forward."""
+
+    def __init__(self, model: Any, hidden_states: torch.Tensor) -> None:
+        kind = hidden_states.device.type
+        self._model = ref(model)
+        self._head = model.lm_head
+        self._hidden_states = hidden_states
+        self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self._cast: torch.dtype | None = None
+        weight = self._head._parameters.get("weight")
+        self._weight = None if weight is None else (ref(weight), weight._version)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the logits will have; accelerate asks before it casts outputs."""
+        return self._cast or self._autocast or self._hidden_states.dtype
+
+    def float(self) -> DeferredLogits:
+        """Return deferred logits that will be cast to float32, as accelerate does with outputs."""
+        other = object.__new__(DeferredLogits)
+        other.__dict__.update(self.__dict__, _cast=torch.float32)
+        return other
+
+    def compute(self) -> torch.Tensor:
+        """Return the logits, with a graph, and make the model compute them itself from the next step on."""
+        model = self._model()
+        if model is not None:
+            note_refusal(model, READ)
+        if self._weights_changed():
+            warnings.warn(
+                "outputs.logits is read after the weights of lm_head have changed: these logits are not those of the "
+                "forward pass. Read them before optimizer.step().",
+                VeomniHookWarning,
+                stacklevel=4,
+            )
+        kind = self._hidden_states.device.type
+        autocast = torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None)
+        with torch.inference_mode(mode=False), torch.enable_grad(), autocast:
+            logits: torch.Tensor = self._head(self._hidden_states)
+        return logits if self._cast is None else logits.to(self._cast)
+
+    def _weights_changed(self) -> bool:
+        weight = self._head._parameters.get("weight")
+        # FSDP swaps the parameter object when it gathers and releases; versions of two objects say nothing.
+        return self._weight is not None and self._weight[0]() is weight and weight._version != self._weight[1]
+
+
+class LazyLogits(ModelOutput):  # type: ignore[misc]
+    """The part of an output class that computes ``logits`` on reading; see `with_deferred_logits`."""
+
+    @classmethod
+    def __init_subclass__(cls) -> None:
+        # Not super(): transformers would register a flattening that reads every value.
+        _pytree.register_pytree_node(
+            cls,
+            _flatten,
+            partial(_unflatten, cls),
+            serialized_type_name=f"{__name__}.{cls.__name__}",
+            flatten_with_keys_fn=_flatten_with_keys,
+        )
+
+    def __post_init__(self) -> None:
+        names = [field.name for field in fields(self)]
+        first = self.__dict__.get(names[0])
+        alone = all(self.__dict__.get(name) is None for name in names[1:])
+        if alone and first is not None and not isinstance(first, torch.Tensor):
+            # Outputs are rebuilt from a mapping or from pairs by accelerate and by nn.DataParallel.
+            self.__dict__.update({names[0]: None, **dict(first)})
+        OrderedDict.clear(self)
+        for name in names:
+            if self.__dict__.get(name) is not None:
+                OrderedDict.__setitem__(self, name, self.__dict__[name])
+
+    @property
+    def logits(self) -> torch.Tensor | None:
+        """Scores ``[..., vocab]``; computed when first read."""
+        return self._read(sys._getframe(1)).__dict__.get(FIELD)  # type: ignore[no-any-return]
+
+    @logits.setter
+    def logits(self, value: torch.Tensor | None) -> None:
+        self.__dict__[FIELD] = value
+
+    def _read(self, caller: FrameType) -> LazyLogits:
+        """Compute what is deferred, unless ``caller`` only looks for tensors."""
+        deferred = self.__dict__.get(FIELD)
+        if isinstance(deferred, DeferredLogits) and not _only_walks(caller):
+            logits = deferred.compute()
+            self.__dict__[FIELD] = logits
+            OrderedDict.__setitem__(self, FIELD, logits)
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            names = list(self)[key]
+            return self[names] if isinstance(names, str) else tuple(self[name] for name in names)
+        return OrderedDict.__getitem__(self._read(sys._getframe(1)) if key == FIELD else self, key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of ``key``, or ``default``."""
+        return OrderedDict.get(self._read(sys._getframe(1)) if key == FIELD else self, key, default)
+
+    def items(self) -> Any:
+        """Return the (name, value) pairs that are not None."""
+        return OrderedDict.items(self._read(sys._getframe(1)))
+
+    def values(self) -> Any:
+        """Return the values that are not None."""
+        return OrderedDict.values(self._read(sys._getframe(1)))
+
+    def __eq__(self, other: object) -> bool:
+        return OrderedDict.__eq__(self._read(sys._getframe(1)), other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Return the values that are not None."""
+        return tuple(self.values())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The copy is an ordinary output: it loads where this package is not installed.
+        (plain,) = (base for base in type(self).__bases__ if base is not LazyLogits)
+        return plain, tuple(getattr(self, field.name) for field in fields(self))
+
+
+def _only_walks(frame: FrameType) -> bool:
+    home = frame.f_globals.get("__name__", "")
+    return home.startswith(WALKERS) or (home == "dataclasses" and frame.f_code.co_name in ("replace", "_replace"))
+
+
+def _flatten(output: LazyLogits) -> tuple[list[Any], tuple[tuple[str, ...], DeferredLogits | None]]:
+    held = dict(OrderedDict.items(output))
+    deferred = held.get(FIELD)
+    if not isinstance(deferred, DeferredLogits):
+        return list(held.values()), (tuple(held), None)
+    del held[FIELD]
+    return list(held.values()), (tuple(held), deferred)
+
+
+def _flatten_with_keys(output: LazyLogits) -> tuple[list[tuple[Any, Any]], Any]:
+    values, context = _flatten(output)
+    return [(_pytree.MappingKey(name), value) for name, value in zip(context[0], values, strict=True)], context
+
+
+def _unflatten(
+    cls: type[LazyLogits], values: Iterable[Any], context: tuple[tuple[str, ...], DeferredLogits | None]
+) -> LazyLogits:
+    names, deferred = context
+    held: Mapping[str, Any] = dict(zip(names, values, strict=True))
+    return cls(**held) if deferred is None else cls(**held, logits=deferred)
+
+
+@cache
+def _lazy_class(output_class: type) -> type[LazyLogits]:
+    return type(output_class.__name__, (LazyLogits, output_class), {"__module__": output_class.__module__})
+
+
+def with_deferred_logits(output_class: type, model: Any, hidden_states: torch.Tensor, **values: Any) -> Any:
+    """Return an instance of ``output_class`` with ``values``; its logits are ``model.lm_head(hidden_states)``."""
+    return _lazy_class(output_class)(logits=DeferredLogits(model, hidden_states), **values)

@@ -1,0 +1,39 @@
+"""Questions that several kernels ask of their operands before they take a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+__all__ = ["not_plain", "untraceable", "wants_grad"]
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def not_plain(*tensors: Any) -> str | None:
+    """Return why one of ``tensors`` is none that a kernel may read directly (DTensor, fake, proxy, meta), or None."""
+    for tensor in tensors:
+        kind = type(tensor)
+        if kind not in _PLAIN:
+            return f"an operand is a {kind.__name__}, not a plain tensor"
+        if tensor.is_meta:
+            return "an operand is on the meta device"
+    return None
+
+
+def untraceable() -> str | None:
+    """Return why code with its own backward must not run now (functorch, forward-mode AD, jit.trace), or None."""
+    if torch._C._are_functorch_transforms_active():
+        return "a torch.func transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace is active"
+    return None
+
+
+def wants_grad(*tensors: torch.Tensor) -> bool:
+    """Return whether autograd will record an operation on ``tensors``."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -1,0 +1,172 @@
+"""The one list of ops, variants and kernels.
+
+Every op declares its variants and kernels in ``kernels/<op>/__init__.py``; others join with `register_kernel`.
+Nothing here imports torch: a kernel names its code as ``module:attribute`` and is loaded when first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.system import System
+
+__all__ = ["EAGER", "Kernel", "Op", "Registry", "Requirement", "load_attribute", "register_kernel", "registry"]
+
+EAGER = "eager"
+RESERVED = ("auto", EAGER)
+OP_PACKAGES = ("rms_norm", "rotary", "gated_mlp", "linear_cross_entropy")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a kernel needs from a `System`; empty fields need nothing."""
+
+    devices: tuple[str, ...] = ()
+    min_capability: tuple[int, int] | None = None
+    triton: bool = False
+
+    def unmet(self, system: System) -> str | None:
+        """Return why ``system`` does not do, with what is needed and what was found, or None."""
+        if self.devices and system.device not in self.devices:
+            return f"needs a device of type {' or '.join(self.devices)}, found {system.device}"
+        if self.min_capability is not None and (system.capability or (0, 0)) < self.min_capability:
+            found = "none" if system.capability is None else ".".join(map(str, system.capability))
+            return f"needs compute capability {'.'.join(map(str, self.min_capability))}, found {found}"
+        if self.triton and system.triton is None:
+            return "needs triton, which is not installed"
+        return None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to compute one variant of one op.
+
+    ``load`` names the function that patched code calls. ``refuses`` names a function
+    ``(owner, *operands) -> str | None`` that is asked at every call and returns why this call cannot be taken.
+    ``loses`` has the same form, is asked under ``auto`` only, and returns where the kernel was measured slower
+    than the upstream code. ``priority`` orders kernels under ``auto``, higher first.
+    """
+
+    op: str
+    variant: str
+    backend: str
+    load: str
+    refuses: str | None = None
+    loses: str | None = None
+    requires: Requirement = field(default_factory=Requirement)
+    priority: int = 0
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        where = f"Kernel(op={self.op!r}, variant={self.variant!r}, backend={self.backend!r})"
+        if self.backend in RESERVED or not self.backend.isidentifier():
+            raise KernelError(
+                f"{self.backend!r} cannot name a backend", where=where, fix=f"use an identifier other than {RESERVED}"
+            )
+        for reference in (self.load, self.refuses, self.loses):
+            if reference is not None and (reference.count(":") != 1 or not all(reference.split(":"))):
+                raise KernelError(f"{reference!r} names no code", where=where, fix="write 'package.module:attribute'")
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation and its variants; ``variants`` maps each name to its formula."""
+
+    name: str
+    variants: Mapping[str, str]
+
+
+class Registry:
+    """Ops and kernels by name; a second declaration of one thing is refused."""
+
+    def __init__(self) -> None:
+        self._ops: dict[str, Op] = {}
+        self._kernels: dict[tuple[str, str, str], Kernel] = {}
+        self._loaded = False
+        self.version = 0
+
+    def add_op(self, op: Op) -> None:
+        """Declare ``op``. Raises KernelError if its name is taken."""
+        if op.name in self._ops:
+            raise KernelError(f"op {op.name!r} is declared twice", where="kernel registry", fix="rename one of them")
+        self._ops[op.name] = op
+
+    def add(self, kernel: Kernel) -> None:
+        """Declare ``kernel``. Raises KernelError for an unknown op or variant, and for a duplicate."""
+        self.check(kernel.op, kernel.variant)
+        key = (kernel.op, kernel.variant, kernel.backend)
+        if key in self._kernels:
+            raise KernelError(
+                f"{kernel.op}/{kernel.variant} has a {kernel.backend!r} kernel already",
+                where=self._kernels[key].load,
+                fix="register yours under another backend name",
+            )
+        self._kernels[key] = kernel
+        self.version += 1
+
+    def check(self, op: str, variant: str | None = None) -> None:
+        """Raise KernelError, with the valid names, unless ``op`` (and ``variant``) exist."""
+        ops = self.ops()
+        if op not in ops:
+            raise KernelError(f"no op is called {op!r}", where="kernel registry", fix=f"ops: {', '.join(ops)}")
+        if variant is not None and variant not in ops[op].variants:
+            names = ", ".join(ops[op].variants)
+            raise KernelError(f"op {op!r} has no variant {variant!r}", where="kernel registry", fix=f"variants: {names}")
+
+    def ops(self) -> Mapping[str, Op]:
+        """Return every op by name."""
+        self._load_declarations()
+        return self._ops
+
+    def kernels(self, op: str | None = None, variant: str | None = None) -> list[Kernel]:
+        """Return the kernels of ``op`` and ``variant`` (None: all), the best for ``auto`` first."""
+        self._load_declarations()
+        found = [
+            kernel
+            for kernel in self._kernels.values()
+            if op in (None, kernel.op) and variant in (None, kernel.variant)
+        ]
+        return sorted(found, key=lambda kernel: -kernel.priority)
+
+    def backends(self, op: str | None = None) -> list[str]:
+        """Return the names that a choice for ``op`` (None: for all ops) may have."""
+        return [*RESERVED, *dict.fromkeys(kernel.backend for kernel in self.kernels(op))]
+
+    def _load_declarations(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        for name in OP_PACKAGES:
+            declaration = import_module(f"veomni_hook.kernels.{name}")
+            self.add_op(declaration.OP)
+            for kernel in declaration.KERNELS:
+                self.add(kernel)
+
+
+registry = Registry()
+
+
+def register_kernel(kernel: Kernel) -> None:
+    """Add ``kernel`` to what can be chosen in this process.
+
+    Raises KernelError if its op or variant does not exist (the message lists those that do) or if that backend
+    has a kernel for the variant already.
+    """
+    registry.add(kernel)
+
+
+def load_attribute(reference: str) -> Callable[..., Any]:
+    """Import and return what ``reference`` (``module:attribute``) names. Raises KernelError if it is not there."""
+    module_name, attribute = reference.split(":")
+    try:
+        return getattr(import_module(module_name), attribute)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise KernelError(
+            f"kernel code {reference!r} cannot be loaded: {error}",
+            where="kernel registry",
+            fix="correct the kernel's load, refuses or loses, or install what it imports",
+        ) from error

@@ -1,0 +1,38 @@
+"""RMSNorm from torch's own operator; its gradients are autograd's.
+
+The weight is multiplied outside: given to the operator it would be applied before the cast to the input's
+dtype, which changes a quarter of all bfloat16 results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from veomni_hook.kernels.operands import not_plain
+
+__all__ = ["refuses", "rms_norm"]
+
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+
+
+def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return ``weight * xhat.to(hidden_states.dtype)`` for ``hidden_states`` ``[..., hidden]``, ``weight`` ``[hidden]``."""
+    normalised = functional.rms_norm(hidden_states, weight.shape, None, eps)
+    # Autocast may run the operator in float32; upstream casts back whatever happens.
+    return weight * normalised.to(hidden_states.dtype)
+
+
+def refuses(owner: Any, hidden_states: torch.Tensor) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    weight = owner.weight
+    reason = not_plain(hidden_states, weight)
+    if reason is not None:
+        return reason
+    if hidden_states.dtype not in _DTYPES:
+        return f"upstream computes {hidden_states.dtype} input in float32"
+    if weight.ndim != 1 or hidden_states.shape[-1:] != weight.shape:
+        return "the weight does not cover exactly the last dimension"
+    return None

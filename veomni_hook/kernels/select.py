@@ -1,0 +1,80 @@
+"""The choice of kernels: a pure function of op, variant, the user's choice and the system.
+
+Every kernel that was looked at leaves a `Decision` with a reason. What depends on a call (dtype, shapes, hooks)
+is not decided here: the slot asks each candidate in turn, at the call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.choice import AUTO, Choice
+from veomni_hook.kernels.registry import EAGER, Kernel, Registry, registry
+from veomni_hook.kernels.system import System
+
+__all__ = ["Decision", "Selection", "select"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of one backend, and why."""
+
+    backend: str
+    accepted: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """``candidates`` in the order in which a slot asks them (none: the upstream code runs)."""
+
+    op: str
+    variant: str
+    choice: str
+    candidates: tuple[Kernel, ...]
+    decisions: tuple[Decision, ...]
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The first candidate, or None for the upstream code."""
+        return self.candidates[0] if self.candidates else None
+
+
+def select(op: str, variant: str, choice: Choice, system: System, known: Registry = registry) -> Selection:
+    """Choose the kernels for ``op``/``variant`` on ``system``.
+
+    Raises KernelError for unknown names, and when a backend that was chosen by name cannot run there: the
+    message lists what can and why the rest cannot.
+    """
+    known.check(op, variant)
+    wanted = choice.backend(op)
+    kernels = known.kernels(op, variant)
+    decisions = [_decide(kernel, wanted, system) for kernel in kernels]
+    accepted = tuple(kernel for kernel, decision in zip(kernels, decisions, strict=True) if decision.accepted)
+    if wanted not in (AUTO, EAGER) and not accepted:
+        raise _cannot_run(op, variant, wanted, kernels, system)
+    reason = "chosen" if wanted == EAGER else "the code to fall back to"
+    decisions.append(Decision(EAGER, accepted=wanted in (AUTO, EAGER), reason=reason))
+    return Selection(op, variant, wanted, accepted, tuple(decisions))
+
+
+def _decide(kernel: Kernel, wanted: str, system: System) -> Decision:
+    if wanted not in (AUTO, kernel.backend):
+        return Decision(kernel.backend, accepted=False, reason=f"{wanted} was chosen")
+    unmet = kernel.requires.unmet(system)
+    if unmet is not None:
+        return Decision(kernel.backend, accepted=False, reason=unmet)
+    return Decision(kernel.backend, accepted=True, reason="chosen" if wanted != AUTO else "can run here")
+
+
+def _cannot_run(op: str, variant: str, wanted: str, kernels: list[Kernel], system: System) -> KernelError:
+    unmet = {kernel.backend: kernel.requires.unmet(system) for kernel in kernels}
+    able = [EAGER, *(backend for backend, reason in unmet.items() if reason is None)]
+    unable = [f"{backend} ({reason})" for backend, reason in unmet.items() if reason is not None]
+    why = unmet[wanted] if wanted in unmet else "it has no kernel for this variant"
+    return KernelError(
+        f"{op}/{variant} cannot use {wanted!r}: {why}",
+        where=str(system),
+        fix=f"choose from: {', '.join(able)}" + (f"; these cannot run: {', '.join(unable)}" if unable else ""),
+    )

@@ -1,0 +1,39 @@
+"""The one home of what a process has chosen: the kernels, and whether slots answer at all.
+
+``epoch`` changes with every setting; slots compare it and look their kernels up again.
+"""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.choice import Choice, parse_choice
+
+__all__ = ["STATE", "State", "get_choice", "set_active", "set_choice"]
+
+
+class State:
+    """Mutable process state of `veomni_hook.kernels`; tests make their own or restore this one."""
+
+    def __init__(self) -> None:
+        self.choice = Choice()
+        self.active = True
+        self.epoch = 0
+
+
+STATE = State()
+
+
+def set_choice(text: str) -> None:
+    """Choose kernels for this process, e.g. ``auto`` or ``rms_norm=torch``. Raises KernelError if not valid."""
+    STATE.choice = parse_choice(text)
+    STATE.epoch += 1
+
+
+def get_choice() -> str:
+    """Return the choice in the form that `set_choice` takes."""
+    return str(STATE.choice)
+
+
+def set_active(active: bool) -> None:  # noqa: FBT001 - the hook's switch has two positions
+    """Let slots answer (the default), or make every guard fall through to the upstream code."""
+    STATE.active = active
+    STATE.epoch += 1

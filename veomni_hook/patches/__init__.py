@@ -1,0 +1,1 @@
+"""The patch language: specs, structural edits, and the engine that applies them."""

@@ -1,0 +1,278 @@
+"""A module's source text together with its syntax tree, addressed by character offsets.
+
+The tree counts UTF-8 bytes in lines, edits count characters in the whole text: this is the only place that
+converts. It never imports the module and never changes the text. Lines end at ``\\n``, ``\\r\\n`` or ``\\r``
+only, as Python's tokenizer sees them; a form feed does not end one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+__all__ = ["Definition", "DefinitionNode", "Document", "FunctionNode", "has_docstring"]
+
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+DefinitionNode: TypeAlias = FunctionNode | ast.ClassDef | ast.Assign | ast.AnnAssign
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+# From the `@` to the expression there may be blanks, brackets, joined lines and comments.
+_DECORATOR_HEAD = re.compile(r"@(?:[\s(\\]|#[^\r\n]*[\r\n])*")
+_LINE_REST = re.compile(r"[ \t\f]*;?[ \t\f]*(?:#.*)?")
+_Accessor: TypeAlias = Literal["", "setter", "deleter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One definition in a module: a class, function or method, or a name assigned at module or class level.
+
+    ``qualname`` is what a patch names as its target: Python's own, where ``<locals>`` stands between a
+    function and what is defined in it, with ``.setter`` or ``.deleter`` after a property's other accessors.
+    ``parents`` are the nodes around it from the module inwards, `if`, `try` and `with` among them.
+    """
+
+    qualname: str
+    node: DefinitionNode
+    parents: tuple[ast.AST, ...]
+    kind: Literal["class", "function", "method", "assignment"]
+    accessor: _Accessor = ""
+
+
+class Document:
+    """Source text and tree of one module.
+
+    Args:
+        source: the decoded text, without a byte order mark.
+        module: the module's name, for messages.
+
+    Raises:
+        SyntaxError: the source is not valid Python.
+    """
+
+    def __init__(self, source: str, module: str = "<module>") -> None:
+        self.source = source
+        self.module = module
+        self.tree = ast.parse(source, filename=module)
+        self._line_starts = [0, *(match.end() for match in _NEWLINE.finditer(source))]
+        first = _NEWLINE.search(source)
+        self.newline = "\r\n" if first is not None and first.group() == "\r\n" else "\n"
+
+    # Offsets
+
+    def offset(self, line: int, column: int) -> int:
+        """Character offset of a node position: ``line`` from 1, ``column`` in UTF-8 bytes from 0."""
+        start = self._line_starts[line - 1]
+        text = self.source[start : self._line_starts[line] if line < len(self._line_starts) else None]
+        return start + (column if text.isascii() else len(text.encode()[:column].decode()))
+
+    def lineno(self, offset: int) -> int:
+        """Line, from 1, that ``offset`` lies in."""
+        return bisect_right(self._line_starts, offset)
+
+    def line_start(self, offset: int) -> int:
+        """Offset of the first character of the line that ``offset`` lies in."""
+        return self._line_starts[self.lineno(offset) - 1]
+
+    def line_end(self, offset: int) -> int:
+        """Offset after the last character of the line that ``offset`` lies in, before its newline."""
+        found = _NEWLINE.search(self.source, offset)
+        if found is None:
+            return len(self.source)
+        # Between the two characters of one line ending, the line has ended already.
+        return offset - 1 if self.source[offset - 1 : offset + 1] == "\r\n" else found.start()
+
+    def next_line(self, offset: int) -> int:
+        """Offset of the line after the one that ``offset`` lies in; the end of the text if there is none."""
+        line = self.lineno(offset)
+        return self._line_starts[line] if line < len(self._line_starts) else len(self.source)
+
+    # Nodes
+
+    def start(self, node: ast.AST) -> int:
+        """Offset of the node's first character; for a decorated definition that of ``class`` or ``def``."""
+        if isinstance(node, ast.Module):
+            return 0
+        line, column = _position(node, "lineno", "col_offset")
+        return self.offset(line, column)
+
+    def end(self, node: ast.AST) -> int:
+        """Offset after the node's last character."""
+        if isinstance(node, ast.Module):
+            return len(self.source)
+        line, column = _position(node, "end_lineno", "end_col_offset")
+        return self.offset(line, column)
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """The node's range with its decorators, from the first ``@``."""
+        decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+        if not decorators:
+            return self.start(node), self.end(node)
+        start = self.start(decorators[0])
+        at = self.source.rfind("@", 0, start)
+        while at >= 0 and _DECORATOR_HEAD.fullmatch(self.source, at, start) is None:
+            at = self.source.rfind("@", 0, at)
+        return (at if at >= 0 else start), self.end(node)
+
+    def full_end(self, node: ast.AST) -> int:
+        """Offset after what belongs to the node, before the newline.
+
+        That is a comment (or a semicolon that nothing follows) in the node's last line and, for a definition
+        with a body of its own, comment lines below it that are indented more than the definition.
+        """
+        end = self.end(node)
+        line_end = self.line_end(end)
+        if _LINE_REST.fullmatch(self.source, end, line_end) is None:
+            return end
+        end = line_end
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            return end
+        indent = len(self.indent(node).expandtabs())
+        start = self.next_line(end)
+        while start < len(self.source):
+            line = self.source[start : self.line_end(start)]
+            bare = line.lstrip(" \t\f")
+            if bare and (bare[0] != "#" or len(line[: len(line) - len(bare)].expandtabs()) <= indent):
+                break
+            end = self.line_end(start) if bare else end
+            start = self.next_line(start)
+        return end
+
+    def text(self, node: ast.AST) -> str:
+        """The node's source text with its decorators, without the indentation of its first line."""
+        start, end = self.span(node)
+        return self.source[start:end]
+
+    def indent(self, node: ast.AST) -> str:
+        """White space at the beginning of the node's first line (decorators included).
+
+        For a node that does not begin its line (``class A: pass``) it is the line's own.
+        """
+        begin = self.line_start(self.span(node)[0])
+        line = self.source[begin : self.line_end(begin)]
+        blank = line[: len(line) - len(line.lstrip(" \t\f"))]
+        return blank[blank.rfind("\f") + 1 :]  # a form feed sets the column back to zero
+
+    def begins_line(self, node: ast.AST) -> bool:
+        """Whether only white space stands before the node in its line."""
+        start = self.span(node)[0]
+        return not self.source[self.line_start(start) : start].strip(" \t\f")
+
+    # Bodies
+
+    def is_inline(self, node: FunctionNode | ast.ClassDef) -> bool:
+        """Whether a statement block cannot be put into the body at a line of its own.
+
+        True if the body stands in the header's line (``def f(): return 1``), or if its first statement
+        after the docstring stands in the docstring's line (after a semicolon).
+        """
+        rest = node.body[1:] if has_docstring(node) else node.body
+        return not all(self.begins_line(statement) for statement in (*node.body[:1], *rest[:1]))
+
+    def body_start(self, node: FunctionNode | ast.ClassDef) -> int:
+        """Where a block can be inserted before the first statement after the docstring.
+
+        It is the beginning of that statement's line (decorators included), or of the line after a
+        docstring that is the whole body. At the end of a text without a last newline the caller has to
+        insert one first. Meaningless if `is_inline`.
+        """
+        rest = node.body[1:] if has_docstring(node) else node.body
+        if rest:
+            return self.line_start(self.span(rest[0])[0])
+        return self.next_line(self.end(node.body[0]))
+
+    # Definitions
+
+    def definitions(self) -> list[Definition]:
+        """Every definition in the order of the text, nested ones after what holds them."""
+        return list(self._definitions)
+
+    def find(self, qualname: str) -> list[Definition]:
+        """The definitions that ``qualname`` names, none or several included; ``<locals>`` may be left out."""
+        return list(self._by_name.get(_without_locals(qualname), ()))
+
+    @cached_property
+    def _definitions(self) -> tuple[Definition, ...]:
+        return tuple(_walk(self.tree.body, "", (self.tree,), self.tree))
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Definition]]:
+        found: dict[str, list[Definition]] = {}
+        for definition in self._definitions:
+            found.setdefault(_without_locals(definition.qualname), []).append(definition)
+        return found
+
+
+def has_docstring(node: FunctionNode | ast.ClassDef | ast.Module) -> bool:
+    """Whether the body begins with a docstring."""
+    first = node.body[0] if node.body else None
+    constant = first.value if isinstance(first, ast.Expr) else None
+    return isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+
+
+def _position(node: ast.AST, line: str, column: str) -> tuple[int, int]:
+    try:
+        return getattr(node, line), getattr(node, column)
+    except AttributeError:
+        raise ValueError(f"a {type(node).__name__} node has no position in the source") from None
+
+
+def _without_locals(qualname: str) -> str:
+    return qualname.replace("<locals>.", "")
+
+
+def _accessor(node: FunctionNode) -> _Accessor:
+    for decorator in node.decorator_list:
+        if (
+            isinstance(decorator, ast.Attribute)
+            and isinstance(decorator.value, ast.Name)
+            and decorator.value.id == node.name
+        ):
+            if decorator.attr == "setter":
+                return "setter"
+            if decorator.attr == "deleter":
+                return "deleter"
+    return ""
+
+
+def _assigned_names(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:
+    targets: list[ast.expr] = list(node.targets) if isinstance(node, ast.Assign) else [node.target]
+    while targets:
+        target = targets.pop(0)
+        if isinstance(target, ast.Name):
+            yield target.id
+        elif isinstance(target, ast.Starred):
+            targets.insert(0, target.value)
+        elif isinstance(target, ast.Tuple | ast.List):
+            targets[:0] = target.elts
+
+
+def _walk(
+    nodes: list[ast.stmt], prefix: str, parents: tuple[ast.AST, ...], scope: ast.AST
+) -> Iterator[Definition]:
+    for node in nodes:
+        yield from _visit(node, prefix, parents, scope)
+
+
+def _visit(node: ast.AST, prefix: str, parents: tuple[ast.AST, ...], scope: ast.AST) -> Iterator[Definition]:
+    inside = (*parents, node)
+    if isinstance(node, ast.ClassDef):
+        yield Definition(prefix + node.name, node, parents, "class")
+        yield from _walk(node.body, f"{prefix}{node.name}.", inside, node)
+    elif isinstance(node, _FUNCTIONS):
+        in_class = isinstance(scope, ast.ClassDef)
+        accessor: _Accessor = _accessor(node) if in_class else ""
+        name = f"{prefix}{node.name}" + (f".{accessor}" if accessor else "")
+        yield Definition(name, node, parents, "method" if in_class else "function", accessor)
+        yield from _walk(node.body, f"{name}.<locals>.", inside, node)
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        if not isinstance(scope, _FUNCTIONS):
+            for name in _assigned_names(node):
+                yield Definition(prefix + name, node, parents, "assignment")
+    elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+        for child in ast.iter_child_nodes(node):
+            yield from _visit(child, prefix, inside, scope)

@@ -1,0 +1,79 @@
+"""Splices into source text: the only way in which this package changes code.
+
+An edit names a range of character offsets and the text that takes its place, so everything outside the
+ranges stays as it was, byte for byte. Nothing here knows Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Edit", "Placed", "apply_edits", "place_edits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace ``source[start:end]`` by ``text``; ``start == end`` inserts, an empty text deletes.
+
+    ``patch`` is the index of the applied patch that the edit belongs to (-1: none). ``marker`` says that
+    the edit only adds comments, which the text for ``diff`` leaves out.
+    """
+
+    start: int
+    end: int
+    text: str
+    patch: int = -1
+    marker: bool = False
+
+    @property
+    def inserts(self) -> bool:
+        """Whether nothing of the source is replaced."""
+        return self.start == self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An edit and the range ``[start, end)`` that its text takes in the result."""
+
+    edit: Edit
+    start: int
+    end: int
+
+
+def place_edits(source: str, edits: Iterable[Edit], *, markers: bool = True) -> tuple[str, list[Placed]]:
+    """Apply ``edits`` and return the text and where each edit lies in it, in the order of the text.
+
+    Insertions at one offset keep the order in which they were given and come before a replacement that
+    starts there. With ``markers=False`` marker edits are left out.
+
+    Raises:
+        ValueError: a range lies outside the source, or two edits overlap.
+    """
+    chosen = sorted(
+        (edit for edit in edits if markers or not edit.marker),
+        key=lambda edit: (edit.start, not edit.inserts),
+    )
+    pieces: list[str] = []
+    placed: list[Placed] = []
+    position = length = 0
+    for edit in chosen:
+        if not 0 <= edit.start <= edit.end <= len(source):
+            raise ValueError(
+                f"edit [{edit.start}, {edit.end}) lies outside {len(source)} characters of source"
+            )
+        if edit.start < position:
+            raise ValueError(f"edit [{edit.start}, {edit.end}) overlaps one that ends at {position}")
+        pieces.append(source[position : edit.start])
+        pieces.append(edit.text)
+        length += edit.start - position
+        placed.append(Placed(edit, length, length + len(edit.text)))
+        length += len(edit.text)
+        position = edit.end
+    pieces.append(source[position:])
+    return "".join(pieces), placed
+
+
+def apply_edits(source: str, edits: Iterable[Edit], *, markers: bool = True) -> str:
+    """Return ``source`` with ``edits`` applied; see `place_edits` for order, ``markers`` and errors."""
+    return place_edits(source, edits, markers=markers)[0]

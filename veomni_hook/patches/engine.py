@@ -1,0 +1,181 @@
+"""From a module's source and its configs to the patched source: plan, splice, verify.
+
+Deterministic: the same source and configs give the same text in every process. Nothing is imported, and a
+patch that does not apply exactly once is an error, so that the report holds what was done, never what was
+declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from veomni_hook.errors import ConfigError, PatchTargetError
+from veomni_hook.patches.additions import plan_additions
+from veomni_hook.patches.adopt import adopt
+from veomni_hook.patches.conflicts import declared_steps, same_config
+from veomni_hook.patches.document import Document
+from veomni_hook.patches.edit import Placed, apply_edits, place_edits
+from veomni_hook.patches.exclude import plan_exclusions
+from veomni_hook.patches.guard import plan_guard
+from veomni_hook.patches.imports import plan_drops
+from veomni_hook.patches.methods import plan_methods
+from veomni_hook.patches.plan import Origin, Plan
+from veomni_hook.patches.replace import plan_replacements
+from veomni_hook.patches.report import AppliedPatch, PatchReport
+from veomni_hook.patches.rewrite import plan_rewrite
+from veomni_hook.patches.spec import PatchConfig, PatchType
+from veomni_hook.patches.verify import check_names, check_overlaps, check_text, untouched
+
+__all__ = ["Origin", "PatchedSource", "applicable", "patch_source"]
+
+_IN_CLASS = frozenset(
+    kind.value
+    for kind in (
+        PatchType.METHOD_OVERRIDE,
+        PatchType.METHOD_ADDITION,
+        PatchType.INIT_MODIFICATION,
+        PatchType.GUARD,
+        PatchType.REWRITE,
+    )
+)
+
+
+@dataclass(frozen=True)
+class PatchedSource:
+    """A patched module: ``text`` with markers but no header, ``plain`` without either, and the report."""
+
+    text: str
+    plain: str
+    report: PatchReport
+
+
+def applicable(configs: Iterable[Any], module: str, device: str) -> list[PatchConfig]:
+    """Return the configs for a module on a device, each once, patchgen's adopted.
+
+    A base comes before what builds on it, and it applies even where only the config that
+    names it was given, if it is for this module and device.
+
+    Raises:
+        ConfigError: something given is no patch config.
+    """
+    fitting: list[PatchConfig] = []
+
+    def add(config: PatchConfig) -> None:
+        if config.source_module != module or config.device not in (None, device):
+            return
+        if any(same_config(known, config) for known in fitting):
+            return
+        if config.base is not None and not any(same_config(given, config.base) for given in given_configs):
+            add(adopt(config.base))
+        fitting.append(config)
+
+    given_configs = [adopt(config) for config in configs]
+    for config in given_configs:
+        add(config)
+    return fitting
+
+
+def patch_source(
+    source: str, configs: Sequence[PatchConfig], origin: Origin, *, device: str = "gpu"
+) -> PatchedSource:
+    """Apply configs to the source of a module.
+
+    Args:
+        source: upstream's text, decoded.
+        configs: what to apply, all of it for this module and device (see `applicable`).
+        origin: where the source came from, for messages and the report.
+        device: ``"gpu"`` or ``"npu"``.
+
+    Raises:
+        ConfigError: a config is for another module or device.
+        PatchError: a patch does not apply exactly once, conflicts with another, or breaks the module; each
+            cause has its own class in `veomni_hook.errors`.
+        SyntaxError: ``source`` is not valid Python.
+    """
+    configs = [adopt(config) for config in configs]
+    for config in configs:
+        if config.source_module != origin.module or config.device not in (None, device):
+            raise ConfigError(
+                f"config {config.name} is for {config.source_module} on {config.device or 'any device'}",
+                where=f"{origin} on {device}; declared at {config.origin}",
+                fix="pass the configs that applicable() returns",
+            )
+    steps, yielded = declared_steps(configs, origin)
+    plan = Plan(Document(source, origin.module), origin, steps)
+    names = _plan(plan)
+    edits = plan.finished(plan.document.newline)
+    check_overlaps(plan, edits)
+    text, placed = place_edits(source, edits)
+    patched = check_text(plan, text, placed)
+    kept = untouched(plan, placed, patched)
+    check_names(plan, names, placed, patched)
+    report = PatchReport(
+        module=origin.module,
+        version=origin.version,
+        distribution=origin.distribution,
+        applied=tuple(_applied(plan, index, placed, patched) for index in range(len(steps))),
+        yielded=tuple(yielded),
+        untouched=kept,
+        slots=tuple(step.payload for _, step in plan.of_kind("slot")),
+    )
+    return PatchedSource(text, apply_edits(source, edits, markers=False), report)
+
+
+def _plan(plan: Plan) -> dict[str, tuple[int, bool]]:
+    """Plan every step; returns the names that must not be used any more: name -> (step, is excluded)."""
+    _mark_classes(plan)
+    plan_replacements(plan)
+    plan_methods(plan)
+    for index, step in plan.of_kind(PatchType.GUARD.value):
+        plan.edits += plan_guard(
+            plan.document, step.patch, index, config=step.config.name, where=plan.where(index)
+        )
+    for index, step in plan.of_kind(PatchType.REWRITE.value):
+        plan.edits += plan_rewrite(
+            plan.document, step.patch, index, config=step.config.name, where=plan.where(index)
+        )
+    dropped = {name: (index, False) for name, index in plan_drops(plan).items()}
+    plan_additions(plan)
+    return dropped | {name: (index, True) for name, index in plan_exclusions(plan).items()}
+
+
+def _mark_classes(plan: Plan) -> None:
+    document = plan.document
+    changed: dict[str, list[str]] = {}
+    for step in plan.steps:
+        if step.kind not in _IN_CLASS:
+            continue
+        owner, _, member = step.target.partition(".")
+        if step.kind == PatchType.INIT_MODIFICATION.value:
+            member = f"{member}.__init__".removeprefix(".")
+        if any(definition.kind == "class" for definition in document.find(owner)):
+            changed.setdefault(owner, []).append(member)
+    for owner, names in changed.items():
+        node = next(d.node for d in reversed(document.find(owner)) if d.kind == "class")
+        offset = document.line_start(document.span(node)[0])
+        listed = ", ".join(dict.fromkeys(names))
+        plan.mark(-1, offset, f"{document.indent(node)}# [MODIFIED CLASS] {owner}: {listed}\n")
+
+
+def _applied(plan: Plan, index: int, placed: list[Placed], patched: Document) -> AppliedPatch:
+    step = plan.steps[index]
+    spots = [one for one in placed if one.edit.patch == index or one.edit.patch in plan.shared.get(index, ())]
+    if not spots:
+        raise PatchTargetError(
+            f"{step.kind} of {step.target} changes nothing",
+            where=plan.where(index),
+            fix="remove it, or report this: a declared patch must apply",
+            target=step.target,
+        )
+    ranges = []
+    for one in spots:
+        if one.edit.text.strip():
+            lead = len(one.edit.text) - len(one.edit.text.lstrip())
+            tail = len(one.edit.text) - len(one.edit.text.rstrip())
+            ranges.append((patched.lineno(one.start + lead), patched.lineno(one.end - tail - 1)))
+    if not ranges:
+        ranges = [(patched.lineno(one.start), patched.lineno(one.start)) for one in spots]
+    lines = min(start for start, _ in ranges), max(end for _, end in ranges)
+    return AppliedPatch(plan.kinds.get(index, step.kind), step.target, step.reason, step.config.name, lines)

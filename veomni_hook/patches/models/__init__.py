@@ -1,0 +1,50 @@
+"""Which built-in specs there are, known from file names alone: no spec is imported to find out.
+
+``<family>.py`` in this folder holds the patch configs of ``transformers.models.<family>.modeling_<family>``.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["all_spec_modules", "families", "spec_modules"]
+
+_PREFIX = "transformers.models."
+
+
+def families() -> dict[str, tuple[str, ...]]:
+    """Return every family that has a spec, sorted, with the modules that its spec covers."""
+    return {family: (f"{_PREFIX}{family}.modeling_{family}",) for family in sorted(_files())}
+
+
+def spec_modules(source_module: str) -> list[str]:
+    """Return the names of the spec modules that cover ``source_module``; none is imported.
+
+    Cheap enough for every import of a target: one file is asked for.
+    """
+    if not source_module.startswith(_PREFIX):
+        return []
+    family, _, name = source_module[len(_PREFIX) :].partition(".")
+    if name != f"modeling_{family}" or not _has(family):
+        return []
+    return [f"{__name__}.{family}"]
+
+
+def all_spec_modules() -> list[str]:
+    """Return the names of all built-in spec modules, sorted; none is imported."""
+    return [f"{__name__}.{family}" for family in families()]
+
+
+def _has(family: str) -> bool:
+    if family.startswith("_"):
+        return False
+    if os.path.isdir(__path__[0]):
+        return os.path.isfile(os.path.join(__path__[0], f"{family}.py"))
+    return family in _files()
+
+
+def _files() -> set[str]:
+    # pkgutil also lists a package in a zip file; it is imported here because most processes never ask.
+    from pkgutil import iter_modules
+
+    return {module.name for module in iter_modules(__path__) if not module.name.startswith("_")}

@@ -1,0 +1,110 @@
+"""A plan: the steps that the configs of one module declare, and the edits that carry them out.
+
+Every edit carries the index of its step, so that the report can say which lines of the result are whose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from veomni_hook.patches.document import Document
+from veomni_hook.patches.edit import Edit
+from veomni_hook.patches.report import one_line
+from veomni_hook.patches.spec import Patch, PatchConfig
+
+__all__ = ["Origin", "Plan", "Step"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the upstream source came from."""
+
+    module: str
+    path: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.module} ({self.distribution} {self.version}, {self.path})"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One thing that a config declares.
+
+    ``kind`` is a `PatchType` value, ``helper``, ``post_import_block``, ``slot``, ``drop_import`` or
+    ``exclude``; ``payload`` the `Patch`, `ImportSpec`, helper object, block or `SlotSpec` it is made of.
+    """
+
+    kind: str
+    target: str
+    reason: str
+    config: PatchConfig
+    payload: Any = None
+
+    @property
+    def patch(self) -> Patch:
+        """The payload of a step that came from a `Patch`."""
+        if not isinstance(self.payload, Patch):
+            raise TypeError(f"a {self.kind} step has no patch")
+        return self.payload
+
+    @property
+    def adopted(self) -> bool:
+        """Whether the config was made with the patchgen package, and its lenient rules hold."""
+        return self.config.adopted_from is not None
+
+
+@dataclass
+class Plan:
+    """The edits of one module, as the planning functions collect them."""
+
+    document: Document
+    origin: Origin
+    steps: list[Step]
+    edits: list[Edit] = field(default_factory=list)
+    #: The kind under which a step is reported where it is not the declared one (an override that adds).
+    kinds: dict[int, str] = field(default_factory=dict)
+    #: Steps that are carried out by the edits of another (two names dropped from one import).
+    shared: dict[int, set[int]] = field(default_factory=dict)
+
+    def where(self, index: int) -> str:
+        """For errors: the module, and the config that declares step ``index``."""
+        config = self.steps[index].config
+        return f"{self.origin}; declared in {config.name}, {config.origin}"
+
+    def of_kind(self, *kinds: str) -> Iterator[tuple[int, Step]]:
+        """The steps of these kinds with their indices, in order."""
+        return ((index, step) for index, step in enumerate(self.steps) if step.kind in kinds)
+
+    def change(self, index: int, start: int, end: int, text: str) -> None:
+        """Plan to put ``text`` in the place of a range of the source."""
+        self.edits.append(Edit(start, end, text, index))
+
+    def insert(self, index: int, offset: int, text: str) -> None:
+        """Plan to insert ``text``."""
+        self.edits.append(Edit(offset, offset, text, index))
+
+    def mark(self, index: int, offset: int, text: str) -> None:
+        """Plan a marker: ``text`` consists of comment lines and newlines, and ``diff`` leaves it out."""
+        self.edits.append(Edit(offset, offset, text, index, marker=True))
+
+    def marker(self, index: int, label: str, target: str | None = None) -> str:
+        """A marker comment, without indentation and newline."""
+        step = self.steps[index]
+        reason = f": {step.reason}" if step.reason else ""
+        return "# " + one_line(f"[{label}] {target or step.target}{reason} ({step.config.name})")
+
+    def finished(self, newline: str) -> list[Edit]:
+        """The edits with the source's own line endings, fit for the end of a text without a last newline."""
+        source = self.document.source
+        unfinished = bool(source) and not source.endswith(("\n", "\r"))
+        done = []
+        for edit in self.edits:
+            text = edit.text.replace("\r\n", "\n").replace("\n", newline)
+            if unfinished and edit.start == edit.end == len(source) and text.endswith(newline):
+                text = newline + text.removesuffix(newline)
+            done.append(replace(edit, text=text))
+        return done

@@ -1,0 +1,125 @@
+"""The records that a config is made of: patches, imports, helpers, slots.
+
+Names, order and defaults of patchgen's fields are kept; what it has not is keyword-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+__all__ = [
+    "ImportSpec",
+    "NameMap",
+    "Patch",
+    "PatchType",
+    "PositionedHelper",
+    "SlotHandle",
+    "SlotSpec",
+    "create_patch_from_external",
+]
+
+NameMap: TypeAlias = Mapping[str, str]
+
+
+class PatchType(Enum):
+    """What a patch does to its target; the values are what reports and headers print."""
+
+    CLASS_REPLACEMENT = "class_replacement"
+    METHOD_OVERRIDE = "method_override"
+    FUNCTION_REPLACEMENT = "function_replacement"
+    ADDITIONAL_IMPORT = "additional_import"
+    INIT_MODIFICATION = "init_modification"
+    METHOD_ADDITION = "method_addition"
+    GUARD = "guard"
+    REWRITE = "rewrite"
+
+
+@dataclass
+class Patch:
+    """One declared change of one target (``Class``, ``Class.method``, ``function``)."""
+
+    patch_type: PatchType
+    target: str
+    replacement: Any
+    source_module: str | None = None
+    description: str | None = None
+    replacement_source: str | None = None
+    name_map: NameMap | None = None
+    allow_signature_change: bool = field(default=False, kw_only=True)
+    before: str | None = field(default=None, kw_only=True)
+    pattern: str | None = field(default=None, kw_only=True)
+    replacement_text: str | None = field(default=None, kw_only=True)
+    matches: int = field(default=1, kw_only=True)
+    fingerprints: tuple[str, ...] = field(default=(), kw_only=True)
+    relies_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
+
+
+@dataclass
+class ImportSpec:
+    """An import to add: ``from module import names``, or ``import module as alias``; no names mean ``*``."""
+
+    module: str
+    names: list[str] | None = None
+    alias: str | None = None
+    is_from_import: bool = True
+
+
+@dataclass
+class PositionedHelper:
+    """A helper that is emitted right after a top-level definition of the source module."""
+
+    target: str
+    helper: Any
+    placement: str = "after"
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """A kernel slot that the patched module gets as a global: ``name = Slot(op, variant, module)``."""
+
+    name: str
+    op: str
+    variant: str
+
+
+class SlotHandle:
+    """Stands for a slot in a config, so that guard functions written there resolve their names.
+
+    The patched module has the real slot under the same name; this one answers nothing.
+    """
+
+    def __init__(self, spec: SlotSpec) -> None:
+        self.spec = spec
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"slot {self.spec.name!r} exists in patched modules only; it has no {name!r} here"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Never answers: guards run in the patched module, not where they are written."""
+        raise TypeError(f"slot {self.spec.name!r} exists in patched modules only and cannot be called here")
+
+
+def create_patch_from_external(
+    target: str,
+    replacement_module: str,
+    replacement_name: str,
+    patch_type: PatchType = PatchType.CLASS_REPLACEMENT,
+    description: str | None = None,
+) -> Patch:
+    """Return a patch that imports ``replacement_name`` from ``replacement_module`` in the target's place.
+
+    Nothing is imported here; the engine checks that the module has the name.
+    """
+    return Patch(
+        patch_type,
+        target,
+        None,
+        source_module=replacement_module,
+        description=description or f"Replace {target} with {replacement_name} from {replacement_module}",
+        replacement_source=f"{replacement_module}.{replacement_name}",
+    )

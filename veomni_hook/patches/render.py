@@ -1,0 +1,126 @@
+"""The forms in which a patched module is shown: the stored file, the dump, and the diff.
+
+The stored file is header plus text. A dump has the stored file's lines, one for one, with absolute imports.
+The diff leaves header, markers and import rewriting out. All are functions of their inputs alone: no dates,
+no paths of this machine.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+from veomni_hook.errors import PatchError
+from veomni_hook.patches.document import Document
+from veomni_hook.patches.edit import Edit, apply_edits
+from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch, one_line
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.engine import PatchedSource
+
+__all__ = ["dump_text", "header", "unified_diff", "with_header"]
+
+_BLANK = r"(?:[ \t\f]|\\(?:\r\n|\r|\n))*"
+_FROM = re.compile(
+    rf"from(?P<gap>{_BLANK})(?P<module>(?:\.{_BLANK})*\.(?P<name>{_BLANK}[^\s.\\]+(?:{_BLANK}\.{_BLANK}[^\s.\\]+)*)?)"
+)
+_DOTS = re.compile(rf"from(?P<gap>{_BLANK})(?P<module>(?:\.{_BLANK})*\.)")
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+
+
+def with_header(patched: PatchedSource, patch_hash: str) -> str:
+    """Return the text of the stored file: the header and the patched text with its markers."""
+    first = _NEWLINE.search(patched.text)
+    newline = first.group() if first else "\n"
+    return "".join(f"{line}{newline}" for line in header(patched.report, patch_hash)) + patched.text
+
+
+def header(report: PatchReport, patch_hash: str) -> list[str]:
+    """Return the header's lines, without newlines; every one is a comment.
+
+    Their number is what lies between a line of ``PatchedSource.text`` and one of the stored file.
+    """
+    lines = [
+        f"# Patched in memory by veomni-hook from {report.module}.",
+        "# Do not edit: this file is made anew from the installed source and the patches below.",
+        "#",
+        f"# Source:     {report.module} ({report.distribution} {report.version})",
+        f"# Patch hash: {patch_hash}",
+        f"# See what changed: veomni-hook diff {report.module}",
+        "#",
+        f"# Patches applied: {len(report.applied)}",
+        *(f"#   - {_entry(patch)}" for patch in report.applied),
+    ]
+    if report.yielded:
+        lines.append(f"# Built-in patches that gave way: {len(report.yielded)}")
+        lines += (f"#   - {_entry(patch)}" for patch in report.yielded)
+    if report.slots:
+        lines.append(f"# Kernel slots: {len(report.slots)}")
+        lines += (f"#   - {one_line(f'{slot.name} = {slot.op}/{slot.variant}')}" for slot in report.slots)
+    return [*lines, "#"]
+
+
+def dump_text(stored: str, module: str) -> str:
+    """Return the stored file with every relative import made absolute, and with the same lines.
+
+    Args:
+        stored: the text of the stored file (or any other form of the module).
+        module: the module's name; it is taken as a module, not as a package.
+
+    Raises:
+        PatchError: an import reaches beyond the top-level package.
+        SyntaxError: ``stored`` is not valid Python.
+    """
+    document = Document(stored, module)
+    edits = [
+        _absolute(document, node, module)
+        for node in ast.walk(document.tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    return apply_edits(stored, edits)
+
+
+def unified_diff(original: str, patched: PatchedSource, module: str) -> str:
+    """Return the unified diff from the installed original to the patched text without its markers.
+
+    Empty if nothing differs. Every hunk belongs to an applied patch.
+    """
+    report = patched.report
+    lines = difflib.unified_diff(
+        _LINE.findall(original),
+        _LINE.findall(patched.plain),
+        fromfile=f"{module} ({report.distribution} {report.version})",
+        tofile=f"{module} (patched by veomni-hook)",
+    )
+    return "".join(
+        line if line.endswith(("\n", "\r")) else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+
+
+def _entry(patch: AppliedPatch | YieldedPatch) -> str:
+    return one_line(f"[{patch.kind}] {patch.target}: {patch.reason} ({patch.config})")
+
+
+def _absolute(document: Document, node: ast.ImportFrom, module: str) -> Edit:
+    parts = module.split(".")[: -node.level]
+    if not parts:
+        raise PatchError(
+            f"the import at line {node.lineno} reaches beyond the top-level package of {module}",
+            where=module,
+            fix="give dump_text the module's full name",
+        )
+    found = (_DOTS if node.module is None else _FROM).match(document.source, document.start(node))
+    if found is None:
+        raise ValueError(f"no relative import at line {node.lineno} of {module}")
+    text = ".".join([*parts, *([node.module] if node.module is not None else [])])
+    if not found["gap"]:
+        text = f" {text}"
+    joins = _NEWLINE.findall(found["module"])
+    # A name that lay on several joined lines becomes one; the lines have to stay.
+    text += "".join(f" \\{newline}" for newline in joins)
+    if not joins and document.source[found.end() : found.end() + 1].isalpha():
+        text += " "
+    return Edit(found.start("module"), found.end("module"), text)

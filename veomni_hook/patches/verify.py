@@ -1,0 +1,156 @@
+"""What is checked after splicing: the result is valid, nothing else moved, no name went missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from veomni_hook.errors import ExcludedNameError, PatchConflictError, PatchError, PatchTargetError
+from veomni_hook.patches.document import Document
+from veomni_hook.patches.edit import Edit, Placed
+from veomni_hook.patches.names import listed
+from veomni_hook.patches.plan import Plan
+from veomni_hook.patches.uses import Use, global_bindings, global_uses, has_star_import
+
+__all__ = ["check_names", "check_overlaps", "check_text", "untouched"]
+
+
+def check_overlaps(plan: Plan, edits: Sequence[Edit]) -> None:
+    """See that no two edits touch the same code.
+
+    Raises:
+        PatchConflictError: two do.
+    """
+    last: Edit | None = None
+    for edit in sorted(edits, key=lambda edit: (edit.start, edit.start != edit.end)):
+        if last is not None and edit.start < last.end:
+            one, other = (plan.steps[max(e.patch, 0)] for e in (last, edit))
+            line = plan.document.lineno(edit.start)
+            raise PatchConflictError(
+                f"{one.kind} of {one.target} and {other.kind} of {other.target} change the same code",
+                where=f"{plan.where(max(edit.patch, 0))}; line {line}",
+                fix="change it in one patch",
+                target=other.target,
+            )
+        if last is None or edit.end > last.end:
+            last = edit
+
+
+def check_text(plan: Plan, text: str, placed: Sequence[Placed]) -> Document:
+    """Parse and compile the result.
+
+    Raises:
+        PatchError: it is not valid Python; names the patch in whose text the error lies.
+    """
+    try:
+        patched = Document(text, plan.origin.module)
+        compile(patched.source, plan.origin.module, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 0
+        lines = text.split("\n")
+        guilty = [
+            plan.steps[one.edit.patch]
+            for one in placed
+            if one.edit.patch >= 0
+            and text.count("\n", 0, one.start) < line <= text.count("\n", 0, one.end) + 1
+        ]
+        shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        raise PatchError(
+            f"the patched source is not valid Python: {error} ({shown})",
+            where=f"{plan.origin}; in the text of {listed(f'{s.target} ({s.config.name})' for s in guilty)}",
+            fix="correct the code of that patch",
+            target=guilty[0].target if guilty else "",
+        ) from error
+    return patched
+
+
+def untouched(plan: Plan, placed: Sequence[Placed], patched: Document) -> tuple[str, ...]:
+    """Names of the top-level definitions that no edit touches, seen to be the same text in the result.
+
+    Raises:
+        PatchError: one of them is not a definition of its own any more.
+    """
+    document = plan.document
+    spans = {patched.span(node): patched.source[slice(*patched.span(node))] for node in patched.tree.body}
+    names: dict[str, bool] = {}
+    for definition in document.definitions():
+        if len(definition.parents) != 1:
+            continue
+        start, end = document.span(definition.node)
+        if any(one.edit.start < end and one.edit.end > start for one in placed):
+            names[definition.qualname] = False
+            continue
+        shift = sum(
+            len(one.edit.text) - one.edit.end + one.edit.start for one in placed if one.edit.end <= start
+        )
+        if spans.get((start + shift, end + shift)) != document.source[start:end]:
+            if any(end <= one.edit.start <= document.full_end(definition.node) for one in placed):
+                names[definition.qualname] = False  # something was added at the end of its body
+                continue
+            raise PatchError(
+                f"{definition.qualname} changed, though no patch names it",
+                where=f"{plan.origin}; line {document.lineno(start)}",
+                fix="look for a patch whose code ends in an open bracket or string",
+                target=definition.qualname,
+            )
+        names.setdefault(definition.qualname, True)
+    return tuple(name for name, same in names.items() if same)
+
+
+def check_names(
+    plan: Plan, names: dict[str, tuple[int, bool]], placed: Sequence[Placed], patched: Document
+) -> None:
+    """See that nothing uses a name that was dropped or excluded and that nothing else provides.
+
+    Args:
+        names: the names, each with the index of its step and whether it was excluded.
+
+    Raises:
+        ExcludedNameError: an excluded name is still used.
+        PatchTargetError: a dropped import is still used.
+    """
+    gone = {name: found for name, found in names.items() if name not in global_bindings(patched.tree)}
+    if not gone or has_star_import(patched.tree):
+        return
+    uses = global_uses(patched.tree, gone)
+    for name, (index, excluded) in gone.items():
+        places = [_place(plan, use, placed, patched) for use in uses if use.name == name]
+        if not places:
+            continue
+        where = f"{plan.where(index)}; used in {'; '.join(places)}"
+        if excluded:
+            raise ExcludedNameError(
+                f"{name} is excluded from the output but still used {len(places)} times",
+                where=where,
+                fix=f"exclude or override what uses it, or keep {name}",
+                target=name,
+                uses=places,
+            )
+        raise PatchTargetError(
+            f"the import of {name} is dropped but {name} is still used {len(places)} times",
+            where=where,
+            fix=f"provide {name} by add_import, add_post_import_block or add_helper, or do not drop it",
+            target=name,
+        )
+
+
+def _place(plan: Plan, use: Use, placed: Sequence[Placed], patched: Document) -> str:
+    """Where a use lies: a line of upstream's file, or a patch's code."""
+    position = patched.start(use.node)
+    shift = 0
+    for one in placed:
+        if one.start <= position < one.end and one.edit.patch >= 0:
+            step = plan.steps[one.edit.patch]
+            return f"the code for {step.target} ({step.config.name})"
+        if one.end <= position:
+            shift += len(one.edit.text) - one.edit.end + one.edit.start
+    line = plan.document.lineno(position - shift)
+    holder = next(
+        (
+            definition.qualname
+            for definition in reversed(plan.document.definitions())
+            if definition.kind != "assignment"
+            and plan.document.start(definition.node) <= position - shift < plan.document.end(definition.node)
+        ),
+        "module level",
+    )
+    return f"line {line} ({holder})"
