@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Command
 from veomni_hook.cli import run as run_module
 from veomni_hook.cli.run import interpreter_flags, separated
 from veomni_hook.cli.usage import UsageError
+
+from .conftest import Command
 
 REPORT = """
 import json, sys

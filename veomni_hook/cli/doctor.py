@@ -141,7 +141,7 @@ def _note_source(findings: Findings) -> None:
         folder, count = "", 0
     if folder and not count:
         findings.problems.append(
-            f"no modeling sources in {folder}/models (a zip, or bytecode only?); fix: install transformers from a wheel"
+            f"no modeling sources in {folder}/models; fix: install transformers from a wheel, as source files"
         )
 
 
@@ -156,6 +156,66 @@ def settings_fields(resolved: Resolved) -> list[dict[str, object]]:
         }
         for name, found in resolved.provenance.items()
     ]
+
+
+def cache(findings: Findings, settings: Settings) -> dict[str, object]:
+    """Return where the cache is, how it is used, and what it holds."""
+    from veomni_hook.cache.store import open_store
+    from veomni_hook.cli.cache import readable_size
+
+    try:
+        found = open_store(settings.cache_dir).info()
+    except VeomniHookError as error:
+        findings.problems.append(_one_line(error))
+        return {"location": settings.cache_dir}
+    if found.reason:
+        findings.hazards.append(f"the cache is not used as asked: {found.reason}")
+    return {
+        "location": found.root or None,
+        "mode": found.mode,
+        "writable": found.writable,
+        "size": readable_size(found.size),
+        "patched modules": len(found.entries),
+        "damaged": found.damaged,
+    }
+
+
+def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[str, object]]:
+    """Return every config module with who named it and, if loaded, the modules that it patches."""
+    from veomni_hook.cli.spec_sources import BUILT_IN, load_sources, names
+    from veomni_hook.cli.target_options import import_from_here
+
+    import_from_here()
+    named = names(settings)
+    # Built-in specs are plain data; anyone else's config may import torch.
+    loaded = {s.name: s for s in load_sources([one for one in named if load or one[0] == BUILT_IN])}
+    rows: list[dict[str, object]] = []
+    for origin, name in named:
+        source = loaded.get(name)
+        modules = [config.source_module for config in source.configs] if source else None
+        rows.append({"config": name, "from": origin, "patches": modules})
+        if source is not None and source.error is not None:
+            findings.problems.append(_one_line(source.error))
+    return rows
+
+
+def hardware(findings: Findings) -> dict[str, object]:
+    """Return what kernels are selected for here, and the kernel of each op; imports torch."""
+    from veomni_hook.cli.kernels import chosen_for, detected
+    from veomni_hook.kernels.registry import registry
+
+    try:
+        system = detected(None)
+    except ImportError as error:
+        findings.problems.append(f"torch cannot be imported: {error}")
+        return {"system": None}
+    found: dict[str, object] = {"system": str(system)}
+    try:
+        for op in registry.ops().values():
+            found[op.name] = [f"{name}: {chosen_for(op.name, name)['kernel']}" for name in op.variants]
+    except VeomniHookError as error:
+        findings.problems.append(_one_line(error))
+    return found
 
 
 def _resolved(findings: Findings) -> Resolved:

@@ -33,7 +33,8 @@ def explain(
         output.emit_json(facts)
         return
     output.emit_heading(f"{found.module} ({facts['distribution']} {facts['version']})")
-    output.emit_fields({"source": found.original_path, "patched": _place(found), "hash": found.patch_hash or None})
+    place = {"source": found.original_path, "patched": _place(found), "hash": found.patch_hash or None}
+    output.emit_fields(place)
     _section("applied", ("lines", "kind", "target", "reason", "config"), facts["applied"])
     _section("yielded", ("kind", "target", "reason", "config"), facts["yielded"])
     _section("kernel slots", ("name", "op", "variant", "kernel", "decisions"), facts["slots"])
@@ -58,10 +59,10 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
         "patch_hash": found.patch_hash,
         "reason": found.reason,
     }
-    if found.patched is None:
+    if found.report is None:
         distribution = found.module.partition(".")[0]
-        empty: dict[str, Any] = {"distribution": distribution, "version": version(distribution), "applied": []}
-        return {**facts, **empty, "yielded": [], "untouched": _definitions(found), "slots": []}
+        facts.update(distribution=distribution, version=version(distribution), untouched=_definitions(found))
+        return {**facts, "applied": [], "yielded": [], "slots": []}
     from veomni_hook.patches.render import header
 
     above = len(header(found.report, found.patch_hash))

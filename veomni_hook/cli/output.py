@@ -171,7 +171,7 @@ def _say(message: str, style: str) -> None:
 
 
 def _cell(value: object) -> str:
-    if value is None or value == ():
+    if value is None or value in ((), []):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"

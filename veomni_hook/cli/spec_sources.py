@@ -1,4 +1,4 @@
-"""Every patch config that this environment knows of, and who named it; one that cannot load is a result too."""
+"""Every patch config that this environment knows of, and who named it; one that fails is a result too."""
 
 from __future__ import annotations
 

@@ -10,12 +10,13 @@ import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.errors import PatchError, VeomniHookError
 
 if TYPE_CHECKING:
     from veomni_hook.finders.pipeline import Upstream
+    from veomni_hook.patches.engine import PatchedSource
     from veomni_hook.patches.spec import Patch, PatchConfig
 
 APPLIES = "applies"
@@ -86,11 +87,14 @@ def _judge(upstream: Upstream, configs: Sequence[PatchConfig], device: str, show
             together = " + ".join(config.name for config in configs)
             found.append(failure(upstream.module, together, error, device=shown))
         return found
-    return [verdict for config in configs for verdict in _declared(config, patched.report, shown)]
+    return [verdict for config in configs for verdict in _declared(config, patched, shown)]
 
 
-def _declared(config: PatchConfig, report: Any, shown: str) -> list[Verdict]:
+def _declared(config: PatchConfig, patched: PatchedSource | None, shown: str) -> list[Verdict]:
     """Hold what a config declares against what the engine says it applied."""
+    if patched is None:
+        return []
+    report = patched.report
     applied = [one for one in report.applied if one.config == config.name]
     counts = Counter((one.kind, one.target) for one in applied)
     lines = {(one.kind, one.target): "lines {}-{}".format(*one.lines) for one in applied}
@@ -113,7 +117,7 @@ def _probe(upstream: Upstream, config: PatchConfig, device: str, shown: str) -> 
     from veomni_hook.finders.pipeline import patch
 
     try:
-        return _declared(config, patch(upstream, [config], device).report, shown)
+        return _declared(config, patch(upstream, [config], device), shown)
     except PatchError as error:
         found = [_probe_patch(upstream, config, declared, device, shown) for declared in config.patches]
         if all(verdict.verdict != FAILS for verdict in found):

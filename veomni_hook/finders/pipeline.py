@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,8 @@ def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str
     except OSError as error:
         return None, f"the source cannot be read: {error}"
     distribution = fullname.partition(".")[0]
-    return Upstream(fullname, loader.path, data, distribution, _version(distribution)), ""
+    root = os.path.join(loader.path, *[os.pardir] * fullname.count("."))
+    return Upstream(fullname, loader.path, data, distribution, _version(distribution, root)), ""
 
 
 def origin_of(upstream: Upstream) -> Origin:
@@ -296,11 +298,20 @@ def _announced() -> tuple[str, ...]:
     return _ANNOUNCED[0]
 
 
-def _version(distribution: str) -> str:
+def _version(distribution: str, root: str = "") -> str:
+    """The version of what is imported: a checkout on PYTHONPATH may shadow the installed distribution."""
     module = sys.modules.get(distribution)
     version = getattr(module, "__version__", None)
     if isinstance(version, str):
         return version
+    if root:
+        try:
+            with open(os.path.normpath(os.path.join(root, "__init__.py")), encoding="utf-8") as file:
+                found = re.search(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", file.read(), re.MULTILINE)
+        except OSError:
+            found = None
+        if found:
+            return found[1]
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 

@@ -5,6 +5,7 @@ Neither torch nor transformers is imported, unless a user's config does so.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,7 +91,10 @@ def prepare(
     chosen = pipeline.device_of(settings)
     if configs is not None:
         patched = pipeline.patch(upstream, configs, chosen)
-        return _prepared(upstream, patched, None, "none of the configs applies", "memory")
+        reason = (
+            "the configs were given, so the cache was not asked" if patched else "none of the configs applies"
+        )
+        return _prepared(upstream, patched, None, reason, "memory")
     names = pipeline.config_names(module, settings)
     loaded = config_loading.load(names)
     patched = pipeline.patch(upstream, config_loading.for_module(loaded, STATE.registered), chosen)
@@ -113,7 +117,13 @@ def locate(module: str) -> ModuleSpec | None:
     search: Sequence[str] | None = None
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
-        spec = _find(".".join(parts[:depth]), search)
+        try:
+            spec = _find(".".join(parts[:depth]), search)
+        except KeyError:  # a namespace package: its path asks for its parent in sys.modules
+            search = [
+                path for base in search or () if os.path.isdir(path := os.path.join(base, parts[depth - 1]))
+            ]
+            continue
         if spec is None:
             return None
         search = spec.submodule_search_locations

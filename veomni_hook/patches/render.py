@@ -57,9 +57,6 @@ def header(report: PatchReport, patch_hash: str) -> list[str]:
     if report.yielded:
         lines.append(f"# Built-in patches that gave way: {len(report.yielded)}")
         lines += (f"#   - {_entry(patch)}" for patch in report.yielded)
-    if report.slots:
-        lines.append(f"# Kernel slots: {len(report.slots)}")
-        lines += (f"#   - {one_line(f'{slot.name} = {slot.op}/{slot.variant}')}" for slot in report.slots)
     return [*lines, "#"]
 
 

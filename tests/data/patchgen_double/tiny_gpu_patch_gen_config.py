@@ -22,7 +22,7 @@ config.add_post_import_block(
     """
 )
 config.exclude_from_output("TinyForTokenClassification")
-config.patches.append(create_patch_from_external("TinyNorm", "collections", "UserList", description="a list"))
+config.patches.append(create_patch_from_external("TinyNorm", "decimal", "Decimal", description="a number"))
 
 
 # Helper block.

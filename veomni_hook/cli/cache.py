@@ -1,0 +1,175 @@
+"""`veomni-hook cache`: what is stored, whether it is sound, removing it, and filling it ahead of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from veomni_hook.cli import output
+from veomni_hook.cli.target_options import JsonOption, import_from_here
+from veomni_hook.cli.targets import complete_family, module_name
+from veomni_hook.cli.usage import FOUND
+from veomni_hook.errors import CacheError, VeomniHookError
+
+if TYPE_CHECKING:
+    from veomni_hook.cache.store import Store
+    from veomni_hook.settings import Settings
+
+app = typer.Typer(help="Look into the cache of patched modules, check, empty or fill it.", no_args_is_help=True)
+
+
+@app.command("info")
+def info(*, as_json: JsonOption = False) -> None:
+    """Show where the cache is and what it holds."""
+    from veomni_hook.cache.store import open_store
+
+    found = open_store(_settings().cache_dir).info()
+    if as_json:
+        output.emit_json(found.to_dict())
+        return
+    output.emit_fields(
+        {
+            "location": found.root or None,
+            "mode": found.mode,
+            "writable": found.writable,
+            "size": readable_size(found.size),
+            "patched modules": len(found.entries),
+            "known unpatched": found.unpatched,
+            "damaged": found.damaged,
+        }
+    )
+    if found.entries:
+        output.emit("\n")
+        rows = [
+            (e.module, f"{e.distribution} {e.version}", e.patch_hash, e.interpreter, readable_size(e.size))
+            for e in found.entries
+        ]
+        output.emit_table(("module", "source", "patch hash", "interpreter", "size"), rows)
+    if found.reason:
+        output.warn(found.reason)
+
+
+@app.command("verify")
+def verify(*, as_json: JsonOption = False) -> None:
+    """Check every entry, byte for byte.
+
+    Exits with 1 when one is damaged; an import never uses such an entry, it patches the module anew.
+    """
+    found = _disk_store().verify()
+    if as_json:
+        output.emit_json(found.to_dict())
+    else:
+        rows = [
+            *(("damaged", defect.path, defect.reason) for defect in found.defects),
+            *(("outdated", finding.path, finding.reason) for finding in found.stale),
+            *(("leftover", path, "belongs to no entry") for path in found.leftovers),
+        ]
+        if rows:
+            output.emit_table(("finding", "path", "reason"), rows)
+        output.emit(f"{found.checked} checked, {len(found.defects)} damaged, {len(found.stale)} outdated\n")
+    if not found.ok:
+        output.note("fix: veomni-hook cache clear")
+        raise typer.Exit(FOUND)
+
+
+@app.command("clear")
+def clear(
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Also entries that a running process uses.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove every entry that no running process uses. Exits with 1 when something had to stay."""
+    done = _disk_store().clear(force=force)
+    if as_json:
+        output.emit_json(done.to_dict())
+    else:
+        output.emit(f"{len(done.removed)} removed, {readable_size(done.freed)} freed\n")
+    for finding in done.in_use:
+        output.warn(f"{finding.path} stays: {finding.reason}")
+    for finding in done.failed:
+        output.warn(f"{finding.path} cannot be removed: {finding.reason}")
+    if done.in_use or done.failed:
+        raise typer.Exit(FOUND)
+
+
+@app.command("warm")
+def warm(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...",
+            help="Only these families or modules; by default all that patches exist for.",
+            autocompletion=complete_family,
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Patch and store modules now, so that no job has to. Exits with 1 when one could not be."""
+    rows = list(_warmed([module_name(target) for target in targets or ()], _settings()))
+    if as_json:
+        output.emit_json(rows)
+    else:
+        headers = ("module", "result", "stored")
+        output.emit_table(headers, [[row[header] for header in headers] for row in rows])
+    if any(row["result"] not in ("stored", "was stored", "no patch applies") for row in rows):
+        raise typer.Exit(FOUND)
+
+
+def readable_size(size: int) -> str:
+    """Return a number of bytes as a person reads it."""
+    if size < 1024:
+        return f"{size} B"
+    value = float(size)
+    for unit in ("KiB", "MiB"):
+        value /= 1024
+        if value < 1024:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1024:.1f} GiB"
+
+
+def _warmed(wanted: Sequence[str], settings: Settings) -> Iterator[dict[str, object]]:
+    from veomni_hook.cli.spec_sources import load_sources, names
+    from veomni_hook.finders.prepare import locate, prepare
+
+    import_from_here()
+    if not wanted:
+        sources = load_sources(names(settings))
+        modules = dict.fromkeys(config.source_module for source in sources for config in source.configs)
+        wanted = [module for module in modules if locate(module) is not None]
+        for source in sources:
+            if source.error is not None:
+                output.fail(source.error)
+                yield {"module": source.name, "result": source.error.what, "stored": None}
+    for module in output.track(wanted, "warming"):
+        try:
+            found = prepare(module, settings)
+        except VeomniHookError as error:
+            output.fail(error)
+            yield {"module": module, "result": error.what, "stored": None}
+            continue
+        result = {"hit": "was stored", "miss": "stored"}.get(found.cache, found.reason)
+        yield {"module": module, "result": result, "stored": found.stored_path}
+
+
+def _settings() -> Settings:
+    from veomni_hook.settings import resolve
+
+    return resolve().settings
+
+
+def _disk_store() -> Store:
+    from veomni_hook.cache.store import open_store
+
+    cache_dir = _settings().cache_dir
+    store = open_store(cache_dir)
+    if store.mode != "disk":
+        raise CacheError(
+            f"the cache folder is not used: {store.reason}",
+            where=cache_dir or "the user's cache folder",
+            fix="make it yours alone (chown, chmod 700), or name another folder in VEOMNI_CACHE_DIR",
+        )
+    return store
