@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.finders.conftest import TINY, Python
 
-PREPARE = f"""
+PREPARE = """
 import json, sys
 from veomni_hook.finders.prepare import locate, prepare
 from veomni_hook.finders.handle import current_settings
@@ -21,7 +21,7 @@ p = prepare({TINY!r}, current_settings())
 assert not any(name.startswith("transformers") for name in sys.modules)
 import veomni_hook.install, {TINY} as m
 outcome = veomni_hook.install.handle.status().modules[m.__name__]
-print(json.dumps([p.cache, outcome.cache, p.stored_path == m.__file__, open(m.__file__).read() == p.stored_text, p.patch_hash == outcome.patch_hash, p.report.to_dict() == outcome.report]))
+print(json.dumps([p.cache, outcome.cache, p.stored_path == m.__file__, open(m.__file__).read() == p.stored_text, p.patch_hash == outcome.patch_hash, json.loads(json.dumps(p.report.to_dict())) == outcome.report]))
 """
     )
     assert ran.result == ["miss", "hit", True, True, True, True]

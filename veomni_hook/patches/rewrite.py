@@ -100,9 +100,10 @@ def _check_replacement(replacement: Document, function: FunctionNode, pattern: P
         where=pattern.where,
         target=pattern.target,
     )
-    if pattern.expression is not None:
+    bound = bound_names([replacement.tree]) if pattern.expression is not None else set()
+    if bound:
         refuse_names(
-            bound_names([replacement.tree]) & used_names([function]),
+            bound & used_names([function]),
             f"the replacement binds names that {pattern.target} uses itself",
             fix="rename them in the replacement",
             where=pattern.where,

@@ -18,11 +18,16 @@ from veomni_hook.kernels.linear_cross_entropy import causal_lm, reference
 
 __all__ = ["causal_lm_output", "linear_cross_entropy"]
 
+# A chunk has at least this many rows (fewer slow the matrix products down: 128 rows cost 15 % at a vocabulary of
+# 151,936) and, where that is more, as many as make this number of logits (16 MiB in float32).
 CHUNK_ROWS = 256
+CHUNK_LOGITS = 1 << 22
+# Leaving rows out means a copy of the rest: not worth it for the last position of each sequence.
+SELECT_FROM = 1 / 8
 
 
 class _Gradients(NamedTuple):
-    """Gradients of the sum of losses; ``index`` holds the rows that ``x`` belongs to (None: all)."""
+    """Gradients of the loss times ``items / scale``; ``index`` holds the rows that ``x`` belongs to (None: all)."""
 
     x: torch.Tensor | None
     weight: torch.Tensor | None
@@ -38,23 +43,31 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         target: torch.Tensor,
-        items: torch.Tensor,
+        num_items: torch.Tensor | None,
         ignore_index: int,
     ) -> torch.Tensor:
         ctx.dtype = _compute_dtype(x)
         ctx.ignore_index = ignore_index
+        counted = (target != ignore_index).sum() if num_items is None else None
+        items = num_items if counted is None else counted
+        # Nothing counts: the mean is NaN, but gradients are zero, as upstream's are.
+        inverse = torch.reciprocal(items if counted is None else counted.clamp(min=1))
+        # Scaled gradients are small numbers, which float16 would lose; reading the scale elsewhere than on a CPU waits.
+        early = x.device.type == "cpu" and ctx.dtype is not torch.float16
+        chunks = _Chunks(ctx.dtype, ignore_index, inverse.item() if early else 1.0, ctx.needs_input_grad[:3])
         with torch.autocast(x.device.type, enabled=False):
-            total, gradients = _chunked(x, weight, bias, target, ignore_index, ctx.dtype, ctx.needs_input_grad[:3])
-        ctx.save_for_backward(x, weight, bias, target, items, *gradients)
+            total, gradients = chunks.run(x, weight, bias, target)
+        late = torch.ones_like(inverse) if early else inverse
+        ctx.save_for_backward(x, weight, bias, target, num_items, late, *gradients)
         return total / items
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, bias, target, items, *saved = ctx.saved_tensors
+        x, weight, bias, _, _, late, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():
             return (*_differentiable(ctx, grad), None, None, None)
         gradients = _Gradients(*saved)
-        factor = (grad / items).reshape(())
+        factor = (grad * late).reshape(())
         in_place = not torch._C._autograd._get_current_graph_task_keep_graph()
         grad_x = _scaled(gradients.x, factor, x.dtype, in_place=in_place)
         if grad_x is not None and gradients.index is not None:
@@ -69,85 +82,94 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
 
 
-def _chunked(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    ignore_index: int,
-    dtype: torch.dtype,
-    needed: tuple[bool, bool, bool],
-) -> tuple[torch.Tensor, _Gradients]:
-    """Return the sum of all losses and its gradients, in ``dtype`` or float32, where ``needed``."""
-    total = torch.zeros((), dtype=torch.float32, device=x.device)
-    index = None
-    if x.device.type == "cpu":  # elsewhere the number of rows that count would have to be waited for
-        counted = (target != ignore_index).nonzero().squeeze(1)
-        if counted.numel() < target.numel():
-            x, target, index = x[counted], target[counted], counted
-    x, weight = x.to(dtype), weight.to(dtype)
-    bias = None if bias is None else bias.to(dtype)
-    for_x, for_weight, for_bias = needed
-    grad_x = torch.empty_like(x) if for_x else None
-    grad_weight = _WeightGradient(weight, x.shape[0]) if for_weight else None
-    grad_bias = torch.zeros(weight.shape[0], dtype=torch.float32, device=x.device) if for_bias else None
-    for start in range(0, x.shape[0], CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
-        logits = functional.linear(x[rows], weight, bias)
+class _Chunks:
+    """One pass over the rows: the sum of losses, and their gradients times ``scale`` where ``needed``."""
+
+    def __init__(
+        self, dtype: torch.dtype, ignore_index: int, scale: float, needed: tuple[bool, bool, bool]
+    ) -> None:
+        self._dtype = dtype
+        self._ignore_index = ignore_index
+        self._scale = scale
+        self._needed = needed
+
+    def run(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor
+    ) -> tuple[torch.Tensor, _Gradients]:
+        """Return the sum of losses (float32) and the gradients, in the compute dtype or float32."""
+        index = self._rows_that_count(target)
+        if index is not None:
+            x, target = x[index], target[index]
+        x, weight = x.to(self._dtype), weight.to(self._dtype)
+        bias = None if bias is None else bias.to(self._dtype)
+        for_x, for_weight, for_bias = self._needed
+        size = max(CHUNK_ROWS, CHUNK_LOGITS // weight.shape[0])
+        total = torch.zeros((), dtype=torch.float32, device=x.device)
+        grad_x = torch.empty_like(x) if for_x else None
+        grad_weight = _WeightGradient(weight, x.shape[0] > size, self._scale) if for_weight else None
+        grad_bias = torch.zeros(weight.shape[0], dtype=torch.float32, device=x.device) if for_bias else None
+        for start in range(0, x.shape[0], size):
+            rows = slice(start, start + size)
+            loss, grad_logits = self._one(functional.linear(x[rows], weight, bias), target[rows])
+            total += loss
+            if grad_logits is None:
+                continue
+            if grad_bias is not None:
+                grad_bias.add_(grad_logits.sum(dim=0), alpha=self._scale)
+            low = grad_logits.to(self._dtype)
+            if grad_x is not None:
+                grad_x[rows].addmm_(low, weight, beta=0, alpha=self._scale)
+            if grad_weight is not None:
+                grad_weight.add(grad_logits, low, x[rows])
+            del grad_logits, low
+        return total, _Gradients(grad_x, None if grad_weight is None else grad_weight.result(), grad_bias, index)
+
+    def _one(self, logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the summed loss of one chunk, and softmax minus one-hot (float32) if any gradient is needed."""
         log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-        del logits
-        total += functional.nll_loss(log_probs, target[rows], ignore_index=ignore_index, reduction="sum")
-        if not any(needed):
-            continue
-        grad_logits = _minus_onehot(log_probs.exp_(), target[rows], ignore_index if index is None else None)
-        del log_probs
-        if grad_bias is not None:
-            grad_bias += grad_logits.sum(dim=0)
-        low = grad_logits.to(dtype)
-        if grad_x is not None:
-            torch.mm(low, weight, out=grad_x[rows])
-        if grad_weight is not None:
-            grad_weight.add(grad_logits, low, x[rows])
-        del grad_logits, low
-    return total, _Gradients(grad_x, grad_weight.total if grad_weight else None, grad_bias, index)
+        loss = functional.nll_loss(log_probs, target, ignore_index=self._ignore_index, reduction="sum")
+        if not any(self._needed):
+            return loss, None
+        probs = log_probs.exp_()
+        ignored = target == self._ignore_index
+        if probs.device.type == "cpu":
+            probs[ignored] = 0
+        else:  # the same without waiting for the number of rows
+            probs.masked_fill_(ignored.unsqueeze(1), 0)
+        ones = ignored.logical_not().to(probs.dtype)
+        return loss, probs.scatter_add_(1, target.masked_fill(ignored, 0).unsqueeze(1), -ones.unsqueeze(1))
 
-
-def _minus_onehot(probs: torch.Tensor, target: torch.Tensor, ignore_index: int | None) -> torch.Tensor:
-    """Subtract one at each target, in place; clear rows whose target is ``ignore_index`` (None: there are none)."""
-    if ignore_index is not None:
-        counts = target != ignore_index
-        probs.mul_(counts.unsqueeze(1))
-        target = target.where(counts, 0)
-        return probs.scatter_add_(1, target.unsqueeze(1), -counts.to(probs.dtype).unsqueeze(1))
-    ones = torch.full((), -1.0, dtype=probs.dtype, device=probs.device).expand(target.numel(), 1)
-    return probs.scatter_add_(1, target.unsqueeze(1), ones)
+    def _rows_that_count(self, target: torch.Tensor) -> torch.Tensor | None:
+        """Return the indices of rows with a loss if the others are worth leaving out."""
+        if target.device.type != "cpu":  # elsewhere their number would have to be waited for
+            return None
+        index = (target != self._ignore_index).nonzero().squeeze(1)
+        return index if target.numel() - index.numel() >= max(1, SELECT_FROM * target.numel()) else None
 
 
 class _WeightGradient:
-    """The sum over chunks of ``grad_logits.T @ x``: float32 while there are several, or for float16."""
+    """``scale`` times the sum over chunks of ``grad_logits.T @ x``."""
 
-    def __init__(self, weight: torch.Tensor, rows: int) -> None:
-        # float16 cannot hold sums of thousands of rows; bfloat16 can, but would lose small chunks in large sums.
-        low = weight.dtype in (torch.float16, torch.bfloat16)
-        single = rows <= CHUNK_ROWS and weight.dtype is not torch.float16
-        self._by_product = low and not single and weight.dtype is torch.bfloat16
-        dtype = torch.float32 if low and not single else weight.dtype
-        self.total = torch.empty(weight.shape, dtype=dtype, device=weight.device)
-        self._first = True
-        if rows == 0:
-            self.total.zero_()
+    def __init__(self, weight: torch.Tensor, several: bool, scale: float) -> None:  # noqa: FBT001
+        # float16 cannot hold sums of thousands of rows; bfloat16 can, but loses small chunks in large sums.
+        self._low = weight.dtype
+        self._products = several and self._low is torch.bfloat16
+        dtype = torch.float32 if self._products or self._low is torch.float16 else self._low
+        self._scale = scale
+        self._total = torch.zeros(weight.shape, dtype=dtype, device=weight.device)
 
     def add(self, grad_logits: torch.Tensor, low: torch.Tensor, x: torch.Tensor) -> None:
         """Add one chunk: ``grad_logits`` float32 and its copy ``low`` are ``[rows, vocab]``, ``x`` ``[rows, hidden]``."""
-        beta = 0 if self._first else 1
-        if self._by_product:
-            product = low.t() @ x
-            self.total = product.float() if self._first else self.total.add_(product)
-        elif self.total.dtype is low.dtype:
-            self.total.addmm_(low.t(), x, beta=beta)
+        if self._products:
+            self._total.add_(low.t() @ x, alpha=self._scale)
+        elif self._total.dtype is low.dtype:
+            self._total.addmm_(low.t(), x, alpha=self._scale)
         else:
-            self.total.addmm_(grad_logits.t(), x.to(self.total.dtype), beta=beta)
-        self._first = False
+            self._total.addmm_(grad_logits.t(), x.to(self._total.dtype), alpha=self._scale)
+
+    def result(self) -> torch.Tensor:
+        """Return the gradient in the weight's dtype, or float32 for float16."""
+        return self._total if self._low is torch.float16 else self._total.to(self._low)
 
 
 def _scaled(
@@ -155,17 +177,18 @@ def _scaled(
 ) -> torch.Tensor | None:
     if gradient is None or dtype is None:
         return None
-    # A factor rounded to bfloat16 first would shift every gradient by up to 0.4 %.
-    if gradient.dtype in (torch.float32, torch.float64) and in_place:
-        return gradient.mul_(factor).to(dtype)
-    return (gradient * factor.to(torch.promote_types(gradient.dtype, torch.float32))).to(dtype)
+    if factor.device.type == "cpu" and factor.item() == 1:
+        return gradient.to(dtype) if in_place else gradient.to(dtype, copy=True)
+    if gradient.dtype is dtype and in_place:
+        return gradient.mul_(factor)
+    return (gradient.to(torch.promote_types(gradient.dtype, torch.float32)) * factor).to(dtype)
 
 
 def _differentiable(ctx: Any, grad: torch.Tensor) -> list[torch.Tensor | None]:
     """Return gradients that can be differentiated again, from the plain definition (all logits at once)."""
-    x, weight, bias, target, items, *_ = ctx.saved_tensors
+    x, weight, bias, target, num_items, *_ = ctx.saved_tensors
     low = [None if tensor is None else tensor.to(ctx.dtype) for tensor in (x, weight, bias)]
-    loss = reference.linear_cross_entropy(*low, target, ignore_index=ctx.ignore_index, num_items=items)
+    loss = reference.linear_cross_entropy(*low, target, ignore_index=ctx.ignore_index, num_items=num_items)
     inputs = [tensor for tensor, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
     found = iter(torch.autograd.grad(loss, inputs, grad, create_graph=True))
     return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
@@ -190,11 +213,9 @@ def linear_cross_entropy(
     """Return the mean loss over positions that count, or their sum over ``num_items``; float32.
 
     ``hidden_states`` is ``[rows, hidden]``, ``weight`` ``[vocab, hidden]``, ``bias`` ``[vocab]``, ``target``
-    ``[rows]`` (int64). At most `CHUNK_ROWS` rows of logits exist at a time.
+    ``[rows]`` (int64). The rows of at most one chunk of logits exist at a time.
     """
-    if num_items is None:
-        num_items = (target != ignore_index).sum()
-    items = torch.as_tensor(num_items, device=hidden_states.device)
+    items = None if num_items is None else torch.as_tensor(num_items, device=hidden_states.device)
     return _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call,no-any-return]
         hidden_states, weight, bias, target, items, ignore_index
     )
