@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-import json
 import os
+import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,7 +20,7 @@ from veomni_hook.finders.state import STATE
 print(json.dumps({
     "argv": sys.argv, "path0": sys.path[0], "file": __file__, "name": __name__, "package": __package__,
     "main": sys.modules["__main__"].__dict__ is globals(), "active": bool(STATE.handles),
-    "optimize": sys.flags.optimize, "torch": "torch" in sys.modules, "cli": "veomni_hook.cli" in sys.modules,
+    "torch": "torch" in sys.modules, "cli": "veomni_hook.cli" in sys.modules,
 }))
 """
 
@@ -47,8 +48,7 @@ def test_a_script_runs_as_python_runs_it(veomni: Command, tmp_path: Path) -> Non
     folder.mkdir()
     (folder / "script.py").write_text(REPORT)
     done = veomni("run", "elsewhere/script.py", "--help", "--", "-x", "a b")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    assert done.json == {
         "argv": ["elsewhere/script.py", "--help", "--", "-x", "a b"],
         "path0": str(folder),
         "file": str(folder / "script.py"),
@@ -56,11 +56,10 @@ def test_a_script_runs_as_python_runs_it(veomni: Command, tmp_path: Path) -> Non
         "package": None,
         "main": True,
         "active": True,
-        "optimize": 0,
         "torch": False,
         "cli": False,
     }
-    assert done.stderr == ""
+    assert (done.status, done.err) == (0, "")
 
 
 def test_a_module_runs_as_python_runs_it(veomni: Command, tmp_path: Path) -> None:
@@ -68,9 +67,7 @@ def test_a_module_runs_as_python_runs_it(veomni: Command, tmp_path: Path) -> Non
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "tool.py").write_text(REPORT)
-    done = veomni("run", "-m", "package.tool", "--module", "-m", "x")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = veomni("run", "-m", "package.tool", "--module", "-m", "x").json
     assert found["argv"] == [str(package / "tool.py"), "--module", "-m", "x"]
     assert found["path0"] == str(tmp_path)
     assert (found["name"], found["package"], found["active"]) == ("__main__", "package", True)
@@ -89,85 +86,114 @@ def test_exit_statuses_are_the_scripts_own(
 ) -> None:
     (tmp_path / "script.py").write_text(code)
     done = veomni("run", "script.py")
-    assert (done.returncode, done.stderr) == (status, errors)
+    assert (done.status, done.err) == (status, errors)
+
+
+def test_a_missing_script_is_pythons_own_error(veomni: Command) -> None:
+    done = veomni("run", "nowhere.py")
+    assert done.status == 2
+    assert "can't open file" in done.err and "Traceback" not in done.err
 
 
 def test_a_traceback_shows_the_script_alone(veomni: Command, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("def f():\n    raise KeyError('here')\nf()\n")
     done = veomni("run", "script.py")
-    assert done.returncode == 1
-    assert done.stderr.count("  File ") == 2
-    assert "veomni_hook" not in done.stderr
+    assert done.status == 1
+    assert done.err.count("  File ") == 2
+    assert "veomni_hook" not in done.err
 
 
-def test_flags_of_the_interpreter_and_settings_reach_the_script(
-    environ: dict[str, str], tmp_path: Path
-) -> None:
-    import subprocess
-
+def test_flags_and_settings_reach_the_script(veomni: Command, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        "import os, sys\nfrom veomni_hook.finders.handle import current_settings\n"
+        "import os, sys\n"
         "print(sys.flags.optimize, sys.stdout.write_through, sys.warnoptions, os.getppid())\n"
-        "os.chdir('/')\nprint(current_settings().kernels)\n"
+        "os.chdir('/')\n"
+        "from veomni_hook.finders.handle import current_settings\n"
+        "print(current_settings().kernels)\n"
     )
     (tmp_path / "veomni-hook.toml").write_text('kernels = "eager"\n')
-    done = subprocess.run(
-        [sys.executable, "-O", "-u", "-Wonce", "-m", "veomni_hook", "run", "script.py"],
-        env=environ, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    # The parent is this process: run has become the script and does not wait beside it.
-    assert done.stdout.split("\n")[:2] == [f"1 True ['once'] {os.getpid()}", "eager"], done.stderr
+    done = veomni("run", "script.py", flags=("-O", "-u", "-Wonce"))
+    # The parent is this process: the command has become the script and does not wait beside it.
+    assert done.out.splitlines() == [f"1 True ['once'] {os.getpid()}", "eager"], done.err
 
 
 def test_a_hook_that_is_switched_off_is_said_and_stays_off(veomni: Command, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print('veomni_hook' in sys.modules)")
-    done = veomni("run", "script.py", env={"VEOMNI_HOOK": "0"})
-    assert done.stdout == "False\n"
-    assert "switched off" in done.stderr
+    done = veomni("run", "script.py", VEOMNI_HOOK="0")
+    assert done.out == "False\n"
+    assert "switched off" in done.err
+
+
+def test_the_script_imports_patched_modules(tiny: Command, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from transformers import TinyNorm; print(TinyNorm().forward(1))")
+    assert tiny("run", "script.py").out == "103\n"
+    assert tiny("run", "script.py", VEOMNI_PATCHES=None).out == "3\n"
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_multiprocessing_children_inherit_the_hook(veomni: Command, tmp_path: Path, method: str) -> None:
+def test_multiprocessing_children_import_patched_modules(tiny: Command, tmp_path: Path, method: str) -> None:
     (tmp_path / "script.py").write_text(
         "import multiprocessing, os, sys\n"
-        "from veomni_hook.finders.state import STATE\n"
         "def child(queue):\n"
-        "    queue.put((bool(STATE.handles), STATE.finder is sys.meta_path[0], os.getpid()))\n"
+        "    from transformers import TinyNorm\n"
+        "    queue.put((TinyNorm().forward(1), os.getpid()))\n"
         "if __name__ == '__main__':\n"
         f"    context = multiprocessing.get_context('{method}')\n"
         "    queue = context.Queue()\n"
         "    process = context.Process(target=child, args=(queue,))\n"
         "    process.start()\n"
-        "    active, first, pid = queue.get(timeout=60)\n"
+        "    value, pid = queue.get(timeout=60)\n"
         "    process.join()\n"
-        "    print(active, first, pid != os.getpid(), process.exitcode)\n"
+        "    print(value, pid != os.getpid(), process.exitcode, 'transformers' in sys.modules)\n"
     )
-    done = veomni("run", "script.py")
-    assert done.stdout == "True True True 0\n", done.stderr
+    done = tiny("run", "script.py")
+    assert done.out == "103 True 0 False\n", done.err
+
+
+TORCHRUN = """
+import torch
+import torch.distributed as dist
+from transformers.models.qwen3 import modeling_qwen3
+from veomni_hook.finders.early import is_patched
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+line = f"rank {dist.get_rank()}: {total.item():.0f} {is_patched(modeling_qwen3)}"
+lines = [None, None]
+dist.all_gather_object(lines, line)
+if dist.get_rank() == 0:
+    print(lines)
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_workers_import_patched_modules(veomni: Command, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TORCHRUN)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    done = veomni("run", *launcher, "script.py", OMP_NUM_THREADS="1")
+    assert done.out == "['rank 0: 2 True', 'rank 1: 2 True']\n", done.err
 
 
 def test_nothing_to_run_is_wrong_use(veomni: Command) -> None:
     done = veomni("run")
-    assert done.returncode == 2
-    assert "no script" in done.stderr and "run -m" in done.stderr
+    assert done.status == 2
+    assert "no script" in done.err and "run -m" in done.err
 
 
 def test_an_illegal_setting_stops_before_the_script(veomni: Command, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('ran')")
-    done = veomni("run", "script.py", env={"VEOMNI_STRICT": "perhaps"})
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "VEOMNI_STRICT" in done.stderr and "perhaps" in done.stderr
+    done = veomni("run", "script.py", VEOMNI_STRICT="perhaps")
+    assert (done.status, done.out) == (2, "")
+    assert "VEOMNI_STRICT" in done.err and "perhaps" in done.err
 
 
 def test_flags_that_ignore_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
-
     monkeypatch.setattr(subprocess, "_args_from_interpreter_flags", lambda: ["-O", "-I", "-P"])
-    started_with_m = type(sys)("__main__")
+    started_with_m = ModuleType("__main__")
     started_with_m.__spec__ = sys.modules[run_module.__name__].__spec__
     monkeypatch.setitem(sys.modules, "__main__", started_with_m)
     with pytest.raises(UsageError, match="-I"):
         interpreter_flags()
-    console_script = type(sys)("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", console_script)
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # as a console script has it
     assert [flag for flag in interpreter_flags() if flag != "-u"] == ["-O"]

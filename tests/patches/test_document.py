@@ -128,7 +128,7 @@ def test_line_endings(newline: str) -> None:
 
 
 def test_form_feed_ends_no_line_and_resets_indentation() -> None:
-    document = Document("class A:\n    x = 1\n\f    def f(self):\n\t\treturn 1\n\fy = 2\n")
+    document = Document("class A:\n    x = 1\n\f    def f(self):\n        return 1\n\fy = 2\n")
     assert document.lineno(document.start(node(document, "y"))) == 5
     assert document.indent(node(document, "A.f")) == "    "
     assert document.text(node(document, "y")) == "y = 2"

@@ -58,7 +58,9 @@ def test_what_changes_the_code_changes_the_digest(other: str) -> None:
 
 def test_a_class_counts_its_methods_names_and_decorators_but_not_its_own() -> None:
     base = "class A(B):\n    def f(self):\n        return 1\n"
-    assert digest("@hub\nclass C(B):\n    'Words.'\n    inv: int\n    def f(self) -> int:\n        return 1\n") == digest(base)
+    assert digest(
+        "@hub\nclass C(B):\n    'Words.'\n    inv: int\n    def f(self) -> int:\n        return 1\n"
+    ) == digest(base)
     assert digest("class A(B):\n    def g(self):\n        return 1\n") != digest(base)
     assert digest("class A(B):\n    @staticmethod\n    def f(self):\n        return 1\n") != digest(base)
     assert digest("class A:\n    def f(self):\n        return 1\n") != digest(base)

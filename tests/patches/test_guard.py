@@ -28,13 +28,21 @@ def write(tmp_path: Path) -> Write:
         path.write_text(textwrap.dedent(text), encoding="utf-8")
         namespace: dict[str, Any] = {"__name__": path.stem}
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
-        return next(value for name, value in namespace.items() if callable(value) and not name.startswith("__"))
+        return next(
+            value for name, value in namespace.items() if callable(value) and not name.startswith("__")
+        )
 
     return written
 
 
 def planned(
-    source: str, target: str, guard: Any, *, before: str | None = None, digests: tuple[str, ...] | None = None, matches: int = 1
+    source: str,
+    target: str,
+    guard: Any,
+    *,
+    before: str | None = None,
+    digests: tuple[str, ...] | None = None,
+    matches: int = 1,
 ) -> tuple[str, str]:
     """Patched text with markers, and without."""
     document = Document(source, "pkg.mod")
@@ -42,7 +50,13 @@ def planned(
         found = document.find(target)
         digests = tuple(fingerprint(definition.node) for definition in found)
     patch = Patch(
-        PatchType.GUARD, target, guard, description="Why.", before=before, fingerprints=digests, matches=matches
+        PatchType.GUARD,
+        target,
+        guard,
+        description="Why.",
+        before=before,
+        fingerprints=digests,
+        matches=matches,
     )
     edits = plan_guard(document, patch, 7, config="conf:c")
     assert {edit.patch for edit in edits} == {7}
@@ -107,16 +121,28 @@ def test_it_runs_before_upstream_and_falls_through(write: Write) -> None:
 
 
 PLACES = {
-    "docstring": ('def f(x):\n    """Doc.\n\n    More."""\n\n    return x\n', 'More."""\n\n{m}{g}    return x\n'),
+    "docstring": (
+        'def f(x):\n    """Doc.\n\n    More."""\n\n    return x\n',
+        'More."""\n\n{m}{g}    return x\n',
+    ),
     "docstring only": ('def f(x):\n    """Doc."""\n', '"""\n{m}{g}'),
     "docstring only at the end of the text": ('def f(x):\n    """Doc."""', '"""  {M}\n{g}'),
-    "comments": ("def f(x):\n    # c\n    # d\n    return x\n", "def f(x):\n{m}{g}    # c\n    # d\n    return x\n"),
-    "comment apart": ("def f(x):\n    # c\n\n    # d\n    return x\n", "    # c\n\n{m}{g}    # d\n    return x\n"),
+    "comments": (
+        "def f(x):\n    # c\n    # d\n    return x\n",
+        "def f(x):\n{m}{g}    # c\n    # d\n    return x\n",
+    ),
+    "comment apart": (
+        "def f(x):\n    # c\n\n    # d\n    return x\n",
+        "    # c\n\n{m}{g}    # d\n    return x\n",
+    ),
     "header like a comment": (
         'def f(x="""\n    # d"""):\n    return x\n',
         '# d"""):\n{m}{g}    return x\n',
     ),
-    "string like a comment": ('def f(x):\n    """\n    # d"""\n    return x\n', '# d"""\n{m}{g}    return x\n'),
+    "string like a comment": (
+        'def f(x):\n    """\n    # d"""\n    return x\n',
+        '# d"""\n{m}{g}    return x\n',
+    ),
     "inline": ("def f(x): return x  # c\ny = 1\n", "def f(x):  {M}\n{g}    return x  # c\ny = 1\n"),
     "inline twice": ("def f(x): z = x; return z\n", "def f(x):  {M}\n{g}    z = x; return z\n"),
     "inline docstring": ('def f(x): "Doc."; return x\n', 'def f(x):\n    "Doc.";  {M}\n{g}    return x\n'),
@@ -219,7 +245,9 @@ def test_before_needs_no_fingerprint_but_takes_one(write: Write) -> None:
 
 def test_before_in_an_inner_block(write: Write) -> None:
     source = "def f(x):\n    for y in x:\n        if y:\n            use(y + 1)\n    return x\n"
-    text, _ = planned(source, "f", write("def guard(v):\n    if slot:\n        return v * 2\n"), before="use({v})")
+    text, _ = planned(
+        source, "f", write("def guard(v):\n    if slot:\n        return v * 2\n"), before="use({v})"
+    )
     assert text.splitlines()[3:7] == [
         "            # [PATCHED FUNCTION] f: Why. (conf:c)",
         "            if slot:",
@@ -261,7 +289,11 @@ def test_another_body_is_an_error_with_its_digest(write: Write) -> None:
     digest = fingerprint(Document(SIMPLE).find("A.forward")[0].node)
     with pytest.raises(PatchTargetError) as caught:
         planned(SIMPLE, "A.forward", write(GUARD), digests=("0" * 16, "1" * 16))
-    assert digest in caught.value.what and digest in caught.value.fix and "line 3 of pkg.mod" in caught.value.what
+    assert (
+        digest in caught.value.what
+        and digest in caught.value.fix
+        and "line 3 of pkg.mod" in caught.value.what
+    )
     with pytest.raises(PatchError) as missing:
         planned(SIMPLE, "A.forward", write(GUARD), digests=())
     assert digest in missing.value.fix
@@ -269,7 +301,10 @@ def test_another_body_is_an_error_with_its_digest(write: Write) -> None:
 
 REFUSED = {
     "unknown parameter": ("def guard(self, z):\n    pass\n", r"neither .*\(none\): z"),
-    "assigned parameter": ("def guard(self, x):\n    x = x.half()\n", "binds names that A.forward uses itself: x"),
+    "assigned parameter": (
+        "def guard(self, x):\n    x = x.half()\n",
+        "binds names that A.forward uses itself: x",
+    ),
     "local of upstream": ("def guard(self):\n    y = 1\n    if y:\n        return y\n", "uses itself: y"),
     "global of upstream": ("def guard(self):\n    import abc as deco\n", "uses itself: deco"),
     "comprehension over a local": ("def guard(self, x):\n    return [y for y in x]\n", "uses itself: y"),
@@ -296,7 +331,11 @@ def test_what_could_disturb_upstream_is_refused(name: str, write: Write) -> None
 REFUSED_CAPTURES = {
     "assigned": ("def guard(hidden):\n    hidden = 1\n", BEFORE, "assigns or shadows captured names: hidden"),
     "deleted": ("def guard(hidden):\n    del hidden\n", BEFORE, "assigns or shadows captured names: hidden"),
-    "shadowed": ("def guard(hidden):\n    return [hidden for hidden in q]\n", BEFORE, "shadows captured names"),
+    "shadowed": (
+        "def guard(hidden):\n    return [hidden for hidden in q]\n",
+        BEFORE,
+        "shadows captured names",
+    ),
     "misplaced": ("def guard(fields):\n    return fields\n", BEFORE, "cannot stand in 'return fields'"),
     "undeclared": ("def guard(self):\n    return outputs\n", BEFORE, "not among its own parameters: outputs"),
     "ambiguous": ("def guard(labels):\n    return labels\n", "logits = self.lm_head({labels})", "could mean"),
@@ -322,7 +361,9 @@ def test_a_capture_that_must_run_once_is_refused(value: str, write: Write) -> No
 
 
 def test_an_async_target_may_wait(write: Write) -> None:
-    text, _ = planned("async def f(x):\n    return x\n", "f", write("async def guard(x):\n    await slot(x)\n"))
+    text, _ = planned(
+        "async def f(x):\n    return x\n", "f", write("async def guard(x):\n    await slot(x)\n")
+    )
     assert "    await slot(x)\n    return x\n" in text
 
 
@@ -356,7 +397,9 @@ def test_guards_of_the_installed_qwen3(target: str, write: Write) -> None:
     source = path.read_text(encoding="utf-8")
     parameters, before = QWEN3_GUARDS[target]
     use = "hidden, output, g(**fields), **loss_kwargs" if before else parameters
-    guard = write(f"def guard({parameters}):\n    _taken = slot({use})\n    if _taken:\n        return _taken\n")
+    guard = write(
+        f"def guard({parameters}):\n    _taken = slot({use})\n    if _taken:\n        return _taken\n"
+    )
     text, plain = planned(source, target, guard, before=before)
     assert text.count("[PATCHED METHOD]") == 1
     start = plain.index("        _taken = slot(")

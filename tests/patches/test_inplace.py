@@ -7,7 +7,14 @@ import pytest
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.document import Document
 from veomni_hook.patches.fingerprint import fingerprint
-from veomni_hook.patches.inplace import check_body, effects, find_function, marker, refuse_names, with_newlines
+from veomni_hook.patches.inplace import (
+    check_body,
+    effects,
+    find_function,
+    marker,
+    refuse_names,
+    with_newlines,
+)
 from veomni_hook.patches.pattern import Capture
 from veomni_hook.patches.spec import Patch, PatchType
 

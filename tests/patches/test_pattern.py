@@ -17,7 +17,9 @@ def parsed(text: str) -> Pattern:
 
 
 def upstream(body: str) -> tuple[Document, Function]:
-    document = Document("def f(self, x, **kwargs):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n")
+    document = Document(
+        "def f(self, x, **kwargs):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
+    )
     (function,) = document.tree.body
     assert isinstance(function, Function)
     return document, function
@@ -40,7 +42,11 @@ def one(pattern: str, body: str) -> dict[str, list[str]]:
 def count(pattern: str, body: str) -> int:
     _, function = upstream(body)
     compiled = parsed(pattern)
-    return len(compiled.find_statements(function) if compiled.expression is None else compiled.find_expressions(function))
+    return len(
+        compiled.find_statements(function)
+        if compiled.expression is None
+        else compiled.find_expressions(function)
+    )
 
 
 LOSS_TAIL = """
@@ -167,7 +173,9 @@ def test_a_keyword_that_fails_leaves_no_capture_behind() -> None:
 
 
 def test_matches_come_in_the_order_of_the_text() -> None:
-    document, function = upstream("a = f(1)\nif x:\n    b = f(2)\n    while y: c = f(3)\nelse:\n    d = f(4)\n")
+    document, function = upstream(
+        "a = f(1)\nif x:\n    b = f(2)\n    while y: c = f(3)\nelse:\n    d = f(4)\n"
+    )
     found = parsed("f({n})").find_expressions(function)
     assert [captured(document, match)["n"] for match in found] == [["1"], ["2"], ["3"], ["4"]]
     block = parsed("b = f({n})\nwhile y: c = f({m})")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.document import Document
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
 from veomni_hook.patches.fingerprint import fingerprint
-from veomni_hook.patches.document import Document
 from veomni_hook.patches.render import dump_text, header, unified_diff, with_header
 from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch
 from veomni_hook.patches.spec import PatchConfig, SlotSpec
@@ -33,16 +33,25 @@ IMPORTS = [
     ("from.import x", "from pkg.models.fam import x"),
     ("from .import x", "from pkg.models.fam import x"),
     ("from .import(x)", "from pkg.models.fam import(x)"),
-    ("from ...a import (\n    x,  # from . import y\n    y,\n)", "from pkg.a import (\n    x,  # from . import y\n    y,\n)"),
+    (
+        "from ...a import (\n    x,  # from . import y\n    y,\n)",
+        "from pkg.a import (\n    x,  # from . import y\n    y,\n)",
+    ),
     ("from . \\\n    import x", "from pkg.models.fam \\\n    import x"),
     ("from .\\\n    a import x", "from pkg.models.fam.a \\\n import x"),
     ("from \\\n    .a import x", "from \\\n    pkg.models.fam.a import x"),
     ("from .. \\\n.\\\na.b import x", "from pkg.a.b \\\n \\\n import x"),
     ("from .imports import x", "from pkg.models.fam.imports import x"),
     ("from .größe import x", "from pkg.models.fam.größe import x"),
-    ("'ü'; from .a import x; from .. import y", "'ü'; from pkg.models.fam.a import x; from pkg.models import y"),
+    (
+        "'ü'; from .a import x; from .. import y",
+        "'ü'; from pkg.models.fam.a import x; from pkg.models import y",
+    ),
     ("def f():\n    from .a import x", "def f():\n    from pkg.models.fam.a import x"),
-    ("if a:\n\tfrom .a import x\nelse:\n\tfrom .b import x", "if a:\n\tfrom pkg.models.fam.a import x\nelse:\n\tfrom pkg.models.fam.b import x"),
+    (
+        "if a:\n\tfrom .a import x\nelse:\n\tfrom .b import x",
+        "if a:\n\tfrom pkg.models.fam.a import x\nelse:\n\tfrom pkg.models.fam.b import x",
+    ),
     ("try: from .a import x\nexcept E: pass", "try: from pkg.models.fam.a import x\nexcept E: pass"),
     ("class A:\n    from .a import x", "class A:\n    from pkg.models.fam.a import x"),
     # what is no relative import stays
@@ -83,14 +92,18 @@ def check_dump(path: Path) -> int:
     dumped = dump_text(text, module)
     before, after = text.split("\n"), dumped.split("\n")
     assert len(before) == len(after), path
-    imports: Sequence[ast.ImportFrom] = [n for n in ast.walk(ast.parse(dumped)) if isinstance(n, ast.ImportFrom)]
+    imports: Sequence[ast.ImportFrom] = [
+        n for n in ast.walk(ast.parse(dumped)) if isinstance(n, ast.ImportFrom)
+    ]
     assert not any(node.level for node in imports), path
     changed = {number for number, (a, b) in enumerate(zip(before, after, strict=True), 1) if a != b}
     relative = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom) and n.level]
     assert changed == {node.lineno for node in relative}, path
     # Python's own resolution is the oracle.
     package = module.rpartition(".")[0]
-    wanted = [importlib.util.resolve_name("." * n.level + (n.module or ""), package).rstrip(".") for n in relative]
+    wanted = [
+        importlib.util.resolve_name("." * n.level + (n.module or ""), package).rstrip(".") for n in relative
+    ]
     found = [n.module for n in imports if n.lineno in changed]
     assert sorted(found) == sorted(wanted), path
     return len(relative)
@@ -112,7 +125,10 @@ REPORT = PatchReport(
     module=MODULE,
     version="1.2.3",
     distribution="dist",
-    applied=(AppliedPatch("guard", "A.f", "Fast\n@deco.", "conf:c", (1, 2)), AppliedPatch("helper", "h", "H.", "conf:d", (3, 3))),
+    applied=(
+        AppliedPatch("guard", "A.f", "Fast\n@deco.", "conf:c", (1, 2)),
+        AppliedPatch("helper", "h", "H.", "conf:d", (3, 3)),
+    ),
     yielded=(YieldedPatch("rewrite", "B.g", "user:c patches it", "built:in"),),
     slots=(SlotSpec("slot", "rms_norm", "weight"),),
 )
@@ -123,7 +139,10 @@ def test_the_header_names_everything_that_was_done() -> None:
     assert f"{MODULE} (dist 1.2.3)" in text
     assert "Patch hash: abc123" in text
     assert f"veomni-hook diff {MODULE}" in text
-    assert "# Patches applied: 2\n#   - [guard] A.f: Fast deco. (conf:c)\n#   - [helper] h: H. (conf:d)\n" in text
+    assert (
+        "# Patches applied: 2\n#   - [guard] A.f: Fast deco. (conf:c)\n#   - [helper] h: H. (conf:d)\n"
+        in text
+    )
     assert "gave way: 1\n#   - [rewrite] B.g: user:c patches it (built:in)\n" in text
 
 
@@ -220,7 +239,10 @@ def qwen3_patched(source: str) -> PatchedSource:
         "Qwen3Attention.forward",
         pattern="apply_rotary_pos_emb({q}, {k}, {cos}, {sin})",
         replacement="(slot.kernel(self, {q}) or apply_rotary_pos_emb)({q}, {k}, {cos}, {sin})",
-        relies_on={"rotate_half": digest("rotate_half"), "apply_rotary_pos_emb": digest("apply_rotary_pos_emb")},
+        relies_on={
+            "rotate_half": digest("rotate_half"),
+            "apply_rotary_pos_emb": digest("apply_rotary_pos_emb"),
+        },
     )
     return patch_source(source, [config], Origin(QWEN3, "modeling_qwen3.py", "transformers", "0"))
 

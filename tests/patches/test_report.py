@@ -27,7 +27,9 @@ def test_a_report_survives_json() -> None:
     assert PatchReport.from_dict(json.loads(json.dumps(empty.to_dict()))) == empty
 
 
-@pytest.mark.parametrize("field", ["module", "version", "applied", "yielded", "untouched", "slots", "distribution"])
+@pytest.mark.parametrize(
+    "field", ["module", "version", "applied", "yielded", "untouched", "slots", "distribution"]
+)
 def test_an_incomplete_report_is_refused(field: str) -> None:
     data = REPORT.to_dict()
     del data[field]

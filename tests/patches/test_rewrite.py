@@ -65,7 +65,9 @@ def test_a_call_is_rewritten_and_nothing_else() -> None:
     old = "        query, key = rope(query, key, cos, sin)  # rotated\n"
     new = "        query, key = (slot.kernel(self, query, key) or rope)(query, key, cos, sin)  # rotated\n"
     assert plain == ATTENTION.replace(old, new)
-    assert text == ATTENTION.replace(old, f"        # [PATCHED METHOD] Attention.forward: Why. (conf:c)\n{new}")
+    assert text == ATTENTION.replace(
+        old, f"        # [PATCHED METHOD] Attention.forward: Why. (conf:c)\n{new}"
+    )
 
 
 EXPRESSIONS = [
@@ -75,7 +77,12 @@ EXPRESSIONS = [
     ("y = g(x)", "g({a})", "{a} if c else d", "y = x if c else d"),
     ("y = g(x).z", "g({a})", "{a} if c else d", "y = (x if c else d).z"),
     ("y = -g(x + 1)", "g({a})", "{a} * 2", "y = -((x + 1) * 2)"),
-    ("y = g(x, 1, *z, b=2)", "g({a}, *{rest}, **{kw})", "h({a}, *{rest}, c=3, **{kw})", "y = h(x, 1, *z, c=3, b=2)"),
+    (
+        "y = g(x, 1, *z, b=2)",
+        "g({a}, *{rest}, **{kw})",
+        "h({a}, *{rest}, c=3, **{kw})",
+        "y = h(x, 1, *z, c=3, b=2)",
+    ),
     ("y = (g)(x)", "g", "h", "y = (h)(x)"),
     ("y = g(x)", "g({a})", "g({a})", "y = g(x)"),
     ("y = x.float().mean()", "{a}.float()", "{a}", "y = x.mean()"),
@@ -184,7 +191,12 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
     "unknown capture": ("g(x)", "g({a})", "h({b})", r"does not make \(a\): b"),
     "capture misplaced": ("g(x, b=1)", "g(x, **{kw})", "h({kw})", "keyword arguments here"),
     "shadowing": ("g(x + n)", "g({a})", "[{a} for n in z]", "binds names that f uses itself: n"),
-    "shadowing in statements": ("y = g(x + n)", "y = g({a})", "y = [{a} for n in z]", "hides names .* uses: n"),
+    "shadowing in statements": (
+        "y = g(x + n)",
+        "y = g({a})",
+        "y = [{a} for n in z]",
+        "hides names .* uses: n",
+    ),
     "walrus": ("g(x)", "g({a})", "(x := {a})", "binds names that f uses itself: x"),
     "twice": ("g(h(x))", "g({a})", "k({a}, {a})", "more than once: a"),
     "keyword twice": ("g(x, b=1)", "g(x, **{kw})", "h(b=2, **{kw})", "passes b twice"),
@@ -220,7 +232,7 @@ def test_target_body_and_number_are_checked() -> None:
     assert planned(source, "g(x)", "h(x)", digests=(digest,))[1] == "def f(x):\n    return h(x)\n"
     with pytest.raises(PatchTargetError, match=digest):
         planned(source, "g(x)", "h(x)", digests=("0" * 16,))
-    with pytest.raises(PatchTargetError, match="nearest.*: f"):
+    with pytest.raises(PatchTargetError, match=r"nearest.*: f"):
         planned(source, "g(x)", "h(x)", target="ff")
     with pytest.raises(PatchTargetError, match=r"match 2 times in f, it matches once \(line 2\)"):
         planned(source, "g(x)", "h(x)", matches=2)
@@ -239,7 +251,10 @@ def test_the_rotary_call_of_the_installed_qwen3() -> None:
     )
     changed = [(a, b) for a, b in zip(source.splitlines(), plain.splitlines(), strict=True) if a != b]
     ((old, new),) = changed
-    assert old.replace("= apply_rotary_pos_emb(", "= (slot.kernel(self, query_states) or apply_rotary_pos_emb)(") == new
+    assert (
+        old.replace("= apply_rotary_pos_emb(", "= (slot.kernel(self, query_states) or apply_rotary_pos_emb)(")
+        == new
+    )
 
 
 def test_the_rewritten_code_runs() -> None:

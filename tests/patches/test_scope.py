@@ -4,7 +4,7 @@ import ast
 
 from veomni_hook.patches.scope import bound_names, local_names, nested_names, parameter_names, used_names
 
-SOURCE = '''
+SOURCE = """
 def f(a, /, b=d0, *c, d=d1, **e):
     global g
     g = 1
@@ -24,17 +24,17 @@ def f(a, /, b=d0, *c, d=d1, **e):
     lambda qq, *rr: (ss := qq)
     def tt(uu):
         vv = 1
-    @ww
+    @ww((wx := 1))
     class xx(yy):
         zz = 1
     del ab
     ac.ad = ae["af"]
     ag(ah=ai)
-'''
+"""
 (FUNCTION,) = ast.parse(SOURCE).body
 assert isinstance(FUNCTION, ast.FunctionDef)
 
-LOCALS = set("a b c d e p s v w x y z aa2 bb cc ff hh jj kk ll mm pp tt xx ab".split())
+LOCALS = set("a b c d e p s v w x y z aa2 bb cc ff hh jj kk ll mm pp tt wx xx ab".split())
 INNER = set("nn qq rr ss uu vv zz".split())
 
 

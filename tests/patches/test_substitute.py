@@ -102,6 +102,24 @@ def test_positionals(text: str, call: str, result: str) -> None:
     assert put(text, "take(*{rest})", call) == result
 
 
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("g(*rest, **kw)", "g()"),
+        ("g(*rest, **kw,)", "g()"),
+        ("g(x, *rest, **kw)", "g(x)"),
+        ("g(x, *rest, y, **kw)", "g(x, y)"),
+        ("g(*rest, y, **kw)", "g(y)"),
+        ("g(*rest, **kw, z=1)", "g(z=1)"),
+        ("g(h, h, *rest, a=h, **kw)", "g(x + 1, x + 1, a=x + 1)"),
+        ("-g(h, *rest, **kw)[h] * h", "-g(x + 1)[x + 1] * (x + 1)"),
+        ("g(g(*rest, **kw), *rest)", "g(g())"),
+    ],
+)
+def test_captures_of_nothing_go_together(text: str, result: str) -> None:
+    assert put(text, "take({h}, *{rest}, **{kw})", "take(x + 1)") == result
+
+
 def test_holes_of_a_replacement() -> None:
     text = "(slot(self, {q}) or rope)({q}, *{rest}, **{kw})"
     assert put(text, "rope({q}, *{rest}, **{kw})", "rope(a + b, c, d=1)", holes=True) == (
@@ -116,6 +134,10 @@ def test_long_argument_lists_get_lines_of_their_own() -> None:
     assert text.splitlines()[1] == "    return g(x,"
     assert text.splitlines()[2] == f"        {names[0]},"
     assert all(line == line.rstrip() for line in text.splitlines())
+    text = put("if 1:\n    return g(\n        x,\n        **kw,\n    )", "take(**{kw})", f"take({', '.join(names)})")
+    assert text.splitlines()[3:] == [*(f"        {name}," for name in names), "    )"]
+    text = put("g(*{rest}, **{kw})", "take(*{rest}, **{kw})", f"take({', '.join(names)})", holes=True)
+    assert text.splitlines()[1:] == [*(f"    {name}," for name in names[:3]), f"    {names[3]})"]
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,7 @@ def options(
 ) -> None:
     """Hugging Face modeling code, patched in memory as it is imported.
 
-    Results go to standard output, everything else to standard error. Exit status: 0 fine, 1 something was
-    found (a patch that does not apply, a damaged cache entry), 2 wrong use.
+    Exit status: 0 fine, 1 a check found something, 2 wrong use.
     """
 
 
@@ -98,7 +97,9 @@ def _load(name: str) -> Any:
     module, _, attribute = COMMANDS[name].partition(":")
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
-        return typer.main.get_command(found)
+        group = typer.main.get_command(found)
+        group.name = name
+        return group
     one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     one.command(name, cls=getattr(found, "command_class", TyperCommand))(found)
     return typer.main.get_command(one)

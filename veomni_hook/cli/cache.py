@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from veomni_hook.cache.store import Store
     from veomni_hook.settings import Settings
 
-app = typer.Typer(help="Look into the cache of patched modules, check, empty or fill it.", no_args_is_help=True)
+app = typer.Typer(help="Show, check, empty or fill the cache of patched modules.", no_args_is_help=True)
 
 
 @app.command("info")

@@ -15,7 +15,7 @@ import typer
 
 from veomni_hook.cli import output
 from veomni_hook.cli.target_options import JsonOption
-from veomni_hook.cli.usage import FOUND
+from veomni_hook.cli.usage import FOUND, UsageError
 from veomni_hook.errors import VeomniHookError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 REQUIRED = ("transformers", "torch", "astor")
 DISTRIBUTIONS = (*REQUIRED, "triton", "liger-kernel", "torch_npu", "accelerate", "kernels")
 TRANSFORMERS_RANGE = ((5, 2), (6, 0))  # the range in pyproject.toml: from, below
-OWN_FINDERS = ("BuiltinImporter", "FrozenImporter", "PathFinder", "PatchFinder")
 
 
 @dataclass
@@ -103,46 +102,42 @@ def hook(findings: Findings, settings: Settings) -> dict[str, object]:
     from veomni_hook.finders.state import STATE
 
     if not settings.enabled:
+        findings.hazards.append("the hook is switched off by its settings; fix: set VEOMNI_HOOK=1")
+    finders = [f.__name__ if isinstance(f, type) else type(f).__name__ for f in sys.meta_path]
+    if STATE.finder in sys.meta_path and (ahead := finders[: sys.meta_path.index(STATE.finder)]):
         findings.hazards.append(
-            "the hook is switched off by its settings; fix: VEOMNI_HOOK=1, or enabled = true"
-        )
-    ahead = []
-    for finder in sys.meta_path:
-        name = finder.__name__ if isinstance(finder, type) else type(finder).__name__
-        if finder is STATE.finder or name == "PathFinder":
-            break
-        if name not in OWN_FINDERS:
-            ahead.append(name)
-    if ahead:
-        findings.hazards.append(
-            f"import hooks ahead of ours see modeling modules first: {', '.join(ahead)}; "
-            "one that answers for transformers.models.* keeps it unpatched"
+            f"import hooks ahead of ours: {', '.join(ahead)}; a modeling module that one of them answers for "
+            "stays unpatched. Fix: activate veomni_hook after them"
         )
     early = sorted(name for name in sys.modules if is_target(name))
     if early:
-        findings.hazards.append(
-            f"imported when Python starts, before any script can activate the hook: {', '.join(early)}"
-        )
-    _note_source(findings)
+        findings.hazards.append(f"imported before a script can activate the hook: {', '.join(early)}")
+    _note_unreadable(findings)
     return {
         "active here": bool(STATE.handles),
         "children activate": BOOTSTRAP in os.environ.get("PYTHONPATH", "").split(os.pathsep),
-        "import hooks": [f.__name__ if isinstance(f, type) else type(f).__name__ for f in sys.meta_path],
+        "import hooks": finders,
     }
 
 
-def _note_source(findings: Findings) -> None:
-    from veomni_hook.cli.targets import families, transformers_folder
+def _note_unreadable(findings: Findings) -> None:
+    """Look at one modeling module as the hook would: can its source be found and read?"""
+    from veomni_hook.cli.targets import MODELS, families, transformers_folder
+    from veomni_hook.finders.pipeline import read_upstream
+    from veomni_hook.finders.prepare import locate
 
     try:
-        folder = transformers_folder()
-        count = len(families())
-    except (VeomniHookError, OSError):
-        folder, count = "", 0
-    if folder and not count:
-        findings.problems.append(
-            f"no modeling sources in {folder}/models; fix: install transformers from a wheel, as source files"
-        )
+        folder, known = transformers_folder(), families()
+    except UsageError:
+        return  # the versions have it as a problem
+    except OSError as error:
+        findings.problems.append(f"transformers' model sources cannot be listed: {error}")
+        return
+    family, files = next(iter(known.items()), ("", ()))
+    spec = locate(f"{MODELS}.{family}.{files[0]}") if files else None
+    reason = f"no modeling sources in {folder}" if spec is None else read_upstream(spec.name, spec)[1]
+    if reason:
+        findings.problems.append(f"{reason}; fix: install transformers from a wheel, as source files")
 
 
 def settings_fields(resolved: Resolved) -> list[dict[str, object]]:

@@ -63,10 +63,7 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
         distribution = found.module.partition(".")[0]
         facts.update(distribution=distribution, version=version(distribution), untouched=_definitions(found))
         return {**facts, "applied": [], "yielded": [], "slots": []}
-    from veomni_hook.patches.render import header
-
-    above = len(header(found.report, found.patch_hash))
-    facts.update(found.report.moved(above).to_dict())
+    facts.update(found.report.to_dict())
     if select and facts["slots"]:
         from veomni_hook.cli.kernels import chosen_for
 

@@ -37,7 +37,7 @@ class Verdict:
         target: what it patches in the module.
         verdict: `applies` (exactly once), `yields` (to a user's config), `absent` (this transformers has no
             such module) or `FAILS`.
-        detail: lines in the patched source, or why it yields or fails.
+        detail: lines in the stored file, or why it yields or fails.
         fix: what to do about a failure.
     """
 
@@ -94,7 +94,9 @@ def _declared(config: PatchConfig, patched: PatchedSource | None, shown: str) ->
     """Hold what a config declares against what the engine says it applied."""
     if patched is None:
         return []
-    report = patched.report
+    from veomni_hook.finders.pipeline import stored_form
+
+    report = stored_form(patched).report
     applied = [one for one in report.applied if one.config == config.name]
     counts = Counter((one.kind, one.target) for one in applied)
     lines = {(one.kind, one.target): "lines {}-{}".format(*one.lines) for one in applied}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from veomni_hook.kernels.choice import AUTO
 from veomni_hook.kernels.registry import EAGER, load_attribute, registry
@@ -28,6 +28,9 @@ class Outcome(NamedTuple):
 
     backend: str
     reason: str
+
+
+_UPSTREAM = Outcome(EAGER, "eager is chosen, or nothing can run here")
 
 
 class _Candidate(NamedTuple):
@@ -49,8 +52,9 @@ class Slot:
         self.module_name = module_name
         self._is_compiling = is_compiling
         self._epoch = (-1, -1)
-        self._candidates: dict[str, tuple[_Candidate, ...]] = {}
-        self._outcomes: WeakKeyDictionary[Any, Outcome] = WeakKeyDictionary()
+        self._candidates: dict[Any, tuple[_Candidate, ...]] = {}
+        # By id with a weak reference: a WeakKeyDictionary would cost 1.5 us at every call.
+        self._outcomes: dict[int, tuple[ref[Any], list[Outcome]]] = {}
         self._said: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
@@ -74,12 +78,11 @@ class Slot:
             self._epoch = (STATE.epoch, registry.version)
         if not STATE.active:
             return None
-        device = getattr(operands[0], "device", None)
-        kind = str(getattr(device, "type", ""))
+        kind = getattr(getattr(operands[0], "device", None), "type", None)
         candidates = self._candidates.get(kind)
         if candidates is None:
             candidates = self._resolve(kind)
-        outcome = None
+        outcome = _UPSTREAM
         for run, refusals, backend, taken in candidates:
             for refusal in refusals:
                 reason = refusal(owner, *operands)
@@ -87,20 +90,31 @@ class Slot:
                     outcome = self._refused(backend, reason)
                     break
             else:
-                self._outcomes[owner] = taken
+                self._note(owner, taken)
                 return run
-        self._outcomes[owner] = outcome or Outcome(EAGER, "no kernel is chosen")
+        self._note(owner, outcome)
         return None
 
     def outcome(self, owner: Any) -> Outcome | None:
         """Return what the last call of the module ``owner`` got; None if it has not asked yet."""
-        return self._outcomes.get(owner)
+        held = self._outcomes.get(id(owner))
+        return held[1][0] if held is not None and held[0]() is owner else None
 
     def selection(self, device: str) -> Selection:
         """Return what would be asked for tensors of the torch device type ``device``, with every decision."""
         return select(self.op, self.variant, STATE.choice, System.detect(device))
 
-    def _resolve(self, device: str) -> tuple[_Candidate, ...]:
+    def _note(self, owner: Any, outcome: Outcome) -> None:
+        key = id(owner)
+        held = self._outcomes.get(key)
+        if held is None or held[0]() is not owner:
+            self._outcomes[key] = (ref(owner, lambda _: self._outcomes.pop(key, None)), [outcome])
+        else:
+            held[1][0] = outcome
+
+    def _resolve(self, device: Any) -> tuple[_Candidate, ...]:
+        if not isinstance(device, str) or device == "meta":
+            return ()  # a proxy of a tracer, or nothing to compute
         selection = self.selection(device)
         candidates = []
         for kernel in selection.candidates:

@@ -28,10 +28,11 @@ def remove_items(
     """
     kept = [number for number in range(len(items)) if number not in dropped]
     first, last = document.start(items[0]), document.end(items[-1])
-    if not kept:
+    one_line = document.lineno(first) == document.lineno(last)
+    if not kept and one_line:
         comma = _COMMA.match(document.source, last)
         yield first, comma.end() if comma else last, ""
-    elif document.lineno(first) == document.lineno(last):
+    elif one_line:
         texts = [document.source[document.start(items[n]) : document.end(items[n])] for n in kept]
         needs_comma = lone_comma and len(kept) == 1 and not _COMMA.match(document.source, last)
         yield first, last, ", ".join(texts) + ("," if needs_comma else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
@@ -20,6 +21,7 @@ from veomni_hook.patches.targets import class_named, members, method_names, reso
 __all__ = ["body_indent", "plan_methods"]
 
 _ACCESSORS = ("setter", "deleter")
+_SEMICOLON = re.compile(r"[ \t\f]*;")
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,16 @@ def plan_methods(plan: Plan) -> None:
     additions: dict[str, list[_Addition]] = {}
     for index, step in plan.of_kind(PatchType.METHOD_OVERRIDE.value, PatchType.METHOD_ADDITION.value):
         owner, method = _split(plan, index)
-        definition, node = class_named(plan.document, owner, where=plan.where(index))
+        definition, node = class_named(
+            plan.document, owner, where=plan.where(index), declared=step.target
+        )
         if step.kind == PatchType.METHOD_OVERRIDE.value and not _is_missing(plan, index, owner, method, node):
             _override(plan, index, step, owner)
             continue
         if step.kind == PatchType.METHOD_ADDITION.value and method in members(node):
             line = plan.document.lineno(plan.document.start(members(node)[method]))
             raise PatchTargetError(
-                f"{owner} has {method} already (line {line})",
+                f"{owner}.{method} is there already (line {line})",
                 where=plan.where(index),
                 fix="use override_method to replace it, or add the method under another name",
                 target=step.target,
@@ -173,9 +177,10 @@ def _add(plan: Plan, qualname: str, added: list[_Addition]) -> None:
     placeholder = rest[0] if len(rest) == 1 and _is_placeholder(rest[0]) else None
     inline = not document.begins_line(node.body[0])
     if inline and placeholder is node.body[0]:
-        plan.change(
-            first, _before_blanks(document, document.start(placeholder)), document.end(placeholder), ""
-        )
+        end = document.end(placeholder)
+        semicolon = _SEMICOLON.match(document.source, end)
+        end = semicolon.end() if semicolon else end
+        plan.change(first, _before_blanks(document, document.start(placeholder)), end, "")
     elif inline:
         start = document.start(node.body[0])
         plan.change(first, _before_blanks(document, start), start, f"\n{indent}")

@@ -15,7 +15,7 @@ from veomni_hook.errors import NameMapError
 __all__ = ["apply_name_map", "distance", "is_near_miss", "listed", "nearest"]
 
 NEAR_MISS = 2
-_IDENTIFIER = r"[^\W\d]\w*"
+_WORD = r"\w+"
 
 
 def distance(one: str, other: str) -> int:
@@ -43,8 +43,8 @@ def nearest(name: str, names: Iterable[str], limit: int = 3) -> tuple[str, ...]:
 
     Letters that differ in case alone count half, and a dotted name is compared by its last part too.
     """
-    ranked = sorted((_cost(name, other), other) for other in set(names) if other != name)
-    return tuple(other for cost, other in ranked[:limit] if cost < max(len(name), len(other)) * 0.7)
+    ranked = sorted((*_cost(name, other), other) for other in set(names) if other != name)
+    return tuple(other for cost, length, other in ranked if cost < length * 0.7)[:limit]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -67,12 +67,12 @@ def apply_name_map(text: str, name_map: Mapping[str, str] | None, *, where: str,
         if not key.isidentifier()
     ]
     # An escape sequence goes first, or the n of "\nName" would be read as part of the name.
-    pattern = re.compile("|".join([r"\\.", *whole, rf"(?<!\w){_IDENTIFIER}"]), re.DOTALL)
+    pattern = re.compile("|".join([r"\\.", *whole, _WORD]), re.DOTALL)
     used: set[str] = set()
     mapped = pattern.sub(partial(_rename, keys=keys, name_map=name_map, used=used), text)
     unused = [key for key in name_map if key not in used]
     if unused:
-        known = re.findall(_IDENTIFIER, text)
+        known = re.findall(_WORD, text)
         close = "; ".join(f"{key!r}: nearest {listed(nearest(key, known))}" for key in unused)
         raise NameMapError(
             f"name_map matches nothing in the replacement's source for {listed(map(repr, unused))}",
@@ -116,13 +116,16 @@ def _edge(character: str, *, after: bool = False) -> str:
     return r"(?!\w)" if after else r"(?<!\w)"
 
 
-def _cost(name: str, other: str) -> float:
-    whole = _folded(name, other)
-    if "." in name and "." in other:
-        owner, _, last = name.rpartition(".")
-        other_owner, _, other_last = other.rpartition(".")
-        return min(whole, _folded(owner, other_owner) * 2 + _folded(last, other_last))
-    return whole
+def _cost(name: str, other: str) -> tuple[float, int]:
+    """What separates two names, and the length to measure that by."""
+    cost, length = _folded(name, other), max(len(name), len(other))
+    owner, _, last = name.rpartition(".")
+    other_owner, _, other_last = other.rpartition(".")
+    if owner and other_owner:
+        return min(cost, _folded(owner, other_owner) * 2 + _folded(last, other_last)), length
+    if other_owner and (by_last := _folded(last, other_last) + 1) < cost:
+        return by_last, max(len(last), len(other_last))
+    return cost, length
 
 
 def _folded(name: str, other: str) -> float:

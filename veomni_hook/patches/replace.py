@@ -61,12 +61,12 @@ def replace_function_text(
     replacement = snippet.node
     if not isinstance(replacement, _FUNCTIONS):
         raise _wrong_kind(plan, index, snippet, "function")
+    _check_bindings(plan, index, node, replacement)
     if not patch.allow_signature_change:
         check_signature(
             document, node, replacement, target=step.target, owner=owner, only_used=step.adopted, where=where
         )
     kept = frozenset(ast.dump(decorator) for decorator in node.decorator_list)
-    _check_bindings(plan, index, node, replacement, kept)
     if snippet.comments:
         plan.insert(index, begin, reindent(snippet.comments, "", indent) + "\n")
     text = snippet.named(node.name, without=kept, references=not owner)
@@ -122,9 +122,7 @@ def _check_methods(plan: Plan, index: int, original: ast.ClassDef, replacement: 
             )
 
 
-def _check_bindings(
-    plan: Plan, index: int, node: FunctionNode, replacement: FunctionNode, kept: frozenset[str]
-) -> None:
+def _check_bindings(plan: Plan, index: int, node: FunctionNode, replacement: FunctionNode) -> None:
     def bindings(function: FunctionNode) -> set[str]:
         return {d.id for d in function.decorator_list if isinstance(d, ast.Name) and d.id in _BINDINGS}
 

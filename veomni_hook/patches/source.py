@@ -235,9 +235,9 @@ def _parsed(text: str, path: str) -> Document:
 def _candidates(document: Document, found: Any) -> Iterator[Definition]:
     for definition in document.definitions():
         if isinstance(found, types.FunctionType):
-            code = found.__code__
-            line = document.lineno(document.span(definition.node)[0])
-            if definition.kind in ("function", "method") and line == code.co_firstlineno:
+            code, node = found.__code__, definition.node
+            line = document.lineno(document.span(node)[0])
+            if getattr(node, "name", "") == code.co_name and line == code.co_firstlineno:
                 yield definition
         elif definition.kind == "class" and definition.qualname == found.__qualname__:
             line = document.lineno(document.span(definition.node)[0])

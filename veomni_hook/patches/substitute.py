@@ -11,7 +11,8 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import takewhile
+from typing import Any, TypeAlias
 
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.document import Document
@@ -23,6 +24,7 @@ __all__ = ["Place", "find_places", "means", "substitute", "swapped"]
 
 _COMMA = re.compile(r"(?:[\s)]|#[^\r\n]*[\r\n])*(,)[ \t]*")
 _LINE_LIMIT = 119
+_Argument: TypeAlias = ast.expr | ast.keyword
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Place:
     """
 
     name: str
-    node: ast.expr | ast.keyword
+    node: _Argument
     call: ast.Call | None = None
     in_string: bool = False
 
@@ -73,7 +75,8 @@ def substitute(
         PatchError: a capture cannot stand where the code uses it.
     """
     places = find_places(code.tree, captures, holes=holes)
-    choices = [list(_candidates(code, place, captures[place.name], upstream)) for place in places]
+    empty = frozenset(id(place.node) for place in places if place.call and not captures[place.name].nodes)
+    choices = [list(_candidates(code, place, captures[place.name], upstream, empty)) for place in places]
     swaps = {id(place.node): captures[place.name].nodes for place in places}
     tree = swapped(code.tree, swaps)
     # Brackets are rarely needed: try without any before asking place by place.
@@ -82,6 +85,9 @@ def substitute(
         edits: list[Edit] = []
         for place, choice in zip(places, choices, strict=True):
             alone = swapped(code.tree, {id(place.node): swaps[id(place.node)]})
+            if id(place.node) in empty:
+                edits += choice[0]  # neighbours that go together make sense together only
+                continue
             chosen = next((item for item in choice if means(apply_edits(code.source, item), alone)), None)
             if chosen is None:
                 raise _misplaced(code, place, captures[place.name], upstream, where=where, target=target)
@@ -132,7 +138,7 @@ def _places(node: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> I
                 yield Place(name, inner, in_string=True)
         return
     if isinstance(node, ast.Call):
-        arguments: tuple[ast.expr | ast.keyword, ...] = (*node.args, *node.keywords)
+        arguments: tuple[_Argument, ...] = (*node.args, *node.keywords)
         for argument in arguments:
             name = _name(_starred_value(argument), holes=holes)
             if name in captures and captures[name].kind != "expression":
@@ -149,7 +155,7 @@ def _places(node: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> I
         yield from _places(child, captures, holes=holes)
 
 
-def _starred_value(argument: ast.expr | ast.keyword) -> ast.AST | None:
+def _starred_value(argument: _Argument) -> ast.AST | None:
     if isinstance(argument, ast.keyword):
         return argument.value if argument.arg is None else None
     return argument.value if isinstance(argument, ast.Starred) else None
@@ -163,7 +169,9 @@ def _name(node: ast.AST | None, *, holes: bool) -> str:
     return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else ""
 
 
-def _candidates(code: Document, place: Place, capture: Capture, upstream: Document) -> Iterator[list[Edit]]:
+def _candidates(
+    code: Document, place: Place, capture: Capture, upstream: Document, empty: frozenset[int]
+) -> Iterator[list[Edit]]:
     start, end = code.start(place.node), code.end(place.node)
     texts = [upstream.source[upstream.start(node) : upstream.end(node)] for node in capture.nodes]
     if place.in_string:
@@ -178,25 +186,33 @@ def _candidates(code: Document, place: Place, capture: Capture, upstream: Docume
         joined = ", ".join(texts)
         if start - line + len(joined) > _LINE_LIMIT and "\n" not in joined:
             begun = code.source[line:start]
-            start = line + len(begun.rstrip())
-            blank = f"\n{begun[: len(begun) - len(begun.lstrip())]}    "
-            joined = blank + f",{blank}".join(texts)
+            indent = begun[: len(begun) - len(begun.lstrip())]
+            if begun == indent:
+                joined = f",\n{indent}".join(texts)
+            else:
+                # The blank before may go with an argument that goes.
+                start = start if empty else line + len(begun.rstrip())
+                joined = f"\n{indent}    " + f",\n{indent}    ".join(texts)
         yield [Edit(start, end, joined)]
     else:
-        yield _removal(code, place.node, place.call)
+        yield _removal(code, place.node, place.call, empty)
 
 
-def _removal(code: Document, argument: ast.expr | ast.keyword, call: ast.Call) -> list[Edit]:
-    """Take an argument out of its call together with one comma."""
+def _removal(code: Document, argument: _Argument, call: ast.Call, empty: frozenset[int]) -> list[Edit]:
+    """Take an argument out of its call together with one comma; ``empty`` holds all that go."""
+    arguments: list[_Argument] = sorted([*call.args, *call.keywords], key=code.start)
+    index = arguments.index(argument)
     start, end = code.start(argument), code.end(argument)
-    after = _COMMA.match(code.source, end)
-    if after is not None:
+    # Neighbours that all go take the commas of one side, so that no comma is taken twice.
+    *_, last = takewhile(lambda other: id(other) in empty, arguments[index:])
+    limit = code.end(call) - 1
+    after = _COMMA.match(code.source, end, limit)
+    if after is not None and _COMMA.match(code.source, code.end(last), limit):
         blank = not code.source[code.line_start(start) : start].strip(" \t")
         if blank and not code.source[after.end() : code.line_end(after.end())].strip(" \t"):
             return [Edit(code.line_start(start), code.next_line(after.end()), "")]
         return [Edit(start, after.end(), "")]
-    earlier = [code.end(other) for other in (*call.args, *call.keywords) if code.end(other) <= start]
-    before = _COMMA.match(code.source, max(earlier)) if earlier else None
+    before = _COMMA.match(code.source, code.end(arguments[index - 1]), limit) if index else None
     if before is None:
         return [Edit(start, end, "")]
     if not code.source[before.end(1) : start].strip():

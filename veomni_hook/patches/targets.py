@@ -30,7 +30,7 @@ def plain(target: str) -> str:
 
 
 def resolve(
-    document: Document, target: str, kinds: Collection[str], *, where: str, hint: str = ""
+    document: Document, target: str, kinds: Collection[str], *, where: str, hint: str = "", declared: str = ""
 ) -> Definition:
     """Return the definition that ``target`` names.
 
@@ -40,6 +40,7 @@ def resolve(
         kinds: kinds of `Definition` that will do.
         where: for the error.
         hint: for the error: what else to do where there is none, put before the nearest names.
+        declared: for the error: the patch's target, where ``target`` is only a part of it.
 
     Raises:
         PatchTargetError: there is none, or several of which the code chooses one when it is imported.
@@ -54,24 +55,26 @@ def resolve(
             f"{target} is an {other}, not a {what}" if other else f"there is no {what} {target}",
             where=where,
             fix=f"{hint}correct the target; nearest {what} names: {listed(close)}",
-            target=target,
+            target=declared or target,
             nearest=close,
         )
-    if any(one.parents[-1] is not found[-1].parents[-1] for one in found):
+    if len({_block(one) for one in found}) > 1:
         lines = listed(str(document.lineno(document.start(one.node))) for one in found)
         raise PatchTargetError(
             f"{what} {target} is defined {len(found)} times, in different branches (lines {lines})",
             where=where,
             fix="patch something that is defined once, or rewrite the branches",
-            target=target,
+            target=declared or target,
             nearest=(target,),
         )
     return found[-1]
 
 
-def class_named(document: Document, target: str, *, where: str) -> tuple[Definition, ast.ClassDef]:
+def class_named(
+    document: Document, target: str, *, where: str, declared: str = ""
+) -> tuple[Definition, ast.ClassDef]:
     """Return the class that ``target`` names; raises like `resolve`."""
-    definition = resolve(document, target, ("class",), where=where)
+    definition = resolve(document, target, ("class",), where=where, declared=declared)
     if not isinstance(definition.node, ast.ClassDef):
         raise TypeError(f"{definition.qualname} is no class")
     return definition, definition.node
@@ -106,6 +109,13 @@ def top_level(document: Document, name: str, kinds: Iterable[str]) -> list[Defin
         for definition in document.find(name)
         if definition.kind in kinds and all(isinstance(parent, _PLACES) for parent in definition.parents)
     ]
+
+
+def _block(definition: Definition) -> int:
+    """Identity of the list of statements that the definition stands in."""
+    parent = definition.parents[-1]
+    lists = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
+    return next(id(block) for block in lists if block and any(node is definition.node for node in block))
 
 
 def _is_overload(definition: Definition) -> bool:

@@ -21,6 +21,7 @@ KERNELS = (
         backend="torch",
         load="veomni_hook.kernels.linear_cross_entropy.torch:causal_lm_output",
         refuses="veomni_hook.kernels.linear_cross_entropy.causal_lm:refuses",
+        loses="veomni_hook.kernels.linear_cross_entropy.torch:loses",
         description="rows in chunks; gradients are computed with the loss, ignored positions are left out",
     ),
 )

@@ -67,7 +67,8 @@ def fused_output(
         return output_class(loss=loss, logits=answer, **output_kwargs)
     # A hook that casts what leaves the module would round the loss, where upstream rounds logits.
     loss = answer if answer.dtype is request.loss.dtype else request.loss
-    return output.with_deferred_logits(output_class, model, hidden_states, loss=loss, **output_kwargs)
+    deferred = output.DeferredLogits(model, hidden_states)
+    return output.with_deferred_logits(output_class, {"loss": loss, **output_kwargs}, deferred)
 
 
 def _targets(labels: torch.Tensor, shift_labels: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
@@ -117,11 +118,11 @@ def _examine(loss_function: Any) -> str | None:
         return f"the model has a loss_function of its own ({name})"
     logits = torch.arange(20, dtype=torch.float32, device="cpu").sin().reshape(1, 4, 5)
     labels = torch.tensor([[1, 4, -100, 2]], device="cpu")
-    shifted = torch.tensor([[3, -100, 0, 1]], device="cpu")
+    shifted = torch.tensor([[3, 4, 0, 1]], device="cpu")
     questions: tuple[dict[str, Any], ...] = (
         {},
         {"num_items_in_batch": 7},
-        {"num_items_in_batch": torch.tensor(5, device="cpu"), "ignore_index": 4},
+        {"num_items_in_batch": torch.tensor(5, device="cpu"), "ignore_index": 4, "shift_labels": shifted},
         {"shift_labels": shifted, "position_ids": None, "label_smoothing": 0.5},
     )
     for question in questions:

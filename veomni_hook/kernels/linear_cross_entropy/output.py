@@ -200,6 +200,6 @@ def _lazy_class(output_class: type) -> type[LazyLogits]:
     return type(output_class.__name__, (LazyLogits, output_class), {"__module__": output_class.__module__})
 
 
-def with_deferred_logits(output_class: type, model: Any, hidden_states: torch.Tensor, **values: Any) -> Any:
-    """Return an instance of ``output_class`` with ``values``; its logits are ``model.lm_head(hidden_states)``."""
-    return _lazy_class(output_class)(logits=DeferredLogits(model, hidden_states), **values)
+def with_deferred_logits(output_class: type, values: Mapping[str, Any], deferred: DeferredLogits) -> Any:
+    """Return an instance of ``output_class`` with the fields ``values`` and logits that nobody has read."""
+    return _lazy_class(output_class)(**values, logits=deferred)

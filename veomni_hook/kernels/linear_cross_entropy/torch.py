@@ -16,7 +16,11 @@ from torch.nn import functional
 
 from veomni_hook.kernels.linear_cross_entropy import causal_lm, reference
 
-__all__ = ["causal_lm_output", "linear_cross_entropy"]
+__all__ = ["causal_lm_output", "linear_cross_entropy", "loses"]
+
+# Forward and backward on 2 cores, vocabularies 384 to 32,000: a tie at 4 million logits, slower below, 1.05 to 1.3
+# times faster from 16 million (64 MiB in float32) on.
+AUTO_LOGITS = 1 << 23
 
 # A chunk has at least this many rows (fewer slow the matrix products down: 128 rows cost 15 % at a vocabulary of
 # 151,936) and, where that is more, as many as make this number of logits (16 MiB in float32).
@@ -224,3 +228,10 @@ def linear_cross_entropy(
 def causal_lm_output(*call: Any) -> Any:
     """Return a causal language model's output with its loss computed here; see `causal_lm.fused_output`."""
     return causal_lm.fused_output(linear_cross_entropy, *call)
+
+
+def loses(owner: Any, hidden_states: torch.Tensor, labels: Any, vocab_size: int, loss_kwargs: Any) -> str | None:
+    """Return where upstream was measured to be faster, or None."""
+    if hidden_states.shape[:-1].numel() * vocab_size < AUTO_LOGITS:
+        return "with so few logits upstream is as fast"
+    return None

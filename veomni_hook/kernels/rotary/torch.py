@@ -84,12 +84,13 @@ def refuses(owner: Any, *operands: Any) -> str | None:
         return "a kernel from the hub stands in the place of the upstream function"
     if not (query.dtype is key.dtype is cos.dtype is sin.dtype) or not query.is_floating_point():
         return "query, key, cos and sin have different dtypes"
-    if query.ndim != 4 or key.ndim != 4 or cos.ndim != 3 or cos.shape != sin.shape:
+    of_query, of_key, of_cos = query.shape, key.shape, cos.shape
+    if len(of_query) != 4 or len(of_key) != 4 or len(of_cos) != 3 or of_cos != sin.shape:
         return "query and key are not [batch, heads, length, head_dim] with cos and sin [batch, length, head_dim]"
-    width = cos.shape[-1]
-    if width % 2 or query.shape[-1] != width or key.shape[-1] != width:
+    batch, length, width = of_cos
+    if width % 2 or of_query[3] != width or of_key[3] != width:
         return "cos and sin do not cover exactly an even head_dim"
-    if any(x.shape[2] != cos.shape[1] or cos.shape[0] not in (1, x.shape[0]) for x in (query, key)):
+    if of_query[2] != length or of_key[2] != length or (batch != 1 and not batch == of_query[0] == of_key[0]):
         return "cos and sin broadcast query or key to another shape"
     if cos.requires_grad or sin.requires_grad:
         return "cos or sin requires a gradient"

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from veomni_hook.errors import PatchTargetError, ReplacementError, SignatureError
+
+UPSTREAM = '''\
+"""Doc."""
+def deco(f):
+    def call(*a): return "deco", f(*a)
+    return call
+
+# keep above
+@deco
+def f(q, k):
+    # gone
+    return q
+
+
+def g(x): return f(x, x)  # gone
+
+@deco
+class A:
+    """Gone."""
+
+    def forward(self, x, y=1):
+        return x
+
+
+def outer():
+    def inner():
+        return 1
+    return inner()
+
+
+if A:
+    def maybe():
+        return 1
+else:
+    maybe = None
+x: int = 1
+'''
+
+
+def test_function(patched: Any, run: Any) -> None:
+    result = patched(
+        UPSTREAM,
+        """
+        # new
+        @config.replace_function("f")
+        def better(q, k):
+            if q:
+                return better(0, k)[1]
+            return k
+        """,
+    )
+    assert result.plain == UPSTREAM.replace(
+        "@deco\ndef f(q, k):\n    # gone\n    return q\n",
+        "# new\n@deco\ndef f(q, k):\n    if q:\n        return f(0, k)[1]\n    return k\n",
+    )
+    assert run(result)["g"](5) == ("deco", 5)
+
+
+def test_inline_and_nested_and_conditional_functions(patched: Any, run: Any) -> None:
+    result = patched(
+        UPSTREAM,
+        """
+        @config.replace_function("g")
+        def g(x):
+            return "g"
+        @config.replace_function("outer.<locals>.inner")
+        def h(): return 2
+        @config.replace_function("maybe")
+        def m(): return 3
+        """,
+    )
+    module = run(result)
+    assert (module["g"](1), module["outer"](), module["maybe"]()) == ("g", 2, 3)
+    assert "\n    def maybe(): return 3\nelse:\n    maybe = None\n" in result.plain
+
+
+def test_class_brings_its_own_decorators_only(patched: Any, run: Any) -> None:
+    result = patched(
+        UPSTREAM,
+        """
+        import functools
+        # about
+        @config.replace_class("A")
+        @functools.total_ordering
+        class Fast:
+            # inside
+            def forward(self, x, y=2):
+                return Fast, x, y
+            def __lt__(self, other): return True
+        """,
+    )
+    assert "# about\n@functools.total_ordering\nclass A:\n    # inside\n" in result.plain
+    assert '"""Gone."""' not in result.plain
+    module = run_with_functools(result)
+    assert module["A"]().forward(1) == (module["A"], 1, 2)
+
+
+def run_with_functools(result: Any) -> dict[str, Any]:
+    import functools
+
+    namespace: dict[str, Any] = {"functools": functools, "__name__": "m"}
+    exec(compile(result.text, "m", "exec", dont_inherit=True), namespace)
+    return namespace
+
+
+def test_name_map(patched: Any, run: Any) -> None:
+    result = patched(
+        "class Qwen3MoeMLP: pass\nclass Qwen3MoeBase: pass\n",
+        """
+        class Qwen3Base: pass
+        class Qwen3MLP(Qwen3Base):
+            note = "Qwen3MLP, Qwen3MoeMLP"
+        config.replace_class("Qwen3MoeMLP", Qwen3MLP, name_map={"Qwen3": "Qwen3Moe"})
+        """.replace("config.", "config.exclude_from_output('Qwen3MoeBase')\nconfig.").replace(
+            "config.exclude_from_output('Qwen3MoeBase')\n", ""
+        ),
+    )
+    assert 'class Qwen3MoeMLP(Qwen3MoeBase):\n    note = "Qwen3MoeMLP, Qwen3MoeMLP"' in result.plain
+
+
+def test_nested_class(patched: Any, run: Any) -> None:
+    upstream = "class A:\n    class B:\n        x = 1\n    y = 1\n"
+    result = patched(upstream, "@config.replace_class('A.B')\nclass C:\n    x = 2\n")
+    assert result.plain == "class A:\n    class B:\n        x = 2\n    y = 1\n"
+
+
+def test_external_class_and_function(patched: Any, run: Any) -> None:
+    code = """
+        config.add_patch(create_patch_from_external("A", "collections", "OrderedDict"))
+        config.add_patch(
+            create_patch_from_external("f", "operator", "add", PatchType.FUNCTION_REPLACEMENT)
+        )
+    """
+    result = patched(UPSTREAM, code)
+    assert "\nfrom collections import OrderedDict as A\n" in result.plain
+    assert "\nfrom operator import add as f\nf = deco(f)\n" in result.plain
+    module = run(result)
+    assert module["A"] is __import__("collections").OrderedDict
+    assert module["g"](2) == ("deco", 4)
+
+
+def test_alias_is_not_written_where_it_is_the_name(patched: Any) -> None:
+    code = "config.add_patch(create_patch_from_external('Decimal', 'decimal', 'Decimal'))"
+    assert patched("class Decimal: pass\n", code).plain == "from decimal import Decimal\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "kind", "target", "nearest"),
+    [
+        ("replace_class", "class", "Aa", "A"),
+        ("replace_class", "class", "f", None),
+        ("replace_function", "def", "ff", "f"),
+        ("replace_function", "def", "A", None),
+        ("replace_function", "def", "A.forward", None),
+        ("replace_function", "def", "inner", "outer.<locals>.inner"),
+        ("replace_function", "def", "x", None),
+    ],
+)
+def test_wrong_targets(patched: Any, verb: str, kind: str, target: str, nearest: str | None) -> None:
+    rest = "class C: pass" if kind == "class" else "def c(): pass"
+    with pytest.raises(PatchTargetError) as caught:
+        patched(UPSTREAM, f"@config.{verb}('{target}')\n{rest}\n")
+    assert caught.value.target == target
+    if nearest:
+        assert nearest in caught.value.nearest
+
+
+def test_method_given_as_function_points_to_override_method(patched: Any) -> None:
+    with pytest.raises(PatchTargetError, match="override_method"):
+        patched(UPSTREAM, "@config.replace_function('A.forward')\ndef c(): pass\n")
+
+
+def test_kinds_must_agree(patched: Any) -> None:
+    with pytest.raises(ReplacementError, match="is a function"):
+        patched(UPSTREAM, "@config.replace_class('A')\ndef c(): pass\n")
+    with pytest.raises(ReplacementError, match="is a class"):
+        patched(UPSTREAM, "@config.replace_function('f')\nclass C: pass\n")
+
+
+def test_signatures(patched: Any) -> None:
+    with pytest.raises(SignatureError, match=r"f drops k"):
+        patched(UPSTREAM, "@config.replace_function('f')\ndef c(q): pass\n")
+    with pytest.raises(SignatureError, match=r"A.forward drops y"):
+        patched(UPSTREAM, "@config.replace_class('A')\nclass C:\n    def forward(self, x): pass\n")
+    patched(
+        UPSTREAM,
+        "@config.replace_class('A', allow_signature_change=True)\nclass C:\n    def forward(self, x): pass\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "nearest"),
+    [("collections", "OrderedDcit", "OrderedDict"), ("no_such_package.sub", "X", None), ("json", "decodr", "decoder")],
+)
+def test_external_replacement_that_does_not_exist(patched: Any, module: str, name: str, nearest: str | None) -> None:
+    with pytest.raises(ReplacementError, match="does not exist") as caught:
+        patched(UPSTREAM, f"config.add_patch(create_patch_from_external('A', '{module}', '{name}'))")
+    assert nearest is None or nearest in caught.value.fix

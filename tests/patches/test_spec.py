@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from veomni_hook.patches.spec import (
+    ImportSpec,
+    Patch,
+    PatchConfig,
+    PatchType,
+    PositionedHelper,
+    SlotSpec,
+    create_patch_from_external,
+)
+
+
+class Thing:
+    pass
+
+
+def function(self: Any) -> None:
+    pass
+
+
+def config() -> PatchConfig:
+    return PatchConfig("pkg.upstream")
+
+
+@pytest.mark.parametrize(
+    ("verb", "target", "given", "kind"),
+    [
+        ("replace_class", "A", Thing, PatchType.CLASS_REPLACEMENT),
+        ("replace_function", "f", function, PatchType.FUNCTION_REPLACEMENT),
+        ("override_method", "A.m", function, PatchType.METHOD_OVERRIDE),
+        ("add_method", "A.m", function, PatchType.METHOD_ADDITION),
+        ("modify_init", "A", function, PatchType.INIT_MODIFICATION),
+    ],
+)
+def test_verbs_work_as_decorator_and_directly(verb: str, target: str, given: Any, kind: PatchType) -> None:
+    one, other = config(), config()
+    assert getattr(one, verb)(target)(given) is given
+    assert getattr(other, verb)(target, replacement=given) is given
+    assert one.patches == other.patches == one.get_patches_for_target(target)
+    patch = one.patches[0]
+    assert (patch.patch_type, patch.target, patch.replacement) == (kind, target, given)
+    assert patch.source_module == __name__
+    assert patch.description
+
+
+def test_options_reach_the_patch() -> None:
+    made = config()
+    made.replace_class("A", Thing, {"A": "B"}, "why", allow_signature_change=True)
+    patch = made.patches[0]
+    assert (patch.name_map, patch.description, patch.allow_signature_change) == ({"A": "B"}, "why", True)
+
+
+def test_guard_and_rewrite() -> None:
+    made = config()
+
+    @made.insert_guard("A.m", fingerprints=["12"], before="x = {y}", relies_on={"f": ["34"]}, description="d")
+    def guard(y: Any) -> None: ...
+
+    made.rewrite("A.m", pattern="{a} + 1", replacement="{a}", matches=2, fingerprints="12")
+    first, second = made.patches
+    assert (first.patch_type, first.replacement, first.before) == (PatchType.GUARD, guard, "x = {y}")
+    assert (first.fingerprints, first.relies_on) == (("12",), {"f": ("34",)})
+    assert (second.pattern, second.replacement_text, second.matches) == ("{a} + 1", "{a}", 2)
+    assert second.fingerprints == ("12",)
+
+
+def test_surroundings() -> None:
+    made = config()
+    made.add_import("a", names=["b as c"])
+    made.add_import("d", alias="e", is_from_import=False)
+    made.drop_import_names("x", "y")
+    made.add_post_import_block("z = 1")
+    assert made.add_helper(function) is function
+    assert made.add_helper()(Thing) is Thing
+    assert made.add_helper_after("A")(function) is function
+    assert made.add_helper_after("B", Thing) is Thing
+    made.exclude_from_output("C", "D")
+    assert made.additional_imports == [ImportSpec("a", ["b as c"]), ImportSpec("d", None, "e", False)]
+    assert made.drop_imported_names == {"x", "y"}
+    assert made.post_import_blocks == ["z = 1"]
+    assert made.helpers == [function, Thing]
+    assert made.positioned_helpers == [PositionedHelper("A", function), PositionedHelper("B", Thing)]
+    assert made.exclude == ["C", "D"]
+
+
+def test_inherit_takes_what_it_is_told() -> None:
+    base, some, everything = config(), config(), config()
+    base.add_helper(function)
+    base.add_import("a")
+    base.add_post_import_block("b")
+    base.drop_import_names("c")
+    base.modify_init("A", function)
+    base.override_method("A.m", function)
+    base.add_slot("s", op="o", variant="v")
+    some.inherit(base, helpers=False, blocks=False)
+    assert (some.helpers, some.slots, some.post_import_blocks, some.patches) == ([], [], [], [])
+    assert (some.additional_imports, some.drop_imported_names) == ([ImportSpec("a")], {"c"})
+    everything.inherit(base, init_modifications=True)
+    assert everything.helpers == [function]
+    assert everything.slots == [SlotSpec("s", "o", "v")]
+    assert [patch.patch_type for patch in everything.patches] == [PatchType.INIT_MODIFICATION]
+    everything.helpers.clear()
+    assert base.helpers == [function]
+
+
+def test_slot_handle_names_itself_when_it_is_used_in_the_config() -> None:
+    made = config()
+    slot = made.add_slot("rms_slot", op="rms_norm", variant="weight")
+    with pytest.raises(AttributeError, match="rms_slot"):
+        slot.kernel(None)
+    with pytest.raises(TypeError, match="rms_slot"):
+        slot()
+
+
+@pytest.mark.parametrize(
+    ("file", "given", "expected"),
+    [
+        ("patched_modeling.py", None, None),
+        ("x_gpu.py", None, "gpu"),
+        ("x_npu.py", None, "npu"),
+        ("x_npu.py", "gpu", "gpu"),
+    ],
+)
+def test_device(file: str, given: Any, expected: str | None) -> None:
+    assert PatchConfig("m", file, device=given).device == expected
+
+
+def test_a_config_knows_where_it_was_made(load: Any) -> None:
+    module = load("\n\nother = PatchConfig('m')\n")
+    assert module.other.name == f"{module.__name__}:other"
+    assert module.other.origin == f"{module.__file__}:5"
+
+
+def test_two_configs_are_never_equal() -> None:
+    assert config() != config()
+    assert len({config(), config()}) == 2
+
+
+def test_external_patch() -> None:
+    patch = create_patch_from_external("A", "pkg.mod", "B")
+    assert patch == Patch(
+        PatchType.CLASS_REPLACEMENT,
+        "A",
+        None,
+        source_module="pkg.mod",
+        description="Replace A with B from pkg.mod",
+        replacement_source="pkg.mod.B",
+    )
+    made = config()
+    assert made.add_patch(patch) is patch
+    assert made.get_class_replacements() == {"A": patch}
+
+
+def test_getters() -> None:
+    made = config()
+    made.override_method("A.m", function)
+    made.replace_function("f", function)
+    made.modify_init("A", function)
+    assert list(made.get_method_overrides()) == ["A.m"]
+    assert list(made.get_function_replacements()) == ["f"]
+    assert list(made.get_init_modifications()) == ["A"]
+    assert [patch.target for patch in made.get_patches_for_target("A")] == ["A.m", "A"]
+
+
+def test_importing_the_language_loads_no_engine() -> None:
+    code = "import sys, veomni_hook.patches.spec; print([m for m in sys.modules if 'patches.' in m])"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['veomni_hook.patches.records', 'veomni_hook.patches.spec']"
