@@ -98,7 +98,7 @@ def test_ci_ends_within_twenty_minutes():
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"])
 def test_every_make_target_that_a_document_names_exists(document):
-    named = set(re.findall(r"`?\bmake ([a-z]+)", (ROOT / document).read_text(encoding="utf-8")))
+    named = set(re.findall(r"(?m)(?:^|`)make ([a-z]+)", (ROOT / document).read_text(encoding="utf-8")))
     assert named
     assert named <= targets()
 

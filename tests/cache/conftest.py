@@ -21,6 +21,7 @@ KEY = "ab" * 20
 MODULE = "pkg.models.one.modeling_one"
 TEXT = "# patched\ndef answer():\n    return 'größer'\n"
 NOBODY = 65534
+TEMPORARY = tempfile.gettempdir()  # before a test changes it
 
 
 class Publisher:
@@ -104,11 +105,11 @@ def run_in_child(work: Callable[[], Any], *, user: int | None = None) -> Any:
             answer = {"result": work()}
         except BaseException:
             answer = {"error": traceback.format_exc()}
-        os.write(writing, json.dumps(answer).encode())
+        os.write(writing, json.dumps(answer).encode() + b"\n")
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        answer = json.load(pipe)
+        answer = json.loads(pipe.readline())  # not to its end: a grandchild may hold it open
     os.waitpid(child, 0)
     assert "error" not in answer, answer["error"]
     return answer["result"]
@@ -122,7 +123,7 @@ def in_child() -> Callable[..., Any]:
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that an unprivileged child reaches (pytest's own are private); its owner is that child's user."""
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp(dir=TEMPORARY))
     if os.geteuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
     yield folder

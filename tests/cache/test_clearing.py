@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from veomni_hook.cache import clearing, lease
+from veomni_hook.cache import lease
 from veomni_hook.cache.inventory import TRASH_PREFIX
-from veomni_hook.cache.store import Hit, Miss, NotStored, Store
+from veomni_hook.cache.store import Hit, Miss, Store
+from veomni_hook.cache.trust import Root
 
 from .conftest import KEY, MODULE, Publisher
 
@@ -26,7 +26,9 @@ def _unused(store: Store, publish: Publisher, **changes: str) -> None:
     lease.release(store.root)
 
 
-def test_clear_removes_entries_manifests_and_empty_folders(store: Store, root: Path, publish: Publisher) -> None:
+def test_clear_removes_entries_manifests_and_empty_folders(
+    store: Store, root: Path, publish: Publisher
+) -> None:
     _unused(store, publish)
     store.publish_unpatched(OTHER, "pkg.three", {})
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
@@ -169,59 +171,63 @@ def test_entry_is_moved_aside_before_it_is_taken_apart(
     _unused(store, publish)
     seen: list[object] = []
 
-    def look(root_: clearing.Root, name: str) -> None:
-        seen.extend((name.startswith(TRASH_PREFIX), store.lookup(KEY, MODULE), publish(store)))
+    def look(root_: Root, name: str) -> None:
+        if not seen:
+            seen.extend((name.startswith(TRASH_PREFIX), store.lookup(KEY, MODULE), publish(store)))
 
-    monkeypatch.setattr(clearing.Root, "remove_tree", look)
+    monkeypatch.setattr(Root, "remove_tree", look)
     store.clear()
     aside, missed, published = seen
     assert aside is True
     assert isinstance(missed, Miss)
     assert isinstance(published, Hit)
-    assert os.path.exists(published.path)
+    assert isinstance(store.lookup(KEY, MODULE), Hit), "what was published meanwhile stays"
 
 
-def test_publishing_and_clearing_at_once_never_break_each_other(store: Store, publish: Publisher) -> None:
-    end = time.monotonic() + 1.5
-    problems: list[object] = []
-    hits = [0]
+CLEARER = """
+import sys, time
+from veomni_hook.cache.store import Store
+print("ready", flush=True)
+sys.stdin.readline()
+removed, end = 0, time.monotonic() + 20
+while removed < 10 and time.monotonic() < end:
+    cleared = Store(sys.argv[1]).clear()
+    assert not cleared.failed, cleared.failed
+    removed += len(cleared.removed)
+assert removed >= 10, removed
+"""
 
-    def guarded(work: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                while time.monotonic() < end:
-                    work()
-            except BaseException as error:
-                problems.append(error)
 
-        return run
-
-    def write() -> None:
-        answer = publish(store)
-        if isinstance(answer, NotStored):
-            problems.append(answer)
-        elif not os.path.exists(answer.path):
-            problems.append("published, then gone")
-
-    def read() -> None:
-        answer = store.lookup(KEY, MODULE)
-        if isinstance(answer, Hit):
-            hits[0] += 1
-            if not os.path.exists(answer.path) or answer.source() != publish.text:
-                problems.append("hit, then gone")
-
-    def clear() -> None:
-        # The entry's table of leases is this process's own: a lease is given up only between two uses.
-        cleared = Store(store.root).clear()
-        problems.extend(cleared.failed)
-
-    def let_go() -> None:
-        time.sleep(0.05)
-
-    threads = [threading.Thread(target=guarded(work)) for work in (write, write, read, clear, let_go)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert problems == []
-    assert hits[0] > 0
+def test_publishing_and_clearing_at_once_never_break_each_other(
+    store: Store, publish: Publisher, package_path: str
+) -> None:
+    clearers = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLEARER, store.root],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": package_path},
+        )
+        for _ in range(2)
+    ]
+    for clearer in clearers:
+        assert clearer.stdin is not None
+        assert clearer.stdout is not None
+        assert clearer.stdout.readline() == b"ready\n"
+        clearer.stdin.write(b"\n")
+        clearer.stdin.close()
+    while any(clearer.poll() is None for clearer in clearers):
+        published = publish(store)
+        assert isinstance(published, Hit), published
+        assert os.path.exists(published.path)
+        lease.release(store.root)
+        found = store.lookup(KEY, MODULE)
+        if isinstance(found, Hit):
+            assert os.path.exists(found.path)
+            assert found.source() == publish.text
+        lease.release(store.root)
+        time.sleep(0.001)  # the moment in which nobody uses the entry
+    for clearer in clearers:
+        assert clearer.wait() == 0
+        assert clearer.stdout is not None
+        clearer.stdout.close()

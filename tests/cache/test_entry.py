@@ -74,7 +74,17 @@ def test_manifest_gives_back_its_fields(opened: Root) -> None:
     written = _manifest()
     opened.write("keys/k1", written.encode())
     found = entry.read_manifest(opened, "k1")
-    for name in ("key", "module", "distribution", "version", "patch_hash", "tag", "text_seal", "inputs", "report"):
+    for name in (
+        "key",
+        "module",
+        "distribution",
+        "version",
+        "patch_hash",
+        "tag",
+        "text_seal",
+        "inputs",
+        "report",
+    ):
         assert getattr(found, name) == getattr(written, name), name
     assert (found.entry, found.text) == ("pkg-1/h", "pkg-1/h/mod.py")
 
@@ -88,7 +98,9 @@ def test_every_byte_of_the_manifest_is_covered(opened: Root) -> None:
             entry.read_manifest(opened, "k1")
 
 
-@pytest.mark.parametrize("body", [b"", b"null\n{}\n", b"[]\n{}\n", b'{"key": "k1"}\n{}\n', b"{\n{}\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "body", [b"", b"null\n{}\n", b"[]\n{}\n", b'{"key": "k1"}\n{}\n', b"{\n{}\n", b"\xff\n"]
+)
 def test_sealed_nonsense_is_no_manifest(opened: Root, body: bytes) -> None:
     opened.write("keys/k1", entry.seal(body).hex().encode() + b"\n" + body)
     with pytest.raises(Defect, match="is no manifest of this cache"):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from veomni_hook.cache import entry, key, store as store_module
+from veomni_hook.cache import entry, key
+from veomni_hook.cache import store as store_module
 from veomni_hook.cache.inventory import TRASH_PREFIX
 from veomni_hook.cache.store import Store
 from veomni_hook.errors import CacheError

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from veomni_hook.cache import entry, key, store as store_module
+from veomni_hook.cache import entry, key
+from veomni_hook.cache import store as store_module
 from veomni_hook.cache.store import Hit, Miss, NotStored, Store, Unpatched
 
 from .conftest import KEY, MODULE, NOBODY, TEXT, Publisher
@@ -53,7 +54,12 @@ def test_hit_gives_back_what_was_published(store: Store, root: Path, publish: Pu
         assert hit.source() == TEXT
         assert _answer(hit.code) == "größer"
         assert hit.report == {"applied": [{"target": "answer"}]}
-        assert (hit.module, hit.distribution, hit.version, hit.patch_hash) == (MODULE, "pkg", "1.2.3", "c0ffee")
+        assert (hit.module, hit.distribution, hit.version, hit.patch_hash) == (
+            MODULE,
+            "pkg",
+            "1.2.3",
+            "c0ffee",
+        )
 
 
 def test_text_is_kept_byte_for_byte(store: Store, publish: Publisher) -> None:
@@ -99,7 +105,9 @@ def test_key_that_leads_elsewhere_is_a_miss_and_not_stored(
         {"patch_hash": ""},
     ],
 )
-def test_odd_names_are_not_stored(store: Store, root: Path, publish: Publisher, changes: dict[str, str]) -> None:
+def test_odd_names_are_not_stored(
+    store: Store, root: Path, publish: Publisher, changes: dict[str, str]
+) -> None:
     answer = publish(store, **changes)
     assert isinstance(answer, NotStored)
     assert "cannot be part of a path" in answer.reason
@@ -168,7 +176,11 @@ FILE_DEFECTS: list[tuple[str, Callable[[Path], None], str]] = [
 ] + [
     (BYTECODE, lambda path: _edit(path, lambda data: b"\x00" + data[1:]), "bad magic"),
     (BYTECODE, lambda path: _edit(path, lambda data: data[:8] + b"\0\0\r\n" + data[12:]), "another build"),
-    (BYTECODE, lambda path: _edit(path, lambda data: data.replace(b"python-", b"pithon-", 1)), "not for cpython"),
+    (
+        BYTECODE,
+        lambda path: _edit(path, lambda data: data.replace(b"python-", b"pithon-", 1)),
+        "not for cpython",
+    ),
     (BYTECODE, lambda path: _edit(path, _resealed(marshal.dumps(42))), "no code object but a int"),
     (BYTECODE, lambda path: _edit(path, _resealed(b"")), "nothing that marshal can read"),
     (BYTECODE, lambda path: _edit(path, _resealed(b"\xe3\x01")), "nothing that marshal can read"),
@@ -198,7 +210,15 @@ def test_file_of_another_user_is_a_miss(
     assert "belongs to user" in _miss(store)
 
 
-FOLDERS = ["", "keys", "pkg-1.2.3", ENTRY, f"{ENTRY}/models", f"{ENTRY}/models/one", str(Path(BYTECODE).parent)]
+FOLDERS = [
+    "",
+    "keys",
+    "pkg-1.2.3",
+    ENTRY,
+    f"{ENTRY}/models",
+    f"{ENTRY}/models/one",
+    str(Path(BYTECODE).parent),
+]
 
 
 def _swap_for_link(folder: Path) -> None:
@@ -470,7 +490,10 @@ def test_writers_in_processes_never_show_half_an_entry(
     command = [sys.executable, "-c", WRITER, str(root), KEY, MODULE, TEXT]
     writers = [
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": package_path}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": package_path},
         )
         for _ in range(3)
     ]
@@ -511,10 +534,26 @@ def test_writers_in_threads_never_show_half_an_entry(store: Store, publish: Publ
 
 
 def test_store_is_light_to_import(package_path: str) -> None:
-    heavy = ("json", "hashlib", "dataclasses", "pathlib", "tempfile", "platformdirs", "typing", "inspect", "re")
+    heavy = (
+        "json",
+        "hashlib",
+        "dataclasses",
+        "pathlib",
+        "tempfile",
+        "platformdirs",
+        "typing",
+        "inspect",
+        "re",
+    )
     script = (
         "import sys; before = set(sys.modules); import veomni_hook.cache.store;"
         f"print(sorted(set({heavy!r}) & (set(sys.modules) - before)), 'entry' in str(sys.modules))"
     )
-    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {package_path!r}); {script}"]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        f"import sys; sys.path.insert(0, {package_path!r}); {script}",
+    ]
     assert subprocess.run(command, capture_output=True, text=True).stdout == "[] True\n"

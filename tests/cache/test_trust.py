@@ -125,7 +125,9 @@ def test_folder_of_the_superuser_is_accepted(
 
 
 @pytest.mark.parametrize("name", ["", "a", "a/b"])
-def test_symbolic_link_in_a_folders_place_is_refused(opened: Root, root: Path, name: str, tmp_path: Path) -> None:
+def test_symbolic_link_in_a_folders_place_is_refused(
+    opened: Root, root: Path, name: str, tmp_path: Path
+) -> None:
     (root / name).rename(tmp_path / "elsewhere")
     (root / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Defect, match="is a symbolic link"):

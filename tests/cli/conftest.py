@@ -65,7 +65,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def environ(cache_dir: Path) -> dict[str, str]:
     """The environment without anyone's settings or terminal; transformers is the installed one."""
-    dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "GITHUB_ACTIONS", "PY_COLORS")
+    dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "GITHUB_ACTIONS", "PYTHONUNBUFFERED")
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -23,7 +23,7 @@ def report(hooked: list[float] | None = None, sources: list[str] | None = None) 
     plain = [6.0, 5.0, 4.5]
     hooked = plain if hooked is None else hooked
     differences = demo.differences(plain, hooked)
-    step = {"loss": 11.9, "seconds": 1.0, "device": "cpu"}
+    step = {"loss": 11.9, "seconds": 1.0, "device": "cpu", "kernels": ["Qwen3RMSNorm x3: rms_norm: eager (why)"]}
     patch = {"kind": "guard", "target": "A.forward", "reason": "why", "config": "c:config", "lines": (3, 4)}
     return {
         "module": demo.MODULE,
@@ -87,6 +87,7 @@ def test_the_verdict_is_the_exit_status(monkeypatch, tmp_path, capfd, found, sta
         assert ("nothing was patched" in out) is (not found["patched_sources"])
         assert "peak 1200 MiB eager, 300 MiB chunked (0.25x)" in out
         assert "+92.0 ms cold" in out
+        assert "Qwen3RMSNorm x3" in out
         assert "+1.0 ms warm" in out
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["tokens"] == 512
@@ -133,8 +134,8 @@ def test_a_training_that_fails_shows_what_it_said(tmp_path, capfd, ending):
 
 def test_a_measurement_that_fails_shows_what_it_said(monkeypatch, capfd):
     monkeypatch.setattr(demo.sys, "executable", "false")
-    with pytest.raises(typer.Exit):
-        demo.probe(dict(os.environ))
+    with demo.probe(dict(os.environ)) as measured, pytest.raises(typer.Exit):
+        measured()
     assert "the measurement failed" in capfd.readouterr().err
 
 
@@ -157,6 +158,8 @@ def test_the_demo_trains_twice_and_measures(tmp_path):
     # The two loss steps are one computation: the fused loss must agree, and hold far less than all logits.
     assert found["chunked"]["loss"] == pytest.approx(found["eager"]["loss"], rel=1e-5)
     assert found["chunked"]["peak_bytes"] < found["eager"]["peak_bytes"] / 2
+    assert found["eager"]["kernels"] == []
+    assert any("linear_cross_entropy" in line and ": torch (" in line for line in found["chunked"]["kernels"])
     assert found["eager"]["peak_bytes"] > found["tokens"] * found["vocabulary"] * 4
     targets = {patch["target"] for patch in found["patches"]["applied"]}
     assert "Qwen3RMSNorm.forward" in targets

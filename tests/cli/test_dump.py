@@ -61,7 +61,8 @@ def test_a_config_in_the_working_directory_and_its_device(tiny: Command, tmp_pat
         "@npu.override_method('TinyNorm.forward')\ndef on_npu(self, x):\n    return 'npu'\n"
     )
     for device in ("gpu", "npu"):
-        found = tiny("dump", "--config", "mine", "--device", device).out
+        # -P: a console script has no working directory on its path either.
+        found = tiny("dump", "--config", "mine", "--device", device, flags=("-P",)).out
         assert f"return '{device}'" in found
         assert found.count("return 'gpu'") + found.count("return 'npu'") == 1
     assert "return 'npu'" in tiny("dump", "--config", "mine:npu").out

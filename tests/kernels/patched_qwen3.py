@@ -12,6 +12,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import torch
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
+
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.models.qwen3 import config
 
@@ -35,3 +39,35 @@ def load(folder: Path) -> ModuleType:
     sys.modules[NAME] = module
     spec.loader.exec_module(module)
     return module
+
+
+def tiny_config(**changes: object) -> Qwen3Config:
+    """Return the config of a model that runs in milliseconds."""
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    }
+    return Qwen3Config(**{**sizes, **changes})
+
+
+def pair(module: ModuleType, **changes: object) -> tuple[Qwen3ForCausalLM, Qwen3ForCausalLM]:
+    """Return an upstream and a patched model with equal weights, in training mode."""
+    upstream = Qwen3ForCausalLM(tiny_config(**changes)).train()
+    patched = module.Qwen3ForCausalLM(tiny_config(**changes)).train()
+    patched.load_state_dict(upstream.state_dict())
+    return upstream, patched
+
+
+def batch(rows: int = 2, length: int = 12) -> dict[str, torch.Tensor]:
+    """Return token ids and labels, some of them ignored."""
+    input_ids = torch.randint(0, 61, (rows, length))
+    labels = input_ids.clone()
+    labels[:, :3] = -100
+    return {"input_ids": input_ids, "labels": labels}

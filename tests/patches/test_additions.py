@@ -47,9 +47,11 @@ EVERYTHING = """
 
 def test_order_and_markers(patched: Any) -> None:
     result = patched(UPSTREAM, EVERYTHING.replace("A): pass", "object): pass"))
-    assert result.plain == UPSTREAM.replace(
-        "    import sys\n",
-        '''    import sys
+    assert (
+        result.plain
+        == UPSTREAM.replace(
+            "    import sys\n",
+            """    import sys
 
 from math import pi as PI, e
 import json as j
@@ -69,8 +71,10 @@ except Exception:
 # helper's
 def helper():
     return PI
-''',
-    ) + "\n\nclass B(object): pass\n"
+""",
+        )
+        + "\n\nclass B(object): pass\n"
+    )
     markers = [line for line in result.text.splitlines() if line.startswith("# [")]
     labels = ["ADDED IMPORTS", "KERNEL SLOTS", "ADDED BLOCK", "HELPER", "HELPER"]
     assert [line[3 : line.index("]")] for line in markers] == labels
@@ -134,7 +138,9 @@ def test_helper_is_inserted_once_however_often_it_comes(patched: Any) -> None:
     assert [plain.count(text) for text in ("def h", "from a", "x = 1")] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("kind", ["@config.add_helper\ndef A(): pass", "config.add_slot('A', op='o', variant='v')"])
+@pytest.mark.parametrize(
+    "kind", ["@config.add_helper\ndef A(): pass", "config.add_slot('A', op='o', variant='v')"]
+)
 def test_name_that_upstream_defines(patched: Any, kind: str) -> None:
     with pytest.raises(PatchConflictError, match=r"line 12"):
         patched(UPSTREAM, kind)

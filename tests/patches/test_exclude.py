@@ -6,7 +6,7 @@ import pytest
 
 from veomni_hook.errors import ExcludedNameError, PatchTargetError
 
-UPSTREAM = '''\
+UPSTREAM = """\
 import os
 
 # about A
@@ -32,7 +32,7 @@ __all__ = [
     "f",  # f
     "g",
 ]
-'''
+"""
 
 
 def exclude(patched: Any, upstream: str, *names: str) -> str:

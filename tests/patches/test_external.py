@@ -13,7 +13,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     root = tmp_path / "external_of_test"
     (root / "sub").mkdir(parents=True)
     (root / "__init__.py").write_text("raise RuntimeError('imported')\nfrom .plain import x\n")
-    (root / "plain.py").write_text("import os\ndef f(): hidden = 1\nclass C: m = 1\ntry:\n    v = 1\nexcept E: pass\n")
+    (root / "plain.py").write_text(
+        "import os\ndef f(): hidden = 1\nclass C: m = 1\ntry:\n    v = 1\nexcept E: pass\n"
+    )
     (root / "lazy.py").write_text("def __getattr__(name): return name\n")
     (root / "star.py").write_text("from .plain import *\n")
     (root / "swap.py").write_text("import sys\nsys.modules[__name__] = object()\n")

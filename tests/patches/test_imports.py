@@ -42,7 +42,9 @@ def drop(patched: Any, upstream: str, *names: str, more: str = "") -> str:
         ("import z\r\nfrom a import b\r\nx = 1\r\n", ["b"], "import z\r\nx = 1\r\n"),
     ],
 )
-def test_names_are_dropped_and_the_rest_stays(patched: Any, upstream: str, names: list[str], expected: str) -> None:
+def test_names_are_dropped_and_the_rest_stays(
+    patched: Any, upstream: str, names: list[str], expected: str
+) -> None:
     assert drop(patched, upstream, *names) == expected
 
 

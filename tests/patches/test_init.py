@@ -156,7 +156,8 @@ def test_functions_of_another_form(patched: Any, function: str) -> None:
 def test_dropped_parameters(patched: Any) -> None:
     with pytest.raises(SignatureError, match="layer_idx"):
         patched(
-            UPSTREAM, "@config.modify_init('Child')\ndef f(original_init, self, config): original_init(self)\n"
+            UPSTREAM,
+            "@config.modify_init('Child')\ndef f(original_init, self, config): original_init(self)\n",
         )
 
 

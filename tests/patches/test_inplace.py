@@ -39,7 +39,7 @@ def test_a_function_is_found_once_or_not_at_all() -> None:
         with pytest.raises(PatchTargetError):
             find_function(Document(SOURCE), patch(target), "here")
     with pytest.raises(PatchTargetError, match="2 times"):
-        find_function(Document("try:\n    def f(): pass\nexcept E:\n    def f(): pass\n"), patch("f"), "here")
+        find_function(Document("if a:\n    def f(): pass\nelse:\n    def f(): pass\n"), patch("f"), "here")
 
 
 def test_body_and_reliances_are_checked() -> None:

@@ -217,12 +217,15 @@ def test_added_method_follows_the_body(patched: Any) -> None:
 @pytest.mark.parametrize("form", ["pass", "inline pass", "docstring", "inline with comment"])
 def test_result_reads_well(patched: Any, form: str) -> None:
     result = patched(EMPTY[form], "@config.add_method('E.m')\ndef m(self): pass\n")
-    assert result.plain == {
-        "pass": "class E(dict):\n    def m(self): pass\n",
-        "inline pass": "class E(dict):\n    def m(self): pass\n",
-        "docstring": 'class E(dict):\n    """Doc."""\n\n    def m(self): pass\n',
-        "inline with comment": "class E(dict):  # why\n    def m(self): pass\n",
-    }[form]
+    assert (
+        result.plain
+        == {
+            "pass": "class E(dict):\n    def m(self): pass\n",
+            "inline pass": "class E(dict):\n    def m(self): pass\n",
+            "docstring": 'class E(dict):\n    """Doc."""\n\n    def m(self): pass\n',
+            "inline with comment": "class E(dict):  # why\n    def m(self): pass\n",
+        }[form]
+    )
 
 
 @pytest.mark.parametrize(

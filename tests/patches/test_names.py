@@ -17,7 +17,8 @@ def mapped(text: str, name_map: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"), [("", "", 0), ("a", "", 1), ("forward", "forwrad", 2), ("kitten", "sitting", 3)]
+    ("one", "other", "expected"),
+    [("", "", 0), ("a", "", 1), ("forward", "forwrad", 2), ("kitten", "sitting", 3)],
 )
 def test_distance(one: str, other: str, expected: int) -> None:
     assert distance(one, other) == distance(other, one) == expected

@@ -197,9 +197,32 @@ def test_signatures(patched: Any) -> None:
 
 @pytest.mark.parametrize(
     ("module", "name", "nearest"),
-    [("collections", "OrderedDcit", "OrderedDict"), ("no_such_package.sub", "X", None), ("json", "decodr", "decoder")],
+    [
+        ("collections", "OrderedDcit", "OrderedDict"),
+        ("no_such_package.sub", "X", None),
+        ("json", "decodr", "decoder"),
+    ],
 )
-def test_external_replacement_that_does_not_exist(patched: Any, module: str, name: str, nearest: str | None) -> None:
+def test_external_replacement_that_does_not_exist(
+    patched: Any, module: str, name: str, nearest: str | None
+) -> None:
     with pytest.raises(ReplacementError, match="does not exist") as caught:
         patched(UPSTREAM, f"config.add_patch(create_patch_from_external('A', '{module}', '{name}'))")
     assert nearest is None or nearest in caught.value.fix
+
+
+def test_accessors_of_a_property_are_compared_with_their_like(patched: Any) -> None:
+    upstream = "class A:\n    @property\n    def p(self): pass\n    @p.setter\n    def p(self, v): pass\n"
+    code = upstream.replace("class A", "@config.replace_class('A')\nclass New")
+    assert patched(upstream, code).plain == upstream
+    with pytest.raises(SignatureError, match=r"A\.p\.setter drops v"):
+        patched(upstream, code.replace("self, v", "self"))
+
+
+def test_locals_of_the_same_name_are_not_renamed(patched: Any, run: Any) -> None:
+    code = """
+        @config.replace_function("g")
+        def x(x):
+            return [x for x in (x,)]
+        """
+    assert "def g(x):\n    return [x for x in (x,)]" in patched(UPSTREAM, code).plain

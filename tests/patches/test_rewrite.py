@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ast
 import importlib.util
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.document import Document
 from veomni_hook.patches.edit import apply_edits
-from veomni_hook.patches.fingerprint import fingerprint
+from veomni_hook.patches.fingerprint import fingerprint, serialise
+from veomni_hook.patches.pattern import Pattern
 from veomni_hook.patches.rewrite import plan_rewrite
 from veomni_hook.patches.spec import Patch, PatchType
 
@@ -263,3 +266,46 @@ def test_the_rewritten_code_runs() -> None:
     namespace: dict[str, Any] = {"k": 10}
     exec(text, namespace)
     assert namespace["f"]([1]) == -42
+
+
+IDENTITIES = ["{x}.transpose({a}, {b})", "nn.Linear(*{a}, **{k})", "torch.cat({a}, **{k})"]
+
+
+def modeling_files() -> list[Path]:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.submodule_search_locations
+    return sorted(Path(spec.submodule_search_locations[0], "models").glob("*/modeling_*.py"))
+
+
+def rewrite_to_itself(path: Path) -> int:
+    """Rewrites every match in every function of a module to itself, one function at a time."""
+    source = path.read_text(encoding="utf-8")
+    document = Document(source)
+    same = serialise(document.tree)
+    rewritten = 0
+    for definition in document.definitions():
+        node = definition.node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for text in IDENTITIES if len(document.find(definition.qualname)) == 1 else []:
+            found = Pattern(text, where="here").find_expressions(node)
+            spans = [match.span(document) for match in found]
+            if not found or any(end > start for (_, end), (start, _) in pairwise(spans)):
+                continue
+            patch = Patch(PatchType.REWRITE, definition.qualname, None, pattern=text, replacement_text=text)
+            patch.matches = len(found)
+            plain = apply_edits(source, plan_rewrite(document, patch, 0), markers=False)
+            assert serialise(ast.parse(plain)) == same, (path, definition.qualname, text)
+            rewritten += 1
+    return rewritten
+
+
+def test_rewriting_code_to_itself_changes_nothing() -> None:
+    (path,) = (path for path in modeling_files() if path.stem == "modeling_qwen3")
+    assert rewrite_to_itself(path) >= 4
+
+
+@pytest.mark.slow
+def test_rewriting_installed_code_to_itself_changes_nothing() -> None:
+    paths = modeling_files()
+    assert sum(map(rewrite_to_itself, paths[:: max(1, len(paths) // 20)])) > 100

@@ -14,7 +14,9 @@ def check(before: str, after: str, *, owner: str = "", calls: str = "", only_use
     document = Document(f"{decorator}def f({before}): pass\n{calls}\n")
     original, replacement = document.tree.body[0], ast.parse(f"def f({after}): pass").body[0]
     assert isinstance(original, FunctionNode) and isinstance(replacement, FunctionNode)
-    check_signature(document, original, replacement, target="f", owner=owner, only_used=only_used, where="here")
+    check_signature(
+        document, original, replacement, target="f", owner=owner, only_used=only_used, where="here"
+    )
 
 
 @pytest.mark.parametrize(

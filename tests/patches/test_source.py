@@ -179,7 +179,10 @@ def test_file_changed_under_a_running_process_is_refused(load: Any) -> None:
     ("code", "expected"),
     [
         ("def f(a, /, b, *c, d, **e):\n    return a", (("a", "b", "c", "d", "e"), "return a")),
-        ('def f(x):\n    """Doc."""\n    # why\n    if x:\n        y\n    # end', (("x",), "# why\nif x:\n    y\n# end")),
+        (
+            'def f(x):\n    """Doc."""\n    # why\n    if x:\n        y\n    # end',
+            (("x",), "# why\nif x:\n    y\n# end"),
+        ),
         ("def f(\n    x,\n):\n\n    # first\n\n    return x", (("x",), "# first\n\nreturn x")),
         ("def f(x): return x", (("x",), "return x")),
         ('def f():\n    "Doc."', ((), "")),

@@ -31,7 +31,9 @@ class A:
 
 
 def test_module_statements_stay_out_of_functions_and_classes() -> None:
-    found = [ast.unparse(s) for s in module_statements(ast.parse(SOURCE)) if isinstance(s, ast.Assign | ast.Import)]
+    found = [
+        ast.unparse(s) for s in module_statements(ast.parse(SOURCE)) if isinstance(s, ast.Assign | ast.Import)
+    ]
     assert sorted(found) == ["b = 1", "b = 2", "c = 1", "d = 1", "e = 1", "import a", "import b"]
 
 

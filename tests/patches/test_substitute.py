@@ -114,6 +114,7 @@ def test_positionals(text: str, call: str, result: str) -> None:
         ("g(h, h, *rest, a=h, **kw)", "g(x + 1, x + 1, a=x + 1)"),
         ("-g(h, *rest, **kw)[h] * h", "-g(x + 1)[x + 1] * (x + 1)"),
         ("g(g(*rest, **kw), *rest)", "g(g())"),
+        ("g(*rest, **kw) * h", "g() * (x + 1)"),
     ],
 )
 def test_captures_of_nothing_go_together(text: str, result: str) -> None:
@@ -134,7 +135,9 @@ def test_long_argument_lists_get_lines_of_their_own() -> None:
     assert text.splitlines()[1] == "    return g(x,"
     assert text.splitlines()[2] == f"        {names[0]},"
     assert all(line == line.rstrip() for line in text.splitlines())
-    text = put("if 1:\n    return g(\n        x,\n        **kw,\n    )", "take(**{kw})", f"take({', '.join(names)})")
+    text = put(
+        "if 1:\n    return g(\n        x,\n        **kw,\n    )", "take(**{kw})", f"take({', '.join(names)})"
+    )
     assert text.splitlines()[3:] == [*(f"        {name}," for name in names), "    )"]
     text = put("g(*{rest}, **{kw})", "take(*{rest}, **{kw})", f"take({', '.join(names)})", holes=True)
     assert text.splitlines()[1:] == [*(f"    {name}," for name in names[:3]), f"    {names[3]})"]

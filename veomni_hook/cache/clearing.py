@@ -65,13 +65,11 @@ def clear(store: Store, *, force: bool = False) -> ClearResult:
     with root:
         clearing = _Clearing()
         manifests = manifests_of(root)
-        keep = set()
         for name in entries_of(root, manifests.values()):
-            if not _remove_entry(root, name, clearing, force=force):
-                keep.add(name)
+            _remove_entry(root, name, clearing, force=force)
         for key, manifest in manifests.items():
-            if isinstance(manifest, Defect) or not manifest.patch_hash or manifest.entry not in keep:
-                clearing.manifests += _remove(root, f"{entry.KEYS}/{key}", clearing)
+            if not _has_entry(root, manifest):
+                clearing.manifests += _remove_file(root, f"{entry.KEYS}/{key}", clearing)
         _remove_leftovers(root, manifests, clearing)
         return ClearResult(
             root.path,
@@ -83,8 +81,14 @@ def clear(store: Store, *, force: bool = False) -> ClearResult:
         )
 
 
-def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) -> bool:
-    """Whether the entry is gone. It is moved aside in one step, so that no reader ever sees half of it."""
+def _has_entry(root: Root, manifest: entry.Manifest | Defect) -> bool:
+    # An entry that is still there was kept, or published again in the meantime.
+    if isinstance(manifest, Defect) or not manifest.patch_hash:
+        return False
+    return is_kind(root, manifest.entry, stat.S_ISDIR)
+
+
+def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) -> None:
     release = name.partition("/")[0]
     size = size_of(root, name)
     descriptor = None
@@ -95,26 +99,36 @@ def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) ->
             descriptor = None if force else lease.claim(root, name)
             aside = f"{TRASH_PREFIX}{os.urandom(8).hex()}"
             root.rename(name, aside)
-            root.remove_tree(aside)
+            _remove_tree(root, aside, clearing)
         elif not is_kind(root, name, bool):
-            return True
+            return  # a manifest names it, but it is gone
         else:
             root.unlink(name)
     except lease.InUse as in_use:
         clearing.in_use.append(Finding(root.full(name), str(in_use)))
-        return False
+        return
+    except FileNotFoundError:
+        return  # another `clear` was faster
     except OSError as error:
         clearing.failed.append(Finding(root.full(name), error.strerror or str(error)))
-        return False
+        return
     finally:
         if descriptor is not None:
             os.close(descriptor)
     clearing.removed.append(root.full(name))
     clearing.freed += size
-    return True
 
 
-def _remove(root: Root, name: str, clearing: _Clearing) -> bool:
+def _remove_tree(root: Root, name: str, clearing: _Clearing) -> None:
+    try:
+        root.remove_tree(name)
+    except FileNotFoundError:
+        return  # another `clear` takes the same leftover apart
+    except OSError as error:
+        clearing.failed.append(Finding(root.full(name), error.strerror or str(error)))
+
+
+def _remove_file(root: Root, name: str, clearing: _Clearing) -> bool:
     size = size_of(root, name)
     try:
         root.unlink(name)
@@ -131,14 +145,11 @@ def _remove_leftovers(root: Root, manifests: dict[str, Any], clearing: _Clearing
     for name in key_names(root):
         path = f"{entry.KEYS}/{name}"
         if name not in manifests and _is_abandoned(root, path):
-            _remove(root, path, clearing)
+            _remove_file(root, path, clearing)
     for name in root.names():
         if name.startswith(TRASH_PREFIX):
             clearing.freed += size_of(root, name)
-            try:
-                root.remove_tree(name)
-            except OSError as error:
-                clearing.failed.append(Finding(root.full(name), error.strerror or str(error)))
+            _remove_tree(root, name, clearing)
     releases = {
         place.partition("/")[0] for place in (os.path.relpath(path, root.path) for path in clearing.removed)
     }

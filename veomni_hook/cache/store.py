@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Hit", "Miss", "NotStored", "Store", "Unpatched", "open_store"]
 
 # A folder can go away between two steps of a writer only while `clear` runs.
-_ATTEMPTS = 5
-_PAUSE = 0.002
+_ATTEMPTS = 10
+_PAUSE = 0.005  # seconds
 
 
 class Store:

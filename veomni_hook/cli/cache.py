@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from veomni_hook.cache.store import Store
     from veomni_hook.settings import Settings
 
-app = typer.Typer(help="Show, check, empty or fill the cache of patched modules.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Show, check, empty or fill the cache of patched modules.",
+)
 
 
 @app.command("info")

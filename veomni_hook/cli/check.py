@@ -95,8 +95,8 @@ def _print(verdicts: Sequence[Verdict]) -> None:
 
     for module in dict.fromkeys(verdict.module for verdict in verdicts):
         output.emit_heading(module)
-        fields = [verdict.to_dict() for verdict in verdicts if verdict.module == module]
-        output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in fields])
+        rows = [_row(verdict) for verdict in verdicts if verdict.module == module]
+        output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in rows])
         output.emit("\n")
     failed = [verdict for verdict in verdicts if verdict.verdict == FAILS]
     for verdict in failed:
@@ -104,3 +104,10 @@ def _print(verdicts: Sequence[Verdict]) -> None:
         output.emit(f"{FAILS} {place}\n  {verdict.detail}\n  fix: {verdict.fix}\n\n")
     counts = Counter(verdict.verdict for verdict in verdicts)
     output.emit((", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no patches") + "\n")
+
+
+def _row(verdict: Verdict) -> dict[str, str]:
+    from veomni_hook.cli.verdict import FAILS
+
+    row = verdict.to_dict()
+    return {**row, "detail": "see below"} if verdict.verdict == FAILS else row

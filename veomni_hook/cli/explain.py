@@ -35,7 +35,8 @@ def explain(
     output.emit_heading(f"{found.module} ({facts['distribution']} {facts['version']})")
     place = {"source": found.original_path, "patched": _place(found), "hash": found.patch_hash or None}
     output.emit_fields(place)
-    _section("applied", ("lines", "kind", "target", "reason", "config"), facts["applied"])
+    patches = [patch for patch in facts["applied"] if patch["kind"] != "slot"]
+    _section("applied", ("lines", "kind", "target", "reason", "config"), patches)
     _section("yielded", ("kind", "target", "reason", "config"), facts["yielded"])
     _section("kernel slots", ("name", "op", "variant", "kernel", "decisions"), facts["slots"])
     output.emit_heading("\nleft as installed")
@@ -49,8 +50,6 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
         found: the module, patched.
         select: also select the kernel of each slot for this machine, which imports torch.
     """
-    from importlib.metadata import version
-
     facts: dict[str, Any] = {
         "module": found.module,
         "source": found.original_path,
@@ -61,7 +60,7 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
     }
     if found.report is None:
         distribution = found.module.partition(".")[0]
-        facts.update(distribution=distribution, version=version(distribution), untouched=_definitions(found))
+        facts.update(distribution=distribution, version=_version(distribution), untouched=_definitions(found))
         return {**facts, "applied": [], "yielded": [], "slots": []}
     facts.update(found.report.to_dict())
     if select and facts["slots"]:
@@ -69,6 +68,15 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
 
         facts["slots"] = [{**slot, **chosen_for(slot["op"], slot["variant"])} for slot in facts["slots"]]
     return facts
+
+
+def _version(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "of unknown version"
 
 
 def _definitions(found: Prepared) -> list[str]:

@@ -33,9 +33,11 @@ def kernels(
 
     What depends on a single call (dtype, shapes, hooks) is decided there: `veomni_hook.explain(model)` tells.
     """
+    from veomni_hook.kernels.choice import parse_choice
     from veomni_hook.kernels.registry import registry
 
-    choice, system = _choice(), detected(device)
+    choice = str(parse_choice(_choice()))  # before torch is imported: a wrong one is told at once
+    system = detected(device)
     rows = [
         row
         for op in registry.ops().values()

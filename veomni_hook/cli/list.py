@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,7 +11,7 @@ from veomni_hook.cli.target_options import JsonOption, import_from_here
 from veomni_hook.cli.targets import MODELS, families, family_of
 from veomni_hook.cli.usage import FOUND
 
-HEADERS = ("family", "module", "config", "from", "device", "patches", "slots", "installed")
+HEADERS = ("family", "config", "from", "device", "patches", "slots", "installed")
 
 
 def list_(
@@ -31,7 +31,7 @@ def list_(
     import_from_here()
     sources = load_sources(names(resolve().settings))
     installed = {f"{MODELS}.{family}.{file}" for family, files in families().items() for file in files}
-    rows: list[dict[str, object]] = [
+    rows: list[dict[str, Any]] = [
         {
             "family": family_of(config.source_module),
             "module": config.source_module,
@@ -51,7 +51,8 @@ def list_(
     if as_json:
         output.emit_json(rows)
     else:
-        output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in rows])
+        shown = [{**row, "slots": len(row["slots"])} for row in rows]
+        output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in shown])
     for source in broken:
         if source.error is not None:
             output.fail(source.error)
@@ -65,6 +66,6 @@ def _is_installed(module: str, installed: set[str]) -> bool:
     return module in installed or (not module.startswith(MODELS + ".") and locate(module) is not None)
 
 
-def _bare(module: str) -> dict[str, object]:
+def _bare(module: str) -> dict[str, Any]:
     shown = {"family": family_of(module), "module": module, "patches": 0, "slots": [], "installed": True}
     return {**dict.fromkeys(HEADERS), **shown}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from veomni_hook.errors import VeomniHookError
 
+NARROW = 28  # a column up to this width keeps it; the wider ones share what is left of the terminal
 BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended, as `cat file | head` does
 
 
@@ -94,8 +95,9 @@ def emit_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in headers:
-        table.add_column(header, overflow="fold")
+    for column, header in enumerate(headers):
+        widest = max(len(line[column]) for line in (list(headers), *cells))
+        table.add_column(header, overflow="fold", no_wrap=widest <= NARROW)
     for line in cells:
         table.add_row(*(Text(text) for text in line))
     target.print(table)

@@ -1,7 +1,8 @@
 """What the demo measures in a process of its own: import times, and one loss step at a large vocabulary.
 
-`python -m veomni_hook.cli.probe CACHE_DIR` prints one JSON object. The eager loss step runs before
-the hook is active: it is the installed transformers and nothing else. The cache folder must be empty.
+`python -m veomni_hook.cli.probe CACHE_DIR` imports transformers, waits for a line on its standard input,
+measures, and prints one JSON object. The eager loss step runs before the hook is active: it is the installed
+transformers and nothing else. The cache folder must be empty.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
 VOCABULARY = 151_936
-TOKENS = 512
+TOKENS = 1024
 ROUNDS = 5
 
 
@@ -59,21 +60,23 @@ def loss_step() -> dict[str, Any]:
     """Run one forward and backward at the large vocabulary with the module as it is loaded now.
 
     Returns:
-        `loss`, `seconds`, and `peak_bytes`: the most that the allocator held above the start of the step,
-        gradients included and weights not.
+        `loss`, `seconds`, `peak_bytes` (the most that the allocator held above the start of the step,
+        gradients included and weights not), and `kernels` (what `veomni_hook.explain` tells afterwards).
     """
     import torch
+
+    from veomni_hook import explain
 
     modeling = importlib.import_module(MODULE)
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = modeling.Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=768,
+        hidden_size=128,
+        intermediate_size=384,
         num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
         head_dim=128,
         tie_word_embeddings=True,
         use_cache=False,
@@ -87,7 +90,8 @@ def loss_step() -> dict[str, Any]:
         return float(loss.detach())
 
     peak, (loss, seconds) = _peak_memory(step, device)
-    return {"loss": loss, "seconds": seconds, "peak_bytes": peak, "device": device}
+    kernels = [line.strip() for line in str(explain(model)).splitlines()[1:]]
+    return {"loss": loss, "seconds": seconds, "peak_bytes": peak, "device": device, "kernels": kernels}
 
 
 def _peak_memory(step: Any, device: str) -> tuple[int, tuple[float, float]]:
@@ -125,9 +129,15 @@ def _highest_total(profile: Any) -> int:
 
 
 def main(cache_dir: str) -> dict[str, Any]:
-    """Measure everything, in the order that keeps the eager step unpatched."""
+    """Measure everything, in the order that keeps the eager step unpatched.
+
+    Args:
+        cache_dir: an empty folder for the cache.
+    """
     from veomni_hook import activate
 
+    importlib.import_module(MODULE)
+    sys.stdin.readline()
     eager = loss_step()
     times = import_times(cache_dir)
     with activate(cache_dir=cache_dir, kernels="linear_cross_entropy=torch"):

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import decode_source
 from types import CodeType, ModuleType
@@ -196,7 +197,7 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
         inprocess=inprocess,
         distribution=upstream.distribution,
         version=upstream.version,
-        astor_version=_version("astor"),
+        astor_version=_installed("astor"),
     )
 
 
@@ -288,14 +289,10 @@ def _bind_kernels(settings: Settings) -> None:
     state.set_active(active=True)
 
 
-_ANNOUNCED: list[tuple[str, ...]] = []
-
-
+@cache
 def _announced() -> tuple[str, ...]:
     # Reading every distribution's entry points costs milliseconds; they cannot change under a process.
-    if not _ANNOUNCED:
-        _ANNOUNCED.append(config_loading.entry_points())
-    return _ANNOUNCED[0]
+    return config_loading.entry_points()
 
 
 def _version(distribution: str, root: str = "") -> str:
@@ -312,11 +309,15 @@ def _version(distribution: str, root: str = "") -> str:
             found = None
         if found:
             return found[1]
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    return _installed(distribution)
+
+
+@cache
+def _installed(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return installed(distribution)
+        return version(distribution)
     except PackageNotFoundError:
         return "unknown"
 

@@ -33,7 +33,7 @@ class Choice:
 
 
 def parse_choice(text: str, known: Registry = registry) -> Choice:
-    """Read a choice. Raises KernelError, listing what is valid, for unknown ops, unknown backends and doubles."""
+    """Read a choice. Raises KernelError, listing what is valid, for unknown names and ops chosen twice."""
     words = [word.strip() for word in text.split(",")]
     if len(words) == 1 and "=" not in words[0]:
         return Choice(_checked(words[0], known.backends(), text, "every op"))
@@ -42,7 +42,9 @@ def parse_choice(text: str, known: Registry = registry) -> Choice:
         op, equals, backend = (part.strip() for part in word.partition("="))
         if not equals:
             raise KernelError(
-                f"{word!r} is not of the form op=backend", where=f"kernels={text!r}", fix="e.g. rms_norm=torch,rotary=eager"
+                f"{word!r} is not of the form op=backend",
+                where=f"kernels={text!r}",
+                fix="e.g. rms_norm=torch,rotary=eager",
             )
         if op not in known.ops():
             raise KernelError(
@@ -57,6 +59,8 @@ def parse_choice(text: str, known: Registry = registry) -> Choice:
 def _checked(backend: str, valid: list[str], text: str, op: str) -> str:
     if backend not in valid:
         raise KernelError(
-            f"no backend is called {backend!r}", where=f"kernels={text!r}", fix=f"for {op}: {', '.join(valid)}"
+            f"no backend is called {backend!r}",
+            where=f"kernels={text!r}",
+            fix=f"for {op}: {', '.join(valid)}",
         )
     return backend

@@ -21,7 +21,7 @@ __all__ = ["Explanation", "Row", "explain"]
 
 @dataclass(frozen=True)
 class Row:
-    """One slot of one place: ``backend`` ran there last (or would, if ``called`` is false), for ``reason``."""
+    """One slot of one place: ``backend`` ran there last, or would if it is not ``called`` yet."""
 
     place: str
     kind: str
@@ -55,9 +55,9 @@ class Explanation:
 def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Explanation:
     """Return what each kernel slot of ``target`` last did, and why.
 
-    ``target`` is a model (any ``nn.Module``) or an imported modeling module. For slots that have not been asked
-    yet the answer is what would be asked for tensors on ``device`` (by default that of the model's first
-    parameter, or the CPU). Raises KernelError if ``target`` is neither.
+    ``target`` is a model (any ``nn.Module``) or an imported modeling module. For slots that have not been
+    asked yet the answer is what would be asked for tensors on ``device`` (by default that of the model's
+    first parameter, or the CPU). Raises KernelError if ``target`` is neither.
     """
     if isinstance(target, ModuleType):
         slots = [(name, slot) for name, slot in vars(target).items() if isinstance(slot, Slot)]
@@ -65,7 +65,9 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
         return Explanation(target.__name__, tuple(rows))
     if not callable(getattr(target, "named_modules", None)):
         raise KernelError(
-            f"a {type(target).__name__} has no kernel slots", where="explain", fix="pass a model or a modeling module"
+            f"a {type(target).__name__} has no kernel slots",
+            where="explain",
+            fix="pass a model or a modeling module",
         )
     parameter = next(iter(target.parameters()), None)
     device = device or ("cpu" if parameter is None else parameter.device.type)

@@ -13,7 +13,7 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def not_plain(*tensors: Any) -> str | None:
-    """Return why one of ``tensors`` is none that a kernel may read directly (DTensor, fake, proxy), or None."""
+    """Return why a kernel may not read one of ``tensors`` directly (DTensor, fake, proxy), or None."""
     for tensor in tensors:
         if type(tensor) not in _PLAIN:
             return f"an operand is a {type(tensor).__name__}, not a plain tensor"
@@ -21,7 +21,7 @@ def not_plain(*tensors: Any) -> str | None:
 
 
 def untraceable() -> str | None:
-    """Return why code with its own backward must not run now (functorch, forward-mode AD, jit.trace), or None."""
+    """Return why code with its own backward must not run now (torch.func, jit.trace, dual numbers)."""
     if torch._C._are_functorch_transforms_active():
         return "a torch.func transform is active"
     if forward_ad._current_level >= 0:

@@ -1,6 +1,6 @@
 """The one list of ops, variants and kernels.
 
-Every op declares its variants and kernels in ``kernels/<op>/__init__.py``; others join with `register_kernel`.
+Every op declares its variants and kernels in ``kernels/<op>/__init__.py``; `register_kernel` adds to them.
 Nothing here imports torch: a kernel names its code as ``module:attribute`` and is loaded when first used.
 """
 
@@ -14,7 +14,16 @@ from typing import Any
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.system import System
 
-__all__ = ["EAGER", "Kernel", "Op", "Registry", "Requirement", "load_attribute", "register_kernel", "registry"]
+__all__ = [
+    "EAGER",
+    "Kernel",
+    "Op",
+    "Registry",
+    "Requirement",
+    "load_attribute",
+    "register_kernel",
+    "registry",
+]
 
 EAGER = "eager"
 RESERVED = ("auto", EAGER)
@@ -46,9 +55,9 @@ class Kernel:
     """One way to compute one variant of one op.
 
     ``load`` names the function that patched code calls. ``refuses`` names a function
-    ``(owner, *operands) -> str | None`` that is asked at every call and returns why this call cannot be taken.
-    ``loses`` has the same form, is asked under ``auto`` only, and returns where the kernel was measured slower
-    than the upstream code. ``priority`` orders kernels under ``auto``, higher first.
+    ``(owner, *operands) -> str | None`` that is asked at every call and returns why this call cannot be
+    taken. ``loses`` has the same form, is asked under ``auto`` only, and returns where the kernel was
+    measured slower than the upstream code. ``priority`` orders kernels under ``auto``, higher first.
     """
 
     op: str
@@ -65,11 +74,15 @@ class Kernel:
         where = f"Kernel(op={self.op!r}, variant={self.variant!r}, backend={self.backend!r})"
         if self.backend in RESERVED or not self.backend.isidentifier():
             raise KernelError(
-                f"{self.backend!r} cannot name a backend", where=where, fix=f"use an identifier other than {RESERVED}"
+                f"{self.backend!r} cannot name a backend",
+                where=where,
+                fix=f"use an identifier other than {RESERVED}",
             )
         for reference in (self.load, self.refuses, self.loses):
             if reference is not None and (reference.count(":") != 1 or not all(reference.split(":"))):
-                raise KernelError(f"{reference!r} names no code", where=where, fix="write 'package.module:attribute'")
+                raise KernelError(
+                    f"{reference!r} names no code", where=where, fix="write 'package.module:attribute'"
+                )
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,9 @@ class Registry:
     def add_op(self, op: Op) -> None:
         """Declare ``op``. Raises KernelError if its name is taken."""
         if op.name in self._ops:
-            raise KernelError(f"op {op.name!r} is declared twice", where="kernel registry", fix="rename one of them")
+            raise KernelError(
+                f"op {op.name!r} is declared twice", where="kernel registry", fix="rename one of them"
+            )
         self._ops[op.name] = op
 
     def add(self, kernel: Kernel) -> None:
@@ -112,10 +127,14 @@ class Registry:
         """Raise KernelError, with the valid names, unless ``op`` (and ``variant``) exist."""
         ops = self.ops()
         if op not in ops:
-            raise KernelError(f"no op is called {op!r}", where="kernel registry", fix=f"ops: {', '.join(ops)}")
+            raise KernelError(
+                f"no op is called {op!r}", where="kernel registry", fix=f"ops: {', '.join(ops)}"
+            )
         if variant is not None and variant not in ops[op].variants:
             names = ", ".join(ops[op].variants)
-            raise KernelError(f"op {op!r} has no variant {variant!r}", where="kernel registry", fix=f"variants: {names}")
+            raise KernelError(
+                f"op {op!r} has no variant {variant!r}", where="kernel registry", fix=f"variants: {names}"
+            )
 
     def ops(self) -> Mapping[str, Op]:
         """Return every op by name."""
@@ -153,14 +172,14 @@ registry = Registry()
 def register_kernel(kernel: Kernel) -> None:
     """Add ``kernel`` to what can be chosen in this process.
 
-    Raises KernelError if its op or variant does not exist (the message lists those that do) or if that backend
-    has a kernel for the variant already.
+    Raises KernelError if its op or variant does not exist (the message lists those that do) or if that
+    backend has a kernel for the variant already.
     """
     registry.add(kernel)
 
 
 def load_attribute(reference: str) -> Callable[..., Any]:
-    """Import and return what ``reference`` (``module:attribute``) names. Raises KernelError if it is not there."""
+    """Import and return what ``reference`` (``module:attribute``) names; KernelError if it is not there."""
     module_name, attribute = reference.split(":")
     try:
         return getattr(import_module(module_name), attribute)  # type: ignore[no-any-return]

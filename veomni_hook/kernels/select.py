@@ -1,7 +1,7 @@
 """The choice of kernels: a pure function of op, variant, the user's choice and the system.
 
-Every kernel that was looked at leaves a `Decision` with a reason. What depends on a call (dtype, shapes, hooks)
-is not decided here: the slot asks each candidate in turn, at the call.
+Every kernel that was looked at leaves a `Decision` with a reason. What depends on a call (dtype, shapes,
+hooks) is not decided here: the slot asks each candidate in turn, at the call.
 """
 
 from __future__ import annotations
@@ -73,8 +73,5 @@ def _cannot_run(op: str, variant: str, wanted: str, kernels: list[Kernel], syste
     able = [EAGER, *(backend for backend, reason in unmet.items() if reason is None)]
     unable = [f"{backend} ({reason})" for backend, reason in unmet.items() if reason is not None]
     why = unmet[wanted] if wanted in unmet else "it has no kernel for this variant"
-    return KernelError(
-        f"{op}/{variant} cannot use {wanted!r}: {why}",
-        where=str(system),
-        fix=f"choose from: {', '.join(able)}" + (f"; these cannot run: {', '.join(unable)}" if unable else ""),
-    )
+    fix = f"choose from: {', '.join(able)}" + (f"; these cannot run: {', '.join(unable)}" if unable else "")
+    return KernelError(f"{op}/{variant} cannot use {wanted!r}: {why}", where=str(system), fix=fix)

@@ -44,7 +44,8 @@ class Slot:
     """The place in a patched module where a kernel of ``op``/``variant`` may take over."""
 
     def __init__(self, op: str, variant: str, module_name: str) -> None:
-        from torch.compiler import is_compiling  # patched modules have imported torch; tools that read slots need not
+        # Patched modules have imported torch; whoever only reads the names here need not.
+        from torch.compiler import is_compiling
 
         registry.check(op, variant)
         self.op = op
@@ -67,9 +68,9 @@ class Slot:
     def kernel(self, owner: Any, *operands: Any) -> Callable[..., Any] | None:
         """Return the function that computes this call, or None: run the upstream code.
 
-        ``owner`` is the module whose ``forward`` asks; ``operands`` are what the kernel would be called with (the
-        first one's device decides between kernels). Raises KernelError if a backend was chosen by name that
-        cannot run on this machine.
+        ``owner`` is the module whose ``forward`` asks; ``operands`` are what the kernel would be called with
+        (the first one's device decides between kernels). Raises KernelError if a backend was chosen by name
+        that cannot run on this machine.
         """
         if self._is_compiling():
             return None
@@ -128,7 +129,8 @@ class Slot:
                 )
             )
         names = ", ".join(candidate.backend for candidate in candidates) or EAGER
-        self._say(logging.INFO, "picked", f"{self.op}/{self.variant} on {device}: {names} ({selection.choice})")
+        picked = f"{self.op}/{self.variant} on {device}: {names} ({selection.choice})"
+        self._say(logging.INFO, "picked", picked)
         self._candidates[device] = tuple(candidates)
         return self._candidates[device]
 

@@ -23,7 +23,7 @@ STATE = State()
 
 
 def set_choice(text: str) -> None:
-    """Choose kernels for this process, e.g. ``auto`` or ``rms_norm=torch``. Raises KernelError if not valid."""
+    """Choose kernels for this process, e.g. ``auto``, ``rms_norm=torch``. Raises KernelError if not valid."""
     STATE.choice = parse_choice(text)
     STATE.epoch += 1
 

@@ -37,23 +37,29 @@ def remove_items(
         needs_comma = lone_comma and len(kept) == 1 and not _COMMA.match(document.source, last)
         yield first, last, ", ".join(texts) + ("," if needs_comma else "")
     else:
-        yield from (_removal(document, items, number) for number in sorted(dropped))
+        for number in sorted(dropped):
+            yield from _removal(document, items, number, after_gap=number - 1 in dropped)
         if lone_comma and len(kept) == 1 and not _COMMA.match(document.source, document.end(items[kept[0]])):
             yield document.end(items[kept[0]]), document.end(items[kept[0]]), ","
 
 
-def _removal(document: Document, items: Sequence[ast.AST], number: int) -> tuple[int, int, str]:
+def _removal(
+    document: Document, items: Sequence[ast.AST], number: int, *, after_gap: bool
+) -> Iterator[tuple[int, int, str]]:
     source = document.source
     start, end = document.start(items[number]), document.end(items[number])
     line_start, line_end = document.line_start(start), document.line_end(end)
-    if not source[line_start:start].strip() and _REST.fullmatch(source, end, line_end):
-        return line_start, document.next_line(end), ""
     comma = _COMMA.match(source, end)
-    if comma and document.lineno(comma.end()) == document.lineno(end):
+    if comma and comma.end() > line_end:
+        yield comma.end() - 1, comma.end(), ""
+    if not source[line_start:start].strip() and _REST.fullmatch(source, end, line_end):
+        yield line_start, document.next_line(end), ""
+    elif comma and comma.end() <= line_end:
         end = comma.end()
         while source[end : end + 1] in (" ", "\t"):
             end += 1
-        return start, end, ""
-    while source[start - 1 : start] in (" ", "\t"):
-        start -= 1
-    return start, end, ""
+        yield start, end, ""
+    else:
+        while not after_gap and source[start - 1 : start] in (" ", "\t"):
+            start -= 1
+        yield start, end, ""

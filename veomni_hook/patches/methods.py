@@ -40,9 +40,7 @@ def plan_methods(plan: Plan) -> None:
     additions: dict[str, list[_Addition]] = {}
     for index, step in plan.of_kind(PatchType.METHOD_OVERRIDE.value, PatchType.METHOD_ADDITION.value):
         owner, method = _split(plan, index)
-        definition, node = class_named(
-            plan.document, owner, where=plan.where(index), declared=step.target
-        )
+        definition, node = class_named(plan.document, owner, where=plan.where(index), declared=step.target)
         if step.kind == PatchType.METHOD_OVERRIDE.value and not _is_missing(plan, index, owner, method, node):
             _override(plan, index, step, owner)
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.errors import ReplacementError
-from veomni_hook.patches.document import FunctionNode
+from veomni_hook.patches.document import Document, FunctionNode
 from veomni_hook.patches.external import external_import
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.reindent import reindent
@@ -89,7 +89,7 @@ def _replace_class(plan: Plan, index: int) -> None:
     if not isinstance(snippet.node, ast.ClassDef):
         raise _wrong_kind(plan, index, snippet, "class")
     if not patch.allow_signature_change:
-        _check_methods(plan, index, node, snippet.node)
+        _check_methods(plan, index, node, snippet)
     text = f"{snippet.comments}\n{snippet.named(node.name, references=True)}".removeprefix("\n")
     plan.change(index, start, document.full_end(node), _hanging(text, indent))
 
@@ -106,20 +106,29 @@ def _import_function(plan: Plan, index: int, node: FunctionNode) -> None:
     plan.change(index, start, document.full_end(node), _hanging("\n".join(lines), indent))
 
 
-def _check_methods(plan: Plan, index: int, original: ast.ClassDef, replacement: ast.ClassDef) -> None:
+def _check_methods(plan: Plan, index: int, original: ast.ClassDef, snippet: Snippet) -> None:
     step = plan.steps[index]
-    new = {child.name: child for child in replacement.body if isinstance(child, _FUNCTIONS)}
-    for child in original.body:
-        if isinstance(child, _FUNCTIONS) and child.name in new:
+    new = _methods(snippet.document, snippet.node)
+    for name, method in _methods(plan.document, original).items():
+        if name in new:
             check_signature(
                 plan.document,
-                child,
-                new[child.name],
-                target=f"{step.target}.{child.name}",
+                method,
+                new[name],
+                target=f"{step.target}.{name}",
                 owner=step.target,
                 only_used=step.adopted,
                 where=plan.where(index),
             )
+
+
+def _methods(document: Document, node: ast.AST) -> dict[str, FunctionNode]:
+    """Methods of a class by name, a property's accessors apart."""
+    return {
+        f"{d.node.name}.{d.accessor}".rstrip("."): d.node
+        for d in document.definitions()
+        if d.parents[-1] is node and isinstance(d.node, _FUNCTIONS)
+    }
 
 
 def _check_bindings(plan: Plan, index: int, node: FunctionNode, replacement: FunctionNode) -> None:

@@ -21,6 +21,7 @@ from veomni_hook.patches.document import Definition, Document, FunctionNode, has
 from veomni_hook.patches.edit import Edit, apply_edits
 from veomni_hook.patches.names import apply_name_map
 from veomni_hook.patches.reindent import reindent
+from veomni_hook.patches.uses import global_uses
 
 __all__ = ["Snippet", "function_body", "read_snippet"]
 
@@ -280,6 +281,6 @@ def _after_keyword(document: Document, node: FunctionNode | ast.ClassDef) -> int
 
 
 def _references(document: Document, node: FunctionNode | ast.ClassDef, name: str) -> Iterator[Edit]:
-    for child in ast.walk(node):
-        if isinstance(child, ast.Name) and child.id == node.name and child not in node.decorator_list:
-            yield Edit(document.start(child), document.end(child), name)
+    for use in global_uses(document.tree, [node.name]):
+        if isinstance(use.node, ast.Name):
+            yield Edit(document.start(use.node), document.end(use.node), name)

@@ -18,6 +18,6 @@ KERNELS = (
         load="veomni_hook.kernels.gated_mlp.torch:gated_silu",
         refuses="veomni_hook.kernels.gated_mlp.torch:refuses",
         loses="veomni_hook.kernels.gated_mlp.torch:loses",
-        description="in place without gradients; with gradients one activation less is kept, computed again in backward",
+        description="in place without gradients; with them one activation is computed again, not kept",
     ),
 )

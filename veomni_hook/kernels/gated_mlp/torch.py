@@ -19,6 +19,9 @@ from veomni_hook.kernels.operands import not_plain, untraceable, wants_grad
 __all__ = ["gated_silu", "loses", "refuses"]
 
 
+_UPSTREAM_SILU = ("transformers.activations", "SiLUActivation")
+
+
 class _GatedSiLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -29,6 +32,10 @@ class _GatedSiLU(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         gate, up = ctx.saved_tensors
         for_gate, for_up = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # a second derivative is wanted, which silu_backward has not
+            inputs = [x for x, wanted in ((gate, for_gate), (up, for_up)) if wanted]
+            found = iter(torch.autograd.grad(functional.silu(gate) * up, inputs, grad, create_graph=True))
+            return next(found) if for_gate else None, next(found) if for_up else None
         grad_up = grad * functional.silu(gate) if for_up else None
         grad_gate = torch.ops.aten.silu_backward(grad * up, gate) if for_gate else None
         return grad_gate, grad_up
@@ -48,7 +55,7 @@ def refuses(owner: Any, x: torch.Tensor) -> str | None:
     """Return why this call of the MLP ``owner`` must run the upstream code, or None."""
     activation = owner.act_fn
     kind = type(activation)
-    if not (kind is nn.SiLU or (kind.__name__ == "SiLUActivation" and kind.__module__ == "transformers.activations")):
+    if kind is not nn.SiLU and (kind.__module__, kind.__name__) != _UPSTREAM_SILU:
         return f"the activation is {kind.__name__}, not SiLU"
     if kind is nn.SiLU and activation.inplace:
         return "the activation works in place"
@@ -66,6 +73,5 @@ def loses(owner: Any, x: torch.Tensor) -> str | None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)

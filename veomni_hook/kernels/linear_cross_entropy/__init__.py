@@ -11,7 +11,9 @@ from veomni_hook.kernels.registry import Kernel, Op
 
 OP = Op(
     "linear_cross_entropy",
-    variants={"next_token": "cross_entropy(float32(x @ weight.T + bias), labels one to the left): mean, or sum / num_items"},
+    variants={
+        "next_token": "cross_entropy(float32(x @ weight.T + bias), next label): mean, or sum / num_items"
+    },
 )
 
 KERNELS = (

@@ -1,14 +1,14 @@
 """The causal language-model loss of transformers, asked for by a guard and computed inside ``lm_head``.
 
-What is honoured is what transformers' ``ForCausalLMLoss`` reads: ``num_items_in_batch``, ``ignore_index`` and
-``shift_labels``; every other keyword is swallowed there and so here. The loss function is trusted only after it
-has given the known answers to small questions, because others (Liger, Unsloth) replace parts of it.
+What is honoured is what transformers' ``ForCausalLMLoss`` reads: ``num_items_in_batch``, ``ignore_index``
+and ``shift_labels``; every other keyword is swallowed there and so here. The loss function is trusted only
+after it has given the known answers to small questions, because others (Liger, Unsloth) replace parts of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional
 from veomni_hook.kernels.linear_cross_entropy import head, output, reference
 from veomni_hook.kernels.operands import not_plain, untraceable
 
-__all__ = ["fused_output", "refuses"]
+__all__ = ["Call", "fused_output", "refuses"]
 
 _LOSS_HOME = ("transformers.loss.loss_utils", "ForCausalLMLoss")
 _known_losses: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
@@ -41,21 +41,25 @@ def refuses(
     )
 
 
-def fused_output(
-    compute: Callable[..., torch.Tensor],
-    model: Any,
-    hidden_states: torch.Tensor,
-    labels: torch.Tensor,
-    vocab_size: int,
-    output_class: Any,
-    loss_kwargs: Mapping[str, Any],
-    output_kwargs: Mapping[str, Any],
-) -> Any:
-    """Return ``output_class`` with the loss from ``compute`` and logits that are computed on first access.
+class Call(NamedTuple):
+    """One call of a model: ``hidden_states`` ``[..., hidden]``, ``labels`` one int64 for each position."""
 
-    ``hidden_states`` is ``[..., hidden]``, ``labels`` has its leading shape (int64). ``compute`` is called as
-    `reference.linear_cross_entropy`. If the head turns the request down the loss is upstream's, from logits.
+    model: Any
+    hidden_states: torch.Tensor
+    labels: torch.Tensor
+    vocab_size: int
+    loss_kwargs: Mapping[str, Any]
+    output_class: Any
+    output_kwargs: Mapping[str, Any]
+
+
+def fused_output(compute: Callable[..., torch.Tensor], call: Call) -> Any:
+    """Return the output with the loss from ``compute`` and logits that are computed on first access.
+
+    ``compute`` is called as `reference.linear_cross_entropy`. If the head turns the request down the loss is
+    upstream's, from logits.
     """
+    model, hidden_states, labels, vocab_size, loss_kwargs, output_class, output_kwargs = call
     ignore_index = loss_kwargs.get("ignore_index", -100)
     options = {"ignore_index": ignore_index, "num_items": loss_kwargs.get("num_items_in_batch")}
     target = _targets(labels, loss_kwargs.get("shift_labels"), ignore_index).to(hidden_states.device)
@@ -77,8 +81,12 @@ def _targets(labels: torch.Tensor, shift_labels: torch.Tensor | None, ignore_ind
     return shift_labels.reshape(-1)
 
 
-def _arguments_refuse(
-    hidden_states: torch.Tensor, labels: Any, vocab_size: int, loss_kwargs: Mapping[str, Any], out_features: int
+def _arguments_refuse(  # noqa: PLR0911 - one return a refusal
+    hidden_states: torch.Tensor,
+    labels: Any,
+    vocab_size: int,
+    loss_kwargs: Mapping[str, Any],
+    out_features: int,
 ) -> str | None:
     if vocab_size != out_features:
         return "vocab_size is not the width of lm_head"

@@ -1,9 +1,9 @@
 """The way into ``lm_head.__call__``, so that the hooks of FSDP2, ZeRO-3 and offloading see an ordinary call.
 
-The head is called with a `LossInput` in place of hidden states. ``nn.Linear.forward`` hands it, with the weights
-as hooks have gathered them, to ``torch.nn.functional.linear``, where ``__torch_function__`` computes the loss.
-`refuses` keeps heads away whose ``forward`` or hooks expect logits; what only the gathered weights can tell is
-decided in `LossRequest.answer`, which then returns the logits.
+The head is called with a `LossInput` in place of hidden states. ``nn.Linear.forward`` hands it, with the
+weights as hooks have gathered them, to ``torch.nn.functional.linear``, where ``__torch_function__`` computes
+the loss. `refuses` keeps heads away whose ``forward`` or hooks expect logits; what only the gathered weights
+can tell is decided in `LossRequest.answer`, which then returns the logits.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ KNOWN_HOOKS = ("torch.distributed.", "accelerate.", "deepspeed.")
 
 
 class LossRequest:
-    """What the head is to compute: ``compute`` over ``target`` ``[rows]``; ``loss`` is set once it has been."""
+    """What the head is to compute: ``compute`` over ``target`` ``[rows]``; then ``loss`` is set."""
 
-    def __init__(self, compute: Callable[..., torch.Tensor], target: torch.Tensor, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, compute: Callable[..., torch.Tensor], target: torch.Tensor, options: Mapping[str, Any]
+    ) -> None:
         self._compute = compute
         self._target = target
         self._options = options
         self.loss: torch.Tensor | None = None
         self.reason: str | None = None
 
-    def answer(self, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def answer(
+        self, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return the loss, or the logits where these weights do not allow it (then ``reason`` says why)."""
         self.reason = _unsuited(hidden_states, weight, bias)
         if self.reason is not None:
@@ -48,14 +52,21 @@ class LossRequest:
 
 @dataclass
 class LossInput:
-    """Hidden states on their way into the head. A dataclass and a pytree node: FSDP2 looks for tensors in both."""
+    """Hidden states on their way into the head.
+
+    A dataclass and a pytree node: releases of FSDP2 look for tensors in the one or the other.
+    """
 
     hidden_states: torch.Tensor
     request: LossRequest
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is not functional.linear:
             return NotImplemented
@@ -82,7 +93,7 @@ _pytree.register_pytree_node(
 )
 
 
-def refuses(head: Any) -> str | None:
+def refuses(head: Any) -> str | None:  # noqa: PLR0911 - one return a refusal
     """Return why ``head`` cannot be called with a `LossInput`, or None."""
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
         return f"lm_head is a {type(head).__name__}, whose forward is not that of nn.Linear"

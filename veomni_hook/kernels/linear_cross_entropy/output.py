@@ -1,8 +1,9 @@
 """A model output whose ``logits`` are computed when they are first read.
 
-Reading means: attribute, key, index, iteration over values, comparison, pickling, printing. Code that only looks
-for tensors in outputs (FSDP, DDP, accelerate, pytrees) is handed the unread logits as they are. A model whose
-logits were read in a training step computes them with the upstream code from its next step on.
+Reading means: attribute, key, index, iteration over values, comparison, pickling, printing. Code that only
+looks for tensors in outputs (FSDP, DDP, accelerate, pytrees) is handed the unread logits as they are. A model
+whose logits were read in a training step computes them with the upstream code from its next step on. Where
+``lm_head`` is sharded, reading gathers its weights: all ranks have to read, or none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ __all__ = ["DeferredLogits", "LazyLogits", "logits_are_read", "note_refusal", "w
 FIELD = "logits"
 READ = "outputs.logits was read in a training step, so they have to be computed"
 # They walk through outputs each step, to find, cast or move tensors, and use no values.
-WALKERS = ("torch.distributed.", "torch.nn.parallel.", "torch.utils._pytree", "accelerate.utils.operations", "deepspeed.")
+WALKERS = (
+    "torch.distributed.",
+    "torch.nn.parallel.",
+    "torch.utils._pytree",
+    "accelerate.utils.operations",
+    "deepspeed.",
+)
 
 _upstream_only: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
@@ -74,8 +81,8 @@ class DeferredLogits:
             note_refusal(model, READ)
         if self._weights_changed():
             warnings.warn(
-                "outputs.logits is read after the weights of lm_head have changed: these logits are not those of the "
-                "forward pass. Read them before optimizer.step().",
+                "outputs.logits is read after the weights of lm_head have changed: these logits are not "
+                "those of the forward pass. Read them before optimizer.step().",
                 VeomniHookWarning,
                 stacklevel=4,
             )
@@ -86,9 +93,13 @@ class DeferredLogits:
         return logits if self._cast is None else logits.to(self._cast)
 
     def _weights_changed(self) -> bool:
-        weight = self._head._parameters.get("weight")
+        if self._weight is None:
+            return False
+        weight = self._weight[0]()
         # FSDP swaps the parameter object when it gathers and releases; versions of two objects say nothing.
-        return self._weight is not None and self._weight[0]() is weight and weight._version != self._weight[1]
+        if weight is None or self._head._parameters.get("weight") is not weight:
+            return False
+        return bool(weight._version != self._weight[1])
 
 
 class LazyLogits(ModelOutput):  # type: ignore[misc]
@@ -120,7 +131,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
     @property
     def logits(self) -> torch.Tensor | None:
         """Scores ``[..., vocab]``; computed when first read."""
-        return self._read(sys._getframe(1)).__dict__.get(FIELD)  # type: ignore[no-any-return]
+        return self._read(sys._getframe(1)).__dict__.get(FIELD)
 
     @logits.setter
     def logits(self, value: torch.Tensor | None) -> None:
@@ -170,11 +181,13 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
 
 def _only_walks(frame: FrameType) -> bool:
     home = frame.f_globals.get("__name__", "")
-    return home.startswith(WALKERS) or (home == "dataclasses" and frame.f_code.co_name in ("replace", "_replace"))
+    return home.startswith(WALKERS) or (
+        home == "dataclasses" and frame.f_code.co_name in ("replace", "_replace")
+    )
 
 
 def _flatten(output: LazyLogits) -> tuple[list[Any], tuple[tuple[str, ...], DeferredLogits | None]]:
-    held = dict(OrderedDict.items(output))
+    held: dict[str, Any] = dict(OrderedDict.items(output))
     deferred = held.get(FIELD)
     if not isinstance(deferred, DeferredLogits):
         return list(held.values()), (tuple(held), None)
@@ -184,7 +197,9 @@ def _flatten(output: LazyLogits) -> tuple[list[Any], tuple[tuple[str, ...], Defe
 
 def _flatten_with_keys(output: LazyLogits) -> tuple[list[tuple[Any, Any]], Any]:
     values, context = _flatten(output)
-    return [(_pytree.MappingKey(name), value) for name, value in zip(context[0], values, strict=True)], context
+    return [
+        (_pytree.MappingKey(name), value) for name, value in zip(context[0], values, strict=True)
+    ], context
 
 
 def _unflatten(

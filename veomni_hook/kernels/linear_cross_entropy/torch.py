@@ -2,7 +2,7 @@
 
 Forward:  loss = sum_i(logsumexp(z_i) - z_i[target_i]) / items,  z = float32(x @ weight.T + bias)
 Backward: dx = d @ weight, dweight = d.T @ x, dbias = sum_i(d_i),  d = (softmax(z) - onehot(target)) / items
-Shapes: x [rows, hidden], weight [vocab, hidden], bias [vocab], target [rows] int64; loss float32, [] or like items.
+Shapes: x [rows, hidden], weight [vocab, hidden], bias [vocab], target [rows] int64; loss float32, [].
 Saved: the gradients, and x, weight, bias, target for a second derivative. Mutates: nothing.
 Float32: softmax, loss, dbias, and dweight while chunks are added to it. Rows to ignore are never computed.
 """
@@ -18,12 +18,12 @@ from veomni_hook.kernels.linear_cross_entropy import causal_lm, reference
 
 __all__ = ["causal_lm_output", "linear_cross_entropy", "loses"]
 
-# Forward and backward on 2 cores, vocabularies 384 to 32,000: a tie at 4 million logits, slower below, 1.05 to 1.3
-# times faster from 16 million (64 MiB in float32) on.
+# Forward and backward on 2 cores, vocabularies 384 to 32,000: a tie at 4 million logits, slower below, 1.05
+# to 1.3 times faster from 16 million (64 MiB in float32) on.
 AUTO_LOGITS = 1 << 23
 
-# A chunk has at least this many rows (fewer slow the matrix products down: 128 rows cost 15 % at a vocabulary of
-# 151,936) and, where that is more, as many as make this number of logits (16 MiB in float32).
+# A chunk has at least this many rows (fewer slow the matrix products down: 128 rows cost 15 % at a vocabulary
+# of 151,936) and, where that is more, as many as make this number of logits (16 MiB in float32).
 CHUNK_ROWS = 256
 CHUNK_LOGITS = 1 << 22
 # Leaving rows out means a copy of the rest: not worth it for the last position of each sequence.
@@ -31,12 +31,12 @@ SELECT_FROM = 1 / 8
 
 
 class _Gradients(NamedTuple):
-    """Gradients of the loss times ``items / scale``; ``index`` holds the rows that ``x`` belongs to (None: all)."""
+    """Scaled gradients of the summed losses; ``of_x`` belongs to ``rows`` (None: all)."""
 
-    x: torch.Tensor | None
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    index: torch.Tensor | None
+    of_x: torch.Tensor | None
+    of_weight: torch.Tensor | None
+    of_bias: torch.Tensor | None
+    rows: torch.Tensor | None
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -52,11 +52,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.dtype = _compute_dtype(x)
         ctx.ignore_index = ignore_index
-        counted = (target != ignore_index).sum() if num_items is None else None
-        items = num_items if counted is None else counted
-        # Nothing counts: the mean is NaN, but gradients are zero, as upstream's are.
-        inverse = torch.reciprocal(items if counted is None else counted.clamp(min=1))
-        # Scaled gradients are small numbers, which float16 would lose; reading the scale elsewhere than on a CPU waits.
+        items = (target != ignore_index).sum() if num_items is None else num_items
+        # Where nothing counts the mean is NaN, but gradients are zero, as upstream's are.
+        inverse = torch.reciprocal(items.clamp(min=1) if num_items is None else items).reshape(())
+        # Scaled gradients are small numbers, which float16 would lose; only on a CPU is reading one free.
         early = x.device.type == "cpu" and ctx.dtype is not torch.float16
         chunks = _Chunks(ctx.dtype, ignore_index, inverse.item() if early else 1.0, ctx.needs_input_grad[:3])
         with torch.autocast(x.device.type, enabled=False):
@@ -73,13 +72,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients = _Gradients(*saved)
         factor = (grad * late).reshape(())
         in_place = not torch._C._autograd._get_current_graph_task_keep_graph()
-        grad_x = _scaled(gradients.x, factor, x.dtype, in_place=in_place)
-        if grad_x is not None and gradients.index is not None:
-            grad_x = torch.zeros_like(x).index_copy_(0, gradients.index, grad_x)
+        grad_x = _scaled(gradients.of_x, factor, x.dtype, in_place=in_place)
+        if grad_x is not None and gradients.rows is not None:
+            grad_x = torch.zeros_like(x).index_copy_(0, gradients.rows, grad_x)
         return (
             grad_x,
-            _scaled(gradients.weight, factor, weight.dtype, in_place=in_place),
-            _scaled(gradients.bias, factor, None if bias is None else bias.dtype, in_place=in_place),
+            _scaled(gradients.of_weight, factor, weight.dtype, in_place=in_place),
+            _scaled(gradients.of_bias, factor, None if bias is None else bias.dtype, in_place=in_place),
             None,
             None,
             None,
@@ -126,10 +125,12 @@ class _Chunks:
             if grad_weight is not None:
                 grad_weight.add(grad_logits, low, x[rows])
             del grad_logits, low
-        return total, _Gradients(grad_x, None if grad_weight is None else grad_weight.result(), grad_bias, index)
+        return total, _Gradients(
+            grad_x, None if grad_weight is None else grad_weight.result(), grad_bias, index
+        )
 
     def _one(self, logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the summed loss of one chunk, and softmax minus one-hot (float32) if any gradient is needed."""
+        """Return the summed loss of one chunk, and (if needed) softmax minus one-hot in float32."""
         log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
         loss = functional.nll_loss(log_probs, target, ignore_index=self._ignore_index, reduction="sum")
         if not any(self._needed):
@@ -163,7 +164,7 @@ class _WeightGradient:
         self._total = torch.zeros(weight.shape, dtype=dtype, device=weight.device)
 
     def add(self, grad_logits: torch.Tensor, low: torch.Tensor, x: torch.Tensor) -> None:
-        """Add one chunk: ``grad_logits`` float32 and its copy ``low`` are ``[rows, vocab]``, ``x`` ``[rows, hidden]``."""
+        """Add one chunk: ``grad_logits`` (float32) and its copy ``low`` belong to the rows ``x``."""
         if self._products:
             self._total.add_(low.t() @ x, alpha=self._scale)
         elif self._total.dtype is low.dtype:
@@ -191,11 +192,18 @@ def _scaled(
 def _differentiable(ctx: Any, grad: torch.Tensor) -> list[torch.Tensor | None]:
     """Return gradients that can be differentiated again, from the plain definition (all logits at once)."""
     x, weight, bias, target, num_items, *_ = ctx.saved_tensors
-    low = [None if tensor is None else tensor.to(ctx.dtype) for tensor in (x, weight, bias)]
-    loss = reference.linear_cross_entropy(*low, target, ignore_index=ctx.ignore_index, num_items=num_items)
-    inputs = [tensor for tensor, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
+    loss = reference.linear_cross_entropy(
+        x.to(ctx.dtype),
+        weight.to(ctx.dtype),
+        None if bias is None else bias.to(ctx.dtype),
+        target,
+        ignore_index=ctx.ignore_index,
+        num_items=num_items,
+    )
+    needed = ctx.needs_input_grad[:3]
+    inputs = [tensor for tensor, wanted in zip((x, weight, bias), needed, strict=True) if wanted]
     found = iter(torch.autograd.grad(loss, inputs, grad, create_graph=True))
-    return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
+    return [next(found) if wanted else None for wanted in needed]
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:
@@ -227,10 +235,12 @@ def linear_cross_entropy(
 
 def causal_lm_output(*call: Any) -> Any:
     """Return a causal language model's output with its loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(linear_cross_entropy, *call)
+    return causal_lm.fused_output(linear_cross_entropy, causal_lm.Call(*call))
 
 
-def loses(owner: Any, hidden_states: torch.Tensor, labels: Any, vocab_size: int, loss_kwargs: Any) -> str | None:
+def loses(
+    owner: Any, hidden_states: torch.Tensor, labels: Any, vocab_size: int, loss_kwargs: Any
+) -> str | None:
     """Return where upstream was measured to be faster, or None."""
     if hidden_states.shape[:-1].numel() * vocab_size < AUTO_LOGITS:
         return "with so few logits upstream is as fast"

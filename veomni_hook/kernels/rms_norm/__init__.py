@@ -1,6 +1,6 @@
 """RMS normalisation over the last dimension: ``x * rsqrt(mean(x^2) + eps)`` and a weight.
 
-Called as ``kernel(hidden_states, weight, eps)``: ``hidden_states`` ``[..., hidden]``, ``weight`` ``[hidden]``.
+Called as ``kernel(hidden_states, weight, eps)`` with ``[..., hidden]`` and ``[hidden]``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from veomni_hook.kernels.registry import Kernel, Op
 
 OP = Op(
     "rms_norm",
-    variants={"cast_before_weight": "weight * (x32 * rsqrt(mean(x32^2) + eps)).to(x.dtype), x32 = x in float32"},
+    variants={
+        "cast_before_weight": "weight * (x32 * rsqrt(mean(x32^2) + eps)).to(x.dtype), x32 = float32(x)"
+    },
 )
 
 KERNELS = (
@@ -19,6 +21,6 @@ KERNELS = (
         backend="torch",
         load="veomni_hook.kernels.rms_norm.torch:rms_norm",
         refuses="veomni_hook.kernels.rms_norm.torch:refuses",
-        description="torch.nn.functional.rms_norm without weight, then the weight: the upstream casts, bit for bit",
+        description="torch's rms_norm without weight, then the weight: the upstream casts",
     ),
 )

@@ -19,7 +19,7 @@ _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return ``weight * xhat.to(hidden_states.dtype)`` for ``hidden_states`` ``[..., hidden]``, ``weight`` ``[hidden]``."""
+    """Return ``weight * xhat`` for ``hidden_states`` ``[..., hidden]`` and ``weight`` ``[hidden]``."""
     normalised = functional.rms_norm(hidden_states, weight.shape, None, eps)
     # Autocast may run the operator in float32; upstream casts back whatever happens.
     return weight * normalised.to(hidden_states.dtype)

@@ -17,29 +17,20 @@ from veomni_hook.kernels.operands import not_plain, untraceable, wants_grad
 
 __all__ = ["loses", "refuses", "rotary"]
 
-# Forward alone on 2 cores: 16 heads x 1,024 positions x 128 in bfloat16 is a tie, four times that is 1.7 times
-# faster, and one position of 4 heads x 64 is 25 us slower. With a backward it won at every size.
+# Forward alone on 2 cores: 16 heads x 1,024 positions x 128 in bfloat16 is a tie, four times that is 1.7
+# times faster, and one position of 4 heads x 64 is 25 us slower. With a backward it won at every size.
 FORWARD_ONLY_ELEMENTS = 1 << 22
 
 
 class _Rotary(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        ctx.set_materialize_grads(False)
-        return _rotate(query, cos, sin), _rotate(key, cos, sin)
+        return _rotate(x, cos, sin)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        return (
-            *(_unrotate(grad, cos, sin) if grad is not None and needed[i] else None for i, grad in enumerate(grads)),
-            None,
-            None,
-        )
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _unrotate(grad, *ctx.saved_tensors), None, None
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -66,12 +57,16 @@ def rotary(
     ``cos`` and ``sin`` are ``[batch or 1, length, head_dim]``, of the same dtype, and get no gradient.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    if wants_grad(query, key):
-        return _Rotary.apply(query, key, cos, sin)  # type: ignore[no-untyped-call,no-any-return]
-    return _rotate(query, cos, sin), _rotate(key, cos, sin)
+    return _rotary(query, cos, sin), _rotary(key, cos, sin)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    if wants_grad(x):
+        return _Rotary.apply(x, cos, sin)  # type: ignore[no-untyped-call,no-any-return]
+    return _rotate(x, cos, sin)
+
+
+def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one return a refusal
     """Return why this call must run the upstream code, or None.
 
     ``operands`` are query, key, cos, sin and the upstream function.
@@ -86,7 +81,7 @@ def refuses(owner: Any, *operands: Any) -> str | None:
         return "query, key, cos and sin have different dtypes"
     of_query, of_key, of_cos = query.shape, key.shape, cos.shape
     if len(of_query) != 4 or len(of_key) != 4 or len(of_cos) != 3 or of_cos != sin.shape:
-        return "query and key are not [batch, heads, length, head_dim] with cos and sin [batch, length, head_dim]"
+        return "operands are not [batch, heads, length, head_dim] and [batch, length, head_dim]"
     batch, length, width = of_cos
     if width % 2 or of_query[3] != width or of_key[3] != width:
         return "cos and sin do not cover exactly an even head_dim"

@@ -1,7 +1,7 @@
 """Qwen3: guards and rewrites that ask kernel slots; every one falls through to the upstream code.
 
-Written for transformers 5.2 to 5.23: the bodies of RMSNorm, MLP and the rotary functions are the same in all of
-them (their fingerprints below), the attention and the causal-LM forward are matched where they are patched.
+Written for transformers 5.2 to 5.23: the bodies of RMSNorm, MLP and the rotary functions are the same in all
+of them (their fingerprints are below), attention and the causal-LM forward are matched where they change.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ veomni_linear_cross_entropy = config.add_slot(
 )
 
 
-@config.insert_guard(
-    "Qwen3RMSNorm.forward",
-    fingerprints=["6e16a56ab42b9201"],
-    description="RMSNorm from a kernel",
-)
 def rms_norm(self: Any, hidden_states: Any) -> Any:
     if (kernel := veomni_rms_norm.kernel(self, hidden_states)) is not None:
         return kernel(hidden_states, self.weight, self.variance_epsilon)
 
 
-@config.insert_guard(
-    "Qwen3MLP.forward",
-    fingerprints=["12e57c6c096c1151"],
-    description="the gated middle of the MLP from a kernel; the projections stay modules",
+config.insert_guard(
+    "Qwen3RMSNorm.forward", rms_norm, fingerprints=["6e16a56ab42b9201"], description="RMSNorm from a kernel"
 )
+
+
 def gated_mlp(self: Any, x: Any) -> Any:
     if (kernel := veomni_gated_mlp.kernel(self, x)) is not None:
         return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x)))
 
+
+config.insert_guard(
+    "Qwen3MLP.forward",
+    gated_mlp,
+    fingerprints=["12e57c6c096c1151"],
+    description="the gated middle of the MLP from a kernel; the projections stay modules",
+)
 
 # At the call and not in the function, because only here there is a module that a kernel can belong to.
 config.rewrite(
@@ -60,18 +62,6 @@ config.rewrite(
 )
 
 
-@config.insert_guard(
-    "Qwen3ForCausalLM.forward",
-    before="""
-logits = self.lm_head({hidden})
-loss = None
-if labels is not None:
-    loss = self.loss_function(logits=logits, labels=labels, vocab_size={vocab_size}, **{loss_kwargs})
-return {output_class}(loss=loss, logits=logits, **{output_kwargs})
-""",
-    fingerprints=(),
-    description="the loss computed in lm_head without all logits; outputs.logits is computed when it is read",
-)
 def causal_lm_loss(
     self: Any,
     labels: Any,
@@ -82,9 +72,21 @@ def causal_lm_loss(
     output_kwargs: Any,
 ) -> Any:
     if labels is not None:
-        if (
-            kernel := veomni_linear_cross_entropy.kernel(self, hidden, labels, vocab_size, dict(**loss_kwargs))
-        ) is not None:
-            return kernel(
-                self, hidden, labels, vocab_size, output_class, dict(**loss_kwargs), dict(**output_kwargs)
-            )
+        asked = (self, hidden, labels, vocab_size, dict(**loss_kwargs))
+        if (kernel := veomni_linear_cross_entropy.kernel(*asked)) is not None:
+            return kernel(*asked, output_class, dict(**output_kwargs))
+
+
+config.insert_guard(
+    "Qwen3ForCausalLM.forward",
+    causal_lm_loss,
+    before="""
+logits = self.lm_head({hidden})
+loss = None
+if labels is not None:
+    loss = self.loss_function(logits=logits, labels=labels, vocab_size={vocab_size}, **{loss_kwargs})
+return {output_class}(loss=loss, logits=logits, **{output_kwargs})
+""",
+    fingerprints=(),
+    description="the loss computed in lm_head without all logits; outputs.logits is computed when it is read",
+)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from .conftest import TINY, Command
+
+
+def test_what_was_patched_why_and_where(tiny: Command) -> None:
+    facts = tiny("explain", "tiny", "--json").json
+    (applied,) = facts["applied"]
+    assert (applied["kind"], applied["target"]) == ("method_override", "TinyNorm.forward")
+    assert (applied["reason"], applied["config"]) == ("a hundred more", "tiny_config:config")
+    first, last = applied["lines"]
+    shown = tiny("dump", "tiny").out.splitlines()[first - 1 : last]
+    assert "[PATCHED METHOD]" in shown[0] and "+ 100" in shown[-1]
+    assert facts["module"] == TINY and facts["version"] == "5.99.0"
+    assert "TinyModel" in facts["untouched"] and "TinyNorm" not in facts["untouched"]
+
+
+def test_the_readable_form_has_the_same(tiny: Command) -> None:
+    done = tiny("explain", "tiny")
+    assert done.status == 0
+    for part in (TINY, "5.99.0", "TinyNorm.forward", "a hundred more", "left as installed\n  TinyModel"):
+        assert part in done.out
+
+
+def test_a_module_without_patches(tiny: Command) -> None:
+    done = tiny("explain", "auto")
+    assert done.status == 0 and "no: no patch applies" in done.out
+    assert tiny("explain", "pair_a", "--json", VEOMNI_PATCHES=None).json["untouched"] == ["which", "both"]
+
+
+def test_slots_of_the_installed_qwen3_and_their_kernels(veomni: Command) -> None:
+    facts = veomni("explain", "qwen3", "--json", VEOMNI_KERNELS="rms_norm=eager").json
+    kernels = {slot["op"]: slot["kernel"] for slot in facts["slots"]}
+    assert kernels["rms_norm"] == "eager" and len(kernels) >= 4
+    assert all(slot["decisions"] for slot in facts["slots"])
+
+
+def test_fast_leaves_the_kernels_out(veomni: Command) -> None:
+    facts = veomni("explain", "qwen3", "--json", "--fast").json
+    assert facts["slots"] and all("kernel" not in slot for slot in facts["slots"])
+
+
+def test_what_yields_to_a_users_config(veomni: Command, tmp_path: object) -> None:
+    from pathlib import Path
+
+    (Path(str(tmp_path)) / "mine.py").write_text(
+        "from veomni_hook import PatchConfig\n"
+        "config = PatchConfig('transformers.models.qwen3.modeling_qwen3')\n"
+        "@config.override_method('Qwen3MLP.forward')\ndef forward(self, x):\n    return x\n"
+    )
+    facts = veomni("explain", "qwen3", "--json", "--fast", VEOMNI_PATCHES="mine").json
+    (yielded,) = facts["yielded"]
+    assert yielded["target"] == "Qwen3MLP.forward" and "mine" in yielded["reason"]
+    verdicts = veomni("check", "qwen3", "--json", VEOMNI_PATCHES="mine").json
+    assert sorted({v["verdict"] for v in verdicts}) == ["applies", "yields"]

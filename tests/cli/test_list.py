@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from .conftest import TINY, Command
+
+
+def test_configs_of_settings_are_listed_with_their_modules(tiny: Command) -> None:
+    done = tiny("list", "--json")
+    rows = {row["config"]: row for row in done.json}
+    assert done.status == 0
+    assert rows["tiny_config:config"] == {
+        "family": "tiny",
+        "module": TINY,
+        "config": "tiny_config:config",
+        "from": "settings",
+        "device": "any",
+        "patches": 1,
+        "slots": [],
+        "installed": True,
+    }
+    # The stand-in has no qwen3: the built-in spec is there, its module is not.
+    built_in = [row for row in done.json if row["from"] == "built-in"]
+    assert built_in and not any(row["installed"] for row in built_in)
+
+
+def test_all_adds_modules_without_patches(tiny: Command) -> None:
+    rows = {row["module"]: row for row in tiny("list", "--all", "--json").json}
+    assert rows["transformers.models.auto.modeling_auto"]["patches"] == 0
+    assert rows[TINY]["patches"] == 1
+
+
+def test_the_table_has_the_same_rows(tiny: Command) -> None:
+    done = tiny("list")
+    lines = done.out.splitlines()
+    assert lines[0].split() == ["family", "config", "from", "device", "patches", "slots", "installed"]
+    assert len(lines) - 1 == len(tiny("list", "--json").json)
+    assert any(line.split()[:2] == ["tiny", "tiny_config:config"] for line in lines)
+
+
+def test_a_config_that_cannot_be_loaded_is_a_finding(tiny: Command) -> None:
+    done = tiny("list", "--json", VEOMNI_PATCHES="broken_config,tiny_config")
+    assert done.status == 1
+    assert "broken_config" in done.err and "fix:" in done.err
+    assert any(row["module"] == TINY for row in done.json)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.patched_qwen3 import load
+from veomni_hook.kernels.state import STATE
+
+
+@pytest.fixture(autouse=True)
+def process_state():
+    """Restores what tests choose, and shows that nothing in torch is rebound."""
+    held = (STATE.choice, STATE.active)
+    functions = dict(vars(torch.nn.functional))
+    torch.manual_seed(0)
+    yield
+    STATE.choice, STATE.active = held
+    STATE.epoch += 1
+    assert dict(vars(torch.nn.functional)) == functions
+
+
+@pytest.fixture(scope="session")
+def patched(tmp_path_factory):
+    """The patched Qwen3 module, under a name of its own."""
+    return load(tmp_path_factory.mktemp("patched"))

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.gated_mlp import reference
+from veomni_hook.kernels.gated_mlp.torch import gated_silu, loses, refuses
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def upstream(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return ACT2FN["silu"](gate) * up
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3, 7), (1,), (0, 4), (65, 130)])
+def test_has_upstreams_bits(shape, dtype):
+    given = [torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)]
+    assert_matches(gated_silu, upstream, given, exact=True)
+    assert_matches(reference.gated_silu, upstream, given, exact=True)
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
+def test_gradients_only_where_wanted(wanted):
+    assert_matches(gated_silu, upstream, [torch.randn(4, 6), torch.randn(4, 6)], wanted, exact=True)
+
+
+def test_strided_input():
+    assert_matches(gated_silu, upstream, [torch.randn(6, 4).t(), torch.randn(4, 12)[:, ::2]], exact=True)
+
+
+def test_operands_that_promote_or_broadcast():
+    assert_matches(gated_silu, upstream, [torch.randn(4, 6).bfloat16(), torch.randn(4, 6)], exact=True)
+    assert_matches(gated_silu, upstream, [torch.randn(4, 6), torch.randn(1, 6)], exact=True)
+
+
+def test_second_derivative():
+    given = [torch.randn(3, 2, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(gated_silu, given)
+    assert torch.autograd.gradgradcheck(gated_silu, given)
+
+
+def test_keeps_one_activation_less():
+    def kept(function):
+        saved = []
+        gate, up = torch.randn(8, 4, requires_grad=True), torch.randn(8, 4, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+            function(gate, up)
+        return len(set(saved))
+
+    assert (kept(gated_silu), kept(upstream)) == (2, 3)
+
+
+def mlp(activation):
+    return SimpleNamespace(act_fn=activation)
+
+
+@pytest.mark.parametrize("name", ["silu", "swish"])
+def test_takes_silu(name):
+    assert refuses(mlp(ACT2FN[name]), torch.randn(2)) is None
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), ACT2FN["gelu_pytorch_tanh"], nn.ReLU(), nn.Identity()])
+def test_refuses_other_activations(activation):
+    assert type(activation).__name__ in refuses(mlp(activation), torch.randn(2))
+
+
+class LikeSiLU(nn.SiLU):
+    pass
+
+
+def test_refuses_activations_that_a_fusion_would_skip():
+    hooked, replaced = nn.SiLU(), nn.SiLU()
+    hooked.register_forward_hook(lambda *_: None)
+    replaced.forward = torch.relu
+    for activation in (hooked, replaced, nn.SiLU(inplace=True), LikeSiLU()):
+        assert refuses(mlp(activation), torch.randn(2))
+
+
+def test_auto_leaves_training_to_upstream():
+    assert loses(mlp(nn.SiLU()), torch.randn(2))
+    with torch.no_grad():
+        assert loses(mlp(nn.SiLU()), torch.randn(2)) is None

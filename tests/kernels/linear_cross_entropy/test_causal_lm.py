@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import transformers.loss.loss_utils as loss_utils
+from torch import nn
+
+from tests.kernels.matching import close
+from tests.kernels.patched_qwen3 import batch, pair
+from veomni_hook.kernels.linear_cross_entropy import causal_lm
+from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
+from veomni_hook.kernels.state import set_choice
+
+
+@pytest.fixture(autouse=True)
+def torch_by_name():
+    set_choice("linear_cross_entropy=torch")
+
+
+def outcome(patched, model):
+    return patched.veomni_linear_cross_entropy.outcome(model)
+
+
+def step(model, inputs):
+    """Return the output of one training step, and the gradient of every parameter."""
+    model.zero_grad()
+    output = model(**inputs)
+    output["loss"].sum().backward()
+    return output, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_equal_steps(upstream, patched, inputs, tolerance=1e-5):
+    expected, expected_grads = step(upstream, inputs)
+    got, grads = step(patched, inputs)
+    assert got["loss"].shape == expected["loss"].shape
+    close(got["loss"].detach(), expected["loss"].detach(), tolerance)
+    for name, grad in expected_grads.items():
+        if grad is None:
+            assert grads[name] is None
+        else:
+            close(grads[name], grad, tolerance)
+    return got
+
+
+KWARGS = [
+    {},
+    {"num_items_in_batch": 9},
+    {"num_items_in_batch": torch.tensor(9)},
+    {"num_items_in_batch": torch.tensor([9.5])},
+    {"ignore_index": 3},
+    {"logits_to_keep": 0},
+    {"shift_labels": "given"},
+    {"shift_labels": "given", "logits_to_keep": torch.arange(4, 10)},
+    {"use_cache": False, "output_hidden_states": True},
+    {"label_smoothing": 0.3, "reduction": "none"},
+]
+
+
+@pytest.mark.parametrize("kwargs", KWARGS, ids=str)
+@pytest.mark.parametrize("config", [{}, {"tie_word_embeddings": True}], ids=["untied", "tied"])
+def test_honours_what_the_upstream_loss_honours(patched, config, kwargs):
+    inputs = {**batch(), **kwargs}
+    if "ignore_index" in kwargs:
+        inputs["labels"] = inputs["input_ids"]
+    if "shift_labels" in kwargs:
+        kept = len(kwargs.get("logits_to_keep", range(12)))
+        inputs["shift_labels"] = torch.randint(0, 61, (2, kept))
+        inputs["shift_labels"][0] = -100
+    got = assert_equal_steps(*pair(patched, **config), inputs)
+    assert isinstance(got, LazyLogits)
+    assert set(got) >= {"loss", "logits"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(patched, dtype):
+    upstream, model = pair(patched)
+    got = assert_equal_steps(upstream.to(dtype), model.to(dtype), batch(), tolerance=3e-2)
+    assert isinstance(got, LazyLogits)
+
+
+def test_under_autocast(patched):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = assert_equal_steps(*pair(patched), batch(), tolerance=3e-2)
+        assert got.logits.dtype is torch.bfloat16
+    assert isinstance(got, LazyLogits)
+
+
+def test_bias_in_the_head(patched):
+    models = pair(patched)
+    head = nn.Linear(32, 61)
+    for model in models:
+        model.lm_head.bias = nn.Parameter(head.bias.detach().clone())
+    assert isinstance(assert_equal_steps(*models, batch()), LazyLogits)
+
+
+@pytest.mark.parametrize("frozen", ["lm_head", "model", ""])
+def test_frozen_weights(patched, frozen):
+    models = pair(patched)
+    for model in models:
+        model.get_submodule(frozen).requires_grad_(False)
+        model.model.norm.requires_grad_(True)
+    assert isinstance(assert_equal_steps(*models, batch()), LazyLogits)
+
+
+def test_gradient_accumulation(patched):
+    models = pair(patched)
+    parts = [{**batch(), "num_items_in_batch": torch.tensor(30)} for _ in range(3)]
+    for model in models:
+        for part in parts:
+            model(**part)["loss"].backward()
+    for expected, got in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        close(got.grad, expected.grad, 1e-5)
+
+
+def test_gradient_checkpointing(patched):
+    models = pair(patched)
+    for model in models:
+        model.gradient_checkpointing_enable()
+    assert isinstance(assert_equal_steps(*models, batch()), LazyLogits)
+
+
+def test_checkpointing_around_the_model(patched):
+    upstream, model = pair(patched)
+    inputs = batch()
+    _, expected = step(upstream, inputs)
+
+    def loss_of(embeds):
+        return model(inputs_embeds=embeds, labels=inputs["labels"])["loss"]
+
+    for use_reentrant in (True, False):
+        model.zero_grad()
+        embeds = model.get_input_embeddings()(inputs["input_ids"])
+        loss = torch.utils.checkpoint.checkpoint(loss_of, embeds, use_reentrant=use_reentrant)
+        loss.backward()
+        close(model.lm_head.weight.grad, expected["lm_head.weight"], 1e-5)
+
+
+def called_once(model, inputs):
+    model(**inputs)
+    return model
+
+
+def test_upstream_code_in_eval_mode_and_without_gradients(patched):
+    upstream, model = pair(patched)
+    inputs = batch()
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, upstream(**inputs).logits)
+        assert "disabled" in outcome(patched, model).reason
+    model.eval()
+    assert type(model(**inputs)).__name__ == "CausalLMOutputWithPast"
+    assert not isinstance(model(**inputs), LazyLogits)
+    assert "eval" in outcome(patched, model).reason
+
+
+def test_without_labels_nothing_is_asked(patched):
+    _, model = pair(patched)
+    assert not isinstance(model(batch()["input_ids"]), LazyLogits)
+    assert outcome(patched, model) is None
+
+
+def own_loss(logits, labels, vocab_size, **kwargs):
+    return loss_utils.ForCausalLMLoss(logits, labels, vocab_size, **kwargs) * 2
+
+
+def test_a_loss_of_the_models_own(patched):
+    models = pair(patched)
+    for model in models:
+        model.loss_function = own_loss
+    got = assert_equal_steps(*models, batch())
+    assert not isinstance(got, LazyLogits)
+    assert "own (own_loss)" in outcome(patched, models[1]).reason
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), lambda **_: torch.zeros(()), own_loss])
+def test_other_loss_functions_are_recognised(loss):
+    assert "own" in causal_lm._loss_refuses(loss)
+
+
+def test_the_upstream_loss_is_recognised():
+    assert causal_lm._loss_refuses(loss_utils.ForCausalLMLoss) is None
+
+
+def test_an_upstream_loss_that_answers_otherwise_is_honoured(patched, monkeypatch):
+    plain = loss_utils.fixed_cross_entropy
+    monkeypatch.setattr(loss_utils, "fixed_cross_entropy", lambda *a, **k: plain(*a, **k) + 1)
+    monkeypatch.setattr(causal_lm, "_known_losses", {})
+    upstream, model = pair(patched)
+    assert not isinstance(assert_equal_steps(upstream, model, batch()), LazyLogits)
+    assert "answer" in outcome(patched, model).reason
+
+
+def test_an_upstream_loss_that_fails_is_left_to_fail(monkeypatch):
+    monkeypatch.setattr(loss_utils, "fixed_cross_entropy", None)
+    assert "TypeError" in causal_lm._examine(loss_utils.ForCausalLMLoss)
+
+
+class Lora(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.add = base, nn.Linear(32, 61, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.add(x)
+
+
+def test_a_wrapped_head(patched):
+    models = pair(patched)
+    adapter = Lora(nn.Identity())
+    for model in models:
+        model.lm_head = Lora(model.lm_head)
+        model.lm_head.add.load_state_dict(adapter.add.state_dict())
+    assert not isinstance(assert_equal_steps(*models, batch()), LazyLogits)
+    assert "Lora" in outcome(patched, models[1]).reason
+
+
+def test_a_hook_on_the_head_sees_logits(patched):
+    _, model = pair(patched)
+    seen = []
+    model.lm_head.register_forward_hook(lambda module, args, result: seen.append(result.shape))
+    model(**batch())
+    assert seen == [(2, 12, 61)]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_items_in_batch": torch.tensor([4, 5])}, "num_items_in_batch"),
+        ({"num_items_in_batch": 4 + 0j}, "num_items_in_batch"),
+        ({"shift_labels": torch.zeros(12, 2, dtype=torch.int64).t()}, "contiguous"),
+        ({"labels": torch.zeros(2, 12, dtype=torch.int32)}, "int64"),
+        ({"labels": torch.zeros(2, 11, dtype=torch.int64)}, "int64"),
+        ({"ignore_index": -100.0}, "ignore_index"),
+        ({"logits_to_keep": 3}, "labels"),
+        ({"labels": [[1] * 12] * 2}, "list"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_arguments_that_only_upstream_understands(patched, change, reason):
+    upstream, model = pair(patched)
+    inputs = {**batch(), **change}
+    failures = []
+    for each in (upstream, model):
+        try:
+            each(**inputs)
+            failures.append(None)
+        except Exception as error:
+            failures.append(str(error))
+    assert failures[0] == failures[1]
+    assert reason in outcome(patched, model).reason
+
+
+def test_a_vocabulary_that_is_not_the_heads(patched):
+    _, model = pair(patched)
+    model.config.vocab_size = 60
+    with pytest.raises(RuntimeError):
+        model(**batch())
+    assert "vocab_size" in outcome(patched, model).reason
+
+
+def test_weights_that_turn_out_unsuited_cost_one_fallback(patched):
+    upstream, model = pair(patched)
+    weight = model.lm_head.weight.detach().as_subclass(Strange)
+    del model.lm_head.weight
+    model.lm_head.weight = weight
+    inputs = batch()
+    expected = upstream(**inputs)
+    got = model(**inputs)
+    assert torch.equal(got.loss.as_subclass(torch.Tensor), expected.loss)
+    assert torch.equal(got.logits.as_subclass(torch.Tensor), expected.logits)
+    model(**inputs)
+    assert "Strange" in outcome(patched, model).reason
+
+
+class Strange(torch.Tensor):
+    pass
+
+
+def test_a_backend_by_name_that_cannot_serve_is_a_warning_once(patched, caplog):
+    _, model = pair(patched)
+    model.eval()
+    with caplog.at_level(logging.INFO, "veomni_hook.kernels"):
+        patched.veomni_linear_cross_entropy._said.clear()
+        model(**batch())
+        model(**batch())
+    told = [record for record in caplog.records if "eval mode" in record.getMessage()]
+    assert [record.levelname for record in told] == ["WARNING"]

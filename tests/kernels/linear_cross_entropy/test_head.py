@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils import _pytree
+
+from veomni_hook.kernels.linear_cross_entropy.head import LossInput, LossRequest, refuses
+from veomni_hook.kernels.linear_cross_entropy.reference import linear_cross_entropy
+
+TARGET = torch.tensor([1, 4, -100, 2])
+
+
+def ask(head, hidden_states=None):
+    """Call ``head`` with a request; return its answer, the request, and what both should be."""
+    hidden_states = torch.randn(1, 4, 8) if hidden_states is None else hidden_states
+    request = LossRequest(linear_cross_entropy, TARGET, {"ignore_index": -100, "num_items": None})
+    answer = head(LossInput(hidden_states, request))
+    logits = functional.linear(hidden_states, head.weight, head.bias)
+    return answer, request, logits, functional.cross_entropy(logits.float().view(-1, 5), TARGET)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_answers_with_the_loss(bias):
+    head = nn.Linear(8, 5, bias=bias)
+    answer, request, _, loss = ask(head)
+    assert refuses(head) is None
+    assert answer is request.loss and torch.allclose(answer, loss)
+
+
+def test_under_a_device_context():
+    with torch.device("cpu"):
+        answer, request, _, loss = ask(nn.Linear(8, 5))
+    assert answer is request.loss and torch.allclose(answer, loss)
+
+
+def test_parametrised_weights_are_the_ones_that_count():
+    class Doubled(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    head = nn.Linear(8, 5)
+    nn.utils.parametrize.register_parametrization(head, "weight", Doubled())
+    answer, _, _, loss = ask(head)
+    assert refuses(head) is None
+    assert torch.allclose(answer, loss)
+
+
+@pytest.mark.parametrize(
+    ("hidden_states", "reason"),
+    [(torch.randn(1, 4, 8).as_subclass(type("Strange", (torch.Tensor,), {})), "Strange")],
+)
+def test_weights_that_do_not_suit_give_logits(hidden_states, reason):
+    answer, request, logits, _ = ask(nn.Linear(8, 5), hidden_states)
+    assert request.loss is None and reason in request.reason
+    assert torch.equal(answer, logits)
+
+
+def test_dtypes_that_do_not_mix_fail_as_upstream_does():
+    request = LossRequest(linear_cross_entropy, TARGET, {})
+    with pytest.raises(RuntimeError, match="same dtype"):
+        nn.Linear(8, 5)(LossInput(torch.randn(1, 4, 8).bfloat16(), request))
+    assert "dtypes" in request.reason
+
+
+def test_nothing_else_can_be_done_with_a_loss_input():
+    with pytest.raises(TypeError):
+        torch.relu(LossInput(torch.randn(2), LossRequest(linear_cross_entropy, TARGET, {})))
+
+
+class Lora(nn.Linear):
+    def forward(self, input):
+        return super().forward(input) + 1
+
+
+def with_forward(head):
+    head.forward = lambda x: x
+    return head
+
+
+def hooked(register):
+    def change(head):
+        getattr(head, register)(lambda *_: None)
+        return head
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda _: Lora(8, 5), "Lora"),
+        (lambda head: nn.Sequential(head), "Sequential"),
+        (lambda head: torch.compile(head, backend="eager"), "OptimizedModule"),
+        (lambda head: head.compile(backend="eager") or head, "compiled"),
+        (with_forward, "forward of its own"),
+        (hooked("register_forward_hook"), "hook"),
+        (hooked("register_forward_pre_hook"), "hook"),
+        (hooked("register_full_backward_hook"), "backward hooks"),
+        (hooked("register_full_backward_pre_hook"), "backward hooks"),
+        (lambda head: nn.utils.spectral_norm(head), "hook"),
+    ],
+)
+def test_refuses(change, reason):
+    assert reason in refuses(change(nn.Linear(8, 5)))
+
+
+def test_refuses_under_hooks_for_all_modules():
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert "all modules" in refuses(nn.Linear(8, 5))
+    finally:
+        handle.remove()
+    assert refuses(nn.Linear(8, 5)) is None
+
+
+def test_refuses_where_linear_was_replaced(monkeypatch):
+    monkeypatch.setattr(functional, "linear", lambda *args: None)
+    reason = refuses(nn.Linear(8, 5))
+    monkeypatch.undo()
+    assert "replaced" in reason
+
+
+def test_is_seen_by_those_who_look_for_tensors():
+    carrier = LossInput(torch.randn(2, 8), LossRequest(linear_cross_entropy, TARGET, {}))
+    leaves, spec = _pytree.tree_flatten((carrier, {}))
+    assert leaves[0] is carrier.hidden_states
+    rebuilt, _ = _pytree.tree_unflatten([leaves[0] * 2], spec)
+    assert torch.equal(rebuilt.hidden_states, carrier.hidden_states * 2)
+    assert rebuilt.request is carrier.request
+    assert replace(carrier, hidden_states=leaves[0]).request is carrier.request
+    assert carrier.to(torch.bfloat16).hidden_states.dtype is torch.bfloat16
+
+
+def test_accelerates_device_hook_passes_it_on():
+    hooks = pytest.importorskip("accelerate.hooks")
+    head = nn.Linear(8, 5)
+    hooks.add_hook_to_module(head, hooks.AlignDevicesHook(execution_device="cpu", io_same_device=True))
+    answer, request, _, loss = ask(head)
+    assert refuses(head) is None
+    assert request.loss is not None and torch.allclose(answer, loss)

@@ -1,0 +1,80 @@
+"""One rank of `test_two_ranks`: trains a patched and an upstream model side by side and compares them.
+
+Run as ``python two_ranks.py <folder>`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.kernels.matching import close
+from tests.kernels.patched_qwen3 import batch, load, pair
+from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits, logits_are_read
+from veomni_hook.kernels.state import set_choice
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def train(models, inputs, tolerance: float = 1e-5, *, read: bool = True) -> None:
+    """Take two steps with both models and compare losses and weights; no step may read logits."""
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for _ in range(2):
+        outputs = [model(**inputs, use_cache=False) for model in models]
+        assert isinstance(outputs[1], LazyLogits), "the loss was not fused"
+        close(outputs[1].loss.detach(), outputs[0].loss.detach(), tolerance)
+        for output, optimizer in zip(outputs, optimizers, strict=True):
+            output.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    inner = getattr(models[1], "module", models[1])
+    assert logits_are_read(inner) is None, "a wrapper read the logits"
+    for expected, got in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        close(full(got).detach(), full(expected).detach(), tolerance)
+    if read:
+        outputs = [model(**inputs, use_cache=False) for model in models]
+        close(full(outputs[1].logits).detach(), full(outputs[0].logits).detach(), tolerance)
+        (outputs[1].loss + outputs[1].logits.mean()).backward()
+
+
+def sharded(model, policy: MixedPrecisionPolicy):
+    for layer in model.model.layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model.lm_head, mp_policy=policy)
+    return fully_shard(model, mp_policy=policy)
+
+
+def main() -> None:
+    set_choice("torch")
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    patched = load(Path(sys.argv[1]) / str(dist.get_rank()))
+    torch.manual_seed(1 + dist.get_rank())
+    inputs = batch()
+    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
+        copies = pair(patched)
+        train([DistributedDataParallel(model, **options) for model in copies], inputs, read=not options)
+        print("DDP", options, flush=True)
+    policies = {
+        "float32": (MixedPrecisionPolicy(), 1e-5),
+        "bfloat16": (MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32), 2e-2),
+        "bfloat16 out": (MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.bfloat16), 2e-2),
+    }
+    for name, (policy, tolerance) in policies.items():
+        copies = pair(patched)
+        train([sharded(model, policy) for model in copies], inputs, tolerance)
+        print("FSDP2", name, flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

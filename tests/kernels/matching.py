@@ -1,0 +1,70 @@
+"""Runs two implementations on the same inputs and compares outputs and every gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+# Largest difference, relative to the largest expected value, that rounding in another order explains.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def gradients(
+    function: Callable[..., object], inputs: Sequence[torch.Tensor], wanted: Sequence[bool]
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """Return the outputs of ``function`` and the gradients of fresh copies of ``inputs`` (None: not ``wanted``).
+
+    Copies keep the strides of the inputs. The same gradients flow into the outputs at every call.
+    """
+    leaves = [_copy(tensor).requires_grad_(want) for tensor, want in zip(inputs, wanted, strict=True)]
+    before = [leaf.detach().clone() for leaf in leaves]
+    outputs = function(*leaves)
+    outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    generator = torch.Generator().manual_seed(7)
+    incoming = [torch.randn(out.shape, generator=generator).to(out.dtype) for out in outputs]
+    differentiable = [(out, grad) for out, grad in zip(outputs, incoming, strict=True) if out.requires_grad]
+    if differentiable:
+        torch.autograd.backward(*zip(*differentiable, strict=True))
+    for leaf, held in zip(leaves, before, strict=True):
+        assert torch.equal(leaf.detach(), held), "an input was changed"
+    return [out.detach() for out in outputs], [leaf.grad for leaf in leaves]
+
+
+def assert_matches(
+    ours: Callable[..., object],
+    upstream: Callable[..., object],
+    inputs: Sequence[torch.Tensor],
+    wanted: Sequence[bool] | None = None,
+    *,
+    exact: bool = False,
+    tolerance: float | None = None,
+) -> None:
+    """Compare outputs and gradients: dtypes and shapes equal, values within rounding (or equal bits)."""
+    wanted = wanted or [tensor.is_floating_point() for tensor in inputs]
+    got, got_grads = gradients(ours, inputs, wanted)
+    expected, expected_grads = gradients(upstream, inputs, wanted)
+    assert len(got) == len(expected)
+    for found, truth in zip([*got, *got_grads], [*expected, *expected_grads], strict=True):
+        if truth is None or found is None:
+            assert found is None and truth is None
+            continue
+        assert (found.dtype, found.shape) == (truth.dtype, truth.shape)
+        if exact:
+            assert torch.equal(found, truth)
+        elif truth.numel():
+            low = min((t.dtype for t in inputs if t.is_floating_point()), key=lambda d: torch.finfo(d).bits)
+            close(found, truth, tolerance or max(TOLERANCE[truth.dtype], TOLERANCE[low]))
+
+
+def close(found: torch.Tensor, truth: torch.Tensor, tolerance: float) -> None:
+    """Assert that the largest difference is within ``tolerance`` of the largest true value."""
+    found, truth = found.double(), truth.double()
+    assert torch.equal(found.isnan(), truth.isnan())
+    found, truth = found.nan_to_num(), truth.nan_to_num()
+    error = (found - truth).abs().max().item()
+    assert error <= tolerance * max(truth.abs().max().item(), 1e-12), f"{error} of {truth.abs().max().item()}"
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)

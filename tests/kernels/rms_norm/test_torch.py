@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.rms_norm import reference
+from veomni_hook.kernels.rms_norm.torch import refuses, rms_norm
+
+EPS = 1e-5
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def upstream(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return Qwen3RMSNorm.forward(SimpleNamespace(weight=weight, variance_epsilon=EPS), hidden_states)
+
+
+def ours(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return rms_norm(hidden_states, weight, EPS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1, 1), (2, 0, 8), (129, 33), (2, 3, 4, 128)])
+def test_equals_upstream(shape, dtype):
+    hidden_states, weight = torch.randn(shape).to(dtype), torch.rand(shape[-1]).to(dtype)
+    assert_matches(ours, upstream, [hidden_states, weight])
+    assert_matches(reference_rms_norm, upstream, [hidden_states, weight])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_output_has_upstreams_bits(dtype):
+    hidden_states, weight = (torch.randn(257, 96) * 3).to(dtype), torch.rand(96).to(dtype)
+    assert torch.equal(ours(hidden_states, weight), upstream(hidden_states, weight))
+
+
+def test_weight_inside_the_operator_would_not_have_them():
+    hidden_states, weight = torch.randn(257, 96).bfloat16(), torch.rand(96).bfloat16()
+    inside = torch.nn.functional.rms_norm(hidden_states, (96,), weight, EPS)
+    assert not torch.equal(inside, upstream(hidden_states, weight))
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
+def test_gradients_only_where_wanted(wanted):
+    assert_matches(ours, upstream, [torch.randn(4, 9), torch.rand(9)], wanted)
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_promotes_like_upstream(dtype, weight_dtype):
+    assert_matches(ours, upstream, [torch.randn(5, 16).to(dtype), torch.rand(16).to(weight_dtype)])
+
+
+def test_strided_input():
+    assert_matches(ours, upstream, [torch.randn(6, 4, 10).transpose(0, 1), torch.rand(10)])
+    assert_matches(ours, upstream, [torch.randn(10, 6).t(), torch.rand(10)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_under_autocast(dtype):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_matches(ours, upstream, [torch.randn(5, 16).to(dtype), torch.rand(16)], tolerance=2e-2)
+
+
+def test_refuses_what_upstream_computes_otherwise():
+    norm = Qwen3RMSNorm(8)
+    assert refuses(norm, torch.randn(2, 8)) is None
+    assert "float64" in refuses(norm, torch.randn(2, 8, dtype=torch.float64))
+    assert "weight" in refuses(norm, torch.randn(8, 2))
+    assert "weight" in refuses(norm, torch.randn(()))
+    assert "Strange" in refuses(norm, torch.randn(2, 8).as_subclass(Strange))
+
+
+class Strange(torch.Tensor):
+    pass
+
+
+def reference_rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return reference.rms_norm(hidden_states, weight, EPS)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.rotary import reference
+from veomni_hook.kernels.rotary.torch import loses, refuses, rotary
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def operands(batch=2, heads=3, kv_heads=1, length=5, width=8, cos_batch=1, dtype=torch.float32):
+    query = torch.randn(batch, length, heads, width).to(dtype).transpose(1, 2)
+    key = torch.randn(batch, length, kv_heads, width).to(dtype).transpose(1, 2)
+    angle = torch.randn(cos_batch, length, width)
+    return [query, key, angle.cos().to(dtype), angle.sin().to(dtype)]
+
+
+QUERY_AND_KEY = (True, True, False, False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"cos_batch": 2}, {"length": 1}, {"length": 0}, {"width": 2}, {"width": 130, "length": 33}],
+    ids=str,
+)
+def test_has_upstreams_bits(shape, dtype):
+    given = operands(**shape, dtype=dtype)
+    assert_matches(rotary, apply_rotary_pos_emb, given, QUERY_AND_KEY, exact=True)
+    assert_matches(reference.rotary, apply_rotary_pos_emb, given, QUERY_AND_KEY, exact=True)
+
+
+def test_contiguous_operands():
+    given = [tensor.contiguous() for tensor in operands()]
+    assert_matches(rotary, apply_rotary_pos_emb, given, QUERY_AND_KEY, exact=True)
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
+def test_gradients_only_where_wanted(wanted):
+    assert_matches(rotary, apply_rotary_pos_emb, operands(), (*wanted, False, False), exact=True)
+
+
+def test_only_what_depends_on_a_parameter_requires_a_gradient():
+    query, key, cos, sin = operands()
+    turned = rotary(query.requires_grad_(), key, cos, sin)
+    assert [x.requires_grad for x in turned] == [True, False]
+
+
+def test_a_loss_of_one_output_only():
+    query, key, cos, sin = operands()
+    query.requires_grad_(), key.requires_grad_()
+    rotary(query, key, cos, sin)[0].sum().backward()
+    assert query.grad is not None and key.grad is None
+
+
+def test_second_derivative():
+    query, key, cos, sin = operands(length=2, width=4, dtype=torch.float64)
+    query.requires_grad_(), key.requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, k: rotary(q, k, cos, sin), (query, key))
+    assert torch.autograd.gradgradcheck(lambda q, k: rotary(q, k, cos, sin), (query, key))
+
+
+def asked(given, upstream=apply_rotary_pos_emb):
+    return refuses(None, *given, upstream)
+
+
+def test_takes_what_the_attention_of_the_models_gives():
+    assert asked(operands()) is None
+    assert asked(operands(cos_batch=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda q, k, c, s: [q, k, c.double(), s.double()], "dtypes"),
+        (lambda q, k, c, s: [q, k, c[..., :4], s[..., :4]], "head_dim"),
+        (lambda q, k, c, s: [q[..., :7], k[..., :7], c[..., :7], s[..., :7]], "head_dim"),
+        (lambda q, k, c, s: [q, k, c[0], s[0]], "length"),
+        (lambda q, k, c, s: [q, k, c[:, :1], s[:, :1]], "broadcast"),
+        (lambda q, k, c, s: [q, k, c.expand(4, -1, -1), s.expand(4, -1, -1)], "broadcast"),
+        (lambda q, k, c, s: [q, k, c.clone().requires_grad_(), s], "gradient"),
+        (lambda q, k, c, s: [q, k.as_subclass(Strange), c, s], "Strange"),
+    ],
+)
+def test_refuses(change, reason):
+    assert reason in asked(change(*operands()))
+
+
+def test_refuses_where_a_hub_kernel_stands():
+    assert "hub" in asked(operands(), upstream=torch.nn.Identity())
+
+
+def test_refuses_under_transforms_and_tracing():
+    seen, given = [], operands()
+
+    def look(query):
+        seen.append(asked([query, *given[1:]]))
+        return query * 2
+
+    torch.func.vmap(look)(torch.randn(2, 2, 3, 5, 8))
+    torch.jit.trace(look, (given[0],), check_trace=False)
+    with torch.autograd.forward_ad.dual_level():
+        seen.append(asked(operands()))
+    assert len(seen) == 3 and None not in seen
+
+
+def test_auto_leaves_small_calls_without_gradients_to_upstream():
+    query, key, cos, sin = operands()
+    assert loses(None, query, key, cos, sin, apply_rotary_pos_emb)
+    assert loses(None, query.requires_grad_(), key, cos, sin, apply_rotary_pos_emb) is None
+    with torch.no_grad():
+        assert loses(None, query, key, cos, sin, apply_rotary_pos_emb)
+        large = torch.empty(1, 32, 2048, 64)
+        assert loses(None, large, large, cos, sin, apply_rotary_pos_emb) is None
+
+
+class Strange(torch.Tensor):
+    pass

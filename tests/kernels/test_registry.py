@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.registry import Kernel, Op, Registry, Requirement, load_attribute, registry
+from veomni_hook.kernels.system import System
+
+
+def kernel(**changes):
+    given = {"op": "rms_norm", "variant": "cast_before_weight", "backend": "mine", "load": "a.b:c"}
+    return Kernel(**{**given, **changes})
+
+
+@pytest.fixture
+def fresh():
+    """A registry of its own, with every built-in declaration."""
+    return Registry()
+
+
+def test_every_op_declares_a_torch_kernel_whose_code_loads():
+    assert set(registry.ops()) == {"rms_norm", "rotary", "gated_mlp", "linear_cross_entropy"}
+    for op in registry.ops().values():
+        for variant in op.variants:
+            assert "torch" in [each.backend for each in registry.kernels(op.name, variant)]
+    for each in registry.kernels():
+        for reference in (each.load, each.refuses, each.loses):
+            assert reference is None or callable(load_attribute(reference))
+        assert each.description
+
+
+def test_declarations_do_not_import_torch():
+    script = (
+        "import sys, veomni_hook.kernels.registry as r, veomni_hook.kernels.slot, veomni_hook.kernels.explain\n"
+        "print(len(r.registry.kernels()), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    count, torch_loaded = done.stdout.split()
+    assert int(count) >= 4 and torch_loaded == "False"
+
+
+def test_a_kernel_joins(fresh):
+    fresh.add(kernel())
+    assert fresh.backends("rms_norm") == ["auto", "eager", "torch", "mine"]
+    assert "mine" not in fresh.backends("rotary")
+
+
+def test_priority_orders_kernels(fresh):
+    fresh.add(kernel(backend="late"))
+    fresh.add(kernel(backend="first", priority=5))
+    order = [each.backend for each in fresh.kernels("rms_norm", "cast_before_weight")]
+    assert order == ["first", "torch", "late"]
+
+
+def test_duplicates_are_refused(fresh):
+    with pytest.raises(KernelError, match="already") as caught:
+        fresh.add(kernel(backend="torch"))
+    assert "rms_norm.torch:rms_norm" in caught.value.where
+    with pytest.raises(KernelError, match="twice"):
+        fresh.add_op(Op("rotary", {}))
+        fresh.ops()
+        fresh.add_op(Op("rotary", {}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "listed"), [({"op": "rms"}, "rms_norm, rotary"), ({"variant": "standard"}, "cast_before_weight")]
+)
+def test_unknown_names_list_the_known_ones(fresh, changes, listed):
+    with pytest.raises(KernelError) as caught:
+        fresh.add(kernel(**changes))
+    assert listed in caught.value.fix
+
+
+@pytest.mark.parametrize("changes", [{"backend": "auto"}, {"backend": "eager"}, {"backend": "a-b"}, {"load": "x"}])
+def test_invalid_kernels_are_refused(changes):
+    with pytest.raises(KernelError):
+        kernel(**changes)
+
+
+@pytest.mark.parametrize("reference", ["no_such_module:x", "veomni_hook.errors:NoSuchError"])
+def test_code_that_is_missing(reference):
+    with pytest.raises(KernelError, match="cannot be loaded"):
+        load_attribute(reference)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "system", "unmet"),
+    [
+        (Requirement(), System("cpu"), None),
+        (Requirement(devices=("cuda",)), System("cpu"), "needs a device of type cuda, found cpu"),
+        (Requirement(devices=("cuda", "npu")), System("npu"), None),
+        (Requirement(min_capability=(9, 0)), System("cuda", (8, 0)), "needs compute capability 9.0, found 8.0"),
+        (Requirement(min_capability=(8, 0)), System("cuda", (9, 0)), None),
+        (Requirement(min_capability=(8, 0)), System("cpu"), "needs compute capability 8.0, found none"),
+        (Requirement(triton=True), System("cuda"), "needs triton, which is not installed"),
+        (Requirement(triton=True), System("cuda", triton="3.2"), None),
+    ],
+)
+def test_requirements(requirement, system, unmet):
+    assert requirement.unmet(system) == unmet

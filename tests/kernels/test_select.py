@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.choice import parse_choice
+from veomni_hook.kernels.registry import Kernel, Registry, Requirement
+from veomni_hook.kernels.select import select
+from veomni_hook.kernels.system import System
+
+CPU = System("cpu", torch="2.13")
+SM80, SM90, SM100 = (System("cuda", (major, 0), "2.13", "3.5") for major in (8, 9, 10))
+ASCEND = System("npu", torch="2.13")
+
+
+@pytest.fixture
+def known():
+    """The built-in kernels and two that need hardware."""
+    known = Registry()
+    name = {"op": "rms_norm", "variant": "cast_before_weight", "load": "a:b", "priority": 1}
+    known.add(Kernel(**name, backend="tensor_cores", requires=Requirement(("cuda",), (9, 0), triton=True)))
+    known.add(Kernel(**name, backend="ascend", requires=Requirement(("npu",))))
+    return known
+
+
+def chosen(known, choice, system):
+    return select("rms_norm", "cast_before_weight", parse_choice(choice, known), system, known)
+
+
+@pytest.mark.parametrize(
+    ("system", "backends"),
+    [
+        (CPU, ["torch"]),
+        (SM80, ["torch"]),
+        (SM90, ["tensor_cores", "torch"]),
+        (SM100, ["tensor_cores", "torch"]),
+        (ASCEND, ["ascend", "torch"]),
+    ],
+    ids=str,
+)
+def test_auto_takes_the_best_that_can_run(known, system, backends):
+    selection = chosen(known, "auto", system)
+    assert [kernel.backend for kernel in selection.candidates] == backends
+    assert selection.kernel is selection.candidates[0]
+    assert {each.backend for each in selection.decisions} == {"tensor_cores", "ascend", "torch", "eager"}
+    assert all(each.reason for each in selection.decisions)
+
+
+def test_a_rejection_says_what_was_needed_and_found(known):
+    reasons = {each.backend: each.reason for each in chosen(known, "auto", SM80).decisions if not each.accepted}
+    assert reasons["tensor_cores"] == "needs compute capability 9.0, found 8.0"
+    assert reasons["ascend"] == "needs a device of type npu, found cuda"
+
+
+def test_a_name_is_the_only_candidate(known):
+    assert [each.backend for each in chosen(known, "torch", SM90).candidates] == ["torch"]
+    assert [each.backend for each in chosen(known, "rms_norm=ascend", ASCEND).candidates] == ["ascend"]
+
+
+def test_eager_is_no_kernel(known):
+    selection = chosen(known, "eager", SM90)
+    assert selection.kernel is None and not selection.candidates
+
+
+def test_a_name_that_cannot_run_lists_what_can_and_why_not(known):
+    with pytest.raises(KernelError) as caught:
+        chosen(known, "rms_norm=tensor_cores", CPU)
+    error = caught.value
+    assert "needs a device of type cuda, found cpu" in error.what
+    assert error.fix.startswith("choose from: eager, torch;") and "ascend (needs" in error.fix
+    assert error.where == "cpu, torch 2.13, no triton"
+
+
+def test_a_backend_without_a_kernel_for_the_op_is_an_error(known):
+    with pytest.raises(KernelError, match="no kernel for this variant"):
+        select("rotary", "half_split", parse_choice("tensor_cores", known), SM90, known)
+
+
+def test_unknown_variants_are_errors(known):
+    with pytest.raises(KernelError, match="no variant"):
+        select("rms_norm", "standard", parse_choice("auto"), CPU, known)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kernels.matching import close
+from tests.kernels.patched_qwen3 import NAME, UPSTREAM, batch, load, pair, tiny_config
+from veomni_hook.errors import PatchTargetError
+from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
+from veomni_hook.kernels.state import STATE, set_active, set_choice
+from veomni_hook.patches.engine import Origin, patch_source
+from veomni_hook.patches.models.qwen3 import config
+
+SOURCE = Path(importlib.util.find_spec(UPSTREAM).origin).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory):
+    return load(tmp_path_factory.mktemp("patched"))
+
+
+@pytest.fixture(autouse=True)
+def process_state():
+    torch.manual_seed(0)
+    held = (STATE.choice, STATE.active)
+    yield
+    STATE.choice, STATE.active = held
+    STATE.epoch += 1
+
+
+def patch(source):
+    return patch_source(source, [config], Origin(UPSTREAM, "modeling_qwen3.py", "transformers", "test"))
+
+
+def test_every_patch_applies_once_and_nothing_upstream_is_lost():
+    result = patch(SOURCE)
+    assert {applied.target for applied in result.report.applied} >= {
+        "Qwen3RMSNorm.forward",
+        "Qwen3MLP.forward",
+        "Qwen3Attention.forward",
+        "Qwen3ForCausalLM.forward",
+    }
+    lines = iter(result.plain.splitlines())
+    rotary = "        query_states, key_states = apply_rotary_pos_emb(query_states, key_states, cos, sin)"
+    missing = [line for line in SOURCE.splitlines() if line != rotary and line not in lines]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("return torch.cat((-x2, x1), dim=-1)", "return torch.cat((x2, -x1), dim=-1)"),
+        ("return self.weight * hidden_states.to(input_dtype)", "return (self.weight * hidden_states).to(input_dtype)"),
+        ("self.act_fn(self.gate_proj(x)) * self.up_proj(x)", "self.act_fn(self.up_proj(x)) * self.gate_proj(x)"),
+        ("logits = self.lm_head(hidden_states", "logits = 2 * self.lm_head(hidden_states"),
+        ("q_embed = (q * cos) + (rotate_half(q) * sin)", "q_embed = (q * cos) - (rotate_half(q) * sin)"),
+    ],
+)
+def test_other_mathematics_is_an_error(before, after):
+    assert before in SOURCE
+    with pytest.raises(PatchTargetError):
+        patch(SOURCE.replace(before, after))
+
+
+def losses(model, inputs, steps=4):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    curve = []
+    for _ in range(steps):
+        loss = model(**inputs, use_cache=False)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        curve.append(loss.item())
+    return curve
+
+
+@pytest.mark.parametrize("choice", ["auto", "torch", "eager"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_trains_as_upstream_does(patched, choice, tied):
+    set_choice(choice)
+    upstream, model = pair(patched, tie_word_embeddings=tied)
+    inputs = batch()
+    expected, got = losses(upstream, inputs), losses(model, inputs)
+    assert got == pytest.approx(expected, rel=1e-5)
+    assert expected[-1] < expected[0]
+    if choice == "eager":
+        assert got == expected
+
+
+def test_every_kernel_ran(patched):
+    set_choice("torch")
+    _, model = pair(patched)
+    model(**batch())
+    assert {row.backend for row in explain(model).rows} == {"torch"}
+
+
+def test_deactivated_it_is_upstream(patched):
+    set_active(False)
+    upstream, model = pair(patched)
+    inputs = batch()
+    expected, got = upstream(**inputs), model(**inputs)
+    assert torch.equal(got.loss, expected.loss) and torch.equal(got.logits, expected.logits)
+
+
+@pytest.mark.parametrize("choice", ["auto", "torch"])
+def test_evaluates_and_generates_as_upstream_does(patched, choice):
+    set_choice(choice)
+    upstream, model = (each.eval() for each in pair(patched))
+    inputs = batch()
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, upstream(**inputs).logits)
+    ids = inputs["input_ids"]
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(ids, **options), upstream.generate(ids, **options))
+
+
+def test_a_loop_that_reads_logits(patched):
+    set_choice("torch")
+    upstream, model = pair(patched)
+    inputs = batch()
+    kinds = []
+    for each in (upstream, model):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        each.seen = []
+        for _ in range(3):
+            output = each(**inputs)
+            loss = output.loss + 0.1 * output.logits.logsumexp(-1).square().mean()
+            kinds.append(isinstance(output, LazyLogits))
+            each.seen += [loss.item(), output.logits.argmax(-1).sum().item()]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert kinds == [False] * 3 + [True, False, False]
+    assert model.seen == pytest.approx(upstream.seen, rel=1e-5)
+
+
+def test_outputs_as_tuples(patched):
+    set_choice("torch")
+    upstream, model = pair(patched)
+    inputs = {**batch(), "use_cache": False, "return_dict": False}
+    expected, got = upstream(**inputs), model(**inputs)
+    assert len(got) == len(expected)
+    assert torch.equal(got[1], expected[1])
+
+
+def test_models_copy_pickle_and_save_as_upstream_does(patched, tmp_path):
+    set_choice("torch")
+    upstream, model = pair(patched)
+    inputs = batch()
+    model(**inputs)
+    assert list(model.state_dict()) == list(upstream.state_dict())
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(**inputs).loss, model(**inputs).loss)
+    assert b"veomni" not in pickle.dumps(upstream).replace(NAME.encode(), b"")
+    assert b"veomni_hook" not in pickle.dumps(model)
+    model.save_pretrained(tmp_path)
+    again = patched.Qwen3ForCausalLM.from_pretrained(tmp_path).train()
+    close(again(**inputs).loss.detach(), upstream(**inputs).loss.detach(), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["Qwen3RMSNorm", "Qwen3MLP", "Qwen3Attention", "Qwen3ForCausalLM"])
+def test_compiles_in_one_graph(patched, name):
+    set_choice("torch")
+    settings = tiny_config(num_hidden_layers=1)
+    hidden = torch.randn(1, 6, 32)
+    cos, sin = torch.randn(1, 6, 8), torch.randn(1, 6, 8)
+    made = {
+        "Qwen3RMSNorm": lambda cls: (cls(32), (hidden,), {}),
+        "Qwen3MLP": lambda cls: (cls(settings), (hidden,), {}),
+        "Qwen3Attention": lambda cls: (cls(settings, 0), (hidden, (cos, sin), None), {}),
+        "Qwen3ForCausalLM": lambda cls: (cls(settings), (), {**batch(1, 6), "use_cache": False}),
+    }
+    settings._attn_implementation = "sdpa"
+    module, args, kwargs = made[name](getattr(patched, name))
+    torch._dynamo.reset()
+    compiled = torch.compile(module.train(), backend="aot_eager", fullgraph=True)
+    got, expected = compiled(*args, **kwargs), module(*args, **kwargs)
+    pairs = [(got["loss"], expected["loss"])] if isinstance(got, dict) else [(got, expected)]
+    for found, truth in pairs:
+        found, truth = (x[0] if isinstance(x, tuple) else x for x in (found, truth))
+        close(found.detach(), truth.detach(), 1e-5)
+        found.sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_two_models_of_one_class_do_not_disturb_each_other(patched):
+    set_choice("torch")
+    _, reader = pair(patched)
+    _, other = pair(patched)
+    inputs = batch()
+    assert reader(**inputs).logits is not None
+    assert not isinstance(reader(**inputs), LazyLogits)
+    assert isinstance(other(**inputs), LazyLogits)

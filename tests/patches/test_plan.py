@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from veomni_hook.patches.document import Document
+from veomni_hook.patches.engine import Origin
+from veomni_hook.patches.plan import Plan, Step
+from veomni_hook.patches.spec import PatchConfig
+
+ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
+
+
+def plan(source: str) -> Plan:
+    config = PatchConfig("pkg.upstream", label="cfg:config")
+    return Plan(Document(source), ORIGIN, [Step("helper", "h", "line\n  @break", config)])
+
+
+def test_markers_are_one_line() -> None:
+    assert plan("").marker(0, "HELPER") == "# [HELPER] h: line break (cfg:config)"
+
+
+def test_line_endings_become_the_sources() -> None:
+    made = plan("a\r\nb\r\n")
+    made.insert(0, 3, "x\ny\r\n")
+    assert [edit.text for edit in made.finished("\r\n")] == ["x\r\ny\r\n"]
+
+
+def test_whole_lines_at_the_end_of_an_unfinished_text() -> None:
+    made = plan("a")
+    made.insert(0, 1, "x\n")
+    made.insert(0, 1, ")")
+    assert [edit.text for edit in made.finished("\n")] == ["\nx", ")"]
+
+
+def test_where_names_module_and_config() -> None:
+    where = plan("").where(0)
+    assert where.startswith("pkg.upstream (pkg 1.0, /site/pkg/upstream.py); declared in cfg:config, ")
+    assert "test_plan.py:" in where
+
+
+def test_a_step_without_patch_says_so() -> None:
+    with pytest.raises(TypeError, match="helper"):
+        _ = plan("").steps[0].patch
