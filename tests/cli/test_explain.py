@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 from .conftest import TINY, Command
 
 
@@ -40,10 +42,8 @@ def test_fast_leaves_the_kernels_out(veomni: Command) -> None:
     assert facts["slots"] and all("kernel" not in slot for slot in facts["slots"])
 
 
-def test_what_yields_to_a_users_config(veomni: Command, tmp_path: object) -> None:
-    from pathlib import Path
-
-    (Path(str(tmp_path)) / "mine.py").write_text(
+def test_what_yields_to_a_users_config(veomni: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
         "from veomni_hook import PatchConfig\n"
         "config = PatchConfig('transformers.models.qwen3.modeling_qwen3')\n"
         "@config.override_method('Qwen3MLP.forward')\ndef forward(self, x):\n    return x\n"

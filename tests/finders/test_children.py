@@ -29,6 +29,8 @@ def test_the_users_path_stays_and_ours_does_not_pile_up() -> None:
     once = environment(Settings(), {"PYTHONPATH": "mine"})
     assert once["PYTHONPATH"].split(os.pathsep) == [BOOTSTRAP, "mine", str(ROOT)]
     assert environment(Settings(), once)["PYTHONPATH"] == once["PYTHONPATH"]
+    empty = environment(Settings(), {"PYTHONPATH": os.pathsep.join(["", "mine"])})["PYTHONPATH"]
+    assert empty.split(os.pathsep)[:3] == [BOOTSTRAP, "", "mine"], "an empty entry is the working directory"
 
 
 def child(python: Python, code: str) -> str:

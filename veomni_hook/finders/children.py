@@ -24,7 +24,8 @@ def environment(settings: Settings, environ: Mapping[str, str] | None = None) ->
         environ: the environment that the children start from; `os.environ` by default.
     """
     environ = os.environ if environ is None else environ
-    entries = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    path = environ.get("PYTHONPATH", "")
+    entries = path.split(os.pathsep) if path else []  # an empty entry means the working directory
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     entries = [BOOTSTRAP, *(part for part in entries if part != BOOTSTRAP)]
     if os.path.basename(root) not in ("site-packages", "dist-packages") and root not in entries:

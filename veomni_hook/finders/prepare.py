@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.util import decode_source
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.cache.store import Hit
 from veomni_hook.errors import ConfigError
@@ -98,17 +98,19 @@ def prepare(
     names = pipeline.config_names(module, settings)
     loaded = config_loading.load(names)
     patched = pipeline.patch(upstream, config_loading.for_module(loaded, STATE.registered), chosen)
-    if patched is None:
-        return _prepared(upstream, None, None, "no patch applies", "")
     stage = pipeline.stage1(upstream, settings, names)
-    found: Any = pipeline.store().lookup(stage, module)
-    cache = "hit"
-    if not isinstance(found, Hit):
-        cache = "miss"
+    if patched is None:
         if publish:
-            found = pipeline.publish(upstream, pipeline.stored_form(patched), stage, input_files(loaded))
-    path = found.path if isinstance(found, Hit) else None
-    return _prepared(upstream, patched, path, "" if path else found.reason, cache if path else "memory")
+            pipeline.store().publish_unpatched(stage, module, input_files(loaded))
+        return _prepared(upstream, None, None, "no patch applies", "")
+    found = pipeline.store().lookup(stage, module)
+    cache = "hit"
+    if publish and not isinstance(found, Hit):
+        cache = "miss"
+        found = pipeline.publish(upstream, pipeline.stored_form(patched), stage, input_files(loaded))
+    if isinstance(found, Hit):
+        return _prepared(upstream, patched, found.path, "", cache)
+    return _prepared(upstream, patched, None, getattr(found, "reason", "not stored"), "memory")
 
 
 def locate(module: str) -> ModuleSpec | None:
