@@ -103,7 +103,7 @@ def prepare(
         if publish:
             pipeline.store().publish_unpatched(stage, module, input_files(loaded))
         return _prepared(upstream, None, None, "no patch applies", "")
-    found = pipeline.store().lookup(stage, module)
+    found: object = pipeline.store().lookup(stage, module)
     cache = "hit"
     if publish and not isinstance(found, Hit):
         cache = "miss"

@@ -31,7 +31,9 @@ def remove_items(
     one_line = document.lineno(first) == document.lineno(last)
     if not kept and one_line:
         comma = _COMMA.match(document.source, last)
-        yield first, comma.end() if comma else last, ""
+        yield first, last, ""
+        if comma:
+            yield comma.end() - 1, comma.end(), ""
     elif one_line:
         texts = [document.source[document.start(items[n]) : document.end(items[n])] for n in kept]
         needs_comma = lone_comma and len(kept) == 1 and not _COMMA.match(document.source, last)
