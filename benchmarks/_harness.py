@@ -125,6 +125,8 @@ def _environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
+        # Well above 1: something else ran, and differences of milliseconds mean little.
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "transformers": version("transformers"),
         "torch": version("torch"),
         "veomni_hook": version("veomni-hook") if _installed() else "checkout",

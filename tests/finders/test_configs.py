@@ -88,3 +88,15 @@ def test_that_nothing_applies_is_remembered(python: Python) -> None:
     code = "import veomni_hook.install, sys, json, transformers.models.auto.modeling_auto\nprint(json.dumps('tiny_config' in sys.modules))"
     assert python(code).result is True
     assert python(code).result is False
+
+
+def test_two_projects_with_configs_of_one_name_share_no_entry(python: Python, tmp_path: Path) -> None:
+    for project in ("one", "two"):
+        (tmp_path / project).mkdir()
+        (tmp_path / project / "mine.py").write_text(
+            "from veomni_hook import PatchConfig\n"
+            f"config = PatchConfig({TINY!r})\nconfig.add_post_import_block('PROJECT = "{project}"')\n"
+        )
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import veomni_hook.install, json, {TINY} as m; print(json.dumps(m.PROJECT))"
+    ran = [python(code, project, VEOMNI_PATCHES="mine").result for project in ("one", "two", "one")]
+    assert ran == ["one", "two", "one"]

@@ -6,7 +6,8 @@ from tests.finders.conftest import TINY, Python
 
 PREPARE = """
 import json, sys
-from veomni_hook.finders.prepare import locate, prepare
+from veomni_hook.finders.locate import locate
+from veomni_hook.finders.prepare import prepare
 from veomni_hook.finders.handle import current_settings
 def show(p):
     return [p.cache, p.stored_path, p.patched is not None, p.reason, "+ 100" in p.stored_text]

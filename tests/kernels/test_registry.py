@@ -66,7 +66,8 @@ def test_duplicates_are_refused(fresh):
 
 
 @pytest.mark.parametrize(
-    ("changes", "listed"), [({"op": "rms"}, "rms_norm, rotary"), ({"variant": "standard"}, "cast_before_weight")]
+    ("changes", "listed"),
+    [({"op": "rms"}, "rms_norm, rotary"), ({"variant": "standard"}, "cast_before_weight")],
 )
 def test_unknown_names_list_the_known_ones(fresh, changes, listed):
     with pytest.raises(KernelError) as caught:
@@ -74,7 +75,9 @@ def test_unknown_names_list_the_known_ones(fresh, changes, listed):
     assert listed in caught.value.fix
 
 
-@pytest.mark.parametrize("changes", [{"backend": "auto"}, {"backend": "eager"}, {"backend": "a-b"}, {"load": "x"}])
+@pytest.mark.parametrize(
+    "changes", [{"backend": "auto"}, {"backend": "eager"}, {"backend": "a-b"}, {"load": "x"}]
+)
 def test_invalid_kernels_are_refused(changes):
     with pytest.raises(KernelError):
         kernel(**changes)
@@ -92,7 +95,11 @@ def test_code_that_is_missing(reference):
         (Requirement(), System("cpu"), None),
         (Requirement(devices=("cuda",)), System("cpu"), "needs a device of type cuda, found cpu"),
         (Requirement(devices=("cuda", "npu")), System("npu"), None),
-        (Requirement(min_capability=(9, 0)), System("cuda", (8, 0)), "needs compute capability 9.0, found 8.0"),
+        (
+            Requirement(min_capability=(9, 0)),
+            System("cuda", (8, 0)),
+            "needs compute capability 9.0, found 8.0",
+        ),
         (Requirement(min_capability=(8, 0)), System("cuda", (9, 0)), None),
         (Requirement(min_capability=(8, 0)), System("cpu"), "needs compute capability 8.0, found none"),
         (Requirement(triton=True), System("cuda"), "needs triton, which is not installed"),

@@ -47,7 +47,9 @@ def test_auto_takes_the_best_that_can_run(known, system, backends):
 
 
 def test_a_rejection_says_what_was_needed_and_found(known):
-    reasons = {each.backend: each.reason for each in chosen(known, "auto", SM80).decisions if not each.accepted}
+    reasons = {
+        each.backend: each.reason for each in chosen(known, "auto", SM80).decisions if not each.accepted
+    }
     assert reasons["tensor_cores"] == "needs compute capability 9.0, found 8.0"
     assert reasons["ascend"] == "needs a device of type npu, found cuda"
 

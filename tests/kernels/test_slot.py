@@ -27,7 +27,12 @@ def register():
     held = dict(registry._kernels)
 
     def add(**changes):
-        name = {"op": "rms_norm", "variant": "cast_before_weight", "backend": "mine", "load": f"{__name__}:answer"}
+        name = {
+            "op": "rms_norm",
+            "variant": "cast_before_weight",
+            "backend": "mine",
+            "load": f"{__name__}:answer",
+        }
         registry.add(Kernel(**{**name, **changes}))
 
     yield add
@@ -53,7 +58,11 @@ X = torch.randn(2, 8)
 
 def test_answers_with_the_chosen_kernel(slot):
     owner = norm()
-    for choice, kernel, backend in [("auto", rms_norm, "torch"), ("eager", None, "eager"), ("torch", rms_norm, "torch")]:
+    for choice, kernel, backend in [
+        ("auto", rms_norm, "torch"),
+        ("eager", None, "eager"),
+        ("torch", rms_norm, "torch"),
+    ]:
         set_choice(choice)
         assert slot.kernel(owner, X) is kernel
         assert slot.outcome(owner).backend == backend

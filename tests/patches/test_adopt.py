@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import pytest
@@ -153,3 +154,15 @@ def test_unknown_patch_type_is_refused() -> None:
     config.patches.append(double().Patch("teleport", "TinyNorm", None))
     with pytest.raises(ConfigError, match="teleport"):
         adopt(config)
+
+
+def test_a_config_without_code_is_named_after_where_it_is_called_config(load: Any) -> None:
+    made = load("from patchgen_double import PatchConfig\nconfig = PatchConfig('m')\n", head="")
+    # Sorts before its maker, which calls it `config`.
+    importer = load("gpu_config = None\n", head="")
+    importer.gpu_config = made.config
+    sys.modules["a_importer_of_test"] = importer
+    try:
+        assert adopt(made.config).name == f"{made.__name__}:config"
+    finally:
+        del sys.modules["a_importer_of_test"]

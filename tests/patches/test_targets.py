@@ -57,3 +57,9 @@ def test_top_level() -> None:
     document = Document(SOURCE)
     assert len(top_level(document, "g", ("function",))) == 2
     assert top_level(document, "A.m", ("method",)) == []
+
+
+def test_overloads_in_a_branch_do_not_count() -> None:
+    source = "if TYPE_CHECKING:\n    @typing.overload\n    def f(): ...\ndef f(): pass\n"
+    document = Document(source)
+    assert document.lineno(document.start(resolve(document, "f", ("function",), where="").node)) == 4

@@ -211,7 +211,6 @@ def _lookup(root: Root, stage1: str, module: str) -> Hit | Unpatched:
     entry.check_inputs(manifest.inputs)
     if not manifest.patch_hash:
         return Unpatched(module)
-    root.check_folders(manifest.entry)
     descriptor = lease.share(root, manifest.entry)
     try:
         hit = entry.load(root, manifest)

@@ -137,7 +137,8 @@ def readable_size(size: int) -> str:
 
 def _warmed(wanted: Sequence[str], settings: Settings) -> Iterator[dict[str, object]]:
     from veomni_hook.cli.spec_sources import load_sources, names
-    from veomni_hook.finders.prepare import locate, prepare
+    from veomni_hook.finders.locate import locate
+    from veomni_hook.finders.prepare import prepare
 
     import_from_here()
     if not wanted:

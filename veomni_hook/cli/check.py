@@ -67,7 +67,7 @@ def _verdicts(sources: Sequence[Source], wanted: Sequence[str]) -> Iterator[Verd
     from veomni_hook.cli.verdict import ABSENT, Verdict, failure, judge
     from veomni_hook.errors import ConfigError
     from veomni_hook.finders.pipeline import read_upstream
-    from veomni_hook.finders.prepare import locate
+    from veomni_hook.finders.locate import locate
 
     for source in sources:
         if source.error is not None:

@@ -61,7 +61,7 @@ def list_(
 
 
 def _is_installed(module: str, installed: set[str]) -> bool:
-    from veomni_hook.finders.prepare import locate
+    from veomni_hook.finders.locate import locate
 
     return module in installed or (not module.startswith(MODELS + ".") and locate(module) is not None)
 

@@ -193,7 +193,7 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
         upstream=upstream.data,
         engine=key.engine_digest(),
         settings={"device": device_of(settings)},
-        config_names=names,
+        config_names=[_with_origin(name) for name in names],
         inprocess=inprocess,
         distribution=upstream.distribution,
         version=upstream.version,
@@ -289,6 +289,23 @@ def _bind_kernels(settings: Settings) -> None:
     state.set_active(active=True)
 
 
+def _with_origin(name: str) -> str:
+    """A config's name with its file: two projects may both have a `my_patches`."""
+    module = name.partition(":")[0]
+    if module.startswith("veomni_hook."):
+        return name  # the engine digest covers the built-in specs
+    loaded = sys.modules.get(module)
+    return f"{name} {getattr(loaded, '__file__', None) if loaded else _origin(module, tuple(sys.path))}"
+
+
+@cache
+def _origin(module: str, path: tuple[str, ...]) -> str | None:
+    from veomni_hook.finders.locate import locate
+
+    spec = locate(module)
+    return None if spec is None else spec.origin
+
+
 @cache
 def _announced() -> tuple[str, ...]:
     # Reading every distribution's entry points costs milliseconds; they cannot change under a process.
@@ -320,8 +337,3 @@ def _installed(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return "unknown"
-
-
-def cache_root() -> str:
-    """The folder that patched modules are stored in."""
-    return os.fspath(store().root)

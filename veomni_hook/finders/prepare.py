@@ -5,11 +5,8 @@ Neither torch nor transformers is imported, unless a user's config does so.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from importlib.util import decode_source
 from typing import TYPE_CHECKING
 
@@ -17,8 +14,8 @@ from veomni_hook.cache.store import Hit
 from veomni_hook.errors import ConfigError
 from veomni_hook.finders import configs as config_loading
 from veomni_hook.finders import pipeline
-from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.finders.inputs import input_files
+from veomni_hook.finders.locate import locate
 from veomni_hook.finders.state import STATE
 from veomni_hook.settings import Settings
 
@@ -111,37 +108,6 @@ def prepare(
     if isinstance(found, Hit):
         return _prepared(upstream, patched, found.path, "", cache)
     return _prepared(upstream, patched, None, getattr(found, "reason", "not stored"), "memory")
-
-
-def locate(module: str) -> ModuleSpec | None:
-    """Find a module's upstream spec without importing its packages."""
-    spec: ModuleSpec | None = None
-    search: Sequence[str] | None = None
-    parts = module.split(".")
-    for depth in range(1, len(parts) + 1):
-        try:
-            spec = _find(".".join(parts[:depth]), search)
-        except KeyError:  # a namespace package: its path asks for its parent in sys.modules
-            search = [
-                path for base in search or () if os.path.isdir(path := os.path.join(base, parts[depth - 1]))
-            ]
-            continue
-        if spec is None:
-            return None
-        search = spec.submodule_search_locations
-        if search is None and depth < len(parts):
-            return None
-    return spec
-
-
-def _find(name: str, search: Sequence[str] | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        if isinstance(finder, PatchFinder):
-            continue
-        spec = finder.find_spec(name, search)
-        if spec is not None:
-            return spec
-    return None
 
 
 def _with_device(settings: Settings, device: str) -> Settings:

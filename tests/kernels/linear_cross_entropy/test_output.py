@@ -119,7 +119,10 @@ def test_a_read_output_is_flattened_with_its_logits(made):
 def test_accelerate_moves_outputs_without_reading(made):
     operations = pytest.importorskip("accelerate.utils.operations")
     _, output, expected = made
-    for result in (operations.recursively_apply(lambda x: x, output), operations.send_to_device(output, "cpu")):
+    for result in (
+        operations.recursively_apply(lambda x: x, output),
+        operations.send_to_device(output, "cpu"),
+    ):
         assert unread(output) and unread(result)
         assert torch.equal(result.logits, expected.logits)
 

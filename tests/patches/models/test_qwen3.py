@@ -56,8 +56,14 @@ def test_every_patch_applies_once_and_nothing_upstream_is_lost():
     ("before", "after"),
     [
         ("return torch.cat((-x2, x1), dim=-1)", "return torch.cat((x2, -x1), dim=-1)"),
-        ("return self.weight * hidden_states.to(input_dtype)", "return (self.weight * hidden_states).to(input_dtype)"),
-        ("self.act_fn(self.gate_proj(x)) * self.up_proj(x)", "self.act_fn(self.up_proj(x)) * self.gate_proj(x)"),
+        (
+            "return self.weight * hidden_states.to(input_dtype)",
+            "return (self.weight * hidden_states).to(input_dtype)",
+        ),
+        (
+            "self.act_fn(self.gate_proj(x)) * self.up_proj(x)",
+            "self.act_fn(self.up_proj(x)) * self.gate_proj(x)",
+        ),
         ("logits = self.lm_head(hidden_states", "logits = 2 * self.lm_head(hidden_states"),
         ("q_embed = (q * cos) + (rotate_half(q) * sin)", "q_embed = (q * cos) - (rotate_half(q) * sin)"),
     ],
