@@ -36,12 +36,11 @@ def write_plot(report: Mapping[str, Any], path: Path) -> None:
     axes[0][1].set(title="Step time", xlabel="step", ylabel="ms", ylim=(0, None))
     imports = {name: seconds * 1e3 for name, seconds in report["import_seconds"].items()}
     _bars(axes[1][0], imports, "%.1f ms")
-    axes[1][0].set(title="Import of the modeling module", ylabel="ms")
+    axes[1][0].set(title="Import of the modeling module", xlabel="cold: first of its process", ylabel="ms")
     peaks = {name: report[name]["peak_bytes"] / MEBIBYTE for name in ("eager", "chunked")}
     _bars(axes[1][1], peaks, "%.0f MiB")
-    title = f"Peak memory of one loss step, {report['tokens']} tokens, vocabulary {report['vocabulary']:,}"
-    axes[1][1].set(title=title, ylabel="MiB")
-    axes[1][1].title.set_fontsize(10)
+    size = f"{report['tokens']:,} tokens, vocabulary {report['vocabulary']:,}"
+    axes[1][1].set(title="Peak memory of one loss step", xlabel=size, ylabel="MiB")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
@@ -49,6 +48,7 @@ def write_plot(report: Mapping[str, Any], path: Path) -> None:
 def _curves(axis: Any, plain: list[float], hooked: list[float]) -> None:
     axis.plot(range(1, len(plain) + 1), plain, color=PLAIN, linewidth=3, label="without the hook")
     axis.plot(range(1, len(hooked) + 1), hooked, color=HOOKED, linewidth=1.2, label="with the hook")
+    axis.locator_params(axis="x", integer=True)
     axis.legend()
     axis.grid(alpha=0.3)
 
