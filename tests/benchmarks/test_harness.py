@@ -32,7 +32,9 @@ def test_a_row_knows_its_ratio_and_whether_its_budget_holds(row, ratio, passed):
 
 
 @pytest.mark.parametrize(("budget", "status"), [(4.0, None), (2.0, 1)])
-def test_results_are_recorded_and_a_missed_budget_is_the_exit_status(monkeypatch, tmp_path, capsys, budget, status):
+def test_results_are_recorded_and_a_missed_budget_is_the_exit_status(
+    monkeypatch, tmp_path, capsys, budget, status
+):
     monkeypatch.setattr(_harness, "ROOT", tmp_path)
     monkeypatch.setattr(_harness, "RESULTS", tmp_path / "results")
     rows = [Row("some work", 3.0, "ms", 2.0, "less work", budget=budget)]
@@ -65,7 +67,9 @@ def test_the_install_benchmark_sees_what_is_loaded():
 
 
 def test_installing_the_hook_loads_neither_torch_nor_transformers():
-    _, heavy = _harness.in_fresh_interpreter(["-c", import_time.FRESH_IMPORT.format(module="veomni_hook.install")])
+    _, heavy = _harness.in_fresh_interpreter(
+        ["-c", import_time.FRESH_IMPORT.format(module="veomni_hook.install")]
+    )
     assert heavy == []
 
 

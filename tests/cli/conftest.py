@@ -38,7 +38,9 @@ Command = Callable[..., Done]
 def starter(environ: dict[str, str], folder: Path) -> Command:
     """Return a function that runs `veomni-hook` there; keywords set (or, with None, unset) variables."""
 
-    def run(*arguments: str, flags: tuple[str, ...] = (), cwd: Path = folder, **variables: str | None) -> Done:
+    def run(
+        *arguments: str, flags: tuple[str, ...] = (), cwd: Path = folder, **variables: str | None
+    ) -> Done:
         changed = {**environ, **variables}
         done = subprocess.run(
             [sys.executable, *flags, "-m", "veomni_hook", *arguments],

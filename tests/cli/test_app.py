@@ -30,7 +30,9 @@ LIGHT = [
 def test_the_help_names_every_command() -> None:
     done = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"})
     assert done.exit_code == 0
-    words = {line.split()[1] for line in done.output.splitlines() if len(line.split()) > 2 and line.startswith("│")}
+    words = {
+        line.split()[1] for line in done.output.splitlines() if len(line.split()) > 2 and line.startswith("│")
+    }
     assert set(COMMANDS) <= words
 
 
@@ -68,7 +70,9 @@ def test_warnings_are_one_line_on_stderr(tiny: Command, tmp_path: Path) -> None:
     assert done.err.startswith("warning: ") and str(loose) in done.err and done.err.count("\n") == 1
 
 
-def test_no_command_that_only_reads_imports_torch_or_transformers(environ: dict[str, str], tmp_path: Path) -> None:
+def test_no_command_that_only_reads_imports_torch_or_transformers(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
     code = (
         "import json, sys\n"
         "from veomni_hook.cli.app import app\n"
@@ -79,7 +83,11 @@ def test_no_command_that_only_reads_imports_torch_or_transformers(environ: dict[
         "print(json.dumps(found), file=sys.stderr)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(LIGHT)], env=environ, cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", code, json.dumps(LIGHT)],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stderr.splitlines()[-1])
@@ -120,7 +128,9 @@ finally:
         ("k", ["kernels"]),
     ],
 )
-def test_the_shell_completes(environ: dict[str, str], tmp_path: Path, words: str, expected: list[str]) -> None:
+def test_the_shell_completes(
+    environ: dict[str, str], tmp_path: Path, words: str, expected: list[str]
+) -> None:
     typed = f"veomni-hook {words}"
     variables = {
         "_VEOMNI_HOOK_COMPLETE": "complete_bash",
@@ -128,7 +138,11 @@ def test_the_shell_completes(environ: dict[str, str], tmp_path: Path, words: str
         "COMP_CWORD": str(len(typed.split(" ")) - 1),
     }
     done = subprocess.run(
-        [sys.executable, "-c", COMPLETE], env={**environ, **variables}, cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", COMPLETE],
+        env={**environ, **variables},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.split() == expected
     assert done.stderr == "[]\n"

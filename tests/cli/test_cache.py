@@ -35,7 +35,9 @@ def test_warm_info_verify_clear(own: Command, tmp_path: Path) -> None:
     Path(results[TINY]["stored"]).write_text("harmful = True\n")
     damaged = own("cache", "verify")
     assert damaged.status == 1
-    assert results[TINY]["stored"] in damaged.out and "1 damaged" in damaged.out and "cache clear" in damaged.err
+    assert (
+        results[TINY]["stored"] in damaged.out and "1 damaged" in damaged.out and "cache clear" in damaged.err
+    )
     assert own("cache", "verify", "--json").json["defects"][0]["path"] == results[TINY]["stored"]
 
     cleared = own("cache", "clear")
@@ -93,7 +95,8 @@ def test_warm_names_a_config_that_cannot_be_loaded(own: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (5 << 30, "5.0 GiB")]
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (5 << 30, "5.0 GiB")],
 )
 def test_readable_size(size: int, text: str) -> None:
     assert readable_size(size) == text

@@ -23,7 +23,12 @@ def report(hooked: list[float] | None = None, sources: list[str] | None = None) 
     plain = [6.0, 5.0, 4.5]
     hooked = plain if hooked is None else hooked
     differences = demo.differences(plain, hooked)
-    step = {"loss": 11.9, "seconds": 1.0, "device": "cpu", "kernels": ["Qwen3RMSNorm x3: rms_norm: eager (why)"]}
+    step = {
+        "loss": 11.9,
+        "seconds": 1.0,
+        "device": "cpu",
+        "kernels": ["Qwen3RMSNorm x3: rms_norm: eager (why)"],
+    }
     patch = {"kind": "guard", "target": "A.forward", "reason": "why", "config": "c:config", "lines": (3, 4)}
     return {
         "module": demo.MODULE,
@@ -142,7 +147,17 @@ def test_a_measurement_that_fails_shows_what_it_said(monkeypatch, capfd):
 def test_the_demo_trains_twice_and_measures(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     done = subprocess.run(
-        [sys.executable, "-m", "veomni_hook", "demo", "--steps", "4", "--output", str(tmp_path / "demo"), "--json"],
+        [
+            sys.executable,
+            "-m",
+            "veomni_hook",
+            "demo",
+            "--steps",
+            "4",
+            "--output",
+            str(tmp_path / "demo"),
+            "--json",
+        ],
         cwd=ROOT,
         env={**environment, "VEOMNI_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True,

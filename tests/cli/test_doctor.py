@@ -25,7 +25,12 @@ def test_the_whole_report(tiny: Command, cache_dir: Path) -> None:
     assert report["cache"]["location"] == str(cache_dir) and report["cache"]["writable"] is True
     assert report["hook"]["active here"] is False
     (row,) = [row for row in report["settings"] if row["setting"] == "kernels"]
-    assert row == {"setting": "kernels", "value": "eager", "from": "VEOMNI_KERNELS", "beat": ["'auto' (default)"]}
+    assert row == {
+        "setting": "kernels",
+        "value": "eager",
+        "from": "VEOMNI_KERNELS",
+        "beat": ["'auto' (default)"],
+    }
     (spec,) = [row for row in report["specs"] if row["config"] == "tiny_config"]
     assert spec["from"] == "settings" and TINY in spec["patches"]
     assert report["hardware"]["rms_norm"] == ["cast_before_weight: eager"]
@@ -35,7 +40,11 @@ def test_the_readable_form_shows_what_a_setting_beat(tiny: Command, tmp_path: Pa
     (tmp_path / "veomni-hook.toml").write_text('kernels = "torch"\n')
     done = tiny("doctor", "--fast", VEOMNI_KERNELS="eager")
     line = next(line for line in done.out.splitlines() if line.startswith("kernels  ") and "VEOMNI" in line)
-    assert "VEOMNI_KERNELS" in line and f"'torch' ({tmp_path / 'veomni-hook.toml'})" in line and "(default)" in line
+    assert (
+        "VEOMNI_KERNELS" in line
+        and f"'torch' ({tmp_path / 'veomni-hook.toml'})" in line
+        and "(default)" in line
+    )
     assert "hardware" not in done.out
 
 
@@ -121,7 +130,8 @@ def test_missing_and_unsupported_distributions(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("version", "good"), [("5.2.0", True), ("5.23.0", True), ("5.1.9", False), ("6.0.0", False), ("5.24.0.dev0", True)]
+    ("version", "good"),
+    [("5.2.0", True), ("5.23.0", True), ("5.1.9", False), ("6.0.0", False), ("5.24.0.dev0", True)],
 )
 def test_the_supported_range(version: str, good: bool) -> None:
     assert supported(version) is good

@@ -96,7 +96,9 @@ def test_errors_and_headings_are_coloured_on_a_terminal(terminal: Terminal) -> N
 
 
 def test_a_table_in_a_pipe_is_aligned_and_never_cut(capfd: pytest.CaptureFixture[str]) -> None:
-    output.emit_table(["name", "value"], [["n" * 100, None], ["b", ["x", "y"]], ["c", True], ["d", ()], ["e", 0]])
+    output.emit_table(
+        ["name", "value"], [["n" * 100, None], ["b", ["x", "y"]], ["c", True], ["d", ()], ["e", 0]]
+    )
     lines = capfd.readouterr().out.split("\n")
     assert lines[0] == "name" + " " * 98 + "value"
     assert lines[1] == "n" * 100 + "  -"

@@ -95,7 +95,8 @@ def test_two_projects_with_configs_of_one_name_share_no_entry(python: Python, tm
         (tmp_path / project).mkdir()
         (tmp_path / project / "mine.py").write_text(
             "from veomni_hook import PatchConfig\n"
-            f"config = PatchConfig({TINY!r})\nconfig.add_post_import_block('PROJECT = "{project}"')\n"
+            f"config = PatchConfig({TINY!r})\n"
+            f"config.add_post_import_block({f'PROJECT = {project!r}'!r})\n"
         )
     code = f"import sys; sys.path.insert(0, sys.argv[1]); import veomni_hook.install, json, {TINY} as m; print(json.dumps(m.PROJECT))"
     ran = [python(code, project, VEOMNI_PATCHES="mine").result for project in ("one", "two", "one")]

@@ -19,6 +19,7 @@ from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.reindent import reindent
 from veomni_hook.patches.signature import check_signature
 from veomni_hook.patches.source import read_snippet
+from veomni_hook.patches.synthesise import render
 from veomni_hook.patches.targets import members
 
 __all__ = ["init_factory", "inherited_init", "plan_own_init"]
@@ -95,7 +96,7 @@ def inherited_init(plan: Plan, index: int, node: ast.ClassDef) -> str:
     forward = _FORWARD
     if len(node.bases) == 1 and isinstance(node.bases[0], ast.Name | ast.Attribute):
         # For inspect.signature: what the class said of its __init__ before.
-        forward += f"__init__.__wrapped__ = {ast.unparse(node.bases[0])}.__init__\n\n"
+        forward += f"__init__.__wrapped__ = {render(node.bases[0])}.__init__\n\n"
     return forward + init_factory(plan, index, None)
 
 
