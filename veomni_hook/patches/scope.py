@@ -39,7 +39,7 @@ def bound_names(nodes: Iterable[ast.AST]) -> set[str]:
     """Every name that the code binds in any scope: comprehension variables and nested parameters too."""
     names: set[str] = set()
     for root in nodes:
-        for node in ast.walk(root):
+        for node in _walk(root):
             names.update([node.arg] if isinstance(node, ast.arg) else _binds(node))
     return names
 
@@ -47,7 +47,7 @@ def bound_names(nodes: Iterable[ast.AST]) -> set[str]:
 def nested_names(tree: ast.Module) -> set[str]:
     """Every name that the code binds in a scope inside it: comprehensions, lambdas, functions, classes."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in _walk(tree):
         if isinstance(node, (*_FUNCTIONS, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)):
             names |= bound_names(ast.iter_child_nodes(node))
     return names
@@ -57,7 +57,7 @@ def used_names(nodes: Iterable[ast.AST]) -> set[str]:
     """Every name that the code reads or binds in any scope; attributes and keywords are no names."""
     names: set[str] = set()
     for root in nodes:
-        for node in ast.walk(root):
+        for node in _walk(root):
             if isinstance(node, ast.Name):
                 names.add(node.id)
             elif isinstance(node, ast.arg):
@@ -67,6 +67,20 @@ def used_names(nodes: Iterable[ast.AST]) -> set[str]:
             else:
                 names.update(_binds(node))
     return names
+
+
+def _walk(root: ast.AST) -> Iterator[ast.AST]:
+    """`ast.walk` in no particular order and without contexts, which are a third of all nodes."""
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        yield node
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if type(value) is list:
+                todo += [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST) and name != "ctx":
+                todo.append(value)
 
 
 def _binds(node: ast.AST) -> Iterator[str]:
@@ -98,7 +112,7 @@ def _own_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         elif isinstance(node, _COMPREHENSIONS):
             yield from _own_scope([node.generators[0].iter])
             # A walrus in a comprehension binds in the function around it.
-            for inner in ast.walk(node):
+            for inner in _walk(node):
                 if isinstance(inner, ast.NamedExpr):
                     yield inner.target
         else:
