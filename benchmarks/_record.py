@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -34,12 +35,15 @@ class Case:
         return self.upstream_median / self.ours_median
 
 
-def write(benchmark: str, device: str, cases: list[Case]) -> None:
-    """Print ``cases`` as a table and record them in ``results/<benchmark>.json``."""
+def write(benchmark: str, device: str, measured: Iterable[Case]) -> None:
+    """Print cases as they come, as a table, and record them in ``results/<benchmark>.json``."""
     print(f"{'op':22}{'part':20}{'dtype':10}{'shape':28}{'upstream':>12}{'ours':>12}{'upstream/ours':>15}")
-    for case in cases:
+    cases = []
+    for case in measured:
         name = f"{case.op:22}{case.part:20}{case.dtype:10}{case.shape:28}"
-        print(f"{name}{case.upstream_median:>12.2f}{case.ours_median:>12.2f}{case.ratio:>15.2f}  {case.unit}")
+        numbers = f"{case.upstream_median:>12.2f}{case.ours_median:>12.2f}{case.ratio:>15.2f}"
+        print(f"{name}{numbers}  {case.unit}", flush=True)
+        cases.append(case)
     record = {
         "benchmark": benchmark,
         "device": device,

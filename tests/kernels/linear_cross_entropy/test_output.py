@@ -182,7 +182,7 @@ def test_logits_before_the_weights_changed_are_not(made):
 
 
 def test_a_model_whose_logits_are_read_computes_them_from_its_next_step_on(made):
-    model, output, expected = made
+    model, output, _ = made
     other = copy.deepcopy(model)
     assert isinstance(model(**batch()), LazyLogits)
     assert output.logits is not None
@@ -191,7 +191,7 @@ def test_a_model_whose_logits_are_read_computes_them_from_its_next_step_on(made)
 
 
 def test_a_pickled_output_loads_without_this_package(made, tmp_path):
-    _, output, expected = made
+    _, output, _ = made
     path = tmp_path / "output.pickle"
     path.write_bytes(pickle.dumps(output))
     script = (

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -70,14 +71,15 @@ def test_another_ignore_index(chunks):
 
 @pytest.mark.parametrize("rows", [0, 1, 20])
 @pytest.mark.parametrize("num_items", [None, 4])
-def test_nothing_counts(rows, num_items):
-    given, target = operands(rows=rows)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_nothing_counts(rows, num_items, dtype):
+    given, target = operands(dtype, rows=rows)
     target[:] = -100
     assert_matches(ours(target, num_items=num_items), upstream(target, num_items=num_items), given)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("wanted", [w for w in __import__("itertools").product([True, False], repeat=3)])
+@pytest.mark.parametrize("wanted", list(product([True, False], repeat=3)))
 def test_gradients_only_where_wanted(wanted, dtype):
     given, target = operands(dtype)
     assert_matches(ours(target), upstream(target), given, wanted)
