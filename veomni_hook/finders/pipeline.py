@@ -184,10 +184,11 @@ def device_of(settings: Settings) -> str:
 def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
     """The first-stage key: everything that shapes the output and can be known without loading a config."""
     inprocess: list[tuple[str, str]] = []
-    if STATE.registered:
+    registered = [config for config in STATE.registered if config.source_module == upstream.module]
+    if registered:
         from veomni_hook.finders.inputs import config_digest
 
-        inprocess = [(c.source_module, config_digest(c)) for c in STATE.registered]
+        inprocess = [(config.source_module, config_digest(config)) for config in registered]
     return key.stage1_key(
         module=upstream.module,
         upstream=upstream.data,

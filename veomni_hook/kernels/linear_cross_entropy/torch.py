@@ -103,13 +103,15 @@ class _Chunks:
         index = self._rows_that_count(target)
         if index is not None:
             x, target = x[index], target[index]
+        kept = weight.dtype
         x, weight = x.to(self._dtype), weight.to(self._dtype)
         bias = None if bias is None else bias.to(self._dtype)
         for_x, for_weight, for_bias = self._needed
         size = max(CHUNK_ROWS, CHUNK_LOGITS // weight.shape[0])
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         grad_x = torch.empty_like(x) if for_x else None
-        grad_weight = _WeightGradient(weight, x.shape[0] > size, self._scale) if for_weight else None
+        chunks = -(-x.shape[0] // size)
+        grad_weight = _WeightGradient(weight, kept, chunks, self._scale) if for_weight else None
         grad_bias = torch.zeros(weight.shape[0], dtype=torch.float32, device=x.device) if for_bias else None
         for start in range(0, x.shape[0], size):
             rows = slice(start, start + size)
@@ -153,28 +155,35 @@ class _Chunks:
 
 
 class _WeightGradient:
-    """``scale`` times the sum over chunks of ``grad_logits.T @ x``."""
+    """``scale`` times the sum over chunks of ``grad_logits.T @ x``, for a weight of dtype ``kept``."""
 
-    def __init__(self, weight: torch.Tensor, several: bool, scale: float) -> None:  # noqa: FBT001
+    def __init__(self, weight: torch.Tensor, kept: torch.dtype, chunks: int, scale: float) -> None:
         # float16 cannot hold sums of thousands of rows; bfloat16 can, but loses small chunks in large sums.
-        self._low = weight.dtype
-        self._products = several and self._low is torch.bfloat16
-        dtype = torch.float32 if self._products or self._low is torch.float16 else self._low
+        low = weight.dtype
+        in_float32 = low is torch.float16 or (low is torch.bfloat16 and chunks > 1)
+        # A CPU without bfloat16 units is five times faster in float32; GPUs are the other way round.
+        self._products = in_float32 and low is torch.bfloat16 and weight.device.type != "cpu"
+        self._result = torch.float32 if low is torch.float16 or kept is torch.float32 else low
         self._scale = scale
-        self._total = torch.zeros(weight.shape, dtype=dtype, device=weight.device)
+        self._beta = 0
+        dtype = torch.float32 if in_float32 else low
+        self._total = torch.empty(weight.shape, dtype=dtype, device=weight.device)
 
     def add(self, grad_logits: torch.Tensor, low: torch.Tensor, x: torch.Tensor) -> None:
         """Add one chunk: ``grad_logits`` (float32) and its copy ``low`` belong to the rows ``x``."""
         if self._products:
-            self._total.add_(low.t() @ x, alpha=self._scale)
-        elif self._total.dtype is low.dtype:
-            self._total.addmm_(low.t(), x, alpha=self._scale)
+            total = self._total if self._beta else self._total.zero_()
+            total.add_(low.t() @ x, alpha=self._scale)
         else:
-            self._total.addmm_(grad_logits.t(), x.to(self._total.dtype), alpha=self._scale)
+            grad = low if self._total.dtype is low.dtype else grad_logits
+            self._total.addmm_(grad.t(), x.to(self._total.dtype), beta=self._beta, alpha=self._scale)
+        self._beta = 1
 
     def result(self) -> torch.Tensor:
-        """Return the gradient in the weight's dtype, or float32 for float16."""
-        return self._total if self._low is torch.float16 else self._total.to(self._low)
+        """Return the gradient, in float32 where the weight's dtype would lose some of it."""
+        if not self._beta:
+            self._total.zero_()
+        return self._total.to(self._result)
 
 
 def _scaled(
