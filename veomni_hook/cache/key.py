@@ -71,12 +71,20 @@ def stage1_key(  # noqa: PLR0913 - the fields of the key, every one by keyword
     this process with the digests of their source text. The interpreter's tag is added here.
     """
     groups: tuple[Sequence[str], ...] = (
-        (module, digest(upstream), engine, distribution, version, astor_version, interpreter_tag()),
+        (module, _upstream_digest(upstream), engine, distribution, version, astor_version, interpreter_tag()),
         [part for item in sorted(settings.items()) for part in item],
         config_names,
         [part for item in inprocess for part in item],
     )
     return _digest_fields(_digest_fields(part.encode() for part in group).encode() for group in groups)
+
+
+def _upstream_digest(upstream: bytes) -> str:
+    # importlib's digest for hash-based .pyc files, which serve this very purpose: 0.05 ms for 195 KB, where
+    # blake2b takes 0.29.
+    from importlib.util import source_hash
+
+    return f"{len(upstream)}:{source_hash(upstream).hex()}"
 
 
 def _digest_fields(fields: Iterable[bytes]) -> str:

@@ -66,8 +66,8 @@ def _verdicts(sources: Sequence[Source], wanted: Sequence[str]) -> Iterator[Verd
     from veomni_hook.cli.spec_sources import BUILT_IN
     from veomni_hook.cli.verdict import ABSENT, Verdict, failure, judge
     from veomni_hook.errors import ConfigError
-    from veomni_hook.finders.pipeline import read_upstream
     from veomni_hook.finders.locate import locate
+    from veomni_hook.finders.pipeline import read_upstream
 
     for source in sources:
         if source.error is not None:

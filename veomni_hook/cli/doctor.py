@@ -123,8 +123,8 @@ def hook(findings: Findings, settings: Settings) -> dict[str, object]:
 def _note_unreadable(findings: Findings) -> None:
     """Look at one modeling module as the hook would: can its source be found and read?"""
     from veomni_hook.cli.targets import MODELS, families, transformers_folder
-    from veomni_hook.finders.pipeline import read_upstream
     from veomni_hook.finders.locate import locate
+    from veomni_hook.finders.pipeline import read_upstream
 
     try:
         folder, known = transformers_folder(), families()

@@ -20,6 +20,7 @@ def test_ddp_and_fsdp2_train_as_upstream_does(tmp_path):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": str(ROOT),
     }
     ranks = [

@@ -31,6 +31,8 @@ def refuses(
         return "the model is in eval mode, where logits are what callers read"
     if not torch.is_grad_enabled():
         return "gradients are disabled"
+    if getattr(model, "_is_replica", False):
+        return "the model is a replica of nn.DataParallel, which gathers logits"
     return (
         output.logits_are_read(model)
         or not_plain(hidden_states, labels)

@@ -1,0 +1,84 @@
+"""Every torch kernel on a CUDA device against upstream: outputs and gradients."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+from veomni_hook.kernels.gated_mlp.torch import gated_silu
+from veomni_hook.kernels.linear_cross_entropy import torch as chunked
+from veomni_hook.kernels.rms_norm.torch import rms_norm
+from veomni_hook.kernels.rotary.torch import rotary
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+# ||ours - upstream|| / ||upstream||: both round, differently.
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def compare(ours, upstream, inputs, dtype):
+    results = []
+    for function in (ours, upstream):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        outputs = function(*leaves)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        torch.manual_seed(1)
+        torch.autograd.backward(outputs, [torch.randn_like(output) for output in outputs])
+        results.append([*outputs, *(leaf.grad for leaf in leaves)])
+    for got, expected in zip(*results, strict=True):
+        assert got.dtype is expected.dtype
+        error = (got.double() - expected.double()).norm() / expected.double().norm()
+        assert error < CLOSE[dtype], error
+
+
+def random(*shape, dtype):
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+def test_elementwise_kernels(dtype):
+    norm = Qwen3RMSNorm.forward
+    compare(
+        partial(rms_norm, eps=1e-6),
+        lambda x, weight: norm(SimpleNamespace(weight=weight, variance_epsilon=1e-6), x),
+        [random(3, 37, 130, dtype=dtype), random(130, dtype=dtype)],
+        dtype,
+    )
+    cos, sin = random(1, 37, 64, dtype=dtype), random(1, 37, 64, dtype=dtype)
+    given = [random(2, 37, heads, 64, dtype=dtype).transpose(1, 2) for heads in (6, 3)]
+    compare(partial(rotary, cos=cos, sin=sin), partial(apply_rotary_pos_emb, cos=cos, sin=sin), given, dtype)
+    compare(
+        gated_silu,
+        lambda gate, up: functional.silu(gate) * up,
+        [random(3, 37, 130, dtype=dtype) for _ in "gu"],
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("rows_a_chunk", [16, 1000], ids=["chunks", "one chunk"])
+@pytest.mark.parametrize("in_float32", [True, False])
+def test_linear_cross_entropy(dtype, rows_a_chunk, in_float32, monkeypatch):
+    monkeypatch.setattr(chunked, "CHUNK_ROWS", rows_a_chunk)
+    monkeypatch.setattr(chunked, "CHUNK_LOGITS_GPU", 0)
+    monkeypatch.setattr(chunked, "ADDS_IN_FLOAT32", in_float32 and chunked.ADDS_IN_FLOAT32)
+    target = torch.randint(0, 501, (130,), device="cuda")
+    target[::5] = -100
+
+    def upstream(x, weight, bias):
+        return ForCausalLMLoss(functional.linear(x, weight, bias)[None], None, 501, shift_labels=target[None])
+
+    compare(
+        lambda x, weight, bias: chunked.linear_cross_entropy(x, weight, bias, target),
+        upstream,
+        [random(130, 64, dtype=dtype), random(501, 64, dtype=dtype), random(501, dtype=dtype)],
+        dtype,
+    )
