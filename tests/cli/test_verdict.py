@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from veomni_hook.cli.verdict import judge
-from veomni_hook.finders import pipeline
+from veomni_hook.finders import build
 from veomni_hook.finders.pipeline import Upstream
 from veomni_hook.patches.spec import PatchConfig
 
@@ -78,7 +78,7 @@ def test_a_conflict_is_reported_once_for_both() -> None:
 
 @pytest.mark.parametrize("change", ["lost", "doubled"])
 def test_the_engine_is_not_taken_at_its_word(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    genuine: Callable[..., object] = pipeline.patch
+    genuine: Callable[..., object] = build.patch
 
     def tampered(*arguments: object) -> object:
         patched = genuine(*arguments)
@@ -86,7 +86,7 @@ def test_the_engine_is_not_taken_at_its_word(monkeypatch: pytest.MonkeyPatch, ch
         changed = applied[1:] if change == "lost" else (*applied, applied[0])
         return replace(patched, report=replace(patched.report, applied=changed))  # type: ignore[attr-defined, type-var]
 
-    monkeypatch.setattr(pipeline, "patch", tampered)
+    monkeypatch.setattr(build, "patch", tampered)
     first, second = judge(UPSTREAM, [make("one", "two")])
     assert (first.verdict, second.verdict) == ("FAILS", "applies")
     assert first.detail == f"declared 1 times, applied {0 if change == 'lost' else 2} times"

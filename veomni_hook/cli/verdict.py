@@ -77,7 +77,7 @@ def failure(module: str, config: str, error: VeomniHookError, *, device: str = "
 
 
 def _judge(upstream: Upstream, configs: Sequence[PatchConfig], device: str, shown: str) -> list[Verdict]:
-    from veomni_hook.finders.pipeline import patch
+    from veomni_hook.finders.build import patch
 
     try:
         patched = patch(upstream, configs, device)
@@ -94,7 +94,7 @@ def _declared(config: PatchConfig, patched: PatchedSource | None, shown: str) ->
     """Hold what a config declares against what the engine says it applied."""
     if patched is None:
         return []
-    from veomni_hook.finders.pipeline import stored_form
+    from veomni_hook.finders.build import stored_form
 
     report = stored_form(patched).report
     applied = [one for one in report.applied if one.config == config.name]
@@ -116,7 +116,7 @@ def _declared(config: PatchConfig, patched: PatchedSource | None, shown: str) ->
 
 
 def _probe(upstream: Upstream, config: PatchConfig, device: str, shown: str) -> list[Verdict]:
-    from veomni_hook.finders.pipeline import patch
+    from veomni_hook.finders.build import patch
 
     try:
         return _declared(config, patch(upstream, [config], device), shown)
@@ -130,7 +130,7 @@ def _probe(upstream: Upstream, config: PatchConfig, device: str, shown: str) -> 
 def _probe_patch(
     upstream: Upstream, config: PatchConfig, declared: Patch, device: str, shown: str
 ) -> Verdict:
-    from veomni_hook.finders.pipeline import patch
+    from veomni_hook.finders.build import patch
 
     # Dropped imports and excluded names hold only with every patch in place.
     alone = copy.copy(config)

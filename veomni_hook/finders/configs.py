@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,19 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from veomni_hook.errors import ConfigError, VeomniHookWarning
+from veomni_hook.finders.nested import LOADING
 from veomni_hook.patches.adopt import adopt, is_patch_config
 from veomni_hook.patches.spec import PatchConfig
-
-ENTRY_POINT_GROUP = "veomni_hook.patches"
-
-
-class _Loading(threading.local):
-    """Target modules that this thread imported while it loaded configs; None when it loads none."""
-
-    nested: list[str] | None = None
-
-
-_LOADING = _Loading()
 
 
 @dataclass(frozen=True)
@@ -46,21 +35,6 @@ class Loaded:
     name: str
     module: ModuleType
     configs: tuple[PatchConfig, ...]
-
-
-def nested_import(fullname: str) -> bool:
-    """Note a target that is imported from within a config; true when this thread is loading configs."""
-    if _LOADING.nested is None:
-        return False
-    _LOADING.nested.append(fullname)
-    return True
-
-
-def entry_points() -> tuple[str, ...]:
-    """Names of the config modules that installed distributions announce."""
-    from importlib.metadata import entry_points as find
-
-    return tuple(sorted(point.value for point in find(group=ENTRY_POINT_GROUP)))
 
 
 def load(names: Iterable[str]) -> list[Loaded]:
@@ -128,15 +102,15 @@ def _load(name: str) -> Loaded:
 
 @contextmanager
 def _serving_upstream() -> Iterator[None]:
-    if _LOADING.nested is not None:  # a config that loads configs
+    if LOADING.nested is not None:  # a config that loads configs
         yield
         return
-    _LOADING.nested = []
+    LOADING.nested = []
     before = set(sys.modules)
     try:
         yield
     finally:
-        nested, _LOADING.nested = _LOADING.nested, None
+        nested, LOADING.nested = LOADING.nested, None
         if nested:
             _forget(dict.fromkeys(nested), set(sys.modules) - before)
 

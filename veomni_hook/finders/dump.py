@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from importlib.util import decode_source
 
+from veomni_hook.finders import build, pipeline
 from veomni_hook.finders import configs as config_loading
-from veomni_hook.finders import pipeline
 from veomni_hook.finders.log import say, warn
 from veomni_hook.finders.state import STATE
 from veomni_hook.patches.render import dump_text, unified_diff
@@ -21,10 +21,10 @@ def dump(upstream: pipeline.Upstream, settings: Settings) -> str | None:
     """
     loaded = config_loading.load(pipeline.config_names(upstream.module, settings))
     every = config_loading.for_module(loaded, STATE.registered)
-    patched = pipeline.patch(upstream, every, pipeline.device_of(settings))
+    patched = build.patch(upstream, every, pipeline.device_of(settings))
     if patched is None:
         return None
-    stored = pipeline.stored_form(patched)
+    stored = build.stored_form(patched)
     path = os.path.join(settings.dump_dir, *upstream.module.split(".")[1:]) + ".py"
     diff = unified_diff(decode_source(upstream.data), patched, upstream.module)
     try:

@@ -2,7 +2,8 @@
 
 The cache trusts an entry only while every file listed here is unchanged, so a config's own module counts, the
 files that its replacements come from, and the modules that it imports outside the standard library,
-transformers and torch (names and tables are often kept in a sibling module).
+transformers and torch (names and tables are often kept in a sibling module). The engine digest covers the
+built-in specs.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _module_files(module: ModuleType, seen: set[str]) -> Iterator[str]:
     if module.__name__ in seen:
         return
     seen.add(module.__name__)
-    if not _watched(module) and not module.__name__.startswith("veomni_hook.patches.models."):
+    if not _watched(module):
         return
     yield from _file(module)
     for name in _imports(module):

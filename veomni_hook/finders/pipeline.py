@@ -1,41 +1,34 @@
-"""The way of a module through the house: name → upstream spec → key → store → (patch → publish) → loader.
+"""The way of a module through the house: name → upstream spec → key → store → (build →) loader.
 
-A hit touches neither `ast` nor a config. A miss loads the configs, patches, verifies, publishes, and goes on
-like a hit. An error in a patch leaves through the import statement; an error in the cache never does.
+A hit touches neither `ast` nor a config; what a miss does is in `build`. An error in a patch leaves through
+the import statement; an error in the cache never does.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import decode_source
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING
 
 from veomni_hook.cache import key
-from veomni_hook.cache.store import Hit, NotStored, Store, Unpatched, open_store
+from veomni_hook.cache.store import Hit, Store, Unpatched, open_store
 from veomni_hook.errors import VeomniHookError
-from veomni_hook.finders import configs as config_loading
 from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.finders.handle import current_settings
 from veomni_hook.finders.loader import PatchedLoader
-from veomni_hook.finders.log import note, warn
+from veomni_hook.finders.log import warn
+from veomni_hook.finders.nested import nested_import
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
 from veomni_hook.patches.models import spec_modules
 from veomni_hook.settings import Settings
 
-if TYPE_CHECKING:
-    from veomni_hook.patches.engine import Origin, PatchedSource
-    from veomni_hook.patches.report import PatchReport
-    from veomni_hook.patches.spec import PatchConfig
+ENTRY_POINT_GROUP = "veomni_hook.patches"
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ def find_patched(
     finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     """Answer `find_spec` for a target: the patched module's spec, or upstream's where nothing applies."""
-    if config_loading.nested_import(fullname):
+    if nested_import(fullname):
         return None
     STATE.asked.add(fullname)
     spec = _find_upstream(finder, fullname, path, target)
@@ -92,7 +85,7 @@ def find_patched(
 
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
     """Names of the config modules to ask about a target: built-in specs, settings, entry points."""
-    return (*spec_modules(fullname), *settings.patches, *_announced())
+    return (*spec_modules(fullname), *settings.patches, *announced())
 
 
 def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str]:
@@ -107,58 +100,6 @@ def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str
     distribution = fullname.partition(".")[0]
     root = os.path.join(loader.path, *[os.pardir] * fullname.count("."))
     return Upstream(fullname, loader.path, data, distribution, _version(distribution, root)), ""
-
-
-def origin_of(upstream: Upstream) -> Origin:
-    """Return the engine's `Origin` of an upstream module."""
-    from veomni_hook.patches.engine import Origin
-
-    return Origin(upstream.module, upstream.path, upstream.distribution, upstream.version)
-
-
-def patch(upstream: Upstream, found: Iterable[PatchConfig], device: str) -> PatchedSource | None:
-    """Apply configs to an upstream module; None when none applies to it."""
-    from veomni_hook.patches.engine import applicable, patch_source
-
-    fitting = applicable(list(found), upstream.module, device)
-    if not fitting:
-        return None
-    return patch_source(decode_source(upstream.data), fitting, origin_of(upstream), device=device)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """The form in which a patched module is stored: header and text, and a report with that file's lines."""
-
-    patch_hash: str
-    text: str
-    report: PatchReport
-
-
-def stored_form(patched: PatchedSource) -> Stored:
-    """Return the stored form of a patched module."""
-    from veomni_hook.patches.render import with_header
-
-    state = hashlib.blake2b(patched.text.encode(), digest_size=8)
-    state.update(json.dumps(patched.report.to_dict(), sort_keys=True).encode())
-    patch_hash = state.hexdigest()
-    text = with_header(patched, patch_hash)
-    return Stored(patch_hash, text, patched.report.moved(text.count("\n") - patched.text.count("\n")))
-
-
-def publish(upstream: Upstream, stored: Stored, stage: str, inputs: Mapping[str, str]) -> Hit | NotStored:
-    """Store a patched module; `NotStored` says why it could not be."""
-    return store().publish(
-        stage,
-        module=upstream.module,
-        distribution=upstream.distribution,
-        version=upstream.version,
-        patch_hash=stored.patch_hash,
-        text=stored.text,
-        code_factory=lambda path: compile(stored.text, path, "exec", dont_inherit=True),
-        inputs=inputs,
-        report=stored.report.to_dict(),
-    )
 
 
 def store() -> Store:
@@ -224,42 +165,14 @@ def _lookup_or_build(
     if isinstance(found, Unpatched):
         return "no patch applies"
     if isinstance(found, Hit):
-        return _from_hit(found, upstream, "hit", ""), None, found.code
-    return _build(upstream, settings, names, stage, found.reason)
+        return from_hit(found, upstream, "hit", ""), None, found.code
+    from veomni_hook.finders.build import build
+
+    return build(upstream, settings, names, stage, found.reason)
 
 
-def _build(
-    upstream: Upstream, settings: Settings, names: Sequence[str], stage: str, miss: str
-) -> tuple[Outcome, str | None, CodeType | None] | str:
-    from veomni_hook.finders import early
-    from veomni_hook.finders.inputs import input_files
-
-    loaded = config_loading.load(names)
-    every = config_loading.for_module(loaded, STATE.registered)
-    early.report([c.source_module for c in every if c.source_module != upstream.module])
-    patched = patch(upstream, every, device_of(settings))
-    inputs = input_files(loaded)
-    if patched is None:
-        store().publish_unpatched(stage, upstream.module, inputs)
-        return "no patch applies"
-    stored = stored_form(patched)
-    published = publish(upstream, stored, stage, inputs)
-    note(f"patched {upstream.module} ({len(patched.report.applied)} patches)")
-    if isinstance(published, Hit):
-        return _from_hit(published, upstream, "miss", miss), None, published.code
-    outcome = Outcome(
-        upstream.module,
-        patched=True,
-        reason=published.reason,
-        cache="memory",
-        origin=upstream.path,
-        patch_hash=stored.patch_hash,
-        report=stored.report.to_dict,
-    )
-    return outcome, stored.text, None
-
-
-def _from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
+def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
+    """Return the outcome of a module that is in the cache."""
     return Outcome(
         upstream.module,
         patched=True,
@@ -308,9 +221,12 @@ def _origin(module: str, path: tuple[str, ...]) -> str | None:
 
 
 @cache
-def _announced() -> tuple[str, ...]:
+def announced() -> tuple[str, ...]:
+    """Names of the config modules that installed distributions announce by entry point."""
     # Reading every distribution's entry points costs milliseconds; they cannot change under a process.
-    return config_loading.entry_points()
+    from importlib.metadata import entry_points
+
+    return tuple(sorted(point.value for point in entry_points(group=ENTRY_POINT_GROUP)))
 
 
 def _version(distribution: str, root: str = "") -> str:

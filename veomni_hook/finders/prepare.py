@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from veomni_hook.cache.store import Hit
 from veomni_hook.errors import ConfigError
+from veomni_hook.finders import build, pipeline
 from veomni_hook.finders import configs as config_loading
-from veomni_hook.finders import pipeline
 from veomni_hook.finders.inputs import input_files
 from veomni_hook.finders.locate import locate
 from veomni_hook.finders.state import STATE
@@ -87,14 +87,14 @@ def prepare(
         settings = _with_device(settings, device)
     chosen = pipeline.device_of(settings)
     if configs is not None:
-        patched = pipeline.patch(upstream, configs, chosen)
+        patched = build.patch(upstream, configs, chosen)
         reason = (
             "the configs were given, so the cache was not asked" if patched else "none of the configs applies"
         )
         return _prepared(upstream, patched, None, reason, "memory")
     names = pipeline.config_names(module, settings)
     loaded = config_loading.load(names)
-    patched = pipeline.patch(upstream, config_loading.for_module(loaded, STATE.registered), chosen)
+    patched = build.patch(upstream, config_loading.for_module(loaded, STATE.registered), chosen)
     stage = pipeline.stage1(upstream, settings, names)
     if patched is None:
         if publish:
@@ -104,7 +104,7 @@ def prepare(
     cache = "hit"
     if publish and not isinstance(found, Hit):
         cache = "miss"
-        found = pipeline.publish(upstream, pipeline.stored_form(patched), stage, input_files(loaded))
+        found = build.publish(upstream, build.stored_form(patched), stage, input_files(loaded))
     if isinstance(found, Hit):
         return _prepared(upstream, patched, found.path, "", cache)
     return _prepared(upstream, patched, None, getattr(found, "reason", "not stored"), "memory")
@@ -122,7 +122,7 @@ def _prepared(
     original = decode_source(upstream.data)
     if patched is None:
         return Prepared(upstream.module, original, upstream.path, None, None, original, None, "", reason, "")
-    stored = pipeline.stored_form(patched)
+    stored = build.stored_form(patched)
     return Prepared(
         upstream.module,
         original,

@@ -43,7 +43,7 @@ def check_text(plan: Plan, text: str, placed: Sequence[Placed]) -> Document:
     """
     try:
         patched = Document(text, plan.origin.module)
-        compile(patched.source, plan.origin.module, "exec", dont_inherit=True)
+        compile(patched.tree, plan.origin.module, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 0
         lines = text.split("\n")
