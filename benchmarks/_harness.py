@@ -10,11 +10,10 @@ import gc
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +29,7 @@ class Row:
 
     Attributes:
         name: what was measured.
-        value: its median, in `unit`.
+        value: the best of its repetitions, in `unit`.
         unit: `ms`, `µs`, …
         baseline: the same work without us, in the same run; None where there is no such thing.
         baseline_name: what the baseline is.
@@ -67,11 +66,6 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def median(values: Iterable[float]) -> float:
-    """Return the median."""
-    return statistics.median(values)
-
-
 def in_fresh_interpreter(arguments: list[str], environment: dict[str, str] | None = None) -> Any:
     """Run this interpreter with ``arguments`` in the repository's root; its last line of output is JSON."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
@@ -92,7 +86,7 @@ def in_fresh_interpreter(arguments: list[str], environment: dict[str, str] | Non
 def finish(benchmark: str, rows: list[Row], device: str = "cpu") -> None:
     """Print the table, write `results/<benchmark>-<device>.json`, and exit with 1 if a budget was missed."""
     width = max(len(row.name) for row in rows)
-    print(f"{benchmark} on {device}: medians")
+    print(f"{benchmark} on {device}: the best of many repetitions")
     print(f"  {'':{width}}  {'measured':>12}  {'baseline':>12}  {'ratio':>7}  budget")
     for row in rows:
         print(f"  {row.name:{width}}  {_line(row)}")
