@@ -1,7 +1,7 @@
-"""Training steps of a Qwen3 on a CUDA device, without and with the hook: `python -m benchmarks.train_step_gpu`.
+"""Training steps of a Qwen3 on a CUDA device, with and without the hook.
 
-Each mode runs in an interpreter of its own: 8 layers of Qwen3-0.6B's widths, vocabulary 151,936, 4 x 2,048 tokens,
-bfloat16, AdamW. Times are medians over the steps after the third.
+`python -m benchmarks.train_step_gpu` runs each mode in an interpreter of its own: 8 layers of Qwen3-0.6B's
+widths, vocabulary 151,936, 4 x 2,048 tokens, bfloat16, AdamW. Times are medians over the steps after the third.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def main() -> None:
         results[name] = json.loads(done.stdout.splitlines()[-1])
         found = results[name]
         print(
-            f"{name:30}{found['step_ms']:8.1f} ms a step{found['peak_gib']:8.1f} GiB  {found['losses'][-1]:.4f}"
+            f"{name:30}{found['step_ms']:8.1f} ms a step{found['peak_gib']:8.1f} GiB",
+            f"last loss {found['losses'][-1]:.4f}",
         )
     record = {
         "benchmark": "train_step_gpu",
