@@ -1,7 +1,7 @@
 """Training steps of a Qwen3 on a CUDA device, with and without the hook.
 
 `python -m benchmarks.train_step_gpu` runs each mode in an interpreter of its own: 8 layers of Qwen3-0.6B's
-widths, vocabulary 151,936, 4 x 2,048 tokens, bfloat16, AdamW. Times are medians over the steps after the third.
+widths, vocabulary 151,936, 4 x 2,048 tokens, bfloat16, AdamW. Times are medians of the steps after the third.
 """
 
 from __future__ import annotations
