@@ -13,7 +13,6 @@ import hashlib
 import inspect
 import os
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -133,5 +132,4 @@ def _watched(module: ModuleType) -> bool:
     top = module.__name__.partition(".")[0]
     if top in _PINNED or top in sys.stdlib_module_names:
         return False
-    path = getattr(module, "__file__", None)
-    return bool(path) and not str(path).startswith(sysconfig.get_paths()["stdlib"] + os.sep + "lib-dynload")
+    return bool(getattr(module, "__file__", None))
