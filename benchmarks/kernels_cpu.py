@@ -12,21 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from types import SimpleNamespace
 
 import torch
 from torch.nn import functional
 from transformers.loss.loss_utils import ForCausalLMLoss
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from benchmarks._record import Case, write
+from benchmarks._steps import EPS, step, upstream_gate, upstream_rms_norm
 from veomni_hook.kernels.gated_mlp.torch import gated_silu
 from veomni_hook.kernels.linear_cross_entropy.torch import linear_cross_entropy
 from veomni_hook.kernels.rms_norm.torch import rms_norm
 from veomni_hook.kernels.rotary.torch import rotary
 
 DTYPES = (torch.float32, torch.bfloat16)
-EPS = 1e-6
 Step = Callable[[], object]
 
 
@@ -43,16 +42,13 @@ def main() -> None:
 
 
 def _rms_norm(rounds: int) -> Iterator[Case]:
-    def upstream(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return Qwen3RMSNorm.forward(SimpleNamespace(weight=weight, variance_epsilon=EPS), x)
-
     def ours(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight, EPS)
 
     for dtype in DTYPES:
         for shape in ((2, 1024, 1024), (1, 2048, 4096), (2, 512, 16, 128)):
             inputs = [torch.randn(shape, dtype=dtype), torch.rand(shape[-1], dtype=dtype)]
-            yield from _both("rms_norm", upstream, ours, inputs, rounds)
+            yield from _both("rms_norm", upstream_rms_norm, ours, inputs, rounds)
 
 
 def _rotary(rounds: int) -> Iterator[Case]:
@@ -67,13 +63,10 @@ def _rotary(rounds: int) -> Iterator[Case]:
 
 
 def _gated_mlp(rounds: int) -> Iterator[Case]:
-    def upstream(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return functional.silu(gate) * up
-
     for dtype in DTYPES:
         for shape in ((1, 2048, 3072), (2, 2048, 8192)):
             inputs = [torch.randn(shape, dtype=dtype) for _ in range(2)]
-            yield from _both("gated_mlp", upstream, gated_silu, inputs, rounds)
+            yield from _both("gated_mlp", upstream_gate, gated_silu, inputs, rounds)
 
 
 def _linear_cross_entropy(rounds: int, *, largest: bool) -> Iterator[Case]:
@@ -94,7 +87,7 @@ def _linear_cross_entropy(rounds: int, *, largest: bool) -> Iterator[Case]:
 
             turns = rounds if vocab < 10_000 else 3
             shape = f"{rows} x {hidden} x {vocab}"
-            steps = [partial(_step, function, inputs, ()) for function in (upstream, ours)]
+            steps = [partial(step, function, inputs, ()) for function in (upstream, ours)]
             yield _timed("linear_cross_entropy", "forward + backward", inputs[0].dtype, shape, steps, turns)
             if vocab > 10_000:
                 yield _peaks("linear_cross_entropy", inputs, shape, steps)
@@ -114,18 +107,8 @@ def _both(
         yield _timed(op, "forward", inputs[0].dtype, shape, forward, rounds)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     incoming = [torch.randn_like(output) for output in outputs]
-    steps = [partial(_step, function, inputs, incoming) for function in (upstream, ours)]
+    steps = [partial(step, function, inputs, incoming) for function in (upstream, ours)]
     yield _timed(op, "forward + backward", inputs[0].dtype, shape, steps, rounds)
-
-
-def _step(
-    function: Callable[..., object], inputs: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]
-) -> None:
-    for tensor in inputs:
-        tensor.requires_grad_().grad = None
-    outputs = function(*inputs)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    torch.autograd.backward(outputs, list(incoming) or None)
 
 
 def _timed(op: str, part: str, dtype: torch.dtype, shape: str, sides: Sequence[Step], rounds: int) -> Case:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 from torch.nn import functional
 from transformers.loss.loss_utils import ForCausalLMLoss
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from benchmarks._record import Case, write
+from benchmarks._steps import EPS, step, upstream_gate, upstream_rms_norm
 from veomni_hook.kernels.gated_mlp.torch import gated_silu
 from veomni_hook.kernels.linear_cross_entropy.torch import linear_cross_entropy
 from veomni_hook.kernels.rms_norm.torch import rms_norm
 from veomni_hook.kernels.rotary.torch import rotary
 
-EPS = 1e-6
 ROUNDS = 20
 Step = Callable[[], object]
 
@@ -42,13 +41,10 @@ def _copy() -> Iterator[Case]:
 
 
 def _rms_norm() -> Iterator[Case]:
-    def upstream(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return Qwen3RMSNorm.forward(SimpleNamespace(weight=weight, variance_epsilon=EPS), x)
-
     for dtype in (torch.bfloat16, torch.float32):
         for shape in ((32768, 4096), (131072, 1024), (4096, 32, 8, 128)):
             inputs = [_random(*shape, dtype=dtype), _random(shape[-1], dtype=dtype)]
-            yield from _both("rms_norm", upstream, partial(rms_norm, eps=EPS), inputs)
+            yield from _both("rms_norm", upstream_rms_norm, partial(rms_norm, eps=EPS), inputs)
 
 
 def _rotary() -> Iterator[Case]:
@@ -60,13 +56,10 @@ def _rotary() -> Iterator[Case]:
 
 
 def _gated_mlp() -> Iterator[Case]:
-    def upstream(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return functional.silu(gate) * up
-
     for dtype in (torch.bfloat16, torch.float32):
         for shape in ((16384, 12288), (32768, 3072)):
             yield from _both(
-                "gated_mlp", upstream, gated_silu, [_random(*shape, dtype=dtype) for _ in range(2)]
+                "gated_mlp", upstream_gate, gated_silu, [_random(*shape, dtype=dtype) for _ in range(2)]
             )
 
 
@@ -76,7 +69,7 @@ def _linear_cross_entropy() -> Iterator[Case]:
             inputs = [_random(rows, hidden, dtype=dtype), _random(vocab, hidden, dtype=dtype) * 0.02]
             target = torch.randint(0, vocab, (rows,), device="cuda")
             sides = [
-                partial(_step, partial(function, target=target), inputs, ())
+                partial(step, partial(function, target=target), inputs, ())
                 for function in (_upstream_loss, _our_loss)
             ]
             shape = f"{rows} x {hidden} x {vocab}"
@@ -106,18 +99,8 @@ def _both(
         yield _timed(op, "forward", inputs[0].dtype, shape, forward)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     incoming = [torch.randn_like(output) for output in outputs]
-    steps = [partial(_step, function, inputs, incoming) for function in (upstream, ours)]
+    steps = [partial(step, function, inputs, incoming) for function in (upstream, ours)]
     yield _timed(op, "forward + backward", inputs[0].dtype, shape, steps)
-
-
-def _step(
-    function: Callable[..., object], inputs: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]
-) -> None:
-    for tensor in inputs:
-        tensor.requires_grad_().grad = None
-    outputs = function(*inputs)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    torch.autograd.backward(outputs, list(incoming) or None)
 
 
 def _timed(op: str, part: str, dtype: torch.dtype, shape: str, sides: Sequence[Step]) -> Case:

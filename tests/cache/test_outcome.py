@@ -11,8 +11,8 @@ def _hit() -> Hit:
         distribution="pkg",
         version="1",
         patch_hash="h",
-        path="/root/mod.py",
-        code=compile("", "/root/mod.py", "exec"),
+        path="/somewhere/mod.py",
+        code=compile("", "/somewhere/mod.py", "exec"),
         text="größe\r\n".encode(),
         report=b'{"applied": []}',
     )
@@ -29,7 +29,7 @@ def test_source_is_decoded_and_not_normalised() -> None:
 
 
 def test_answers_print_what_they_say() -> None:
-    assert repr(_hit()) == "Hit('pkg.mod', '/root/mod.py')"
+    assert repr(_hit()) == "Hit('pkg.mod', '/somewhere/mod.py')"
     assert repr(Unpatched("pkg.mod")) == "Unpatched('pkg.mod')"
     assert (repr(Miss("why")), repr(NotStored("why"))) == ("Miss('why')", "NotStored('why')")
     assert not isinstance(Miss("why"), NotStored)
