@@ -94,10 +94,10 @@ def test_import_hooks_ahead_of_ours_are_a_hazard(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "meta_path", [ours, Foreign(), *sys.meta_path])
     findings = Findings()
     doctor.hook(findings, Settings())
-    assert findings.hazards == []
+    assert not any("Foreign" in hazard for hazard in findings.hazards)
     monkeypatch.setattr(sys, "meta_path", [Foreign(), ours, *sys.meta_path])
     doctor.hook(findings, Settings())
-    assert len(findings.hazards) == 1 and "Foreign" in findings.hazards[0]
+    assert sum("Foreign" in hazard for hazard in findings.hazards) == 1
 
 
 def test_sources_that_cannot_be_read_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Replacements that live in another package: checked to exist without importing anything.
 
-Importing would load torch and triton to answer a question that the installed source answers. What only a
-running module knows (``__getattr__``, star imports, extension modules) is taken on trust.
+Importing would load torch and triton to answer a question that the installed source answers; star imports are
+followed from file to file. What only a running module knows (``__getattr__``, extension modules) is asked of
+the module if it is loaded, and else left to the import statement of the patched module.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def external_import(plan: Plan, index: int, name: str) -> str:
             fix="name module and attribute, as in create_patch_from_external(target, module, name)",
             target=step.target,
         )
+    loaded = sys.modules.get(module)
     known = known_names(module)
+    if known == set() and loaded is not None and not hasattr(loaded, attribute):
+        known = set(dir(loaded))
     if known is None:
         raise ReplacementError(
             f"the external replacement {source} does not exist: there is no module {module}",
@@ -80,9 +84,29 @@ def known_names(module: str) -> set[str] | None:
         isinstance(node, ast.Attribute) and node.attr == "modules" and isinstance(node.value, ast.Name)
         for node in ast.walk(tree)
     )
-    if "__getattr__" in names or has_star_import(tree) or replaces_itself:
+    if "__getattr__" in names or replaces_itself:
         return set()
-    return names | _submodules(spec)
+    starred = _starred(tree, module, spec)
+    return set() if starred is None else (names | starred | _submodules(spec)) - {"*"}
+
+
+def _starred(tree: ast.Module, module: str, spec: ModuleSpec) -> set[str] | None:
+    """Names that star imports bring; None if they cannot be told."""
+    names: set[str] = set()
+    if not has_star_import(tree):
+        return names
+    package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or node.names[0].name != "*":
+            continue
+        parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        source = ".".join([*parts, *([node.module] if node.module else [])])
+        brought = known_names(source) if source != module else set()
+        if not brought:
+            return None
+        # More than ``*`` brings where __all__ is shorter: a name too many is better than one too few here.
+        names |= brought
+    return names
 
 
 def _find(module: str) -> ModuleSpec | None:
