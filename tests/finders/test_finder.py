@@ -207,6 +207,12 @@ print(m.ADDED)
     assert ran.out.strip() == "1", ran.err
 
 
+def test_a_finder_that_knows_nothing_does_not_end_the_search(python: Python) -> None:
+    code = "class Nothing:\n    find_spec = staticmethod(lambda *arguments: None)\nimport sys, veomni_hook.install\n"
+    for place in ("sys.meta_path.append(Nothing)", "sys.meta_path.insert(1, Nothing)"):
+        assert python(f"{code}{place}\n{SHOW}").out.strip() == PATCHED
+
+
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_beside_beartypes_claw(python: Python, ours_first: bool) -> None:
     hook = "import veomni_hook.install"

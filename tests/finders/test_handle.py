@@ -118,6 +118,15 @@ def test_early_import_of_an_unpatched_target_is_no_ones_business(python: Python)
     assert (ran.out.strip(), ran.err) == ("on", "")
 
 
+def test_a_module_that_is_patched_already_is_not_too_early(python: Python) -> None:
+    ran = python(
+        f"import veomni_hook.install\nfrom veomni_hook import activate, register\nimport tiny_config\n"
+        f"register(tiny_config.config)\nimport {TINY}\nactivate(); print('on')",
+        VEOMNI_PATCHES=None,
+    )
+    assert (ran.out.strip(), ran.err) == ("on", "")
+
+
 def test_strict_activation_that_fails_is_undone(python: Python) -> None:
     ran = python(
         f"""

@@ -9,14 +9,24 @@ from veomni_hook.finders.inputs import config_digest
 def made(body: int = 1, **changes: object) -> PatchConfig:
     config = PatchConfig("transformers.models.tiny.modeling_tiny", **changes)  # type: ignore[arg-type]
 
-    def first(x: int) -> int:
+    config.replace_function("f", (one if body == 1 else other)())
+    return config
+
+
+def one():  # type: ignore[no-untyped-def]
+    def f(x: int) -> int:
         return x + 1
 
-    def second(x: int) -> int:
+    f.__qualname__ = "f"
+    return f
+
+
+def other():  # type: ignore[no-untyped-def]
+    def f(x: int) -> int:
         return x + 2
 
-    config.replace_function("f", first if body == 1 else second)
-    return config
+    f.__qualname__ = "f"
+    return f
 
 
 def test_equal_configs_have_equal_digests_whoever_makes_them() -> None:
