@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,8 @@ def finish(benchmark: str, rows: list[Row], device: str = "cpu") -> None:
     record = {
         "benchmark": benchmark,
         "device": device,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
         "environment": _environment(),
         "rows": [{**asdict(row), "ratio": row.ratio, "passed": row.passed} for row in rows],
     }

@@ -79,12 +79,17 @@ def training() -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         model.save_pretrained(folder)
         loaded = module.Qwen3ForCausalLM.from_pretrained(folder).eval()
-        logits = [m(input_ids=ids).logits for m in (model, copied, unpickled, loaded)]
+        auto = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        logits = [m(input_ids=ids).logits for m in (model, copied, unpickled, loaded, auto)]
+    made = [auto, transformers.AutoModelForCausalLM.from_config(model.config)]
+    classes = [type(m) is module.Qwen3ForCausalLM is transformers.Qwen3ForCausalLM for m in made]
+    with torch.no_grad():
         generated = model.generate(ids[:, :4], max_new_tokens=4, do_sample=False)
     return {
         "loss": loss.item(),
         "gradients": gradients,
         "logits": logits[0].sum().item(),
+        "one_class_everywhere": all(classes),
         "copies_agree": all(torch.equal(logits[0], other) for other in logits[1:]),
         "generated": generated.tolist(),
         "state": sorted(model.state_dict()),

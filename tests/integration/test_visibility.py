@@ -103,6 +103,7 @@ def test_training_saving_generating_agree(facts: dict[str, Any]) -> None:
     assert patched["gradients"] == pytest.approx(unpatched["gradients"], rel=1e-4)
     assert patched["logits"] == pytest.approx(unpatched["logits"], rel=1e-4, abs=1e-4)
     assert patched["copies_agree"] is True
+    assert patched["one_class_everywhere"] is True
     assert patched["generated"] == unpatched["generated"]
     assert patched["state"] == unpatched["state"]
 
