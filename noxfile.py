@@ -41,6 +41,15 @@ def matrix(session: nox.Session, transformers: str) -> None:
     )
     session.run("veomni-hook", "check", env={"HF_HUB_OFFLINE": "1"})
     session.run(
-        "python", "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow", *session.posargs,
+        "python",
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "--dist",
+        "worksteal",
+        "-m",
+        "not slow",
+        *session.posargs,
         env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )

@@ -73,7 +73,8 @@ def test_many_threads_import_once_and_patched(python: Python) -> None:
     ran = python(
         """
 import json, threading, veomni_hook.install
-names = ["tiny.modeling_tiny", "pair_a.modeling_pair_a", "pair_b.modeling_pair_b", "namespaced.modeling_namespaced"]
+# Of the circular pair one end only: CPython itself can raise _DeadlockError when threads enter a circle at both.
+names = ["tiny.modeling_tiny", "pair_a.modeling_pair_a", "auto.modeling_auto", "namespaced.modeling_namespaced"]
 start, got = threading.Barrier(16), []
 def work(i):
     import importlib

@@ -6,10 +6,10 @@ import pytest
 
 from veomni_hook.errors import PatchConflictError
 from veomni_hook.patches.conflicts import is_builtin, same_config
-from veomni_hook.patches.document import Document
 from veomni_hook.patches.engine import Origin, applicable, patch_source
-from veomni_hook.patches.fingerprint import fingerprint
 from veomni_hook.patches.spec import PatchConfig
+from veomni_hook.patches.structure.fingerprint import fingerprint
+from veomni_hook.patches.text.document import Document
 
 ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from veomni_hook.errors import ConfigError
-from veomni_hook.patches.names import listed
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PatchType, PositionedHelper
+from veomni_hook.patches.text.names import listed
 
 __all__ = ["adopt", "adopt_helper", "adopt_patch", "is_patch_config"]
 

@@ -14,7 +14,7 @@ from veomni_hook.patches.adopt import adopt_helper, adopt_patch
 from veomni_hook.patches.plan import Origin, Step
 from veomni_hook.patches.report import YieldedPatch
 from veomni_hook.patches.spec import PatchConfig, PatchType
-from veomni_hook.patches.targets import plain
+from veomni_hook.patches.verbs.targets import plain
 
 __all__ = ["declared_steps", "is_builtin", "same_config"]
 

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from veomni_hook.errors import ConfigError, PatchTargetError
-from veomni_hook.patches.additions import plan_additions
 from veomni_hook.patches.adopt import adopt
 from veomni_hook.patches.conflicts import declared_steps, same_config
-from veomni_hook.patches.document import Document
-from veomni_hook.patches.edit import Placed, apply_edits, place_edits
-from veomni_hook.patches.exclude import plan_exclusions
-from veomni_hook.patches.guard import plan_guard
-from veomni_hook.patches.imports import plan_drops
-from veomni_hook.patches.methods import plan_methods
 from veomni_hook.patches.plan import Origin, Plan
-from veomni_hook.patches.replace import plan_replacements
 from veomni_hook.patches.report import AppliedPatch, PatchReport
-from veomni_hook.patches.rewrite import plan_rewrite
 from veomni_hook.patches.spec import PatchConfig, PatchType
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.text.edit import Placed, apply_edits, place_edits
+from veomni_hook.patches.verbs.additions import plan_additions
+from veomni_hook.patches.verbs.exclude import plan_exclusions
+from veomni_hook.patches.verbs.guard import plan_guard
+from veomni_hook.patches.verbs.imports import plan_drops
+from veomni_hook.patches.verbs.methods import plan_methods
+from veomni_hook.patches.verbs.replace import plan_replacements
+from veomni_hook.patches.verbs.rewrite import plan_rewrite
 from veomni_hook.patches.verify import check_names, check_overlaps, check_text, untouched
 
 __all__ = ["Origin", "PatchedSource", "applicable", "patch_source"]

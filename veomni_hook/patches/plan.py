@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from veomni_hook.patches.document import Document
-from veomni_hook.patches.edit import Edit
 from veomni_hook.patches.report import one_line
 from veomni_hook.patches.spec import Patch, PatchConfig
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.text.edit import Edit
 
 __all__ = ["Origin", "Plan", "Step"]
 

@@ -13,9 +13,9 @@ import re
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import PatchError
-from veomni_hook.patches.document import Document
-from veomni_hook.patches.edit import Edit, apply_edits
 from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch, one_line
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.text.edit import Edit, apply_edits
 
 if TYPE_CHECKING:
     from veomni_hook.patches.engine import PatchedSource

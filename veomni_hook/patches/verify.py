@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from veomni_hook.errors import ExcludedNameError, PatchConflictError, PatchError, PatchTargetError
-from veomni_hook.patches.document import Document
-from veomni_hook.patches.edit import Edit, Placed
-from veomni_hook.patches.names import listed
 from veomni_hook.patches.plan import Plan
-from veomni_hook.patches.uses import Use, global_bindings, global_uses, has_star_import
+from veomni_hook.patches.structure.uses import Use, global_bindings, global_uses, has_star_import
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.text.edit import Edit, Placed
+from veomni_hook.patches.text.names import listed
 
 __all__ = ["check_names", "check_overlaps", "check_text", "untouched"]
 

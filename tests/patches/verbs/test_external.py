@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from veomni_hook.patches.verbs.external import known_names
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    root = tmp_path / "external_of_test"
+    (root / "sub").mkdir(parents=True)
+    (root / "__init__.py").write_text("raise RuntimeError('imported')\nfrom .plain import x\n")
+    (root / "plain.py").write_text(
+        "import os\ndef f(): hidden = 1\nclass C: m = 1\ntry:\n    v = 1\nexcept E: pass\n"
+    )
+    (root / "lazy.py").write_text("def __getattr__(name): return name\n")
+    (root / "star.py").write_text("from .plain import *\n")
+    (root / "swap.py").write_text("import sys\nsys.modules[__name__] = object()\n")
+    (root / "broken.py").write_text("def (\n")
+    (root / "sub" / "__init__.py").write_text("")
+    (root / "sub" / "leaf.py").write_text("y = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return root.name
+
+
+def test_names_are_read_without_importing(package: str) -> None:
+    assert known_names(f"{package}.plain") == {"os", "f", "C", "v"}
+    assert known_names(f"{package}.sub.leaf") == {"y"}
+    assert {"x", "plain", "sub"} <= (known_names(package) or set())
+    assert package not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["lazy", "swap", "broken"])
+def test_what_cannot_be_told_is_taken_on_trust(package: str, name: str) -> None:
+    assert known_names(f"{package}.{name}") == set()
+
+
+def test_missing_modules(package: str) -> None:
+    for name in ("no_such_package", f"{package}.none", f"{package}.plain.none", "no_such.sub.module"):
+        assert known_names(name) is None
+
+
+def test_loaded_and_built_in_modules() -> None:
+    assert "OrderedDict" in (known_names("collections") or set())
+    assert known_names("_sre") is not None
+
+
+def test_star_imports_are_followed_from_file_to_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "starry"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .inner import *\nfrom starry.other import *\nown = 1\n")
+    (package / "inner" / "__init__.py").write_text("from .deep import Deep\n__all__ = ['Deep']\n")
+    (package / "inner" / "deep.py").write_text("class Deep: pass\n")
+    (package / "other.py").write_text("def other(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = known_names("starry")
+    assert names is not None
+    assert {"own", "Deep", "other", "inner"} <= names
+    assert "Deeper" not in names
+    assert "starry" not in sys.modules
+
+
+def test_a_star_import_of_a_module_that_tells_nothing_leaves_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "opaque.py").write_text("from lazyone import *\n")
+    (tmp_path / "lazyone.py").write_text("def __getattr__(name): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert known_names("opaque") == set()

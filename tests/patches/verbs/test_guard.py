@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from veomni_hook.errors import PatchError, PatchTargetError
+from veomni_hook.patches.spec import Patch, PatchType
+from veomni_hook.patches.structure.fingerprint import fingerprint
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.text.edit import apply_edits
+from veomni_hook.patches.verbs.guard import plan_guard
+
+Write = Callable[[str], Any]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a function to a file of its own and returns it, as a config module would hold it."""
+    numbers = iter(range(1000))
+
+    def written(text: str) -> Any:
+        path = tmp_path / f"config_{next(numbers)}.py"
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        namespace: dict[str, Any] = {"__name__": path.stem}
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
+        return next(
+            value for name, value in namespace.items() if callable(value) and not name.startswith("__")
+        )
+
+    return written
+
+
+def planned(
+    source: str,
+    target: str,
+    guard: Any,
+    *,
+    before: str | None = None,
+    digests: tuple[str, ...] | None = None,
+    matches: int = 1,
+) -> tuple[str, str]:
+    """Patched text with markers, and without."""
+    document = Document(source, "pkg.mod")
+    if digests is None:
+        found = document.find(target)
+        digests = tuple(fingerprint(definition.node) for definition in found)
+    patch = Patch(
+        PatchType.GUARD,
+        target,
+        guard,
+        description="Why.",
+        before=before,
+        fingerprints=digests,
+        matches=matches,
+    )
+    edits = plan_guard(document, patch, 7, config="conf:c")
+    assert {edit.patch for edit in edits} == {7}
+    text, plain = apply_edits(source, edits), apply_edits(source, edits, markers=False)
+    compile(text, "text", "exec")
+    compile(plain, "plain", "exec")
+    return text, plain
+
+
+SIMPLE = """\
+class A(B):
+    @deco
+    def forward(self, x, *args, **kwargs):
+        # upstream's comment
+        y = x + 1
+        return y  # kept
+"""
+GUARD = """
+    def guard(self, x):
+        'Not a part of it.'
+        # the reason
+        kernel = slot.kernel(self, x)
+        if kernel is not None:
+
+            return kernel(x)  # fast
+"""
+
+
+def test_a_guard_goes_in_front_of_the_body_and_changes_nothing_else(write: Write) -> None:
+    text, plain = planned(SIMPLE, "A.forward", write(GUARD))
+    assert text == SIMPLE.replace(
+        "        # upstream's comment\n        y",
+        """\
+        # [PATCHED METHOD] A.forward: Why. (conf:c)
+        # the reason
+        kernel = slot.kernel(self, x)
+        if kernel is not None:
+
+            return kernel(x)  # fast
+        # upstream's comment
+        y""",
+    )
+    marker = "        # [PATCHED METHOD] A.forward: Why. (conf:c)\n"
+    assert text.count(marker) == 1 and plain == text.replace(marker, "")
+
+
+def test_it_runs_before_upstream_and_falls_through(write: Write) -> None:
+    source = SIMPLE.replace("(B)", "").replace("    @deco\n", "")
+    text, _ = planned(source, "A.forward", write(GUARD))
+
+    class Slot:
+        def __init__(self, fast: bool) -> None:
+            self.fast = fast
+
+        def kernel(self, owner: object, x: int) -> Any:
+            return (lambda x: -x) if self.fast else None
+
+    for fast, result in ((True, -1), (False, 2)):
+        namespace: dict[str, Any] = {"slot": Slot(fast)}
+        exec(text, namespace)
+        assert namespace["A"]().forward(1) == result
+
+
+PLACES = {
+    "docstring": (
+        'def f(x):\n    """Doc.\n\n    More."""\n\n    return x\n',
+        'More."""\n\n{m}{g}    return x\n',
+    ),
+    "docstring only": ('def f(x):\n    """Doc."""\n', '"""\n{m}{g}'),
+    "docstring only at the end of the text": ('def f(x):\n    """Doc."""', '"""  {M}\n{g}'),
+    "comments": (
+        "def f(x):\n    # c\n    # d\n    return x\n",
+        "def f(x):\n{m}{g}    # c\n    # d\n    return x\n",
+    ),
+    "comment apart": (
+        "def f(x):\n    # c\n\n    # d\n    return x\n",
+        "    # c\n\n{m}{g}    # d\n    return x\n",
+    ),
+    "header like a comment": (
+        'def f(x="""\n    # d"""):\n    return x\n',
+        '# d"""):\n{m}{g}    return x\n',
+    ),
+    "string like a comment": (
+        'def f(x):\n    """\n    # d"""\n    return x\n',
+        '# d"""\n{m}{g}    return x\n',
+    ),
+    "inline": ("def f(x): return x  # c\ny = 1\n", "def f(x):  {M}\n{g}    return x  # c\ny = 1\n"),
+    "inline twice": ("def f(x): z = x; return z\n", "def f(x):  {M}\n{g}    z = x; return z\n"),
+    "inline docstring": ('def f(x): "Doc."; return x\n', 'def f(x):\n    "Doc.";  {M}\n{g}    return x\n'),
+    "inline docstring only": ('def f(x): "Doc."  # c\n', 'def f(x):\n    "Doc."  {M}\n{g}  # c\n'),
+    "semicolon": ('def f(x):\n    "Doc."; return x\n', 'def f(x):\n    "Doc.";  {M}\n{g}    return x\n'),
+    "decorated first": ("def f(x):\n    @d\n    def g(): pass\n    return g\n", "def f(x):\n{m}{g}    @d\n"),
+    "async": ("async def f(x):\n    return x\n", "async def f(x):\n{m}{g}    return x\n"),
+    "long header": ("def f(\n    x,\n) -> T:  # c\n    return x\n", "  # c\n{m}{g}    return x\n"),
+    "conditional": ("if a:\n  def f(x):\n    return x\n", "  def f(x):\n{m}{g}    return x\n"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_every_form_of_body(name: str, write: Write) -> None:
+    source, wanted = PLACES[name]
+    guard = write("def guard(x):\n    if slot:\n        return slot(x)\n")
+    text, plain = planned(source, "f", guard)
+    marker = "# [PATCHED FUNCTION] f: Why. (conf:c)"
+    block = "    if slot:\n        return slot(x)\n"
+    if name == "inline docstring only":
+        # There the marker has the line's end, and the guard's last line has upstream's comment.
+        block = block.rstrip("\n")
+    assert wanted.format(m=f"    {marker}\n", M=marker, g=block).rstrip("\n") in text
+    assert plain.count("PATCHED") == 0 and text.count(marker) == 1
+    for value in ("return x", "return z", "return g", '"Doc."', "# c"):
+        assert (value in source) == (value in text)
+
+
+def test_tabs_crlf_and_form_feeds(write: Write) -> None:
+    guard = write("def guard(x):\n    if slot:\n        return '''a\n  b'''\n")
+    source = "class A:\r\n\tdef f(self, x):\r\n\t\treturn x\r\n\x0c\r\nb = 1"
+    text, _ = planned(source, "A.f", guard)
+    assert text == (
+        "class A:\r\n\tdef f(self, x):\r\n\t\t# [PATCHED METHOD] A.f: Why. (conf:c)\r\n"
+        "\t\tif slot:\r\n\t\t    return '''a\r\n  b'''\r\n\t\treturn x\r\n\x0c\r\nb = 1"
+    )
+    namespace: dict[str, Any] = {"slot": True}
+    exec(text, namespace)
+    assert namespace["A"]().f(1) == "a\n  b"
+
+
+LOSS = """\
+class M:
+    def forward(self, ids, labels=None, keep=0, **kwargs):
+        outputs = self.model(ids)
+        keep_from = slice(-keep, None)
+
+        # about the logits:
+        # only those needed
+        logits = self.lm_head(outputs.last[:, keep_from, :])
+
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab, **kwargs)
+
+        return Output(
+            loss=loss,
+            logits=logits,
+            past=outputs.past,
+            attentions=outputs.attentions,
+        )
+"""
+BEFORE = """
+    logits = self.lm_head({hidden})
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits=logits, labels=labels, **{loss_kwargs})
+    return {output}(loss=loss, logits=logits, **{fields})
+"""
+LOSS_GUARD = """
+    def guard(self, labels, hidden, loss_kwargs, output, fields):
+        fused = slot.kernel(self, labels)  # not hidden
+        if fused is not None:
+            value, late = fused(self.lm_head, hidden, labels, hidden=1, **loss_kwargs)
+            return output(loss=value, logits=late, **fields)
+"""
+
+
+def test_captures_of_before_are_put_in(write: Write) -> None:
+    text, plain = planned(LOSS, "M.forward", write(LOSS_GUARD), before=BEFORE)
+    inserted = """\
+        # [PATCHED METHOD] M.forward: Why. (conf:c)
+        fused = slot.kernel(self, labels)  # not hidden
+        if fused is not None:
+            value, late = fused(self.lm_head, outputs.last[:, keep_from, :], labels, hidden=1, \
+vocab_size=self.vocab, **kwargs)
+            return Output(loss=value, logits=late, past=outputs.past, attentions=outputs.attentions)
+"""
+    at = LOSS.index("        # about the logits")
+    assert text == LOSS[:at] + inserted + LOSS[at:]
+    assert plain == text.replace(inserted.splitlines(keepends=True)[0], "")
+
+
+def test_before_needs_no_fingerprint_but_takes_one(write: Write) -> None:
+    text, _ = planned(LOSS, "M.forward", write(LOSS_GUARD), before=BEFORE, digests=())
+    assert "[PATCHED METHOD]" in text
+    with pytest.raises(PatchTargetError, match="not the code that the patch was written for"):
+        planned(LOSS, "M.forward", write(LOSS_GUARD), before=BEFORE, digests=("0" * 16,))
+
+
+def test_before_in_an_inner_block(write: Write) -> None:
+    source = "def f(x):\n    for y in x:\n        if y:\n            use(y + 1)\n    return x\n"
+    text, _ = planned(
+        source, "f", write("def guard(v):\n    if slot:\n        return v * 2\n"), before="use({v})"
+    )
+    assert text.splitlines()[3:7] == [
+        "            # [PATCHED FUNCTION] f: Why. (conf:c)",
+        "            if slot:",
+        "                return (y + 1) * 2",
+        "            use(y + 1)",
+    ]
+
+
+def test_several_places_have_one_marker(write: Write) -> None:
+    source = "def f(x):\n    use(1)\n    use(2)\n    return x\n"
+    guard = write("def guard(v):\n    log(v)\n")
+    text, _ = planned(source, "f", guard, before="use({v})", matches=2)
+    assert text.splitlines()[1:6] == [
+        "    # [PATCHED FUNCTION] f: Why. (conf:c)",
+        "    log(1)",
+        "    use(1)",
+        "    log(2)",
+        "    use(2)",
+    ]
+
+
+def test_nested_functions_are_not_searched(write: Write) -> None:
+    source = "def f(x):\n    def g():\n        use(1)\n    return g\n"
+    with pytest.raises(PatchTargetError, match="0 times"):
+        planned(source, "f", write("def guard(v):\n    log(v)\n"), before="use({v})")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "nearest"),
+    [(SIMPLE, "A.forwrad", "A.forward"), (SIMPLE, "AA.forward", "A.forward"), ("def g(): pass\n", "f", "")],
+)
+def test_a_missing_target_names_the_nearest(source: str, target: str, nearest: str, write: Write) -> None:
+    with pytest.raises(PatchTargetError) as caught:
+        planned(source, target, write(GUARD), digests=("0" * 16,))
+    assert caught.value.nearest == ((nearest,) if nearest else ()) and caught.value.target == target
+
+
+def test_another_body_is_an_error_with_its_digest(write: Write) -> None:
+    digest = fingerprint(Document(SIMPLE).find("A.forward")[0].node)
+    with pytest.raises(PatchTargetError) as caught:
+        planned(SIMPLE, "A.forward", write(GUARD), digests=("0" * 16, "1" * 16))
+    assert (
+        digest in caught.value.what
+        and digest in caught.value.fix
+        and "line 3 of pkg.mod" in caught.value.what
+    )
+    with pytest.raises(PatchError) as missing:
+        planned(SIMPLE, "A.forward", write(GUARD), digests=())
+    assert digest in missing.value.fix
+
+
+REFUSED = {
+    "unknown parameter": ("def guard(self, z):\n    pass\n", r"neither .*\(none\): z"),
+    "assigned parameter": (
+        "def guard(self, x):\n    x = x.half()\n",
+        "binds names that A.forward uses itself: x",
+    ),
+    "local of upstream": ("def guard(self):\n    y = 1\n    if y:\n        return y\n", "uses itself: y"),
+    "global of upstream": ("def guard(self):\n    import abc as deco\n", "uses itself: deco"),
+    "comprehension over a local": ("def guard(self, x):\n    return [y for y in x]\n", "uses itself: y"),
+    "parameter of a lambda": ("def guard(self, x):\n    return lambda y: x\n", "uses itself: y"),
+    "undeclared parameter": ("def guard(self):\n    return x\n", "not among its own parameters: x"),
+    "undeclared local": ("def guard(self):\n    return y\n", "not among its own parameters: y"),
+    "undeclared rest": ("def guard(self):\n    return kwargs\n", "not among its own parameters: kwargs"),
+    "yield": ("def guard(self):\n    yield 1\n", "cannot hold yield"),
+    "await": ("async def guard(self):\n    await slot\n", "cannot hold await"),
+    "global": ("def guard(self):\n    global q\n    q = 1\n", "cannot hold global"),
+    "nothing": ("def guard(self):\n    'Only words.'\n", "no statements"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_could_disturb_upstream_is_refused(name: str, write: Write) -> None:
+    code, what = REFUSED[name]
+    with pytest.raises(PatchError, match=what) as caught:
+        planned(SIMPLE, "A.forward", write(code))
+    assert caught.value.target == "A.forward" and caught.value.fix
+    assert caught.value.where == "pkg.mod, A.forward"
+
+
+REFUSED_CAPTURES = {
+    "assigned": ("def guard(hidden):\n    hidden = 1\n", BEFORE, "assigns or shadows captured names: hidden"),
+    "deleted": ("def guard(hidden):\n    del hidden\n", BEFORE, "assigns or shadows captured names: hidden"),
+    "shadowed": (
+        "def guard(hidden):\n    return [hidden for hidden in q]\n",
+        BEFORE,
+        "shadows captured names",
+    ),
+    "misplaced": ("def guard(fields):\n    return fields\n", BEFORE, "cannot stand in 'return fields'"),
+    "undeclared": ("def guard(self):\n    return outputs\n", BEFORE, "not among its own parameters: outputs"),
+    "ambiguous": ("def guard(labels):\n    return labels\n", "logits = self.lm_head({labels})", "could mean"),
+    "no match": ("def guard(self):\n    return self\n", BEFORE.replace("None", "0"), "0 times"),
+    "no pattern": ("def guard(self):\n    return self\n", "f(", "not valid Python"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_CAPTURES)
+def test_captures_that_cannot_be_used_so_are_refused(name: str, write: Write) -> None:
+    code, before, what = REFUSED_CAPTURES[name]
+    with pytest.raises(PatchError, match=what):
+        planned(LOSS, "M.forward", write(code), before=before)
+
+
+@pytest.mark.parametrize("value", ["await x", "(y := x)", "(yield x)"])
+def test_a_capture_that_must_run_once_is_refused(value: str, write: Write) -> None:
+    source = f"async def f(x):\n    use({value})\n"
+    with pytest.raises(PatchError, match="cannot run twice"):
+        planned(source, "f", write("def guard(v):\n    log(v)\n"), before="use({v})")
+    text, _ = planned(source, "f", write("def guard():\n    log(1)\n"), before="use({v})")
+    assert "log(1)" in text
+
+
+def test_an_async_target_may_wait(write: Write) -> None:
+    text, _ = planned(
+        "async def f(x):\n    return x\n", "f", write("async def guard(x):\n    await slot(x)\n")
+    )
+    assert "    await slot(x)\n    return x\n" in text
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def f(x):\n    if x: use(x)\n", "def f(x):\n    y = 1; use(x)\n"],
+)
+def test_a_match_inside_a_line_is_refused(source: str, write: Write) -> None:
+    with pytest.raises(PatchError, match="no statement can be put before line 2"):
+        planned(source, "f", write("def guard(v):\n    log(v)\n"), before="use({v})")
+
+
+def test_an_elif_cannot_have_a_guard_before_it(write: Write) -> None:
+    source = "def f(x):\n    if x:\n        pass\n    elif use(x):\n        pass\n"
+    with pytest.raises(PatchError, match="no statement can be put before line 4"):
+        planned(source, "f", write("def guard(v):\n    log(v)\n"), before="if use({v}):\n    pass")
+
+
+QWEN3_GUARDS = {
+    "Qwen3RMSNorm.forward": ("self, hidden_states", None),
+    "Qwen3MLP.forward": ("self, x", None),
+    "Qwen3ForCausalLM.forward": ("self, labels, hidden, loss_kwargs, output, fields", BEFORE),
+}
+
+
+@pytest.mark.parametrize("target", QWEN3_GUARDS)
+def test_guards_of_the_installed_qwen3(target: str, write: Write) -> None:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.submodule_search_locations
+    path = Path(spec.submodule_search_locations[0], "models", "qwen3", "modeling_qwen3.py")
+    source = path.read_text(encoding="utf-8")
+    parameters, before = QWEN3_GUARDS[target]
+    use = "hidden, output, g(**fields), **loss_kwargs" if before else parameters
+    guard = write(
+        f"def guard({parameters}):\n    _taken = slot({use})\n    if _taken:\n        return _taken\n"
+    )
+    text, plain = planned(source, target, guard, before=before)
+    assert text.count("[PATCHED METHOD]") == 1
+    start = plain.index("        _taken = slot(")
+    end = plain.index("            return _taken\n") + len("            return _taken\n")
+    assert plain[:start] + plain[end:] == source
+    if before:
+        folded = " ".join(plain[start:end].split())
+        assert ", CausalLMOutputWithPast, g( past_key_values=outputs.past_key_values, " in folded
+        assert ", vocab_size=self.config.vocab_size, **kwargs)" in folded

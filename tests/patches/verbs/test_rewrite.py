@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import ast
+import importlib.util
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from veomni_hook.errors import PatchError, PatchTargetError
+from veomni_hook.patches.spec import Patch, PatchType
+from veomni_hook.patches.structure.fingerprint import fingerprint, serialise
+from veomni_hook.patches.structure.pattern import Pattern
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.text.edit import apply_edits
+from veomni_hook.patches.verbs.rewrite import plan_rewrite
+
+
+def planned(
+    source: str,
+    pattern: str,
+    replacement: str,
+    *,
+    target: str = "f",
+    matches: int = 1,
+    digests: tuple[str, ...] = (),
+) -> tuple[str, str]:
+    """Rewritten text with markers, and without."""
+    document = Document(source, "pkg.mod")
+    patch = Patch(
+        PatchType.REWRITE,
+        target,
+        None,
+        description="Why.",
+        pattern=pattern,
+        replacement_text=replacement,
+        matches=matches,
+        fingerprints=digests,
+    )
+    edits = plan_rewrite(document, patch, 3, config="conf:c")
+    assert {edit.patch for edit in edits} == {3}
+    text, plain = apply_edits(source, edits), apply_edits(source, edits, markers=False)
+    compile(text, "text", "exec")
+    assert text.count("[PATCHED") == 1 and "[PATCHED" not in plain
+    return text, plain
+
+
+ATTENTION = """\
+class Attention:
+    def forward(self, x, position_embeddings, cache=None):
+        query = self.q_proj(x)  # the query
+        cos, sin = position_embeddings
+        query, key = rope(query, key, cos, sin)  # rotated
+        if cache is not None:
+            key = cache.update(key)
+        return query, key
+"""
+
+
+def test_a_call_is_rewritten_and_nothing_else() -> None:
+    text, plain = planned(
+        ATTENTION,
+        "rope({q}, {k}, {cos}, {sin})",
+        "(slot.kernel(self, {q}, {k}) or rope)({q}, {k}, {cos}, {sin})",
+        target="Attention.forward",
+    )
+    old = "        query, key = rope(query, key, cos, sin)  # rotated\n"
+    new = "        query, key = (slot.kernel(self, query, key) or rope)(query, key, cos, sin)  # rotated\n"
+    assert plain == ATTENTION.replace(old, new)
+    assert text == ATTENTION.replace(
+        old, f"        # [PATCHED METHOD] Attention.forward: Why. (conf:c)\n{new}"
+    )
+
+
+EXPRESSIONS = [
+    # upstream, pattern, replacement, result
+    ("y = g(x) * 2", "g({a})", "{a} + 1", "y = (x + 1) * 2"),
+    ("y = h(g(x))", "g({a})", "{a} + 1", "y = h(x + 1)"),
+    ("y = g(x)", "g({a})", "{a} if c else d", "y = x if c else d"),
+    ("y = g(x).z", "g({a})", "{a} if c else d", "y = (x if c else d).z"),
+    ("y = -g(x + 1)", "g({a})", "{a} * 2", "y = -((x + 1) * 2)"),
+    (
+        "y = g(x, 1, *z, b=2)",
+        "g({a}, *{rest}, **{kw})",
+        "h({a}, *{rest}, c=3, **{kw})",
+        "y = h(x, 1, *z, c=3, b=2)",
+    ),
+    ("y = (g)(x)", "g", "h", "y = (h)(x)"),
+    ("y = g(x)", "g({a})", "g({a})", "y = g(x)"),
+    ("y = x.float().mean()", "{a}.float()", "{a}", "y = x.mean()"),
+    ("y = 'ü', g('ñ')", "g({a})", "h({a})", "y = 'ü', h('ñ')"),
+]
+
+
+@pytest.mark.parametrize(("line", "pattern", "replacement", "result"), EXPRESSIONS)
+def test_expressions(line: str, pattern: str, replacement: str, result: str) -> None:
+    _, plain = planned(f"def f(x):\n    {line}\n", pattern, replacement)
+    assert plain == f"def f(x):\n    {result}\n"
+
+
+def test_a_replacement_on_several_lines_is_indented_like_its_statement() -> None:
+    _, plain = planned(
+        "class A:\n  def f(self, x):\n    if x:\n        y = g(x)\n",
+        "g({a})",
+        """
+        (
+            slot.kernel(self, {a})
+            or g
+        )({a})
+        """,
+        target="A.f",
+    )
+    assert plain == (
+        "class A:\n  def f(self, x):\n    if x:\n        y = (\n            slot.kernel(self, x)\n"
+        "            or g\n        )(x)\n"
+    )
+
+
+def test_several_matches_have_one_marker() -> None:
+    text, plain = planned("def f(x):\n    y = g(x)\n    return g(y)\n", "g({a})", "h({a})", matches=2)
+    assert plain == "def f(x):\n    y = h(x)\n    return h(y)\n"
+    assert text.splitlines()[1] == "    # [PATCHED FUNCTION] f: Why. (conf:c)"
+
+
+MARKED = [
+    # upstream's lines, number of the line that the marker comes to stand on
+    ("def f(x):\n    if x and (\n        g(x)\n    ):\n        pass\n", 2),
+    ("def f(x):\n    if x:\n        pass\n    elif g(x):\n        pass\n", 4),
+    ("def f(x):\n    y = '''\n    '''; g(x)\n", 2),
+    ("def f(x):\n    a = 1; g(x)\n", 2),
+    ("def f(x): return g(x)\n", 1),
+    ("@d\ndef f(x): return g(x)\n", 1),
+    ("def f(x):\n    return [\n        g(x)\n        for i in x\n    ]\n", 2),
+    ("def f(x):\n    @d(g(x))\n    def h(): pass\n", 2),
+    ("def f(x):\n    for i in x:\n        def h():\n            return g(x)\n", 4),
+]
+
+
+@pytest.mark.parametrize(("source", "line"), MARKED)
+def test_the_marker_never_falls_into_code(source: str, line: int) -> None:
+    text, plain = planned(source, "g(x)", "h(x)")
+    lines = text.splitlines(keepends=True)
+    assert lines[line - 1].strip() == "# [PATCHED FUNCTION] f: Why. (conf:c)"
+    assert "".join(lines[: line - 1] + lines[line:]) == plain == source.replace("g(x)", "h(x)")
+
+
+STATEMENTS = """\
+def f(x):
+    if x:
+        a = first(x)  # one
+        b: int = second(a)
+        # between
+        c = third(b)  # three
+    return x
+"""
+
+
+def test_statements_give_way_to_statements() -> None:
+    _, plain = planned(
+        STATEMENTS,
+        "b = second({v})\nc = third(b)",
+        """
+        if slot:
+            c = fused('''
+  kept''', {v})
+        else:
+            c = third(second({v}))
+        """,
+    )
+    assert plain == (
+        "def f(x):\n    if x:\n        a = first(x)  # one\n"
+        "        if slot:\n            c = fused('''\n  kept''', a)\n        else:\n            c = third(second(a))  # three\n"
+        "    return x\n"
+    )
+
+
+def test_line_endings_and_tabs_of_the_module_are_kept() -> None:
+    source = "def f(x):\r\n\tif x:\r\n\t\ty = g(x)\r\n\treturn y"
+    text, _ = planned(source, "y = g({a})", "if a:\n    y = {a}\n")
+    assert text == (
+        "def f(x):\r\n\tif x:\r\n\t\t# [PATCHED FUNCTION] f: Why. (conf:c)\r\n"
+        "\t\tif a:\r\n\t\t    y = x\r\n\treturn y"
+    )
+
+
+REFUSED: dict[str, tuple[str, str, str, str]] = {
+    "no pattern": ("g(x)", "g(", "h()", "pattern is not valid Python"),
+    "no replacement": ("g(x)", "g(x)", "h(", "replacement is not valid Python"),
+    "empty replacement": ("g(x)", "g(x)", "", "has to be one expression"),
+    "statement for expression": ("g(x)", "g(x)", "y = 1", "has to be one expression"),
+    "two expressions": ("g(x)", "g(x)", "a\nb", "has to be one expression"),
+    "nothing for statements": ("y = g(x)", "y = g(x)", "# none", "has to be statements"),
+    "unknown capture": ("g(x)", "g({a})", "h({b})", r"does not make \(a\): b"),
+    "capture misplaced": ("g(x, b=1)", "g(x, **{kw})", "h({kw})", "keyword arguments here"),
+    "shadowing": ("g(x + n)", "g({a})", "[{a} for n in z]", "binds names that f uses itself: n"),
+    "shadowing in statements": (
+        "y = g(x + n)",
+        "y = g({a})",
+        "y = [{a} for n in z]",
+        "hides names .* uses: n",
+    ),
+    "walrus": ("g(x)", "g({a})", "(x := {a})", "binds names that f uses itself: x"),
+    "twice": ("g(h(x))", "g({a})", "k({a}, {a})", "more than once: a"),
+    "keyword twice": ("g(x, b=1)", "g(x, **{kw})", "h(b=2, **{kw})", "passes b twice"),
+    "part of a line": ("z = 1; y = g(x)", "y = g(x)", "y = 2", "share a line"),
+    "front of a line": ("y = g(x); z = 1", "y = g(x)", "y = 2", "share a line"),
+    "inline": ("if z: y = g(x)", "y = g(x)", "y = 2", "share a line"),
+    "target of a deletion": ("y = g(x)", "y", "2", "0 times"),
+    "overlap": ("g(g(x))", "g({a})", "h({a})", "2 times"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_rewritten_is_refused(name: str) -> None:
+    line, pattern, replacement, what = REFUSED[name]
+    with pytest.raises(PatchError, match=what) as caught:
+        planned(f"def f(x):\n    {line}\n", pattern, replacement)
+    assert caught.value.target == "f" and caught.value.where == "pkg.mod, f" and caught.value.fix
+
+
+def test_an_elif_is_no_statement_of_its_own() -> None:
+    source = "def f(x):\n    if x:\n        pass\n    elif g(x):\n        pass\n"
+    with pytest.raises(PatchError, match="share a line"):
+        planned(source, "if g(x):\n    pass", "pass")
+
+
+def test_a_captured_call_may_be_used_once() -> None:
+    assert planned("def f(x):\n    g(h(x))\n", "g({a})", "k({a})")[1] == "def f(x):\n    k(h(x))\n"
+
+
+def test_target_body_and_number_are_checked() -> None:
+    source = "def f(x):\n    return g(x)\n"
+    digest = fingerprint(Document(source).definitions()[0].node)
+    assert planned(source, "g(x)", "h(x)", digests=(digest,))[1] == "def f(x):\n    return h(x)\n"
+    with pytest.raises(PatchTargetError, match=digest):
+        planned(source, "g(x)", "h(x)", digests=("0" * 16,))
+    with pytest.raises(PatchTargetError, match=r"nearest.*: f"):
+        planned(source, "g(x)", "h(x)", target="ff")
+    with pytest.raises(PatchTargetError, match=r"match 2 times in f, it matches once \(line 2\)"):
+        planned(source, "g(x)", "h(x)", matches=2)
+
+
+def test_the_rotary_call_of_the_installed_qwen3() -> None:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.submodule_search_locations
+    path = Path(spec.submodule_search_locations[0], "models", "qwen3", "modeling_qwen3.py")
+    source = path.read_text(encoding="utf-8")
+    _, plain = planned(
+        source,
+        "apply_rotary_pos_emb({q}, {k}, {cos}, {sin})",
+        "(slot.kernel(self, {q}) or apply_rotary_pos_emb)({q}, {k}, {cos}, {sin})",
+        target="Qwen3Attention.forward",
+    )
+    changed = [(a, b) for a, b in zip(source.splitlines(), plain.splitlines(), strict=True) if a != b]
+    ((old, new),) = changed
+    assert (
+        old.replace("= apply_rotary_pos_emb(", "= (slot.kernel(self, query_states) or apply_rotary_pos_emb)(")
+        == new
+    )
+
+
+def test_the_rewritten_code_runs() -> None:
+    source = "def f(x):\n    y = [g(i) for i in x]\n    return -g(y[0]) * 2\n"
+    text, _ = planned(source, "g({a})", "{a} + k", matches=2)
+    namespace: dict[str, Any] = {"k": 10}
+    exec(text, namespace)
+    assert namespace["f"]([1]) == -42
+
+
+IDENTITIES = ["{x}.transpose({a}, {b})", "nn.Linear(*{a}, **{k})", "torch.cat({a}, **{k})"]
+
+
+def modeling_files() -> list[Path]:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.submodule_search_locations
+    return sorted(Path(spec.submodule_search_locations[0], "models").glob("*/modeling_*.py"))
+
+
+def rewrite_to_itself(path: Path) -> int:
+    """Rewrites every match in every function of a module to itself, one function at a time."""
+    source = path.read_text(encoding="utf-8")
+    document = Document(source)
+    same = serialise(document.tree)
+    rewritten = 0
+    for definition in document.definitions():
+        node = definition.node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for text in IDENTITIES if len(document.find(definition.qualname)) == 1 else []:
+            found = Pattern(text, where="here").find_expressions(node)
+            spans = [match.span(document) for match in found]
+            if not found or any(end > start for (_, end), (start, _) in pairwise(spans)):
+                continue
+            patch = Patch(PatchType.REWRITE, definition.qualname, None, pattern=text, replacement_text=text)
+            patch.matches = len(found)
+            plain = apply_edits(source, plan_rewrite(document, patch, 0), markers=False)
+            assert serialise(ast.parse(plain)) == same, (path, definition.qualname, text)
+            rewritten += 1
+    return rewritten
+
+
+def test_rewriting_code_to_itself_changes_nothing() -> None:
+    (path,) = (path for path in modeling_files() if path.stem == "modeling_qwen3")
+    assert rewrite_to_itself(path) >= 4
+
+
+@pytest.mark.slow
+def test_rewriting_installed_code_to_itself_changes_nothing() -> None:
+    paths = modeling_files()
+    assert sum(map(rewrite_to_itself, paths[:: max(1, len(paths) // 20)])) > 100

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from veomni_hook.errors import SignatureError
+from veomni_hook.patches.text.document import Document, FunctionNode
+from veomni_hook.patches.verbs.signature import check_signature
+
+
+def check(before: str, after: str, *, owner: str = "", calls: str = "", only_used: bool = False) -> None:
+    decorator = "@staticmethod\n" if owner == "static" else ""
+    document = Document(f"{decorator}def f({before}): pass\n{calls}\n")
+    original, replacement = document.tree.body[0], ast.parse(f"def f({after}): pass").body[0]
+    assert isinstance(original, FunctionNode) and isinstance(replacement, FunctionNode)
+    check_signature(
+        document, original, replacement, target="f", owner=owner, only_used=only_used, where="here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "owner"),
+    [
+        ("a, b", "a, b", ""),
+        ("a, b", "b, a, c=1", ""),
+        ("a, b=1", "*args", ""),
+        ("a, *, b", "**kwargs", ""),
+        ("a, *args, **kwargs", "*rest, **more", ""),
+        ("self, a", "this, a", "C"),
+        ("a, /, b", "a, b", ""),
+        ("*args", "a, *args", ""),
+    ],
+)
+def test_compatible(before: str, after: str, owner: str) -> None:
+    check(before, after, owner=owner)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "owner", "named"),
+    [
+        ("a, b", "a", "", "drops b"),
+        ("a, b", "a, *, c=1", "", "drops b"),
+        ("a, *, b", "a, *args", "", "drops b"),
+        ("a, *args", "a", "", r"drops \*args"),
+        ("a, **kwargs", "a", "", r"drops \*\*kwargs"),
+        ("self, a", "a", "C", "drops a"),
+        ("a", "b, a=1", "static", "needs .* b"),
+        ("a", "a, b", "", "needs .* b"),
+        ("a", "a, *, b", "", "needs .* b"),
+    ],
+)
+def test_incompatible(before: str, after: str, owner: str, named: str) -> None:
+    with pytest.raises(SignatureError, match=named) as caught:
+        check(before, after, owner=owner)
+    assert f"upstream: ({before}); replacement: ({after})" in caught.value.where
+    assert "allow_signature_change" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("calls", "owner", "refused"),
+    [
+        ("f(1)", "", False),
+        ("f(1, b=2)", "", True),
+        ("f(1, 2)", "", True),
+        ("f(*a, **k)", "", False),
+        ("g(1, b=2)", "", False),
+        ("x.f(1, b=2)", "", False),
+        ("x.f(1, b=2)", "C", True),
+        ("f(1, b=2)", "C", False),
+    ],
+)
+def test_only_used_ones_matter_to_patchgens_configs(calls: str, owner: str, refused: bool) -> None:
+    self = "self, " if owner else ""
+    if refused:
+        with pytest.raises(SignatureError, match="drops b"):
+            check(f"{self}a, b=1", f"{self}a", owner=owner, calls=calls, only_used=True)
+    else:
+        check(f"{self}a, b=1", f"{self}a", owner=owner, calls=calls, only_used=True)
+
+
+def test_calls_of_an_instance_count_for_forward() -> None:
+    source = """
+class C:
+    def forward(self, a, b=1): pass
+class D:
+    def __init__(self):
+        self.c = C()
+    def forward(self):
+        return self.c(1, b=2)
+"""
+    document = Document(source)
+    original = document.find("C.forward")[0].node
+    replacement = ast.parse("def forward(self, a): pass").body[0]
+    assert isinstance(original, FunctionNode) and isinstance(replacement, FunctionNode)
+    with pytest.raises(SignatureError):
+        check_signature(
+            document, original, replacement, target="C.forward", owner="C", only_used=True, where="here"
+        )
+
+
+def test_unknown_keywords_need_kwargs() -> None:
+    with pytest.raises(SignatureError, match=r"drops \*\*kwargs"):
+        check("a, **kwargs", "a", calls="f(1, z=2)", only_used=True)
+    check("a, **kwargs", "a", calls="f(1, **z)", only_used=True)

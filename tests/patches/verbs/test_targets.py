@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from veomni_hook.errors import PatchTargetError
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.verbs.targets import class_named, members, resolve, top_level
+
+SOURCE = """\
+from typing import overload
+@overload
+def f(x: int): ...
+@overload
+def f(x: str): ...
+def f(x): return x
+class A:
+    x: int = 1
+    def m(self): pass
+    if x:
+        def n(self): pass
+    class B: pass
+A = A
+if A:
+    def g(): pass
+else:
+    def g(): pass
+"""
+
+
+def test_overloads_do_not_count() -> None:
+    document = Document(SOURCE)
+    assert document.lineno(document.start(resolve(document, "f", ("function",), where="").node)) == 6
+
+
+def test_a_name_may_be_assigned_besides() -> None:
+    assert isinstance(class_named(Document(SOURCE), "A", where="")[1], ast.ClassDef)
+
+
+def test_branches_are_refused_with_their_lines() -> None:
+    with pytest.raises(PatchTargetError, match="lines 15, 17"):
+        resolve(Document(SOURCE), "g", ("function",), where="")
+
+
+def test_error_says_what_the_name_is_instead() -> None:
+    with pytest.raises(PatchTargetError, match=r"A\.x is an assignment, not a method") as caught:
+        resolve(Document(SOURCE), "A.x", ("method",), where="there", declared="whole")
+    assert (caught.value.where, caught.value.target) == ("there", "whole")
+
+
+def test_members() -> None:
+    assert list(members(class_named(Document(SOURCE), "A", where="")[1])) == ["x", "m", "n", "B"]
+
+
+def test_top_level() -> None:
+    document = Document(SOURCE)
+    assert len(top_level(document, "g", ("function",))) == 2
+    assert top_level(document, "A.m", ("method",)) == []
+
+
+def test_overloads_in_a_branch_do_not_count() -> None:
+    source = "if TYPE_CHECKING:\n    @typing.overload\n    def f(): ...\ndef f(): pass\n"
+    document = Document(source)
+    assert document.lineno(document.start(resolve(document, "f", ("function",), where="").node)) == 4

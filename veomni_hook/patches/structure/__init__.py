@@ -1,0 +1,1 @@
+"""Code by structure: patterns, captures, fingerprints, names and where they are used."""

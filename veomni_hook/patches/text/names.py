@@ -1,0 +1,132 @@
+"""Names compared and renamed: edit distance, nearest names for messages, and ``name_map``.
+
+A name map renames whole identifiers, and identifiers that begin with one of its keys at a word boundary; an
+identifier that already begins with the replacement stays, so that applying a map twice is applying it once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from veomni_hook.errors import NameMapError
+
+__all__ = ["apply_name_map", "distance", "is_near_miss", "listed", "nearest"]
+
+NEAR_MISS = 2
+_WORD = r"\w+"
+
+
+def distance(one: str, other: str) -> int:
+    """Edit distance: insertions, deletions and substitutions of single characters."""
+    previous = list(range(len(other) + 1))
+    for row, left in enumerate(one, start=1):
+        current = [row]
+        for column, right in enumerate(other, start=1):
+            current.append(min(previous[column] + 1, current[-1] + 1, previous[column - 1] + (left != right)))
+        previous = current
+    return previous[-1]
+
+
+def is_near_miss(name: str, existing: str) -> bool:
+    """Whether ``name`` is so close to another name that it must be a slip of the pen."""
+    return (
+        name != existing
+        and abs(len(name) - len(existing)) <= NEAR_MISS
+        and distance(name, existing) <= NEAR_MISS
+    )
+
+
+def nearest(name: str, names: Iterable[str], limit: int = 3) -> tuple[str, ...]:
+    """The up to ``limit`` closest of ``names``, best first; names with nothing in common are left out.
+
+    Letters that differ in case alone count half, and a dotted name is compared by its last part too.
+    """
+    ranked = sorted((*_cost(name, other), other) for other in set(names) if other != name)
+    return tuple(other for cost, length, other in ranked if cost < length * 0.7)[:limit]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message: ``a, b, c``, or ``none``."""
+    return ", ".join(names) or "none"
+
+
+def apply_name_map(text: str, name_map: Mapping[str, str] | None, *, where: str, target: str = "") -> str:
+    """Rename identifiers of ``text`` in code, strings and comments alike; longer keys go first.
+
+    Raises:
+        NameMapError: a key matches nothing in ``text``.
+    """
+    if not name_map:
+        return text
+    keys = sorted(name_map, key=len, reverse=True)
+    whole = [
+        rf"{_edge(key[0])}{re.escape(key)}{_edge(key[-1], after=True)}"
+        for key in keys
+        if not key.isidentifier()
+    ]
+    # An escape sequence goes first, or the n of "\nName" would be read as part of the name.
+    pattern = re.compile("|".join([r"\\.", *whole, _WORD]), re.DOTALL)
+    used: set[str] = set()
+    mapped = pattern.sub(partial(_rename, keys=keys, name_map=name_map, used=used), text)
+    unused = [key for key in name_map if key not in used]
+    if unused:
+        known = re.findall(_WORD, text)
+        close = "; ".join(f"{key!r}: nearest {listed(nearest(key, known))}" for key in unused)
+        raise NameMapError(
+            f"name_map matches nothing in the replacement's source for {listed(map(repr, unused))}",
+            where=where,
+            fix=f"drop the entry or name an identifier (or the beginning of one) that occurs ({close})",
+            target=target,
+        )
+    return mapped
+
+
+def _rename(match: re.Match[str], *, keys: list[str], name_map: Mapping[str, str], used: set[str]) -> str:
+    name = match.group()
+    if name in name_map:
+        used.add(name)
+        return name_map[name]
+    if not name.isidentifier():
+        return name
+    bare = name.lstrip("_")
+    for key in keys:
+        if not _begins(bare, key):
+            continue
+        used.add(key)
+        new = name_map[key]
+        if new.startswith(key) and (bare == new or _begins(bare, new)):
+            return name
+        return name[: len(name) - len(bare)] + new + bare[len(key) :]
+    return name
+
+
+def _begins(name: str, prefix: str) -> bool:
+    """Whether ``prefix`` is the beginning of ``name`` and a word of it ends there."""
+    if len(name) <= len(prefix) or not prefix or not name.startswith(prefix):
+        return name == prefix
+    last, following = prefix[-1], name[len(prefix)]
+    return not (last.isdigit() and following.isdigit()) and not (last.isalnum() and following.islower())
+
+
+def _edge(character: str, *, after: bool = False) -> str:
+    if not (character.isalnum() or character == "_"):
+        return ""
+    return r"(?!\w)" if after else r"(?<!\w)"
+
+
+def _cost(name: str, other: str) -> tuple[float, int]:
+    """What separates two names, and the length to measure that by."""
+    cost, length = _folded(name, other), max(len(name), len(other))
+    owner, _, last = name.rpartition(".")
+    other_owner, _, other_last = other.rpartition(".")
+    if owner and other_owner:
+        return min(cost, _folded(owner, other_owner) * 2 + _folded(last, other_last)), length
+    if other_owner and (by_last := _folded(last, other_last) + 1) < cost:
+        return by_last, max(len(last), len(other_last))
+    return cost, length
+
+
+def _folded(name: str, other: str) -> float:
+    return (distance(name, other) + distance(name.lower(), other.lower())) / 2

@@ -1,0 +1,147 @@
+"""Replacements that live in another package: checked to exist without importing anything.
+
+Importing would load torch and triton to answer a question that the installed source answers; star imports are
+followed from file to file. What only a running module knows (``__getattr__``, extension modules) is asked of
+the module if it is loaded, and else left to the import statement of the patched module.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder, SourceFileLoader
+from typing import TYPE_CHECKING
+
+from veomni_hook.errors import ReplacementError
+from veomni_hook.patches.structure.uses import global_bindings, has_star_import
+from veomni_hook.patches.text.names import listed, nearest
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.plan import Plan
+
+__all__ = ["external_import", "known_names"]
+
+
+def external_import(plan: Plan, index: int, name: str) -> str:
+    """Return the statement that binds ``name`` to the external replacement of step ``index``.
+
+    Raises:
+        ReplacementError: the module or the attribute does not exist.
+    """
+    step = plan.steps[index]
+    source = step.patch.replacement_source or ""
+    module, _, attribute = source.rpartition(".")
+    if not module or not all(part.isidentifier() for part in source.split(".")):
+        raise ReplacementError(
+            f"{source!r} is no dotted name of an external replacement",
+            where=plan.where(index),
+            fix="name module and attribute, as in create_patch_from_external(target, module, name)",
+            target=step.target,
+        )
+    loaded = sys.modules.get(module)
+    known = known_names(module)
+    if known == set() and loaded is not None and not hasattr(loaded, attribute):
+        known = set(dir(loaded))
+    if known is None:
+        raise ReplacementError(
+            f"the external replacement {source} does not exist: there is no module {module}",
+            where=plan.where(index),
+            fix=f"install what provides {module.partition('.')[0]}, or correct the module's name",
+            target=step.target,
+        )
+    if known and attribute not in known:
+        close = nearest(attribute, known)
+        raise ReplacementError(
+            f"the external replacement {source} does not exist: {module} has no {attribute}",
+            where=plan.where(index),
+            fix=f"name something that it has; nearest: {listed(close)}",
+            target=step.target,
+        )
+    return f"from {module} import {attribute}" + (f" as {name}" if name != attribute else "")
+
+
+def known_names(module: str) -> set[str] | None:
+    """Names that can be imported from a module: None if it does not exist, empty if they cannot be told."""
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        # A lazy module answers for more than it holds.
+        return (
+            set()
+            if hasattr(type(loaded), "__getattr__") or hasattr(loaded, "__getattr__")
+            else set(dir(loaded))
+        )
+    spec = _find(module)
+    if spec is None:
+        return None
+    if not isinstance(spec.loader, SourceFileLoader):
+        return set()
+    try:
+        tree = ast.parse(spec.loader.get_data(spec.loader.path))
+    except (OSError, SyntaxError):
+        return set()
+    names = global_bindings(tree)
+    replaces_itself = any(
+        isinstance(node, ast.Attribute) and node.attr == "modules" and isinstance(node.value, ast.Name)
+        for node in ast.walk(tree)
+    )
+    if "__getattr__" in names or replaces_itself:
+        return set()
+    starred = _starred(tree, module, spec)
+    return set() if starred is None else (names | starred | _submodules(spec)) - {"*"}
+
+
+def _starred(tree: ast.Module, module: str, spec: ModuleSpec) -> set[str] | None:
+    """Names that star imports bring; None if they cannot be told."""
+    names: set[str] = set()
+    if not has_star_import(tree):
+        return names
+    package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or node.names[0].name != "*":
+            continue
+        parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        source = ".".join([*parts, *([node.module] if node.module else [])])
+        brought = known_names(source) if source != module else set()
+        if not brought:
+            return None
+        # More than ``*`` brings where __all__ is shorter: a name too many is better than one too few here.
+        names |= brought
+    return names
+
+
+def _find(module: str) -> ModuleSpec | None:
+    """The module's spec; its parents are found, not imported."""
+    path = None
+    spec = None
+    name = ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        if name in sys.modules and sys.modules[name].__spec__ is not None:
+            spec = sys.modules[name].__spec__
+        else:
+            spec = _find_one(name, path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or [])
+    return spec
+
+
+def _find_one(name: str, path: list[str] | None) -> ModuleSpec | None:
+    for finder in (BuiltinImporter, FrozenImporter, PathFinder):
+        found = finder.find_spec(name, path)
+        if found is not None:
+            return found
+    # Editable installs have finders of their own; ours would patch what it finds.
+    for other in sys.meta_path:
+        if not isinstance(other, type) and not type(other).__module__.startswith("veomni_hook."):
+            find = getattr(other, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path) if find is not None else None
+            if spec is not None:
+                return spec
+    return None
+
+
+def _submodules(spec: ModuleSpec) -> set[str]:
+    import pkgutil
+
+    return {info.name for info in pkgutil.iter_modules(spec.submodule_search_locations or [])}

@@ -1,0 +1,255 @@
+"""Guards: statements put in front of upstream code, which stays in the file and runs if they do not return.
+
+A guard cannot change what it stands in front of: it may read the function's parameters and the captures of
+its ``before`` pattern, and every name that it binds has to be its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from veomni_hook.errors import PatchError
+from veomni_hook.patches.spec import Patch
+from veomni_hook.patches.structure.fingerprint import fingerprint
+from veomni_hook.patches.structure.pattern import Capture, CaptureKind, Match, Pattern
+from veomni_hook.patches.structure.scope import bound_names, local_names, parameter_names, used_names
+from veomni_hook.patches.structure.substitute import find_places, substitute
+from veomni_hook.patches.text.document import Definition, Document, FunctionNode, has_docstring
+from veomni_hook.patches.text.edit import Edit
+from veomni_hook.patches.text.names import listed
+from veomni_hook.patches.text.reindent import reindent
+from veomni_hook.patches.text.source import function_body
+from veomni_hook.patches.verbs.inplace import (
+    check_body,
+    effects,
+    find_function,
+    marker,
+    refuse_names,
+    with_newlines,
+)
+
+__all__ = ["plan_guard"]
+
+_ONCE = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+# The wrapper lets an indented block be parsed; its length is what the block's lines are moved by.
+_WRAPPER = "if 1:\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Where a guard goes: in place of ``[start, end)`` (white space), between ``head`` and ``tail``."""
+
+    start: int
+    end: int
+    indent: str
+    captures: Mapping[str, Capture]
+    head: str = ""
+    tail: str = "\n"
+
+
+def plan_guard(
+    document: Document, patch: Patch, index: int, *, config: str = "", where: str = ""
+) -> list[Edit]:
+    """Return the edits that insert a guard.
+
+    Args:
+        document: the module that the guard goes into.
+        patch: a patch of type `PatchType.GUARD`.
+        index: the patch's number, which the edits carry.
+        config: the config's name, for the marker.
+        where: the place that an error names; the target's by default.
+
+    Raises:
+        PatchTargetError: the target or what the guard relies on is missing or is not the code that it was
+            written for, or ``before`` does not match exactly ``matches`` times.
+        PatchError: the guard cannot stand there (see the module's docstring).
+    """
+    where = where or f"{document.module}, {patch.target}"
+    definition, function = find_function(document, patch, where)
+    if not patch.fingerprints and patch.before is None:
+        raise _no_fingerprint(document, definition, patch, where)
+    check_body(document, definition, patch, where)
+    pattern = None if patch.before is None else Pattern(patch.before, where=where, target=patch.target)
+    parameters, body = function_body(patch.replacement, where=where, target=patch.target)
+    _check_names(parameters, body, function, pattern, patch.target, where)
+    splits, sites = _sites(document, function, patch, pattern)
+    edits = [Edit(start, end, text, index) for start, end, text in splits]
+    for number, site in enumerate(sites):
+        block = _block(document, body, site, parameters, where, patch.target)
+        if not number:
+            comment = marker(definition, patch, config)
+            text = f"{site.indent}{comment}{document.newline}"
+            if site.head:
+                text = f"  {comment}"
+            edits.append(Edit(site.start, site.start, text, index, marker=True))
+        edits.append(
+            Edit(site.start, site.end, with_newlines(document, site.head + block + site.tail), index)
+        )
+    return edits
+
+
+def _no_fingerprint(document: Document, definition: Definition, patch: Patch, where: str) -> PatchError:
+    digest = fingerprint(definition.node)
+    return PatchError(
+        f"the guard of {patch.target} does not say which upstream code it was written for; "
+        f"in {document.module} its fingerprint is {digest}",
+        where=where,
+        fix=f"read that code and write fingerprints=[{digest!r}]",
+        target=patch.target,
+    )
+
+
+def _check_names(
+    parameters: tuple[str, ...],
+    body: str,
+    function: FunctionNode,
+    pattern: Pattern | None,
+    target: str,
+    where: str,
+) -> None:
+    tree = ast.parse(body)
+    captures: dict[str, CaptureKind] = pattern.captures if pattern is not None else {}
+    refuse = {"where": where, "target": target}
+    if not tree.body:
+        raise PatchError(
+            "the guard has no statements", fix="give the function a body besides its docstring", **refuse
+        )
+    given = parameter_names(function)
+    refuse_names(
+        set(parameters) - given - captures.keys(),
+        f"the guard has parameters that are neither parameters of {target} ({listed(sorted(given))}) "
+        f"nor captures of `before` ({listed(sorted(captures))})",
+        fix="rename them, or capture what they stand for",
+        **refuse,
+    )
+    refuse_names(
+        set(parameters) & given & captures.keys(),
+        f"the guard's parameters could mean a parameter of {target} and a capture",
+        fix="rename the captures",
+        **refuse,
+    )
+    bound = bound_names(tree.body)
+    refuse_names(
+        bound & captures.keys() & set(parameters),
+        "the guard assigns or shadows captured names",
+        fix="use names of the guard's own for its values",
+        **refuse,
+    )
+    refuse_names(
+        bound & used_names([function]),
+        f"the guard binds names that {target} uses itself",
+        fix="rename the guard's own names, for instance with a leading underscore",
+        **refuse,
+    )
+    hidden = (used_names(tree.body) - bound) & local_names(function) - set(parameters)
+    refuse_names(
+        hidden,
+        f"the guard uses local names of {target} that are not among its own parameters",
+        fix="make parameters of those that are parameters there, and capture the others in `before`",
+        **refuse,
+    )
+    _check_statements(tree, function, refuse)
+
+
+def _check_statements(tree: ast.Module, function: FunctionNode, refuse: dict[str, str]) -> None:
+    for node in ast.walk(tree):
+        forbidden = isinstance(node, ast.Yield | ast.YieldFrom | ast.Global | ast.Nonlocal)
+        waits = isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)
+        if forbidden or (waits and not isinstance(function, ast.AsyncFunctionDef)):
+            raise PatchError(
+                f"a guard of {refuse['target']} cannot hold {type(node).__name__.lower()}",
+                fix="move that into a helper, or replace the whole function",
+                **refuse,
+            )
+
+
+def _sites(
+    document: Document, function: FunctionNode, patch: Patch, pattern: Pattern | None
+) -> tuple[list[tuple[int, int, str]], list[_Site]]:
+    """Where the guard goes, and what has to be split up before."""
+    if pattern is None:
+        return _start_site(document, function)
+    found = pattern.find_statements(function, nested=False)
+    pattern.require(document, function, found, patch.matches)
+    return [], [_site_before(document, function, match, pattern) for match in found]
+
+
+def _start_site(document: Document, function: FunctionNode) -> tuple[list[tuple[int, int, str]], list[_Site]]:
+    first = function.body[0]
+    rest = function.body[1:] if has_docstring(function) else function.body
+    if not document.is_inline(function):
+        indent = document.indent(first)
+        if rest:
+            start = _above_comments(document, function, document.span(rest[0])[0])
+            return [], [_Site(start, start, indent, {})]
+        start = document.body_start(function)
+        if start == len(document.source) and not document.source.endswith(("\n", "\r")):
+            return [], [_Site(start, start, indent, {}, head="\n", tail="")]
+        return [], [_Site(start, start, indent, {})]
+    # `def f(): return x`, `def f(): "doc"; return x`: what follows the header gets lines of its own.
+    splits = []
+    indent = document.indent(first if document.begins_line(first) else function)
+    if not document.begins_line(first):
+        indent += "    "
+        if rest[:1] != [first]:
+            start = _gap_before(document, first)
+            splits.append((start, document.start(first), f"{document.newline}{indent}"))
+    if not rest:
+        end = document.end(first)
+        return splits, [_Site(end, end, indent, {}, head="\n", tail="")]
+    start = _gap_before(document, rest[0])
+    return splits, [_Site(start, document.start(rest[0]), indent, {}, head="\n", tail=f"\n{indent}")]
+
+
+def _gap_before(document: Document, node: ast.AST) -> int:
+    start = document.start(node)
+    return len(document.source[:start].rstrip(" \t\f"))
+
+
+def _site_before(document: Document, function: FunctionNode, match: Match, pattern: Pattern) -> _Site:
+    first = match.nodes[0]
+    start = document.span(first)[0]
+    if not document.begins_line(first) or document.source.startswith("elif", start):
+        raise PatchError(
+            f"no statement can be put before line {document.lineno(start)} of {document.module}: "
+            "it begins in the middle of a line or of an if",
+            where=pattern.where,
+            fix="match the whole statement that it belongs to",
+            target=pattern.target,
+        )
+    line = _above_comments(document, function, start)
+    return _Site(line, line, document.indent(first), match.captures)
+
+
+def _above_comments(document: Document, function: FunctionNode, start: int) -> int:
+    """Where the line of the statement at ``start`` begins, or that of the comments right above it."""
+    line = document.line_start(start)
+    indent = document.source[line:start]
+    number = document.lineno(line)
+    # A line of a string may look like a comment; all code above has ended at `floor`.
+    ends = (getattr(node, "end_lineno", 0) for node in ast.walk(function))
+    floor = max((end for end in ends if end < number), default=0)
+    while number - 1 > floor and document.source.startswith(
+        f"{indent}#", above := document.line_start(line - 1)
+    ):
+        line, number = above, number - 1
+    return line
+
+
+def _block(
+    document: Document, body: str, site: _Site, parameters: tuple[str, ...], where: str, target: str
+) -> str:
+    """The guard's statements at their indentation, captures put in; no newline at the end."""
+    code = Document(_WRAPPER + reindent(body, "", site.indent))
+    captures = {name: capture for name, capture in site.captures.items() if name in parameters}
+    for place in find_places(code.tree, captures, holes=False):
+        if effects(captures[place.name], _ONCE):
+            raise PatchError(
+                f"the capture {place.name} waits, yields or assigns, so it cannot run twice",
+                where=where,
+                fix="match more of the statement, so that the capture is a plain value",
+                target=target,
+            )
+    return substitute(code, captures, document, holes=False, where=where, target=target)[len(_WRAPPER) :]

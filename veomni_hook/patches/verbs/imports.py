@@ -1,0 +1,104 @@
+"""Upstream's imports without the dropped names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from veomni_hook.errors import PatchTargetError
+from veomni_hook.patches.plan import Plan
+from veomni_hook.patches.text.items import remove_items
+from veomni_hook.patches.text.names import listed, nearest
+from veomni_hook.patches.text.statements import blocks, removal
+
+__all__ = ["bound_name", "plan_drops"]
+
+
+def plan_drops(plan: Plan) -> dict[str, int]:
+    """Plan to take names out of module-level imports, those under ``if`` and ``try`` included.
+
+    A name is what is imported, the last part of a dotted one, or what it is bound to.
+
+    Returns:
+        The names that the dropped imports bound, each with the index of its step: the caller has to see
+        that what still uses them is provided for.
+
+    Raises:
+        PatchTargetError: a name is not imported.
+    """
+    wanted: dict[str, int] = {}
+    for index, step in plan.of_kind("drop_import"):
+        wanted.setdefault(step.target, index)
+    if not wanted:
+        return {}
+    bound: dict[str, int] = {}
+    found: set[str] = set()
+    for block in blocks(plan.document.tree):
+        emptied = {}
+        for statement in block:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                dropped = dict(_matches(statement, wanted))
+                found.update(name for names in dropped.values() for name in names)
+                bound |= {bound_name(statement.names[n]): wanted[names[0]] for n, names in dropped.items()}
+                if dropped:
+                    emptied[id(statement)] = _drop(plan, statement, dropped, wanted)
+        if len(emptied) == len(block) and all(emptied.values()) and block is not plan.document.tree.body:
+            _keep_block(plan, block)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        known = {n for b in blocks(plan.document.tree) for s in b for n in _importable(s)}
+        close = nearest(missing[0], known)
+        raise PatchTargetError(
+            f"{listed(missing)} cannot be dropped from the imports: it is not imported at module level",
+            where=plan.where(wanted[missing[0]]),
+            fix=f"correct the name given to drop_import_names; nearest: {listed(close)}",
+            target=missing[0],
+            nearest=close,
+        )
+    return bound
+
+
+def bound_name(alias: ast.alias) -> str:
+    """The name that an import binds: ``a`` for ``import a.b``."""
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _matches(
+    statement: ast.Import | ast.ImportFrom, wanted: dict[str, int]
+) -> Iterator[tuple[int, list[str]]]:
+    for number, alias in enumerate(statement.names):
+        names = [name for name in (alias.asname, alias.name, alias.name.rpartition(".")[2]) if name in wanted]
+        if names:
+            yield number, [str(name) for name in names]
+
+
+def _importable(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        for alias in statement.names:
+            yield alias.name
+            yield bound_name(alias)
+
+
+def _drop(
+    plan: Plan, statement: ast.Import | ast.ImportFrom, dropped: dict[int, list[str]], wanted: dict[str, int]
+) -> bool:
+    """Plan the removal from one statement; whether nothing is left of it."""
+    index, *others = dict.fromkeys(wanted[name] for names in dropped.values() for name in names)
+    for other in others:
+        plan.shared.setdefault(other, set()).add(index)
+    if len(dropped) == len(statement.names):
+        plan.change(index, *removal(plan.document, statement, needed=False))
+        return True
+    for start, end, text in remove_items(plan.document, statement.names, dropped):
+        plan.change(index, start, end, text)
+    return False
+
+
+def _keep_block(plan: Plan, block: list[ast.stmt]) -> None:
+    """The last statement of a block that would be empty becomes ``pass``."""
+    start, end = plan.document.span(block[-1])[0], plan.document.end(block[-1])
+    for number, edit in enumerate(plan.edits):
+        if edit.start <= start < edit.end:
+            del plan.edits[number]
+            plan.change(edit.patch, start, end, "pass")
+            return

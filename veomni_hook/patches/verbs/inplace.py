@@ -1,0 +1,80 @@
+"""What guards and rewrites share: both change one upstream function in place.
+
+Both are written for known upstream code, so the function has to exist exactly once and to have a known
+fingerprint, and neither may disturb the names that the function uses.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from veomni_hook.errors import PatchError, PatchTargetError
+from veomni_hook.patches.report import one_line
+from veomni_hook.patches.spec import Patch
+from veomni_hook.patches.structure.fingerprint import check_relies_on, fingerprint
+from veomni_hook.patches.structure.pattern import Capture
+from veomni_hook.patches.text.document import Definition, Document, FunctionNode
+from veomni_hook.patches.text.names import listed
+from veomni_hook.patches.verbs.targets import resolve
+
+__all__ = ["check_body", "effects", "find_function", "marker", "refuse_names", "with_newlines"]
+
+
+def find_function(document: Document, patch: Patch, where: str) -> tuple[Definition, FunctionNode]:
+    """Return the one function or method that the patch's target names.
+
+    Raises:
+        PatchTargetError: there is none, or more than one.
+    """
+    definition = resolve(document, patch.target, ("function", "method"), where=where)
+    if not isinstance(definition.node, ast.FunctionDef | ast.AsyncFunctionDef):
+        raise TypeError(f"{definition.qualname} is no function")
+    return definition, definition.node
+
+
+def check_body(document: Document, definition: Definition, patch: Patch, where: str) -> None:
+    """Check that the function, and what the patch relies on, is code that the patch was written for.
+
+    A patch without fingerprints takes any function.
+
+    Raises:
+        PatchTargetError: a fingerprint is not among the patch's; the message shows it.
+    """
+    check_relies_on(document, patch.relies_on, where)
+    digest = fingerprint(definition.node)
+    if not patch.fingerprints or digest in patch.fingerprints:
+        return
+    line = document.lineno(document.start(definition.node))
+    raise PatchTargetError(
+        f"{patch.target} (line {line} of {document.module}) is not "
+        f"the code that the patch was written for: its fingerprint is {digest}, known are "
+        f"{listed(patch.fingerprints)}",
+        where=where,
+        fix=f"read the new body; if the patch still holds for it, add {digest!r} to fingerprints",
+        target=patch.target,
+    )
+
+
+def refuse_names(names: Iterable[str], what: str, *, fix: str, where: str, target: str) -> None:
+    """Raise a `PatchError` that lists ``names`` after ``what``, if there are any."""
+    listing = ", ".join(sorted(names))
+    if listing:
+        raise PatchError(f"{what}: {listing}", where=where, fix=fix, target=target)
+
+
+def effects(capture: Capture, kinds: tuple[type[ast.AST], ...]) -> bool:
+    """Whether the captured code holds a node of one of ``kinds``, which must not run twice."""
+    return any(isinstance(node, kinds) for root in capture.nodes for node in ast.walk(root))
+
+
+def marker(definition: Definition, patch: Patch, config: str) -> str:
+    """The comment that names the patch in the patched text, without indentation and newline."""
+    kind = "METHOD" if definition.kind == "method" else "FUNCTION"
+    reason = patch.description or f"{patch.patch_type.value} of {patch.target}"
+    return "# " + one_line(f"[PATCHED {kind}] {patch.target}: {reason}" + (f" ({config})" if config else ""))
+
+
+def with_newlines(document: Document, text: str) -> str:
+    """``text``, whose lines end in ``\\n``, with the line endings of the document."""
+    return document.newline.join(text.split("\n"))

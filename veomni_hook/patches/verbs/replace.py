@@ -1,0 +1,161 @@
+"""Classes and functions put in the place of others: from a config's source, or imported from elsewhere.
+
+Upstream's decorators of a function stay where they are, above those that the replacement brings; a class
+brings its own decorators only.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from veomni_hook.errors import ReplacementError
+from veomni_hook.patches.plan import Plan
+from veomni_hook.patches.spec import PatchType
+from veomni_hook.patches.text.document import Document, FunctionNode
+from veomni_hook.patches.text.reindent import reindent
+from veomni_hook.patches.text.source import Snippet, read_snippet
+from veomni_hook.patches.verbs.external import external_import
+from veomni_hook.patches.verbs.signature import check_signature
+from veomni_hook.patches.verbs.targets import class_named, resolve
+
+__all__ = ["plan_replacements", "replace_function_text"]
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_BINDINGS = frozenset({"staticmethod", "classmethod", "property", "cached_property"})
+
+
+def plan_replacements(plan: Plan) -> None:
+    """Plan every replacement of a class or function.
+
+    Raises:
+        PatchTargetError: the target is missing.
+        ReplacementError, SignatureError, NameMapError: see `read_snippet` and `check_signature`.
+    """
+    for index, _ in plan.of_kind(PatchType.CLASS_REPLACEMENT.value):
+        _replace_class(plan, index)
+    for index, step in plan.of_kind(PatchType.FUNCTION_REPLACEMENT.value):
+        hint = "use override_method for a method, or " if "." in step.target else ""
+        where = plan.where(index)
+        definition = resolve(plan.document, step.target, ("function",), where=where, hint=hint)
+        if isinstance(definition.node, _FUNCTIONS):
+            marker = plan.marker(index, "PATCHED FUNCTION", definition.qualname)
+            replace_function_text(plan, index, definition.node, marker)
+
+
+def replace_function_text(
+    plan: Plan, index: int, node: FunctionNode, marker: str, *, owner: str = "", accessor: str = ""
+) -> None:
+    """Plan to put the replacement of step ``index`` in the place of ``node``, in class ``owner`` if any."""
+    document, step = plan.document, plan.steps[index]
+    indent = document.indent(node)
+    begin = document.line_start(document.span(node)[0])
+    patch = step.patch
+    plan.mark(index, begin, f"{indent}{marker}\n")
+    if patch.replacement_source and patch.replacement is None:
+        _import_function(plan, index, node)
+        return
+    where = plan.where(index)
+    snippet = read_snippet(
+        patch.replacement, where=where, target=step.target, name_map=patch.name_map, accessor=accessor
+    )
+    replacement = snippet.node
+    if not isinstance(replacement, _FUNCTIONS):
+        raise _wrong_kind(plan, index, snippet, "function")
+    _check_bindings(plan, index, node, replacement)
+    if not patch.allow_signature_change:
+        check_signature(
+            document, node, replacement, target=step.target, owner=owner, only_used=step.adopted, where=where
+        )
+    kept = frozenset(ast.dump(decorator) for decorator in node.decorator_list)
+    if snippet.comments:
+        plan.insert(index, begin, reindent(snippet.comments, "", indent) + "\n")
+    text = snippet.named(node.name, without=kept, references=not owner)
+    plan.change(index, document.start(node), document.full_end(node), _hanging(text, indent))
+
+
+def _replace_class(plan: Plan, index: int) -> None:
+    document, step = plan.document, plan.steps[index]
+    where, patch = plan.where(index), plan.steps[index].patch
+    definition, node = class_named(document, step.target, where=where)
+    indent = document.indent(node)
+    start = document.span(node)[0]
+    marker = plan.marker(index, "PATCHED CLASS", definition.qualname)
+    plan.mark(index, document.line_start(start), f"{indent}{marker}\n")
+    if patch.replacement_source and patch.replacement is None:
+        text = external_import(plan, index, node.name)
+        plan.change(index, start, document.full_end(node), _hanging(text, indent))
+        return
+    snippet = read_snippet(patch.replacement, where=where, target=step.target, name_map=patch.name_map)
+    if not isinstance(snippet.node, ast.ClassDef):
+        raise _wrong_kind(plan, index, snippet, "class")
+    if not patch.allow_signature_change:
+        _check_methods(plan, index, node, snippet)
+    text = f"{snippet.comments}\n{snippet.named(node.name, references=True)}".removeprefix("\n")
+    plan.change(index, start, document.full_end(node), _hanging(text, indent))
+
+
+def _import_function(plan: Plan, index: int, node: FunctionNode) -> None:
+    """Import a function in the place of another; upstream's decorators are applied to it by calls."""
+    document = plan.document
+    start, indent = document.span(node)[0], document.indent(node)
+    lines = [external_import(plan, index, node.name)]
+    lines += [
+        f"{node.name} = {document.source[document.start(d) : document.end(d)]}({node.name})"
+        for d in reversed(node.decorator_list)
+    ]
+    plan.change(index, start, document.full_end(node), _hanging("\n".join(lines), indent))
+
+
+def _check_methods(plan: Plan, index: int, original: ast.ClassDef, snippet: Snippet) -> None:
+    step = plan.steps[index]
+    new = _methods(snippet.document, snippet.node)
+    for name, method in _methods(plan.document, original).items():
+        if name in new:
+            check_signature(
+                plan.document,
+                method,
+                new[name],
+                target=f"{step.target}.{name}",
+                owner=step.target,
+                only_used=step.adopted,
+                where=plan.where(index),
+            )
+
+
+def _methods(document: Document, node: ast.AST) -> dict[str, FunctionNode]:
+    """Methods of a class by name, a property's accessors apart."""
+    return {
+        f"{d.node.name}.{d.accessor}".rstrip("."): d.node
+        for d in document.definitions()
+        if d.parents[-1] is node and isinstance(d.node, _FUNCTIONS)
+    }
+
+
+def _check_bindings(plan: Plan, index: int, node: FunctionNode, replacement: FunctionNode) -> None:
+    def bindings(function: FunctionNode) -> set[str]:
+        return {d.id for d in function.decorator_list if isinstance(d, ast.Name) and d.id in _BINDINGS}
+
+    clash = bindings(replacement) - bindings(node)
+    if clash and bindings(node):
+        raise ReplacementError(
+            f"upstream's {node.name} is a {'/'.join(bindings(node))}, its replacement a {'/'.join(clash)}",
+            where=plan.where(index),
+            fix="drop the replacement's decorator: upstream's stays on the method",
+            target=plan.steps[index].target,
+        )
+
+
+def _wrong_kind(plan: Plan, index: int, snippet: Snippet, wanted: str) -> ReplacementError:
+    found = "class" if isinstance(snippet.node, ast.ClassDef) else "function"
+    return ReplacementError(
+        f"the replacement {snippet.node.name} is a {found}; {plan.steps[index].target} is a {wanted}",
+        where=plan.where(index),
+        fix=f"replace it with a {wanted}",
+        target=plan.steps[index].target,
+    )
+
+
+def _hanging(text: str, indent: str) -> str:
+    """``text`` indented, but for its first line, which goes where the indentation stands already."""
+    moved = reindent(text, "", indent)
+    return moved.removeprefix(indent)

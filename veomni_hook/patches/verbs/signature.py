@@ -1,0 +1,138 @@
+"""Whether a replacement can be called as what it replaces was.
+
+Signatures are read from the syntax tree: at run time a decorator may have hidden them. A parameter counts as
+dropped if the replacement neither has it nor takes it up in ``*args`` or ``**kwargs``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from veomni_hook.errors import SignatureError
+from veomni_hook.patches.text.document import Document, FunctionNode
+from veomni_hook.patches.text.names import listed
+
+__all__ = ["check_signature"]
+
+
+def check_signature(
+    document: Document,
+    original: FunctionNode,
+    replacement: FunctionNode,
+    *,
+    target: str,
+    owner: str = "",
+    only_used: bool,
+    where: str,
+) -> None:
+    """Compare the parameters of an upstream function with those of its replacement.
+
+    Args:
+        target: what is replaced, for the error.
+        owner: the class, if it is a method: its first parameter is the instance and is not compared.
+        only_used: let a dropped parameter pass that no call in the module gives (patchgen's configs).
+        where: for the error.
+
+    Raises:
+        SignatureError: a parameter is dropped, or a new one has no default.
+    """
+    skip = int(bool(owner) and not _is_static(original))
+    before, after = _Parameters(original, skip), _Parameters(replacement, skip)
+    dropped = [
+        name for name in before.named if not after.takes(name, keyword_only=name in before.keyword_only)
+    ]
+    dropped += [f"*{before.rest}"] if before.rest and not after.rest else []
+    dropped += [f"**{before.keywords}"] if before.keywords and not after.keywords else []
+    required = [name for name in after.required if name not in before.named and not before.rest]
+    if only_used:
+        used = {
+            name for call in _calls(document, original.name, owner) for name in _given(call, before, after)
+        }
+        dropped = [name for name in dropped if name.lstrip("*") in used]
+        required = []
+    if dropped:
+        raise SignatureError(
+            f"the replacement of {target} drops {listed(dropped)}",
+            where=f"{where}; upstream: {_signature(original)}; replacement: {_signature(replacement)}",
+            fix="take these parameters (or *args, **kwargs), or say allow_signature_change=True",
+            target=target,
+        )
+    if required:
+        raise SignatureError(
+            f"the replacement of {target} needs parameters that upstream has not: {listed(required)}",
+            where=f"{where}; upstream: {_signature(original)}; replacement: {_signature(replacement)}",
+            fix="give them defaults, or say allow_signature_change=True",
+            target=target,
+        )
+
+
+class _Parameters:
+    def __init__(self, function: FunctionNode, skip: int) -> None:
+        arguments = function.args
+        positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+        without_default = positional[: len(positional) - len(arguments.defaults)]
+        self.positional = positional[skip:]
+        self.keyword_only = [argument.arg for argument in arguments.kwonlyargs]
+        self.named = [*self.positional, *self.keyword_only]
+        self.rest = arguments.vararg.arg if arguments.vararg else ""
+        self.keywords = arguments.kwarg.arg if arguments.kwarg else ""
+        given = zip(self.keyword_only, arguments.kw_defaults, strict=True)
+        self.required = [*without_default[skip:], *(name for name, default in given if default is None)]
+
+    def takes(self, name: str, *, keyword_only: bool) -> bool:
+        if name in self.named or self.keywords:
+            return True
+        return bool(self.rest) and not keyword_only
+
+
+def _is_static(function: FunctionNode) -> bool:
+    return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list)
+
+
+def _signature(function: FunctionNode) -> str:
+    return f"({ast.unparse(function.args)})"
+
+
+def _given(call: ast.Call, before: _Parameters, after: _Parameters) -> Iterator[str]:
+    """Names of upstream's parameters that the call gives and the replacement would not take."""
+    for number, argument in enumerate(call.args):
+        if isinstance(argument, ast.Starred):
+            break
+        if number < len(before.positional):
+            yield before.positional[number]
+        elif before.rest:
+            yield before.rest
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            continue  # ``**kwargs`` passed on are not known here
+        yield keyword.arg
+        if keyword.arg not in before.named and keyword.arg not in after.named and before.keywords:
+            yield before.keywords
+
+
+def _calls(document: Document, name: str, owner: str) -> Iterator[ast.Call]:
+    """Calls in the module that may mean the function: by its name, or by what holds an instance."""
+    holders = _holders(document, owner.rpartition(".")[2]) if owner and name == "forward" else set()
+    for node in ast.walk(document.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        if isinstance(function, ast.Name):
+            called = owner.rpartition(".")[2] if owner and name == "__init__" else name if not owner else None
+            if function.id == called:
+                yield node
+        elif isinstance(function, ast.Attribute):
+            if function.attr in holders or (owner and function.attr == name != "__init__"):
+                yield node
+
+
+def _holders(document: Document, owner: str) -> set[str]:
+    """Attributes to which a call of the class is assigned: ``self.attn = Attention(config)``."""
+    found: set[str] = set()
+    for node in ast.walk(document.tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            function = node.value.func
+            if isinstance(function, ast.Name) and function.id == owner:
+                found.update(target.attr for target in node.targets if isinstance(target, ast.Attribute))
+    return found
