@@ -183,3 +183,26 @@ def test_registering_something_else_is_an_error(python: Python) -> None:
         "    except veomni_hook.VeomniHookError as error: print(error.what)"
     )
     assert ran.out.splitlines() == ["int object is no patch config", "the module holds no patch config"]
+
+
+def test_the_kernel_choice_of_an_activation_reaches_loaded_modules_and_is_undone(python: Python) -> None:
+    ran = python(
+        f"""
+import json, {TINY.rpartition(".")[0]}
+from veomni_hook import VeomniHookError, activate
+outer = activate()
+import {TINY}
+from veomni_hook.kernels.state import STATE, get_choice
+got = [get_choice()]
+with activate(kernels="eager"):
+    got.append(get_choice())
+got.append(get_choice())
+try:
+    activate(kernels="rms_nrm=torch")
+except VeomniHookError as error:
+    got.append([type(error).__name__, get_choice()])
+outer.deactivate()
+print(json.dumps([*got, STATE.active]))
+"""
+    )
+    assert ran.result == ["auto", "eager", "auto", ["KernelError", "auto"], False], ran.err

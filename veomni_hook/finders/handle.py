@@ -42,14 +42,9 @@ class Handle:
             return
         STATE.handles.remove(self)
         STATE.resolved = STATE.store = None
-        if STATE.handles:
-            return
-        if STATE.finder in sys.meta_path:
+        if not STATE.handles and STATE.finder in sys.meta_path:
             sys.meta_path.remove(STATE.finder)
-        if "veomni_hook.kernels.state" in sys.modules:
-            from veomni_hook.kernels import state
-
-            state.set_active(active=False)
+        bind_slots()
 
     def status(self) -> Status:
         """Tell whether this activation is in force, and what became of each target module so far."""
@@ -120,16 +115,13 @@ def activate(**settings: Any) -> Handle:
     STATE.resolved = STATE.store = None
     if STATE.finder not in sys.meta_path:
         sys.meta_path.insert(0, STATE.finder)
-    if "veomni_hook.kernels.state" in sys.modules:
-        from veomni_hook.kernels import state
-
-        state.set_active(active=True)
-    if "transformers" in sys.modules:
-        try:
+    try:
+        bind_slots()
+        if "transformers" in sys.modules:
             _report_early_imports()
-        except BaseException:
-            handle.deactivate()
-            raise
+    except BaseException:
+        handle.deactivate()
+        raise
     return handle
 
 
@@ -169,6 +161,21 @@ def current_settings() -> Settings:
             overrides.update(handle.overrides)
         STATE.resolved = resolve(overrides=overrides)
     return STATE.resolved.settings
+
+
+def bind_slots() -> None:
+    """Give the slots of loaded modules the settings in force; before any is loaded there is nothing to do.
+
+    Raises:
+        KernelError: the kernel choice names an op or backend that does not exist.
+    """
+    if "veomni_hook.kernels.state" not in sys.modules:
+        return
+    from veomni_hook.kernels import state
+
+    if STATE.handles:
+        state.set_choice(current_settings().kernels)
+    state.set_active(active=bool(STATE.handles))
 
 
 def _passed_by() -> dict[str, Outcome]:

@@ -19,7 +19,7 @@ from veomni_hook.cache import key
 from veomni_hook.cache.store import Hit, Store, Unpatched, open_store
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.finders.finder import PatchFinder
-from veomni_hook.finders.handle import current_settings
+from veomni_hook.finders.handle import bind_slots, current_settings
 from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.log import warn
 from veomni_hook.finders.nested import nested_import
@@ -69,7 +69,9 @@ def find_patched(
     if isinstance(found, str):
         STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=found, origin=upstream.path)
         return spec
-    _bind_kernels(settings)
+    import veomni_hook.kernels.state  # noqa: F401 - the first patched module brings the first slots
+
+    bind_slots()
     outcome, text, code = found
     STATE.outcomes[fullname] = outcome
     foreign = spec.loader if isinstance(spec.loader, SourceFileLoader) else None
@@ -194,13 +196,6 @@ def _left_alone(fullname: str, spec: ModuleSpec, reason: str, settings: Settings
             fix="install transformers as source files, or unset VEOMNI_STRICT to run it unpatched",
         )
     warn(f"{fullname} is left unpatched: {reason}")
-
-
-def _bind_kernels(settings: Settings) -> None:
-    from veomni_hook.kernels import state
-
-    state.set_choice(settings.kernels)
-    state.set_active(active=True)
 
 
 def _with_origin(name: str) -> str:
