@@ -12,7 +12,7 @@ ARGS ?=
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint format bench matrix clean
+.PHONY: help setup demo test lint format bench matrix releases clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make format   apply ruff's safe fixes"
 	@echo "make bench    run the benchmarks and record their results in benchmarks/results/"
 	@echo "make matrix   run the tests over the supported transformers releases with nox"
+	@echo "make releases judge what idioms route in transformers releases, without installing them"
 	@echo "make clean    remove everything that these commands made"
 
 setup: $(STAMP)
@@ -60,6 +61,9 @@ bench: $(STAMP)
 
 matrix: $(STAMP)
 	$(BIN)/nox --session matrix $(ARGS)
+
+releases: $(STAMP)
+	$(BIN)/python -m scripts.releases $(ARGS)
 
 clean:
 	rm -rf $(VENV) .nox .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo_output veomni_patched

@@ -14,7 +14,9 @@ __all__ = [
     "CacheError",
     "ConfigError",
     "ExcludedNameError",
+    "IdiomError",
     "KernelError",
+    "LockError",
     "NameMapError",
     "PatchConflictError",
     "PatchError",
@@ -79,6 +81,10 @@ class KernelError(VeomniHookError):
     """A kernel that was asked for does not exist or cannot run; lists what can."""
 
 
+class LockError(VeomniHookError):
+    """The lock of `veomni-hook check` cannot be read or written."""
+
+
 class PatchError(VeomniHookError):
     """Base of everything that can be wrong with a patch; ``target`` is the patch's target."""
 
@@ -99,6 +105,10 @@ class PatchTargetError(PatchError):
 
 class PatchConflictError(PatchError):
     """Two patches claim one place and neither names the other as its base."""
+
+
+class IdiomError(PatchError):
+    """A recogniser failed on a module, or what it wants to write there is wrong; a defect of this package."""
 
 
 class ReplacementError(PatchError):

@@ -70,6 +70,9 @@ class Settings:
         cache_dir: root of the cache; None is the user's cache folder.
         strict: what is otherwise a warning (module imported too early, no source, …) is an error.
         patches: extra modules that hold patch configs.
+        idioms: find kernels' code by what it computes, in every modeling module; False leaves the patches
+            that configs name.
+        remote_code: patch modules of `trust_remote_code` models as well.
     """
 
     enabled: bool = True
@@ -80,6 +83,8 @@ class Settings:
     cache_dir: str | None = None
     strict: bool = False
     patches: tuple[str, ...] = ()
+    idioms: bool = True
+    remote_code: bool = False
 
 
 _PARSERS: dict[str, Callable[[object], object]] = {
@@ -91,6 +96,8 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "cache_dir": _text,
     "strict": _boolean,
     "patches": _names,
+    "idioms": _boolean,
+    "remote_code": _boolean,
 }
 
 ENVIRONMENT = {
@@ -102,6 +109,8 @@ ENVIRONMENT = {
     "cache_dir": "VEOMNI_CACHE_DIR",
     "strict": "VEOMNI_STRICT",
     "patches": "VEOMNI_PATCHES",
+    "idioms": "VEOMNI_IDIOMS",
+    "remote_code": "VEOMNI_REMOTE_CODE",
 }
 
 

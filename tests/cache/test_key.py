@@ -101,7 +101,7 @@ def copied(tmp_path: Path) -> Path:
     """A copy of the package's parts that an engine digest needs."""
     source = Path(veomni_hook.__file__).parent
     ignore = shutil.ignore_patterns("__pycache__")
-    for part in ("cache", "patches"):
+    for part in ("cache", "patches", "kernels"):
         shutil.copytree(source / part, tmp_path / "site" / "veomni_hook" / part, ignore=ignore)
     for name in ("__init__.py", "errors.py"):
         shutil.copy(source / name, tmp_path / "site" / "veomni_hook" / name)
@@ -119,6 +119,15 @@ def test_engine_digest_follows_the_files_that_shape_the_output(copied: Path) -> 
     edited = _digest_in(copied)
     (copied / "veomni_hook/patches/extra.py").rename(copied / "veomni_hook/patches/renamed.py")
     assert len({before, edited, _digest_in(copied)}) == 3
+
+
+def test_engine_digest_follows_the_formulas_that_idioms_match(copied: Path) -> None:
+    before = _digest_in(copied)
+    op = copied / "veomni_hook/kernels/rms_norm"
+    (op / "torch.py").write_text("x = 1\n")
+    assert _digest_in(copied) == before
+    (op / "reference.py").write_text((op / "reference.py").read_text() + "\n")
+    assert _digest_in(copied) != before
 
 
 def test_engine_digest_from_a_zip_file_is_the_same(copied: Path, tmp_path: Path) -> None:

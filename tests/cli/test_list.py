@@ -16,6 +16,7 @@ def test_configs_of_settings_are_listed_with_their_modules(tiny: Command) -> Non
         "patches": 1,
         "slots": [],
         "installed": True,
+        "routes": {},
     }
     # The stand-in has no qwen3: the built-in spec is there, its module is not.
     built_in = [row for row in done.json if row["from"] == "built-in"]
@@ -31,7 +32,9 @@ def test_all_adds_modules_without_patches(tiny: Command) -> None:
 def test_the_table_has_the_same_rows(tiny: Command) -> None:
     done = tiny("list")
     lines = done.out.splitlines()
-    assert lines[0].split() == ["family", "config", "from", "device", "patches", "slots", "installed"]
+    assert lines[0].split() == [
+        *("family", "config", "from", "device", "patches", "slots", "installed", "routes")
+    ]
     assert len(lines) - 1 == len(tiny("list", "--json").json)
     assert any(line.split()[:2] == ["tiny", "tiny_config:config"] for line in lines)
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from veomni_hook.cli.verdict import judge
+from tests.patches import fake_idiom
+from veomni_hook.cli.verdict import judge, nowhere
 from veomni_hook.finders import build
 from veomni_hook.finders.pipeline import Upstream
+from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.spec import PatchConfig
 
 SOURCE = b"""
@@ -30,6 +32,10 @@ def other() -> int:
     return 3
 
 
+def forward(self: object, x: object) -> object:
+    return x
+
+
 def make(*targets: str, device: str | None = None) -> PatchConfig:
     config = PatchConfig("package.modeling_x", device=device)  # type: ignore[arg-type]
     config.label = f"configs:{device or 'config'}"
@@ -39,7 +45,7 @@ def make(*targets: str, device: str | None = None) -> PatchConfig:
 
 
 def found(*configs: PatchConfig) -> list[tuple[str, str, str]]:
-    return [(v.device, v.target, v.verdict) for v in judge(UPSTREAM, configs)]
+    return [(v.device, v.target, v.verdict) for v in judge(UPSTREAM, configs)[0]]
 
 
 def test_each_patch_has_its_verdict() -> None:
@@ -64,14 +70,14 @@ def test_devices_are_judged_apart() -> None:
 def test_a_mistake_of_the_config_as_a_whole_is_its_own_verdict() -> None:
     config = make("one")
     config.drop_import_names("not_imported")
-    verdicts = judge(UPSTREAM, [config])
+    verdicts, _ = judge(UPSTREAM, [config])
     assert [v.verdict for v in verdicts] == ["applies", "FAILS"]
     assert "not_imported" in verdicts[1].detail and verdicts[1].config == "configs:config"
 
 
 def test_a_conflict_is_reported_once_for_both() -> None:
     first, second = make("one", device="gpu"), make("one")
-    verdicts = judge(UPSTREAM, [first, second])
+    verdicts, _ = judge(UPSTREAM, [first, second])
     (failed,) = [v for v in verdicts if v.verdict == "FAILS"]
     assert failed.config == "configs:gpu + configs:config"
 
@@ -80,13 +86,94 @@ def test_a_conflict_is_reported_once_for_both() -> None:
 def test_the_engine_is_not_taken_at_its_word(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     genuine: Callable[..., object] = build.patch
 
-    def tampered(*arguments: object) -> object:
-        patched = genuine(*arguments)
+    def tampered(*arguments: object, **options: object) -> object:
+        patched = genuine(*arguments, **options)
         applied = patched.report.applied  # type: ignore[attr-defined]
         changed = applied[1:] if change == "lost" else (*applied, applied[0])
         return replace(patched, report=replace(patched.report, applied=changed))  # type: ignore[attr-defined, type-var]
 
     monkeypatch.setattr(build, "patch", tampered)
-    first, second = judge(UPSTREAM, [make("one", "two")])
+    (first, second), _ = judge(UPSTREAM, [make("one", "two")])
     assert (first.verdict, second.verdict) == ("FAILS", "applies")
     assert first.detail == f"declared 1 times, applied {0 if change == 'lost' else 2} times"
+
+
+NORMS = b"""
+import torch
+
+
+class Norm:
+    def forward(self, x):
+        return self.scale * x
+
+
+class Other:
+    def forward(self, x):
+        return self.scale / x
+"""
+
+
+@pytest.fixture
+def idiom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recognise, "idioms", lambda: (fake_idiom.module(),))
+
+
+def modeling(source: bytes) -> Upstream:
+    return replace(UPSTREAM, data=source)
+
+
+def test_routes_and_what_is_not_routed_have_verdicts(idiom: None) -> None:
+    verdicts, (report,) = judge(modeling(NORMS), [], idioms=True)
+    assert [(v.verdict, v.kind, v.target, v.config) for v in verdicts] == [
+        ("applies", "route", "Norm.forward", "veomni_hook.patches.idioms"),
+        ("missed", "scaling", "Other.forward", "veomni_hook.patches.idioms"),
+    ]
+    assert verdicts[0].detail.startswith("scaling/times, lines ") and "found Div" in verdicts[1].detail
+    assert report.applied
+    assert judge(modeling(NORMS), [])[0] == []
+
+
+def test_what_is_missed_is_told_where_nothing_applies(idiom: None) -> None:
+    source = NORMS.replace(b"self.scale * x", b"x")
+    verdicts, _ = judge(modeling(source), [], idioms=True)
+    assert [(v.verdict, v.target) for v in verdicts] == [("missed", "Other.forward")]
+
+
+def test_a_route_yields_to_a_config(idiom: None) -> None:
+    config = make()
+    config.override_method("Norm.forward", forward)
+    verdicts, _ = judge(modeling(NORMS), [config], idioms=True)
+    by_kind = {v.kind: v for v in verdicts}
+    assert by_kind["method_override"].verdict == "applies"
+    assert by_kind["route"].verdict == "yields" and "configs:config" in by_kind["route"].detail
+
+
+def test_an_idiom_that_fails_is_a_failure_and_the_configs_have_their_verdicts(idiom: None) -> None:
+    source = SOURCE + b"\n\nclass Norm:\n    def forward(self):\n        return boom\n"
+    verdicts, _ = judge(modeling(source), [make("one")], idioms=True)
+    assert [(v.verdict, v.config) for v in verdicts] == [
+        ("FAILS", "veomni_hook.patches.idioms"),
+        ("applies", "configs:config"),
+    ]
+    assert "met boom" in verdicts[0].detail
+
+
+def pattern(*targets: str) -> PatchConfig:
+    config = PatchConfig("package.*", label="configs:pattern")
+    for target in targets:
+        config.replace_function(target, other)
+    return config
+
+
+def test_a_pattern_applies_where_its_targets_are() -> None:
+    verdicts, _ = judge(UPSTREAM, [pattern("o*", "gone")])
+    assert [(v.target, v.verdict) for v in verdicts] == [("one", "applies")]
+    assert judge(modeling(b"x = 1\n"), [pattern("one")])[0] == []
+
+
+def test_a_patch_of_a_pattern_that_applies_nowhere_fails() -> None:
+    config = pattern("o*", "gone")
+    _, reports = judge(UPSTREAM, [config])
+    (failed,) = nowhere(config, reports)
+    assert (failed.target, failed.verdict, failed.module) == ("gone", "FAILS", "package.*")
+    assert "none of the 1 modules" in failed.detail and failed.fix

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.state import set_active, set_choice
 
 SLOTS = {"veomni_rms_norm", "veomni_rotary", "veomni_gated_mlp", "veomni_linear_cross_entropy"}
@@ -52,3 +54,35 @@ def test_a_model_without_parameters():
 def test_anything_else_is_an_error():
     with pytest.raises(KernelError, match="int"):
         explain(3)
+
+
+class Routed(nn.Module):
+    """Asks in a method that its forward calls, and in one that it inherits."""
+
+    def forward(self, x):
+        return self.route(x)
+
+    def route(self, x):
+        return SLOT.at(self, torch.neg)(x)
+
+
+class Child(Routed):
+    def forward(self, x):
+        return x
+
+
+SLOT = Slot("rms_norm", "cast_before_weight", __name__)
+
+
+def test_every_method_counts():
+    assert [row.slot for row in explain(Routed()).rows] == ["SLOT"]
+    assert [row.slot for row in explain(Child()).rows] == ["SLOT"]
+
+
+def test_a_slot_without_kernels_says_so_and_waits_for_no_call():
+    set_choice("eager")
+    (row,) = explain(Routed()).rows
+    assert (row.backend, row.reason, row.called, row.settled) == ("eager", "eager is chosen", False, True)
+    assert str(explain(Routed())).endswith("Routed x1: rms_norm/cast_before_weight: eager (eager is chosen)")
+    set_choice("auto")
+    assert str(explain(Routed())).endswith("torch (kernels=auto on cpu; not called yet)")

@@ -6,7 +6,16 @@ import sys
 import pytest
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.registry import Kernel, Op, Registry, Requirement, load_attribute, registry
+from veomni_hook.kernels.registry import (
+    REFERENCE,
+    Kernel,
+    Op,
+    Registry,
+    Requirement,
+    Variant,
+    load_attribute,
+    registry,
+)
 from veomni_hook.kernels.system import System
 
 
@@ -21,11 +30,22 @@ def fresh():
     return Registry()
 
 
-def test_every_op_declares_a_torch_kernel_whose_code_loads():
-    assert set(registry.ops()) == {"rms_norm", "rotary", "gated_mlp", "linear_cross_entropy"}
+def test_every_variant_has_a_reference_and_all_code_loads():
+    assert {*registry.ops()} == {
+        "rms_norm",
+        "rotary",
+        "gated_mlp",
+        "moe_experts",
+        "moe_router",
+        "load_balancing_loss",
+        "linear_cross_entropy",
+    }
     for op in registry.ops().values():
-        for variant in op.variants:
-            assert "torch" in [each.backend for each in registry.kernels(op.name, variant)]
+        for name, variant in op.variants.items():
+            assert variant.formula
+            assert callable(load_attribute(variant.reference))
+            kernels = {each.backend: each for each in registry.kernels(op.name, name)}
+            assert not kernels["reference"].automatic
     for each in registry.kernels():
         for reference in (each.load, each.refuses, each.loses):
             assert reference is None or callable(load_attribute(reference))
@@ -44,7 +64,7 @@ def test_declarations_do_not_import_torch():
 
 def test_a_kernel_joins(fresh):
     fresh.add(kernel())
-    assert fresh.backends("rms_norm") == ["auto", "eager", "torch", "mine"]
+    assert fresh.backends("rms_norm") == ["auto", "eager", "torch", "mine", "reference"]
     assert "mine" not in fresh.backends("rotary")
 
 
@@ -52,7 +72,17 @@ def test_priority_orders_kernels(fresh):
     fresh.add(kernel(backend="late"))
     fresh.add(kernel(backend="first", priority=5))
     order = [each.backend for each in fresh.kernels("rms_norm", "cast_before_weight")]
-    assert order == ["first", "torch", "late"]
+    assert order == ["first", "torch", "late", "reference"]
+
+
+def test_a_declared_reference_takes_the_place_of_the_derived_one(fresh):
+    fresh.ops()
+    fresh.add_op(Op("sum", {"plain": Variant("a + b", "operator:add")}))
+    own = Kernel("sum", "plain", REFERENCE, "operator:concat", automatic=False)
+    fresh.add(own)
+    assert fresh.kernels("sum") == [own]
+    with pytest.raises(KernelError, match="already"):
+        fresh.add(own)
 
 
 def test_duplicates_are_refused(fresh):

@@ -4,7 +4,7 @@ import pytest
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.choice import parse_choice
-from veomni_hook.kernels.registry import Kernel, Registry, Requirement
+from veomni_hook.kernels.registry import Kernel, Op, Registry, Requirement, Variant
 from veomni_hook.kernels.select import select
 from veomni_hook.kernels.system import System
 
@@ -42,7 +42,13 @@ def test_auto_takes_the_best_that_can_run(known, system, backends):
     selection = chosen(known, "auto", system)
     assert [kernel.backend for kernel in selection.candidates] == backends
     assert selection.kernel is selection.candidates[0]
-    assert {each.backend for each in selection.decisions} == {"tensor_cores", "ascend", "torch", "eager"}
+    assert {each.backend for each in selection.decisions} == {
+        "tensor_cores",
+        "ascend",
+        "torch",
+        "reference",
+        "eager",
+    }
     assert all(each.reason for each in selection.decisions)
 
 
@@ -69,13 +75,31 @@ def test_a_name_that_cannot_run_lists_what_can_and_why_not(known):
         chosen(known, "rms_norm=tensor_cores", CPU)
     error = caught.value
     assert "needs a device of type cuda, found cpu" in error.what
-    assert error.fix.startswith("choose from: eager, torch;") and "ascend (needs" in error.fix
+    assert error.fix.startswith("choose from: eager, torch, reference;") and "ascend (needs" in error.fix
     assert error.where == "cpu, torch 2.13, no triton"
 
 
-def test_a_backend_without_a_kernel_for_the_op_is_an_error(known):
-    with pytest.raises(KernelError, match="no kernel for this variant"):
-        select("rotary", "half_split", parse_choice("tensor_cores", known), SM90, known)
+def test_a_backend_without_a_kernel_for_the_variant_leaves_the_upstream_code(known):
+    selection = select("rotary", "half_split", parse_choice("tensor_cores", known), SM90, known)
+    assert selection.kernel is None
+    upstream = selection.decisions[-1]
+    assert (upstream.accepted, upstream.reason) == (True, "tensor_cores has no kernel for this variant")
+
+
+def test_the_reference_is_chosen_by_name_only(known):
+    decisions = {each.backend: each for each in chosen(known, "auto", CPU).decisions}
+    assert not decisions["reference"].accepted
+    assert decisions["reference"].reason == "runs only if chosen by name"
+    assert [each.backend for each in chosen(known, "reference", CPU).candidates] == ["reference"]
+
+
+def test_a_variant_without_automatic_kernels_runs_the_upstream_code():
+    known = Registry()
+    known.ops()
+    known.add_op(Op("sum", {"plain": Variant("a + b", "operator:add")}))
+    assert select("sum", "plain", parse_choice("auto"), CPU, known).kernel is None
+    by_name = select("sum", "plain", parse_choice("reference"), CPU, known).kernel
+    assert by_name is not None and by_name.load == "operator:add"
 
 
 def test_unknown_variants_are_errors(known):

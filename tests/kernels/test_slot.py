@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import copy
+import functools
 import gc
+import inspect
 import logging
 import pickle
 
@@ -10,7 +13,7 @@ from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.registry import Kernel, Requirement, registry
+from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant, load_attribute, registry
 from veomni_hook.kernels.rms_norm.torch import rms_norm
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.state import set_active, set_choice
@@ -183,3 +186,252 @@ def test_changes_of_the_choice_do_not_recompile():
         compiled(X)
         model(X)
     assert counter.frame_count == 1
+
+
+def test_says_why_no_kernel_comes_into_question(slot, caplog):
+    owner = norm()
+    with caplog.at_level(logging.INFO, "veomni_hook.kernels"):
+        for choice, reason in [
+            ("eager", "eager is chosen"),
+            ("rms_norm=reference", None),
+        ]:
+            set_choice(choice)
+            slot.kernel(owner, X)
+            outcome = slot.outcome(owner)
+            assert (outcome.backend == "eager") is (reason is not None)
+            assert reason in (None, outcome.reason)
+        set_active(False)
+        assert slot.outcome(owner) == ("eager", "veomni_hook is deactivated")
+    assert [record.getMessage() for record in caplog.records] == [
+        "some.module: rms_norm/cast_before_weight: upstream code: eager is chosen",
+        "some.module: rms_norm/cast_before_weight on cpu: reference (reference)",
+    ]
+
+
+def test_the_reference_is_what_a_choice_by_name_gets(slot):
+    set_choice("reference")
+    kernel = slot.kernel(norm(), X)
+    assert kernel is load_attribute(registry.ops()["rms_norm"].variants["cast_before_weight"].reference)
+
+
+# A toy op: out = a + b * scale
+
+
+def plain(a, b, scale=2):
+    return a + b * scale
+
+
+def fast(a, b, scale):
+    return ("fast", a, b, scale)
+
+
+def refuses_zero_scale(owner, a, b, scale, upstream):
+    ASKED.append((owner, upstream))
+    return "the scale is 0" if scale == 0 else None
+
+
+ASKED = []
+
+
+@pytest.fixture
+def toy():
+    registry.ops()
+    variants = {name: Variant("a + b * scale", f"{__name__}:plain") for name in ("scaled", "bare")}
+    registry.add_op(Op("toy", variants))
+    registry.add(
+        Kernel("toy", "scaled", "quick", f"{__name__}:fast", refuses=f"{__name__}:refuses_zero_scale")
+    )
+    ASKED.clear()
+    yield
+    del registry._ops["toy"]
+    for key in [key for key in registry._kernels if key[0] == "toy"]:
+        del registry._kernels[key]
+    registry.version += 1
+
+
+def upstream(x, y, ids=None, scale=3):
+    return ("upstream", x, y, ids, scale)
+
+
+@pytest.mark.usefixtures("toy")
+class TestAt:
+    parameters = "x->a, y->b, ids=None, scale=3"
+
+    @pytest.fixture
+    def slot(self):
+        return Slot("toy", "scaled", "some.module", self.parameters)
+
+    def test_a_kernel_gets_the_operands_and_refusals_upstream_last(self, slot):
+        owner = norm()
+        called = slot.at(owner, upstream)(X, y=1, ids=7)
+        assert called == ("fast", X, 1, 3)
+        assert ASKED == [(owner, upstream)]
+        assert slot.outcome(owner).backend == "quick"
+
+    def test_a_refused_call_is_upstreams_with_the_very_same_arguments(self, slot):
+        owner = norm()
+        assert slot.at(owner, upstream)(X, 1, scale=0) == ("upstream", X, 1, None, 0)
+        assert slot.outcome(owner) == ("eager", "the scale is 0")
+
+    def test_arguments_that_do_not_fit_are_upstreams_error(self, slot):
+        with pytest.raises(TypeError, match=r"upstream\(\) missing 1 required positional argument"):
+            slot.at(norm(), upstream)(X)
+        assert slot.at(norm(), lambda *call: call)(X, 1, 2, 3, 4) == (X, 1, 2, 3, 4)
+
+    def test_keywords_named_like_its_own_arguments(self):
+        slot = Slot("toy", "scaled", "some.module", "self->a, owner->b, scale=1")
+        called = slot.at(norm(), lambda **call: call)(self=X, owner=1)
+        assert called == ("fast", X, 1, 1)
+
+    @pytest.mark.parametrize("reason", ["eager", "inactive", "bare", "other"])
+    def test_is_upstream_itself_where_nothing_comes_into_question(self, slot, reason):
+        if reason == "eager":
+            set_choice("eager")
+        elif reason == "inactive":
+            set_active(False)
+        elif reason == "bare":
+            slot = Slot("toy", "bare", "some.module")
+        else:
+            set_choice("torch")
+        assert slot.at(norm(), upstream) is upstream
+
+    def test_a_reference_by_name_is_called_by_its_own_parameters(self):
+        set_choice("toy=reference")
+        assert Slot("toy", "bare", "some.module").at(norm(), upstream)(X, 1).equal(X + 2)
+        assert Slot("toy", "bare", "some.module", "b, a").at(norm(), upstream)(1, X).equal(X + 2)
+
+    def test_a_device_is_found_in_a_list_of_tensors(self, slot):
+        assert slot.at(norm(), upstream)([X, X], 1)[0] == "fast"
+        assert slot.at(norm(), upstream)([X.to("meta")], 1)[0] == "upstream"
+        assert slot.at(norm(), upstream)([], 1)[0] == "upstream"
+
+    def test_a_backend_without_this_variant_is_said_once(self, caplog):
+        set_choice("toy=quick")
+        slot = Slot("toy", "bare", "some.module")
+        with caplog.at_level(logging.WARNING, "veomni_hook.kernels"):
+            for _ in range(2):
+                assert slot.at(norm(), upstream) is upstream
+        assert [record.getMessage() for record in caplog.records] == [
+            "some.module: toy/bare: upstream code: quick has no kernel for this variant"
+        ]
+
+    def test_pickles_with_its_parameters(self, slot):
+        copy = pickle.loads(pickle.dumps(slot))
+        assert (repr(copy), copy.parameters) == (repr(slot), self.parameters)
+
+
+class Attention(nn.Module):
+    def forward(self, x):
+        return ROTARY.at(self, tensor_upstream)(x, x)
+
+
+def tensor_upstream(x, y, ids=None, scale=3):
+    return x + y * scale
+
+
+def covering(cls):
+    """Wraps forward as a class decorator of upstream does; what it computes is another thing."""
+    original = cls.forward
+
+    @functools.wraps(original)
+    def forward(self, *args, **kwargs):
+        return ("covered", original(self, *args, **kwargs))
+
+    cls.forward = forward
+    return cls
+
+
+def experts_class(slot):
+    @slot.reached
+    @covering
+    class Experts(nn.Module):
+        def forward(self, x, index=1, weights=2):
+            """Docs."""
+            if (kernel := slot.kernel(self, x, index, weights)) is not None:
+                return kernel(x, index, weights)
+            return x
+
+    return Experts
+
+
+def takes_index_one(owner, x, index, weights):
+    return None if index == 1 else "the index is not 1"
+
+
+@pytest.fixture
+def experts(toy):
+    registry.add(Kernel("toy", "bare", "grouped", f"{__name__}:fast", refuses=f"{__name__}:takes_index_one"))
+    return experts_class(Slot("toy", "bare", "some.module"))
+
+
+class TestReached:
+    def test_a_call_that_a_kernel_takes_reaches_the_guard(self, experts):
+        owner = experts()
+        assert owner(X) == ("fast", X, 1, 2)
+        assert owner(X, weights=5) == ("fast", X, 1, 5)
+
+    def test_every_other_call_goes_to_the_covering_forward(self, experts):
+        owner = experts()
+        assert owner(X, 3) == ("covered", X)
+        set_choice("eager")
+        assert owner(X) == ("covered", X)
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+            owner()
+
+    def test_it_asks_in_the_ops_order_where_it_has_parameters(self, toy):
+        registry.add(Kernel("toy", "bare", "own", f"{__name__}:fast", refuses=f"{__name__}:second_is_tensor"))
+        slot = Slot("toy", "bare", "some.module", "x->b, index=1, weights->a=2")
+        experts_class(slot)()(X, weights=X)
+        assert ASKED[0] == (X, X)
+
+    def test_looks_like_the_forward_that_it_covers(self, experts):
+        assert inspect.signature(experts.forward) == inspect.signature(inspect.unwrap(experts.forward))
+        assert experts.forward.__doc__ == "Docs."
+        assert "slot.kernel" in inspect.getsource(experts.forward)
+        assert experts.forward.__wrapped__.__wrapped__ is inspect.unwrap(experts.forward)
+
+    def test_a_class_that_nothing_covers_is_left_alone(self, toy):
+        class Experts(nn.Module):
+            def forward(self, x):
+                return x
+
+        forward = Experts.forward
+        assert Slot("toy", "bare", "some.module").reached(Experts) is Experts
+        assert Experts.forward is forward
+
+        class Inheriting(experts_class(Slot("toy", "bare", "some.module"))):
+            pass
+
+        assert Slot("toy", "bare", "some.module").reached(Inheriting) is Inheriting
+        assert "forward" not in vars(Inheriting)
+
+    def test_copies_and_pickles_as_an_ordinary_class(self, experts):
+        assert copy.deepcopy(experts())(X) == ("fast", X, 1, 2)
+
+
+def second_is_tensor(owner, *operands):
+    ASKED.append(operands)
+    return "no"
+
+
+@pytest.mark.usefixtures("toy")
+class TestCompiled:
+    def test_at_is_upstream_without_a_graph_break(self):
+        global ROTARY
+        ROTARY = Slot("toy", "scaled", "some.module", "x->a, y->b, ids=None, scale=3")
+        model = Attention()
+        assert model(X)[0] == "fast"
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        for choice in ("auto", "eager", "toy=quick"):
+            set_choice(choice)
+            assert torch.equal(compiled(X), X * 4)
+        assert torch.equal(torch.export.export(model, (X,)).module()(X), X * 4)
+
+    def test_reached_is_the_covering_forward_without_a_graph_break(self, experts):
+        owner = experts()
+        compiled = torch.compile(owner, backend="eager", fullgraph=True)
+        label, result = compiled(X)
+        assert label == "covered" and torch.equal(result, X)
+
+
+ROTARY = None

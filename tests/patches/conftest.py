@@ -6,14 +6,17 @@ import importlib.util
 import itertools
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
+from veomni_hook.patches.idioms import recognise
+from veomni_hook.patches.idioms.site import Site
+from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.spec import PatchConfig
 
 DATA = Path(__file__).parents[1] / "data"
@@ -48,11 +51,24 @@ def load(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
 def patched(load: Callable[..., ModuleType]) -> Callable[..., PatchedSource]:
     """Patch upstream text by the code of a config, or by configs."""
 
-    def patch(upstream: str, *configs: str | PatchConfig, device: str = "gpu") -> PatchedSource:
+    def patch(
+        upstream: str, *configs: str | PatchConfig, device: str = "gpu", idioms: bool = False
+    ) -> PatchedSource:
         made = [load(config).config if isinstance(config, str) else config for config in configs]
-        return patch_source(upstream, made, ORIGIN, device=device)
+        return patch_source(upstream, made, ORIGIN, device=device, idioms=idioms)
 
     return patch
+
+
+@pytest.fixture
+def idioms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put idioms, each given by its `find`, in the place of the package's own."""
+
+    def put(*finders: Callable[[ModuleView], Iterable[Site]]) -> None:
+        found = tuple(SimpleNamespace(__name__=f"idiom_{find.__name__}", find=find) for find in finders)
+        monkeypatch.setattr(recognise, "idioms", lambda: found)
+
+    return put
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from veomni_hook.errors import PatchConflictError
+from tests.patches import doubling
+from veomni_hook.errors import PatchConflictError, PatchTargetError
 from veomni_hook.patches.conflicts import is_builtin, same_config
 from veomni_hook.patches.engine import Origin, applicable, patch_source
 from veomni_hook.patches.spec import PatchConfig
@@ -162,6 +163,103 @@ def test_rewrites_of_the_same_code_are_a_conflict(patched: Any) -> None:
     code = "config.rewrite('A.m', pattern='helper({a})', replacement='{a}')\n"
     with pytest.raises(PatchConflictError, match="same code"):
         patched(UPSTREAM, code + code.replace("'{a}'", "'helper(helper({a}))'"))
+
+
+IDIOM = "veomni_hook.patches.idioms"
+
+
+def routes_left(result: Any) -> set[str]:
+    return {one.op for one in result.report.applied if one.kind == "route"}
+
+
+@pytest.mark.parametrize("tier", ["user", "built-in"])
+@pytest.mark.parametrize(
+    ("code", "left", "reason"),
+    [
+        ("@config.override_method('Double.forward')\ndef f(self, x): return 0\n", {"turn"}, "same target"),
+        (
+            "@config.replace_class('Double')\nclass C(object):\n    def forward(self, x): pass\n",
+            {"turn"},
+            "as a whole",
+        ),
+        ("config.exclude_from_output('Double')\n", {"turn"}, "as a whole"),
+        (
+            "@config.replace_function('turn')\ndef t(x, angle=1): return 0\n",
+            {"double"},
+            "relies on upstream's turn",
+        ),
+        (
+            "@config.replace_function('rotate')\ndef r(x): return 0\n",
+            {"double"},
+            "relies on upstream's rotate",
+        ),
+        (
+            "@config.override_method('Attention.forward')\ndef f(self, x): return 0\n",
+            {"double"},
+            "same target",
+        ),
+        ("@config.override_method('Double.other')\ndef f(self, x): return 0\n", {"double", "turn"}, ""),
+        ("@config.add_method('Double.more')\ndef f(self, x): return 0\n", {"double", "turn"}, ""),
+        ("config.add_import('os')\n", {"double", "turn"}, ""),
+        (
+            "config.rewrite('Attention.forward', pattern='{y} + 10', replacement='{y} + 20')\n",
+            {"double", "turn"},
+            "",
+        ),
+        (
+            "config.rewrite('Attention.forward', pattern='turn({x})', replacement='{x}')\n",
+            {"double"},
+            "same target",
+        ),
+        ("config.rewrite('Double.forward', pattern='x * 2', replacement='x * 4')\n", {"turn"}, "same target"),
+        (
+            "@config.insert_guard('Double.forward', fingerprints=[], before='return {a} * 2')\ndef g(x):\n    if x: return 0\n",
+            {"turn"},
+            "same target",
+        ),
+        (
+            "@config.insert_guard('Attention.forward', fingerprints=[], before='return {a} + 10')\ndef g(x):\n    if x: return 0\n",
+            {"double", "turn"},
+            "",
+        ),
+    ],
+)
+def test_routes_give_way_to_what_is_named(
+    patched: Any, load: Any, idioms: Any, tier: str, code: str, left: set[str], reason: str
+) -> None:
+    idioms(doubling.double, doubling.turn)
+    config = load(code).config
+    if tier == "built-in":
+        builtin(config)
+    result = patched(doubling.UPSTREAM, config, idioms=True)
+    assert routes_left(result) == left
+    assert {slot.op for slot in result.report.slots} == left
+    yielded = result.report.yielded
+    assert {one.op for one in yielded} == {"double", "turn"} - left
+    for one in yielded:
+        assert (
+            (one.kind, one.config) == ("route", IDIOM) and reason in one.reason and config.name in one.reason
+        )
+
+
+def test_routes_specs_and_users_in_their_order(patched: Any, run: Any, load: Any, idioms: Any) -> None:
+    idioms(doubling.double)
+    spec = builtin(load("@config.override_method('Double.forward')\ndef f(self, x): return 'spec'\n").config)
+    user = load("@config.override_method('Double.forward')\ndef f(self, x): return 'user'\n").config
+    result = patched(doubling.UPSTREAM, user, spec, idioms=True)
+    assert run(result)["Double"]().forward(1) == "user"
+    assert {(one.kind, one.config) for one in result.report.yielded} == {
+        ("route", IDIOM),
+        ("method_override", spec.name),
+    }
+
+
+def test_a_failing_patch_beside_a_route_is_told_as_ever(patched: Any, idioms: Any) -> None:
+    idioms(doubling.double)
+    code = "config.rewrite('Double.forward', pattern='absent({x})', replacement='{x}')\n"
+    with pytest.raises(PatchTargetError, match="has to match once") as caught:
+        patched(doubling.UPSTREAM, code, idioms=True)
+    assert "declared in config_of_test" in caught.value.where
 
 
 def test_same_config() -> None:

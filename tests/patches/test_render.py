@@ -12,7 +12,7 @@ import pytest
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
 from veomni_hook.patches.render import dump_text, header, unified_diff, with_header
-from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch
+from veomni_hook.patches.report import AppliedPatch, MissedSite, PatchReport, YieldedPatch
 from veomni_hook.patches.spec import PatchConfig, SlotSpec
 from veomni_hook.patches.structure.fingerprint import fingerprint
 from veomni_hook.patches.text.document import Document
@@ -152,6 +152,46 @@ def test_the_header_is_comments_only_and_leaves_the_rest_out_if_there_is_none() 
     assert not any("gave way" in line for line in lines)
     # Nothing in the first two lines may pass for an encoding declaration (PEP 263).
     assert not any(re.match(r"^[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)", line) for line in lines[:2])
+
+
+def route(op: str, target: str) -> AppliedPatch:
+    return AppliedPatch("route", target, f"{op}/v: eps=self.eps", "idioms", (1, 2), op=op, variant="v")
+
+
+def test_routes_are_listed_by_formula() -> None:
+    norms = [route("rms_norm", f"Model{number}RMSNorm.forward") for number in range(10)]
+    slots = [
+        AppliedPatch("slot", f"veomni_{op}_v", "a slot", "idioms", (1, 1)) for op in ("rms_norm", "rotary")
+    ]
+    report = PatchReport(
+        MODULE,
+        "1",
+        applied=(*norms, route("rotary", "A.forward"), route("rotary", "A.forward"), *slots),
+        missed=(MissedSite("rotary", "apply", "missed", "half_split: expected +,\nfound -"),),
+        yielded=(YieldedPatch("route", "B.forward", "user of B", "idioms", "rotary", "v"),),
+    )
+    lines = header(report, "x")
+    assert all(line.startswith("#") and len(line) <= 110 for line in lines)
+    at = lines.index("# Routed to kernel slots: 12")
+    listed = " ".join(line.removeprefix("#").strip() for line in lines[at + 1 :])
+    names = ", ".join(patch.target for patch in norms)
+    assert listed.startswith(f"- rms_norm/v: {names} - rotary/v: A.forward Built-in patches that gave way: 1")
+    assert "- [route] B.forward: rotary/v: user of B" in listed
+    assert listed.rstrip().endswith("kernel's code: 1 - rotary apply: half_split: expected +, found -")
+    assert not any("slot]" in line or "Patches applied" in line for line in lines)
+    assert len(lines) - at < 12
+
+
+def test_the_header_names_patches_and_routes_apart() -> None:
+    guard = AppliedPatch("guard", "C.forward", "why", "conf:c", (1, 2))
+    lines = header(PatchReport(MODULE, "1", applied=(guard, route("rms_norm", "A.forward"))), "x")
+    assert lines[-5:] == [
+        "# Patches applied: 1",
+        "#   - [guard] C.forward: why (conf:c)",
+        "# Routed to kernel slots: 1",
+        "#   - rms_norm/v: A.forward",
+        "#",
+    ]
 
 
 def test_the_header_holds_no_time_and_no_path_of_this_machine() -> None:

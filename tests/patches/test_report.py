@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch, one_line
+from veomni_hook.patches.report import AppliedPatch, MissedSite, PatchReport, YieldedPatch, one_line
 from veomni_hook.patches.spec import SlotSpec
 
 REPORT = PatchReport(
@@ -13,10 +13,16 @@ REPORT = PatchReport(
     applied=(
         AppliedPatch("guard", "A.f", "Fast.", "conf:c", (3, 7)),
         AppliedPatch("helper", "help", "Helps.", "conf:c", (10, 10)),
+        AppliedPatch("route", "C.f", "op/v: x=1", "idioms", (11, 12), op="op", variant="v"),
+        AppliedPatch("rewrite", "D.f", "Rewrites.", "conf:c", (13, 13), declared="*.f"),
     ),
-    yielded=(YieldedPatch("rewrite", "B.g", "conf:user patches B.g", "built:in"),),
+    yielded=(
+        YieldedPatch("rewrite", "B.g", "conf:user patches B.g", "built:in"),
+        YieldedPatch("route", "E.f", "conf:user patches E.f", "idioms", "op", "v"),
+    ),
     untouched=("B", "C"),
-    slots=(SlotSpec("slot", "rms_norm", "weight"),),
+    slots=(SlotSpec("slot", "rms_norm", "weight"), SlotSpec("other", "op", "v", "q, k")),
+    missed=(MissedSite("op", "F.f", "missed", "expected +, found -"),),
 )
 
 
@@ -27,8 +33,25 @@ def test_a_report_survives_json() -> None:
     assert PatchReport.from_dict(json.loads(json.dumps(empty.to_dict()))) == empty
 
 
+def test_what_only_some_entries_have_is_left_out_of_the_others() -> None:
+    data = REPORT.to_dict()
+    assert data["applied"][0] == {
+        "kind": "guard",
+        "target": "A.f",
+        "reason": "Fast.",
+        "config": "conf:c",
+        "lines": (3, 7),
+    }
+    assert (data["applied"][2]["op"], data["applied"][2]["variant"]) == ("op", "v")
+    assert "op" not in data["yielded"][0] and data["yielded"][1]["op"] == "op"
+    assert data["slots"] == [
+        {"name": "slot", "op": "rms_norm", "variant": "weight"},
+        {"name": "other", "op": "op", "variant": "v", "parameters": "q, k"},
+    ]
+
+
 @pytest.mark.parametrize(
-    "field", ["module", "version", "applied", "yielded", "untouched", "slots", "distribution"]
+    "field", ["module", "version", "applied", "yielded", "untouched", "slots", "missed", "distribution"]
 )
 def test_an_incomplete_report_is_refused(field: str) -> None:
     data = REPORT.to_dict()
@@ -46,7 +69,7 @@ def test_an_unknown_field_of_an_entry_is_refused() -> None:
 
 def test_moved_shifts_the_lines_of_applied_patches_only() -> None:
     moved = REPORT.moved(12)
-    assert [patch.lines for patch in moved.applied] == [(15, 19), (22, 22)]
+    assert [patch.lines for patch in moved.applied] == [(15, 19), (22, 22), (23, 24), (25, 25)]
     assert REPORT.applied[0].lines == (3, 7)
     assert moved.moved(-12) == REPORT
 

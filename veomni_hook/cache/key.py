@@ -43,7 +43,10 @@ def interpreter_tag() -> str:
 
 
 def engine_digest() -> str:
-    """The digest of this package's own files that shape the output; computed once a process."""
+    """The digest of this package's own files that shape the output; computed once a process.
+
+    The ops' references count, because idioms read them as their patterns.
+    """
     if "digest" not in _engine:
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         files = list(_folder_files(package)) if os.path.isdir(package) else list(_resource_files())
@@ -106,6 +109,12 @@ def _folder_files(package: str) -> Iterator[tuple[str, bytes]]:
                     path = os.path.join(folder, name)
                     with open(path, "rb", buffering=0) as file:
                         yield os.path.relpath(path, package).replace(os.sep, "/"), file.read()
+    with os.scandir(os.path.join(package, "kernels")) as ops:
+        for op in ops:
+            path = os.path.join(op.path, "reference.py")
+            if os.path.isfile(path):
+                with open(path, "rb", buffering=0) as file:
+                    yield f"kernels/{op.name}/reference.py", file.read()
 
 
 def _resource_files() -> Iterator[tuple[str, bytes]]:
@@ -121,3 +130,6 @@ def _resource_files() -> Iterator[tuple[str, bytes]]:
             pending.extend((f"{name}/{child.name}", child) for child in item.iterdir())
         elif name.endswith(_CODE_SUFFIXES):
             yield name, item.read_bytes()
+    for op in files("veomni_hook").joinpath("kernels").iterdir():
+        if op.is_dir() and (formulas := op.joinpath("reference.py")).is_file():
+            yield f"kernels/{op.name}/reference.py", formulas.read_bytes()

@@ -25,6 +25,7 @@ COMMANDS = {
     "explain": "veomni_hook.cli.explain:explain",
     "list": "veomni_hook.cli.list:list_",
     "check": "veomni_hook.cli.check:check",
+    "coverage": "veomni_hook.cli.coverage:coverage",
     "kernels": "veomni_hook.cli.kernels:kernels",
     "cache": "veomni_hook.cli.cache:app",
     "doctor": "veomni_hook.cli.doctor:doctor",

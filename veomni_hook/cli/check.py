@@ -1,21 +1,25 @@
-"""`veomni-hook check`: every spec against the installed transformers, without importing it."""
+"""`veomni-hook check`: every patch, and what a project's lock records, against the installed transformers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JsonOption, import_from_here
-from veomni_hook.cli.targets import complete_family, module_name
+from veomni_hook.cli.sources import source_tree
+from veomni_hook.cli.target_options import JobsOption, JsonOption, import_from_here
+from veomni_hook.cli.targets import complete_family
 from veomni_hook.cli.usage import FOUND
 
 if TYPE_CHECKING:
     from veomni_hook.cli.spec_sources import Source
     from veomni_hook.cli.verdict import Verdict
+    from veomni_hook.patches.report import PatchReport
+    from veomni_hook.patches.spec import PatchConfig
+    from veomni_hook.settings import Settings
 
 HEADERS = ("verdict", "target", "kind", "detail", "config", "device")
 
@@ -25,7 +29,7 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="[TARGET]...",
-            help="Only these families or modules.",
+            help="Only these families or modules, with what idioms route there.",
             autocompletion=complete_family,
             show_default=False,
         ),
@@ -39,55 +43,130 @@ def check(
             show_default=False,
         ),
     ] = None,
+    lock: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The lock; by default the nearest veomni-hook.lock upward from here.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: JobsOption = None,
     *,
+    write_lock: Annotated[
+        bool,
+        typer.Option(
+            "--write-lock",
+            help="Record the routed sites of the targets (or those of the lock, or all), and the "
+            "upstream code under your own patches.",
+        ),
+    ] = False,
+    diffs: Annotated[
+        bool, typer.Option("--diffs", help="Also the diffs of changes that do not matter.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that every patch, built-in or configured, applies exactly once to the installed transformers.
+    """Check that every patch applies exactly once to the installed transformers.
 
-    Exits with 1 when one does not, with what to do about each.
+    Where a lock is found, also tell what changed upstream since it was written: sites that are gone, moved,
+    compute something else or have another signature, with the diff.
+
+    Exits with 1 when a patch does not apply, or for a change that matters.
     """
+    from veomni_hook.cli.lock import NAME, compared, find_lock
     from veomni_hook.cli.spec_sources import OPTION, load_sources, names
     from veomni_hook.cli.verdict import FAILS
     from veomni_hook.settings import resolve
 
     import_from_here()
-    wanted = [module_name(target) for target in targets or ()]
-    sources = load_sources([*names(resolve().settings), *((OPTION, name) for name in config or ())])
-    verdicts = list(_verdicts(sources, wanted))
+    wanted = source_tree().files(targets) if targets else {}
+    settings = resolve().settings
+    sources = load_sources([*names(settings), *((OPTION, name) for name in config or ())])
+    verdicts = list(_verdicts(sources, wanted, settings))
+    path = find_lock(lock) if lock is None or not write_lock else lock
+    comparison = None
+    if write_lock:
+        _write(path or NAME, targets or (), sources, jobs)
+    elif path is not None:
+        comparison = compared(path, wanted, sources, jobs)
     if as_json:
-        output.emit_json([verdict.to_dict() for verdict in verdicts])
+        output.emit_json(
+            [*(verdict.to_dict() for verdict in verdicts), *(comparison.rows() if comparison else ())]
+        )
     else:
         _print(verdicts)
-    if any(verdict.verdict == FAILS for verdict in verdicts):
+        if comparison is not None:
+            output.emit("\n")
+            comparison.show(diffs=diffs)
+    for error in comparison.errors.values() if comparison is not None else ():
+        output.fail(error)
+    if any(verdict.verdict == FAILS for verdict in verdicts) or (comparison and comparison.matters):
         raise typer.Exit(FOUND)
 
 
-def _verdicts(sources: Sequence[Source], wanted: Sequence[str]) -> Iterator[Verdict]:
-    from veomni_hook.cli.spec_sources import BUILT_IN
-    from veomni_hook.cli.verdict import ABSENT, Verdict, failure, judge
-    from veomni_hook.errors import ConfigError
+def _write(path: str, targets: Sequence[str], sources: Sequence[Source], jobs: int | None) -> None:
+    """Write the lock anew: of the targets, of what it had, or of all families."""
+    import os
+
+    from veomni_hook.cli.lock import read_lock, taken, write_lock
+
+    families = targets or (read_lock(path).families if os.path.isfile(path) else ())
+    lock, errors = taken(families, sources, jobs=jobs)
+    if errors:
+        raise next(iter(errors.values()))
+    write_lock(path, lock)
+
+
+def _verdicts(sources: Sequence[Source], wanted: Collection[str], settings: Settings) -> Iterator[Verdict]:
+    from veomni_hook.cli.verdict import failure, judge, nowhere
     from veomni_hook.finders.locate import locate
-    from veomni_hook.finders.pipeline import read_upstream
+    from veomni_hook.finders.pipeline import asks_idioms, read_upstream
 
     for source in sources:
         if source.error is not None:
             yield failure("-", source.name, source.error)
-    modules = dict.fromkeys(config.source_module for source in sources for config in source.configs)
-    chosen = [module for module in modules if not wanted or module in wanted]
-    for module in output.track(chosen, "checking"):
-        held = [(s, c) for s in sources for c in s.configs if c.source_module == module]
+    held = [(source, config) for source in sources for config in source.configs]
+    reports: list[PatchReport] = []
+    for module in output.track(_modules([config for _, config in held], wanted), "checking"):
+        fitting = [(source, config) for source, config in held if config.applies_to(module)]
         spec = locate(module)
         upstream, reason = (None, "not installed") if spec is None else read_upstream(module, spec)
-        if upstream is not None:
-            yield from judge(upstream, [config for _, config in held])
+        if upstream is None:
+            yield from _unreadable(module, fitting, reason, installed=spec is not None)
             continue
-        for source, config in held:
-            if source.origin == BUILT_IN and spec is None:
-                detail = "this transformers has no such module"
-                yield Verdict(module, "any", config.name, "-", "-", ABSENT, detail)
-            else:
-                fix = "correct the config's source_module"
-                yield failure(module, config.name, ConfigError(reason, where=config.origin, fix=fix))
+        found, made = judge(upstream, [c for _, c in fitting], idioms=asks_idioms(upstream, settings))
+        yield from found
+        reports += made
+    for _, config in held:
+        if config.is_pattern and not wanted:
+            yield from nowhere(config, [r for r in reports if config.applies_to(r.module)])
+
+
+def _modules(configs: Sequence[PatchConfig], wanted: Collection[str]) -> list[str]:
+    """Return the modules to look at: those wanted, or those that a config names."""
+    if wanted:
+        return [*wanted]
+    named = [config.source_module for config in configs if not config.is_pattern]
+    patterns = [config for config in configs if config.is_pattern]
+    known = source_tree().files() if patterns else {}
+    matching = [module for module in known if any(config.applies_to(module) for config in patterns)]
+    return [*dict.fromkeys((*named, *matching))]
+
+
+def _unreadable(
+    module: str, fitting: Sequence[tuple[Source, PatchConfig]], reason: str, *, installed: bool
+) -> Iterator[Verdict]:
+    from veomni_hook.cli.spec_sources import BUILT_IN
+    from veomni_hook.cli.verdict import ABSENT, Verdict, failure
+    from veomni_hook.errors import ConfigError
+
+    for source, config in fitting:
+        if source.origin == BUILT_IN and not installed:
+            detail = "this transformers has no such module"
+            yield Verdict(module, "any", config.name, "-", "-", ABSENT, detail)
+        else:
+            fix = "correct the config's source_module"
+            yield failure(module, config.name, ConfigError(reason, where=config.origin, fix=fix))
 
 
 def _print(verdicts: Sequence[Verdict]) -> None:

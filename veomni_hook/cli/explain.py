@@ -38,6 +38,8 @@ def explain(
     patches = [patch for patch in facts["applied"] if patch["kind"] != "slot"]
     _section("applied", ("lines", "kind", "target", "reason", "config"), patches)
     _section("yielded", ("kind", "target", "reason", "config"), facts["yielded"])
+    _section("not routed", ("status", "op", "target", "reason"), facts["missed"])
+    _section("not routed", ("op", "target", "status", "reason"), facts["missed"])
     _section("kernel slots", ("name", "op", "variant", "kernel", "decisions"), facts["slots"])
     output.emit_heading("\nleft as installed")
     output.emit(f"  {', '.join(facts['untouched']) or 'nothing'}\n")
@@ -61,7 +63,7 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
     if found.report is None:
         distribution = found.module.partition(".")[0]
         facts.update(distribution=distribution, version=_version(distribution), untouched=_definitions(found))
-        return {**facts, "applied": [], "yielded": [], "slots": []}
+        return {**facts, "applied": [], "yielded": [], "slots": [], "missed": []}
     facts.update(found.report.to_dict())
     if select and facts["slots"]:
         from veomni_hook.cli.kernels import chosen_for
@@ -84,6 +86,17 @@ def _definitions(found: Prepared) -> list[str]:
 
     defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     return [node.name for node in ast.parse(found.original).body if isinstance(node, defined)]
+
+
+def _missed(found: Prepared) -> list[dict[str, str]]:
+    """What looks like an op in a module that nothing applies to; nothing where idioms are switched off."""
+    from veomni_hook.patches.coverage import ROUTED, examine
+    from veomni_hook.settings import resolve
+
+    if not resolve().settings.idioms:
+        return []
+    rows = [row.to_dict() for row in examine(found.module, found.original) if row.status != ROUTED]
+    return [{name: row[name] for name in ("op", "target", "status", "reason")} for row in rows]
 
 
 def _place(found: Prepared) -> str:

@@ -105,7 +105,7 @@ def _rows(op: str, variant: str, selected: Selection) -> list[dict[str, Any]]:
             {
                 "op": op,
                 "variant": variant,
-                "formula": registry.ops()[op].variants[variant],
+                "formula": registry.ops()[op].variants[variant].formula,
                 "backend": decision.backend,
                 "chosen": decision.backend == first,
                 "accepted": decision.accepted,

@@ -48,6 +48,10 @@ DeviceOption = Annotated[
     Device | None,
     typer.Option("--device", help="Which of a GPU/NPU pair of configs applies.", show_default=False),
 ]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, help="How many processes; by default one a processor.", show_default=False),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 

@@ -39,9 +39,14 @@ def modeling_files(family: str, models: str | None = None) -> tuple[str, ...]:
     return tuple(sorted(name[:-3] for name in names if name.startswith("modeling_") and name.endswith(".py")))
 
 
-def families(prefix: str = "") -> dict[str, tuple[str, ...]]:
-    """Return each family of the installed transformers whose name has the prefix, with its modeling files."""
-    models = os.path.join(transformers_folder(), "models")
+def families(prefix: str = "", models: str | None = None) -> dict[str, tuple[str, ...]]:
+    """Return each family whose name has the prefix, with its modeling files.
+
+    Args:
+        prefix: what the names begin with.
+        models: the folder of the families; by default the installed transformers'.
+    """
+    models = models or os.path.join(transformers_folder(), "models")
     named = sorted(name for name in os.listdir(models) if name.startswith(prefix))
     found = {name: modeling_files(name, models) for name in named}
     return {name: files for name, files in found.items() if files}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veomni_hook.errors import ConfigError, KernelError, SettingsError, VeomniHookError
+from veomni_hook.errors import ConfigError, KernelError, LockError, SettingsError, VeomniHookError
 
 FINE = 0
 FOUND = 1
@@ -15,4 +15,5 @@ class UsageError(VeomniHookError):
 
 def exit_status(error: VeomniHookError) -> int:
     """Return the exit status for an error: what the user wrote is wrong use, the rest is a finding."""
-    return WRONG_USE if isinstance(error, UsageError | SettingsError | ConfigError | KernelError) else FOUND
+    wrong_use = UsageError | SettingsError | ConfigError | KernelError | LockError
+    return WRONG_USE if isinstance(error, wrong_use) else FOUND

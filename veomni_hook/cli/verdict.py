@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import decode_source
 from typing import TYPE_CHECKING
 
-from veomni_hook.errors import PatchError, VeomniHookError
+from veomni_hook.errors import IdiomError, PatchError, VeomniHookError
+from veomni_hook.patches.idioms.config import NAME
+from veomni_hook.patches.spec import PatchType
 
 if TYPE_CHECKING:
     from veomni_hook.finders.pipeline import Upstream
-    from veomni_hook.patches.engine import PatchedSource
+    from veomni_hook.patches.report import PatchReport
     from veomni_hook.patches.spec import Patch, PatchConfig
 
 APPLIES = "applies"
 YIELDS = "yields"
 ABSENT = "absent"
 FAILS = "FAILS"
+#: Of a candidate that no kernel is routed to; a site of status `unbound` has that as its verdict.
+MISSED = "missed"
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Verdict:
         kind: the verb.
         target: what it patches in the module.
         verdict: `applies` (exactly once), `yields` (to a user's config), `absent` (this transformers has no
-            such module) or `FAILS`.
+            such module) or `FAILS`; of code that looks like an op and is not routed `missed` or `unbound`.
         detail: lines in the stored file, or why it yields or fails.
         fix: what to do about a failure.
     """
@@ -55,19 +60,28 @@ class Verdict:
         return asdict(self)
 
 
-def judge(upstream: Upstream, configs: Sequence[PatchConfig]) -> list[Verdict]:
+def judge(
+    upstream: Upstream, configs: Sequence[PatchConfig], *, idioms: bool = False
+) -> tuple[list[Verdict], list[PatchReport]]:
     """Try configs of one module together, on each device that they distinguish.
 
     Args:
         upstream: the installed module.
         configs: all that an import of the module would apply.
+        idioms: whether it would ask idioms too.
+
+    Returns:
+        The verdicts, and the reports of what could be patched.
     """
     devices = sorted({config.device for config in configs if config.device is not None})
-    verdicts = []
+    verdicts: list[Verdict] = []
+    reports: list[PatchReport] = []
     for device in devices or ["gpu"]:
         fitting = [config for config in configs if config.device in (None, device)]
-        verdicts += _judge(upstream, fitting, device, device if devices else "any")
-    return verdicts
+        found, report = _judge(upstream, fitting, device, device if devices else "any", idioms=idioms)
+        verdicts += found
+        reports += [report] if report is not None else []
+    return verdicts, reports
 
 
 def failure(module: str, config: str, error: VeomniHookError, *, device: str = "any") -> Verdict:
@@ -76,31 +90,65 @@ def failure(module: str, config: str, error: VeomniHookError, *, device: str = "
     return Verdict(module, device, config, "-", target, FAILS, f"{error.what} ({error.where})", error.fix)
 
 
-def _judge(upstream: Upstream, configs: Sequence[PatchConfig], device: str, shown: str) -> list[Verdict]:
-    from veomni_hook.finders.build import patch
+def _judge(
+    upstream: Upstream, configs: Sequence[PatchConfig], device: str, shown: str, *, idioms: bool
+) -> tuple[list[Verdict], PatchReport | None]:
+    from veomni_hook.finders.build import patch, stored_form
 
     try:
-        patched = patch(upstream, configs, device)
+        patched = patch(upstream, configs, device, idioms=idioms)
+    except IdiomError as error:  # the configs' own verdicts come from a run without idioms
+        found, report = _judge(upstream, configs, device, shown, idioms=False)
+        return [failure(upstream.module, NAME, error, device=shown), *found], report
     except PatchError as error:
         found = [verdict for config in configs for verdict in _probe(upstream, config, device, shown)]
         if all(verdict.verdict != FAILS for verdict in found):
             together = " + ".join(config.name for config in configs)
             found.append(failure(upstream.module, together, error, device=shown))
-        return found
-    return [verdict for config in configs for verdict in _declared(config, patched, shown)]
+        return found, None
+    report = stored_form(patched).report if patched is not None else _nothing(upstream, idioms=idioms)
+    return [
+        *(verdict for config in configs for verdict in _declared(config, report, shown)),
+        *_routes(report, shown),
+    ], report
 
 
-def _declared(config: PatchConfig, patched: PatchedSource | None, shown: str) -> list[Verdict]:
+def _nothing(upstream: Upstream, *, idioms: bool) -> PatchReport:
+    """The report of a module that nothing applies to: what idioms missed there."""
+    from veomni_hook.patches.coverage import ROUTED, examine
+    from veomni_hook.patches.report import MissedSite, PatchReport
+
+    rows = examine(upstream.module, decode_source(upstream.data)) if idioms else []
+    missed = tuple(
+        MissedSite(row.op, row.target, row.status, row.reason) for row in rows if row.status != ROUTED
+    )
+    return PatchReport(upstream.module, upstream.version, missed=missed)
+
+
+def _routes(report: PatchReport, shown: str) -> Iterator[Verdict]:
+    """What idioms found in a module: routes that apply, that yield, and candidates that are not routed."""
+    kind = PatchType.ROUTE.value
+    for one in report.applied:
+        if one.kind == kind:
+            detail = f"{one.op}/{one.variant}, lines {one.lines[0]}-{one.lines[1]}"
+            yield Verdict(report.module, shown, NAME, kind, one.target, APPLIES, detail)
+    for gave in report.yielded:
+        if gave.kind == kind:
+            yield Verdict(report.module, shown, NAME, kind, gave.target, YIELDS, gave.reason)
+    for site in report.missed:
+        yield Verdict(report.module, shown, NAME, site.op, site.target, site.status, site.reason)
+
+
+def _declared(config: PatchConfig, report: PatchReport, shown: str) -> list[Verdict]:
     """Hold what a config declares against what the engine says it applied."""
-    if patched is None:
-        return []
-    from veomni_hook.finders.build import stored_form
-
-    report = stored_form(patched).report
     applied = [one for one in report.applied if one.config == config.name]
+    yielded = {one.target: one.reason for one in report.yielded if one.config == config.name}
+    if config.is_pattern:  # applies where its targets are; that it does so anywhere is checked at the end
+        found = [(one.kind, one.target, APPLIES, "lines {}-{}".format(*one.lines)) for one in applied]
+        found += [(o.kind, o.target, YIELDS, o.reason) for o in report.yielded if o.config == config.name]
+        return [Verdict(report.module, shown, config.name, *one) for one in found]
     counts = Counter((one.kind, one.target) for one in applied)
     lines = {(one.kind, one.target): "lines {}-{}".format(*one.lines) for one in applied}
-    yielded = {one.target: one.reason for one in report.yielded if one.config == config.name}
     verdicts = []
     for declared in config.patches:
         kind = declared.patch_type.value
@@ -115,11 +163,33 @@ def _declared(config: PatchConfig, patched: PatchedSource | None, shown: str) ->
     return verdicts
 
 
+def nowhere(config: PatchConfig, reports: Sequence[PatchReport]) -> list[Verdict]:
+    """Return a failure for each patch of a config for a pattern that applied to none of the modules."""
+    from veomni_hook.patches.selection import unapplied
+
+    modules = config.source_module
+    fix = "correct the target or the fingerprints; `veomni-hook list --all` shows the modules"
+    return [
+        Verdict(
+            modules,
+            config.device or "any",
+            config.name,
+            patch.patch_type.value,
+            patch.target,
+            FAILS,
+            f"it applies to none of the {len(reports)} modules that {modules} matches ({config.origin})",
+            fix,
+        )
+        for patch in unapplied(config, reports)
+    ]
+
+
 def _probe(upstream: Upstream, config: PatchConfig, device: str, shown: str) -> list[Verdict]:
-    from veomni_hook.finders.build import patch
+    from veomni_hook.finders.build import patch, stored_form
 
     try:
-        return _declared(config, patch(upstream, [config], device), shown)
+        patched = patch(upstream, [config], device)
+        return _declared(config, stored_form(patched).report, shown) if patched is not None else []
     except PatchError as error:
         found = [_probe_patch(upstream, config, declared, device, shown) for declared in config.patches]
         if all(verdict.verdict != FAILS for verdict in found):

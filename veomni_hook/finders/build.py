@@ -15,12 +15,14 @@ from importlib.util import decode_source
 from types import CodeType
 
 from veomni_hook.cache.store import Hit, NotStored
+from veomni_hook.errors import IdiomError
 from veomni_hook.finders import configs, early
 from veomni_hook.finders.inputs import input_files
-from veomni_hook.finders.log import note
+from veomni_hook.finders.log import note, warn
 from veomni_hook.finders.outcome import Outcome
-from veomni_hook.finders.pipeline import Upstream, device_of, from_hit, store
+from veomni_hook.finders.pipeline import asks_idioms, device_of, from_hit, store
 from veomni_hook.finders.state import STATE
+from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
 from veomni_hook.patches.render import with_header
 from veomni_hook.patches.report import PatchReport
@@ -65,14 +67,15 @@ def _build(
 ) -> tuple[Outcome, str | None, CodeType | None] | str:
     loaded = configs.load(names)
     every = configs.for_module(loaded, STATE.registered)
-    early.report([c.source_module for c in every if c.source_module != upstream.module])
-    patched = patch(upstream, every, device_of(settings))
+    early.report([name for name in early.modules_of(every) if name != upstream.module])
+    patched, failed = patch_with_idioms(upstream, every, settings)
     inputs = input_files(loaded)
     if patched is None:
-        store().publish_unpatched(stage, upstream.module, inputs)
-        return "no patch applies"
+        if not failed:
+            store().publish_unpatched(stage, upstream.module, inputs)
+        return failed or "no patch applies"
     stored = stored_form(patched)
-    published = publish(upstream, stored, stage, inputs)
+    published = NotStored(failed) if failed else publish(upstream, stored, stage, inputs)
     note(f"patched {upstream.module} ({len(patched.report.applied)} patches)")
     if isinstance(published, Hit):
         return from_hit(published, upstream, "miss", miss), None, published.code
@@ -88,12 +91,39 @@ def _build(
     return outcome, stored.text, None
 
 
-def patch(upstream: Upstream, found: Iterable[PatchConfig], device: str) -> PatchedSource | None:
-    """Apply configs to an upstream module; None when none applies to it."""
+def patch_with_idioms(
+    upstream: Upstream, found: Iterable[PatchConfig], settings: Settings
+) -> tuple[PatchedSource | None, str]:
+    """Patch as an import does: configs, and idioms where they are asked about this module.
+
+    Returns:
+        The patched module, None when nothing applies, and why idioms had to be left out (empty: they had
+        not). Such a result is not for the cache.
+
+    Raises:
+        IdiomError: an idiom fails, in strict mode; else that is a warning, and configs alone apply.
+    """
+    device, found = device_of(settings), list(found)
+    try:
+        return patch(upstream, found, device, idioms=asks_idioms(upstream, settings)), ""
+    except IdiomError as error:
+        if settings.strict:
+            raise
+        failed = f"without idioms, because one failed: {error.what}"
+        warn(f"{upstream.module} is patched {failed}\n{error}")
+        return patch(upstream, found, device), failed
+
+
+def patch(
+    upstream: Upstream, found: Iterable[PatchConfig], device: str, *, idioms: bool = False
+) -> PatchedSource | None:
+    """Apply configs, and idioms where they are asked, to an upstream module; None when nothing applies."""
     fitting = applicable(list(found), upstream.module, device)
-    if not fitting:
+    if not (fitting or idioms):
         return None
-    return patch_source(decode_source(upstream.data), fitting, _origin_of(upstream), device=device)
+    source = decode_source(upstream.data)
+    patched = patch_source(source, fitting, _origin_of(upstream), device=device, idioms=idioms)
+    return patched if patched.report.applied else None
 
 
 def _origin_of(upstream: Upstream) -> Origin:

@@ -21,7 +21,7 @@ def dump(upstream: pipeline.Upstream, settings: Settings) -> str | None:
     """
     loaded = config_loading.load(pipeline.config_names(upstream.module, settings))
     every = config_loading.for_module(loaded, STATE.registered)
-    patched = build.patch(upstream, every, pipeline.device_of(settings))
+    patched, _ = build.patch_with_idioms(upstream, every, settings)
     if patched is None:
         return None
     stored = build.stored_form(patched)

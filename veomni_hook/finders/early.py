@@ -6,15 +6,50 @@ import sys
 import warnings
 from collections.abc import Iterable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from veomni_hook.errors import AlreadyImportedError, AlreadyImportedWarning
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.spec import PatchConfig
 
 
 def is_patched(module: ModuleType) -> bool:
     """Whether this module runs patched source."""
     from veomni_hook.finders.loader import PatchedLoader
 
-    return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), PatchedLoader)
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    return isinstance(getattr(loader, "patched", loader), PatchedLoader)
+
+
+def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
+    """Names of the modules that configs are for; of those that a pattern names, the loaded ones."""
+    names: dict[str, None] = {}
+    for config in configs:
+        matching = (
+            filter(config.applies_to, list(sys.modules)) if config.is_pattern else [config.source_module]
+        )
+        names.update(dict.fromkeys(matching))
+    return list(names)
+
+
+def affected() -> list[str]:
+    """Names of the loaded modules, not patched, that would be patched if they were imported now.
+
+    Asks the cache, and patches (without executing) what it does not hold.
+    """
+    from veomni_hook.finders.finder import is_remote, is_target
+    from veomni_hook.finders.handle import current_settings
+    from veomni_hook.finders.pipeline import would_patch
+
+    remote = current_settings().remote_code
+    found = []
+    for name, module in list(sys.modules.items()):
+        if is_target(name) or (remote and is_remote(name)):
+            spec = getattr(module, "__spec__", None)
+            if spec is not None and not is_patched(module) and would_patch(name, spec):
+                found.append(name)
+    return found
 
 
 def report(names: Iterable[str]) -> None:

@@ -9,30 +9,49 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 PREFIX = "transformers.models."
+REMOTE_PREFIX = "transformers_modules."
+REMOTE_LOADING = "transformers.dynamic_module_utils"
+SHARED = frozenset(
+    (
+        "transformers.configuration_utils",
+        "transformers.modeling_layers",
+        "transformers.modeling_utils",
+        REMOTE_LOADING,
+    )
+)
 
 
 def is_target(fullname: str) -> bool:
-    """Whether a name is a transformers modeling module, `transformers.models.*.modeling_*`.
+    """Whether a name is a transformers modeling module, or one of the few that all models share.
 
     The family does not name the file: eight modeling files are not `modeling_<family>`.
     """
-    return fullname.startswith(PREFIX) and fullname.rpartition(".")[2].startswith("modeling_")
+    if fullname.startswith(PREFIX):
+        return fullname.rpartition(".")[2].startswith("modeling_")
+    return fullname in SHARED
+
+
+def is_remote(fullname: str) -> bool:
+    """Whether a name is a module of remote code, `transformers_modules.*`."""
+    return fullname.startswith(REMOTE_PREFIX)
 
 
 class PatchFinder:
     """Finds the patched form of target modules; every other name is none of its business.
 
     Attributes:
-        registered: names outside `transformers.models` that configs registered in this process patch.
+        registered: names of other modules that configs registered in this process patch.
+        patterns: whether a name is among the modules that such configs name by pattern, one test a config.
     """
 
     def __init__(self) -> None:
         self.registered: frozenset[str] = frozenset()
+        self.patterns: tuple[Callable[[str], bool], ...] = ()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -42,7 +61,12 @@ class PatchFinder:
         Raises:
             PatchError: a patch that was declared for this module does not apply.
         """
-        if not is_target(fullname) and fullname not in self.registered:
+        if not (
+            is_target(fullname)
+            or is_remote(fullname)
+            or fullname in self.registered
+            or (self.patterns and any(applies(fullname) for applies in self.patterns))
+        ):
             return None
         from veomni_hook.finders import pipeline
 

@@ -145,9 +145,10 @@ def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
     STATE.registered = [*STATE.registered, *found]
     if STATE.finder is None:
         STATE.finder = PatchFinder()
-    others = {c.source_module for c in found if not is_target(c.source_module)}
-    STATE.finder.registered = STATE.finder.registered | others
-    early.report([c.source_module for c in found])
+    others = [c for c in found if not is_target(c.source_module)]
+    STATE.finder.registered |= {c.source_module for c in others if not c.is_pattern}
+    STATE.finder.patterns += tuple(c.applies_to for c in others if c.is_pattern)
+    early.report(early.modules_of(found))
     return found[0]
 
 
@@ -180,9 +181,16 @@ def bind_slots() -> None:
 
 def _passed_by() -> dict[str, Outcome]:
     """Loaded targets that never asked the finder: too early, or claimed by a finder ahead of ours."""
+    from veomni_hook.finders.finder import REMOTE_LOADING, is_remote
     from veomni_hook.finders.outcome import Outcome
 
-    names = [name for name in list(sys.modules) if is_target(name) and name not in STATE.asked]
+    remote = current_settings().remote_code
+    names = [
+        name
+        for name in list(sys.modules)
+        if name not in STATE.asked
+        and (remote if is_remote(name) or name == REMOTE_LOADING else is_target(name))
+    ]
     place = sys.meta_path.index(STATE.finder) if STATE.finder in sys.meta_path else 0
     ahead = ", ".join(getattr(f, "__name__", type(f).__name__) for f in sys.meta_path[:place])
     reason = "imported without asking the hook: before it was active"
@@ -192,10 +200,7 @@ def _passed_by() -> dict[str, Outcome]:
 
 
 def _report_early_imports() -> None:
-    names = [name for name in list(sys.modules) if is_target(name)]
-    if names:
+    if any(is_target(name) for name in list(sys.modules)):
         from veomni_hook.finders import early
-        from veomni_hook.patches.models import spec_modules
 
-        covered = {config.source_module for config in STATE.registered}
-        early.report([name for name in names if name in covered or spec_modules(name)])
+        early.report(early.affected())

@@ -6,11 +6,8 @@ the import statement; an error in the cache never does.
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
@@ -18,28 +15,20 @@ from types import CodeType, ModuleType
 from veomni_hook.cache import key
 from veomni_hook.cache.store import Hit, Store, Unpatched, open_store
 from veomni_hook.errors import VeomniHookError
-from veomni_hook.finders.finder import PatchFinder
+from veomni_hook.finders.finder import REMOTE_LOADING, PatchFinder, is_remote, is_target
 from veomni_hook.finders.handle import bind_slots, current_settings
 from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.log import warn
 from veomni_hook.finders.nested import nested_import
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
+from veomni_hook.finders.upstream import Upstream, find_upstream, installed_version, read_upstream
 from veomni_hook.patches.models import spec_modules
 from veomni_hook.settings import Settings
 
+__all__ = ["Upstream", "read_upstream"]
+
 ENTRY_POINT_GROUP = "veomni_hook.patches"
-
-
-@dataclass(frozen=True)
-class Upstream:
-    """The installed source of a target module, read but not decoded."""
-
-    module: str
-    path: str
-    data: bytes
-    distribution: str
-    version: str
 
 
 def find_patched(
@@ -49,26 +38,34 @@ def find_patched(
     if nested_import(fullname):
         return None
     STATE.asked.add(fullname)
-    spec = _find_upstream(finder, fullname, path, target)
+    spec = find_upstream(finder, fullname, path, target)
     if spec is None:
         return None
+    if is_remote(fullname):
+        from veomni_hook.finders.remote import patching
+
+        return patching(fullname, spec)
+    loader = patched_loader(fullname, spec)
+    return spec if loader is None else loader.spec()
+
+
+def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
+    """Return the loader of a module's patched form, or None where nothing applies; notes the outcome."""
     settings = current_settings()
-    names = config_names(fullname, settings)
-    registered = [config for config in STATE.registered if config.source_module == fullname]
-    if not settings.enabled or not (names or registered):
-        return spec
+    if not _in_question(fullname, settings):
+        return None
     upstream, reason = read_upstream(fullname, spec)
     if upstream is None:
         _left_alone(fullname, spec, reason, settings)
-        return spec
+        return None
     if settings.dump_patched:
         from veomni_hook.finders.dump import dump
 
         dump(upstream, settings)
-    found = _lookup_or_build(upstream, settings, names)
+    found = _lookup_or_build(upstream, settings)
     if isinstance(found, str):
         STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=found, origin=upstream.path)
-        return spec
+        return None
     import veomni_hook.kernels.state  # noqa: F401 - the first patched module brings the first slots
 
     bind_slots()
@@ -82,26 +79,29 @@ def find_patched(
         code=code,
         upstream=upstream.path,
         foreign=None if type(foreign) is SourceFileLoader else foreign,
-    ).spec()
+    )
+
+
+def would_patch(fullname: str, spec: ModuleSpec) -> bool:
+    """Whether an import of this module, if there were one now, would execute patched source."""
+    settings = current_settings()
+    if not _in_question(fullname, settings):
+        return False
+    upstream, _ = read_upstream(fullname, spec)
+    return upstream is not None and not isinstance(_lookup_or_build(upstream, settings), str)
 
 
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
     """Names of the config modules to ask about a target: built-in specs, settings, entry points."""
-    return (*spec_modules(fullname), *settings.patches, *announced())
+    builtin = () if fullname == REMOTE_LOADING and not settings.remote_code else spec_modules(fullname)
+    return (*builtin, *settings.patches, *announced())
 
 
-def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str]:
-    """Read the source behind a spec; None with the reason where there is none to patch."""
-    loader = spec.loader
-    if not isinstance(loader, SourceFileLoader):
-        return None, f"no source file: loaded by {type(loader).__name__} from {spec.origin}"
-    try:
-        data = loader.get_data(loader.path)
-    except OSError as error:
-        return None, f"the source cannot be read: {error}"
-    distribution = fullname.partition(".")[0]
-    root = os.path.join(loader.path, *[os.pardir] * fullname.count("."))
-    return Upstream(fullname, loader.path, data, distribution, _version(distribution, root)), ""
+def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
+    """Whether idioms are asked about a module: where models' code is, if it computes with tensors at all."""
+    return _has_models_code(upstream.module, settings) and (
+        upstream.uses_torch or upstream.module == "transformers.configuration_utils"
+    )
 
 
 def store() -> Store:
@@ -127,50 +127,23 @@ def device_of(settings: Settings) -> str:
 def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
     """The first-stage key: everything that shapes the output and can be known without loading a config."""
     inprocess: list[tuple[str, str]] = []
-    registered = [config for config in STATE.registered if config.source_module == upstream.module]
+    registered = [config for config in STATE.registered if config.applies_to(upstream.module)]
     if registered:
         from veomni_hook.finders.inputs import config_digest
 
         inprocess = [(config.source_module, config_digest(config)) for config in registered]
+    idioms = "1" if asks_idioms(upstream, settings) else "0"
     return key.stage1_key(
         module=upstream.module,
         upstream=upstream.data,
         engine=key.engine_digest(),
-        settings={"device": device_of(settings)},
+        settings={"device": device_of(settings), "idioms": idioms},
         config_names=[_with_origin(name) for name in names],
         inprocess=inprocess,
         distribution=upstream.distribution,
         version=upstream.version,
-        astor_version=_installed("astor"),
+        astor_version=installed_version("astor"),
     )
-
-
-def _find_upstream(
-    finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
-    # Every finder but ours in turn, not PathFinder alone: editable installs and other hooks have their own.
-    for other in list(sys.meta_path):
-        if other is finder or isinstance(other, PatchFinder):
-            continue
-        spec = other.find_spec(fullname, path, target)
-        if spec is not None:
-            return spec
-    return None
-
-
-def _lookup_or_build(
-    upstream: Upstream, settings: Settings, names: Sequence[str]
-) -> tuple[Outcome, str | None, CodeType | None] | str:
-    """Return the outcome with text and code of the patched module, or why nothing applies."""
-    stage = stage1(upstream, settings, names)
-    found = store().lookup(stage, upstream.module)
-    if isinstance(found, Unpatched):
-        return "no patch applies"
-    if isinstance(found, Hit):
-        return from_hit(found, upstream, "hit", ""), None, found.code
-    from veomni_hook.finders.build import build
-
-    return build(upstream, settings, names, stage, found.reason)
 
 
 def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
@@ -185,6 +158,53 @@ def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
         patch_hash=hit.patch_hash,
         report=lambda: hit.report,
     )
+
+
+@cache
+def announced() -> tuple[str, ...]:
+    """Names of the config modules that installed distributions announce by entry point."""
+    # Reading every distribution's entry points costs milliseconds; they cannot change under a process.
+    from importlib.metadata import entry_points
+
+    return tuple(sorted(point.value for point in entry_points(group=ENTRY_POINT_GROUP)))
+
+
+def _in_question(fullname: str, settings: Settings) -> bool:
+    """Whether a module can be patched at all, as far as its name tells."""
+    if not settings.enabled:
+        return False
+    return (
+        _has_models_code(fullname, settings)
+        or bool(config_names(fullname, settings))
+        or any(config.applies_to(fullname) for config in STATE.registered)
+    )
+
+
+def _has_models_code(fullname: str, settings: Settings) -> bool:
+    known = (is_target(fullname) and fullname != REMOTE_LOADING) or is_remote(fullname)
+    return settings.idioms and known
+
+
+def _lookup_or_build(
+    upstream: Upstream, settings: Settings
+) -> tuple[Outcome, str | None, CodeType | None] | str:
+    """Return the outcome with text and code of the patched module, or why nothing applies."""
+    names = config_names(upstream.module, settings)
+    if not (
+        asks_idioms(upstream, settings)
+        or names
+        or any(config.applies_to(upstream.module) for config in STATE.registered)
+    ):
+        return "no patch applies"
+    stage = stage1(upstream, settings, names)
+    found = store().lookup(stage, upstream.module)
+    if isinstance(found, Unpatched):
+        return "no patch applies"
+    if isinstance(found, Hit):
+        return from_hit(found, upstream, "hit", ""), None, found.code
+    from veomni_hook.finders.build import build
+
+    return build(upstream, settings, names, stage, found.reason)
 
 
 def _left_alone(fullname: str, spec: ModuleSpec, reason: str, settings: Settings) -> None:
@@ -213,39 +233,3 @@ def _origin(module: str, path: tuple[str, ...]) -> str | None:
 
     spec = locate(module)
     return None if spec is None else spec.origin
-
-
-@cache
-def announced() -> tuple[str, ...]:
-    """Names of the config modules that installed distributions announce by entry point."""
-    # Reading every distribution's entry points costs milliseconds; they cannot change under a process.
-    from importlib.metadata import entry_points
-
-    return tuple(sorted(point.value for point in entry_points(group=ENTRY_POINT_GROUP)))
-
-
-def _version(distribution: str, root: str = "") -> str:
-    """The version of what is imported: a checkout on PYTHONPATH may shadow the installed distribution."""
-    module = sys.modules.get(distribution)
-    version = getattr(module, "__version__", None)
-    if isinstance(version, str):
-        return version
-    if root:
-        try:
-            with open(os.path.normpath(os.path.join(root, "__init__.py")), encoding="utf-8") as file:
-                found = re.search(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", file.read(), re.MULTILINE)
-        except OSError:
-            found = None
-        if found:
-            return found[1]
-    return _installed(distribution)
-
-
-@cache
-def _installed(distribution: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "unknown"

@@ -85,21 +85,22 @@ def prepare(
         )
     if device is not None:
         settings = _with_device(settings, device)
-    chosen = pipeline.device_of(settings)
     if configs is not None:
-        patched = build.patch(upstream, configs, chosen)
+        patched = build.patch(upstream, configs, pipeline.device_of(settings))
         reason = (
             "the configs were given, so the cache was not asked" if patched else "none of the configs applies"
         )
         return _prepared(upstream, patched, None, reason, "memory")
     names = pipeline.config_names(module, settings)
     loaded = config_loading.load(names)
-    patched = build.patch(upstream, config_loading.for_module(loaded, STATE.registered), chosen)
+    every = config_loading.for_module(loaded, STATE.registered)
+    patched, failed = build.patch_with_idioms(upstream, every, settings)
+    publish = publish and not failed
     stage = pipeline.stage1(upstream, settings, names)
     if patched is None:
         if publish:
             pipeline.store().publish_unpatched(stage, module, input_files(loaded))
-        return _prepared(upstream, None, None, "no patch applies", "")
+        return _prepared(upstream, None, None, failed or "no patch applies", "")
     found: object = pipeline.store().lookup(stage, module)
     cache = "hit"
     if publish and not isinstance(found, Hit):
@@ -107,7 +108,7 @@ def prepare(
         found = build.publish(upstream, build.stored_form(patched), stage, input_files(loaded))
     if isinstance(found, Hit):
         return _prepared(upstream, patched, found.path, "", cache)
-    return _prepared(upstream, patched, None, getattr(found, "reason", "not stored"), "memory")
+    return _prepared(upstream, patched, None, failed or getattr(found, "reason", "not stored"), "memory")
 
 
 def _with_device(settings: Settings, device: str) -> Settings:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.registry import EAGER
 from veomni_hook.kernels.slot import Outcome, Slot
-from veomni_hook.kernels.state import STATE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +20,10 @@ __all__ = ["Explanation", "Row", "explain"]
 
 @dataclass(frozen=True)
 class Row:
-    """One slot of one place: ``backend`` ran there last, or would if it is not ``called`` yet."""
+    """One slot of one place: ``backend`` ran there last, or would if it is not ``called`` yet.
+
+    ``settled`` says that no call can change that: no kernel comes into question.
+    """
 
     place: str
     kind: str
@@ -31,6 +33,7 @@ class Row:
     backend: str
     reason: str
     called: bool
+    settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Explanation:
             return f"{self.subject}: no kernel slots; its modeling code is not patched"
         counts: dict[tuple[str, ...], int] = {}
         for row in self.rows:
-            state = row.reason if row.called else f"{row.reason}; not called yet"
+            state = row.reason if row.called or row.settled else f"{row.reason}; not called yet"
             key = (row.kind, f"{row.op}/{row.variant}", row.backend, state)
             counts[key] = counts.get(key, 0) + 1
         lines = [f"{kind} x{n}: {op}: {backend} ({why})" for (kind, op, backend, why), n in counts.items()]
@@ -75,25 +78,36 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
 
 
 def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
+    known: dict[type, list[tuple[str, Slot]]] = {}
     for place, module in model.named_modules():
-        for name, slot in slots_of(type(module)):
-            yield _row(place, type(module).__name__, name, slot, slot.outcome(module), device)
+        kind = type(module)
+        if kind not in known:
+            known[kind] = slots_of(kind)
+        for name, slot in known[kind]:
+            yield _row(place, kind.__name__, name, slot, slot.outcome(module), device)
 
 
 def slots_of(kind: type) -> list[tuple[str, Slot]]:
-    """Return the slots, by name, that the ``forward`` of the module class ``kind`` asks."""
-    forward = inspect.unwrap(getattr(kind, "forward", slots_of))
-    code, scope = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
-    names = () if code is None else code.co_names
-    return [(name, scope[name]) for name in names if isinstance(scope.get(name), Slot)]
+    """Return the slots, by name, that the methods of the module class ``kind`` ask, inherited ones too."""
+    found: dict[str, Slot] = {}
+    methods = {name: each for base in reversed(kind.__mro__) for name, each in vars(base).items()}
+    for method in methods.values():
+        if callable(method):
+            function = inspect.unwrap(method)
+            code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+            names = () if code is None else code.co_names
+            found.update((name, scope[name]) for name in names if isinstance(scope.get(name), Slot))
+    return list(found.items())
 
 
 def _row(place: str, kind: str, name: str, slot: Slot, outcome: Outcome | None, device: str) -> Row:
-    called = outcome is not None
-    if not STATE.active:
-        outcome = Outcome(EAGER, "veomni_hook is deactivated")
-    elif outcome is None:
+    settled = slot.idle
+    called = outcome is not None and settled is None
+    outcome = settled or outcome
+    if outcome is None:
         selection = slot.selection(device)
         backend = EAGER if selection.kernel is None else selection.kernel.backend
         outcome = Outcome(backend, f"kernels={selection.choice} on {device}")
-    return Row(place, kind, name, slot.op, slot.variant, outcome.backend, outcome.reason, called)
+    return Row(
+        place, kind, name, slot.op, slot.variant, outcome.backend, outcome.reason, called, settled is not None
+    )

@@ -2,6 +2,9 @@
 
 Every op declares its variants and kernels in ``kernels/<op>/__init__.py``; `register_kernel` adds to them.
 Nothing here imports torch: a kernel names its code as ``module:attribute`` and is loaded when first used.
+
+Every variant has the backend ``reference``: its formula in plain PyTorch, which the tests compare kernels
+with. ``auto`` never picks it.
 """
 
 from __future__ import annotations
@@ -16,18 +19,31 @@ from veomni_hook.kernels.system import System
 
 __all__ = [
     "EAGER",
+    "REFERENCE",
     "Kernel",
     "Op",
     "Registry",
     "Requirement",
+    "Variant",
     "load_attribute",
     "register_kernel",
     "registry",
 ]
 
 EAGER = "eager"
+REFERENCE = "reference"
 RESERVED = ("auto", EAGER)
-OP_PACKAGES = ("rms_norm", "rotary", "gated_mlp", "linear_cross_entropy")
+OP_PACKAGES = (
+    "rms_norm",
+    "rotary",
+    "gated_mlp",
+    "moe_experts",
+    "moe_router",
+    "load_balancing_loss",
+    "linear_cross_entropy",
+)
+
+_REFERENCE_DESCRIPTION = "the formula in plain PyTorch: the oracle of the tests; for checking, not for speed"
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,8 @@ class Kernel:
     ``load`` names the function that patched code calls. ``refuses`` names a function
     ``(owner, *operands) -> str | None`` that is asked at every call and returns why this call cannot be
     taken. ``loses`` has the same form, is asked under ``auto`` only, and returns where the kernel was
-    measured slower than the upstream code. ``priority`` orders kernels under ``auto``, higher first.
+    measured slower than the upstream code. ``priority`` orders kernels under ``auto``, higher first; a kernel
+    that is not ``automatic`` runs only where its backend was chosen by name.
     """
 
     op: str
@@ -69,6 +86,7 @@ class Kernel:
     requires: Requirement = field(default_factory=Requirement)
     priority: int = 0
     description: str = ""
+    automatic: bool = True
 
     def __post_init__(self) -> None:
         where = f"Kernel(op={self.op!r}, variant={self.variant!r}, backend={self.backend!r})"
@@ -86,18 +104,37 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One formula of an op.
+
+    ``formula`` says it in a line, ``reference`` names (``module:attribute``) one plain torch function that
+    computes it. ``operands`` are the names of what kernels are called with, in order; empty: the parameters
+    of the reference.
+    """
+
+    formula: str
+    reference: str
+    operands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Op:
-    """An operation and its variants; ``variants`` maps each name to its formula."""
+    """An operation and its variants by name."""
 
     name: str
-    variants: Mapping[str, str]
+    variants: Mapping[str, Variant]
 
 
 class Registry:
-    """Ops and kernels by name; a second declaration of one thing is refused."""
+    """Ops and kernels by name; a second declaration of one thing is refused.
+
+    Every variant gets a kernel of backend ``reference`` that refuses nothing; one that is declared takes its
+    place.
+    """
 
     def __init__(self) -> None:
         self._ops: dict[str, Op] = {}
+        self._derived: set[tuple[str, str, str]] = set()
         self._kernels: dict[tuple[str, str, str], Kernel] = {}
         self._loaded = False
         self.version = 0
@@ -109,17 +146,30 @@ class Registry:
                 f"op {op.name!r} is declared twice", where="kernel registry", fix="rename one of them"
             )
         self._ops[op.name] = op
+        for name, variant in op.variants.items():
+            kernel = Kernel(
+                op=op.name,
+                variant=name,
+                backend=REFERENCE,
+                load=variant.reference,
+                description=_REFERENCE_DESCRIPTION,
+                automatic=False,
+            )
+            key = (op.name, name, REFERENCE)
+            self._kernels[key] = kernel
+            self._derived.add(key)
 
     def add(self, kernel: Kernel) -> None:
         """Declare ``kernel``. Raises KernelError for an unknown op or variant, and for a duplicate."""
         self.check(kernel.op, kernel.variant)
         key = (kernel.op, kernel.variant, kernel.backend)
-        if key in self._kernels:
+        if key in self._kernels and key not in self._derived:
             raise KernelError(
                 f"{kernel.op}/{kernel.variant} has a {kernel.backend!r} kernel already",
                 where=self._kernels[key].load,
                 fix="register yours under another backend name",
             )
+        self._derived.discard(key)
         self._kernels[key] = kernel
         self.version += 1
 
@@ -149,7 +199,7 @@ class Registry:
             for kernel in self._kernels.values()
             if op in (None, kernel.op) and variant in (None, kernel.variant)
         ]
-        return sorted(found, key=lambda kernel: -kernel.priority)
+        return sorted(found, key=lambda kernel: (not kernel.automatic, -kernel.priority))
 
     def backends(self, op: str | None = None) -> list[str]:
         """Return the names that a choice for ``op`` (None: for all ops) may have."""

@@ -13,7 +13,7 @@ from veomni_hook.kernels.choice import AUTO, Choice
 from veomni_hook.kernels.registry import EAGER, Kernel, Registry, registry
 from veomni_hook.kernels.system import System
 
-__all__ = ["Decision", "Selection", "select"]
+__all__ = ["Decision", "Selection", "excluded", "select"]
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,55 @@ class Selection:
 def select(op: str, variant: str, choice: Choice, system: System, known: Registry = registry) -> Selection:
     """Choose the kernels for ``op``/``variant`` on ``system``.
 
-    Raises KernelError for unknown names, and when a backend that was chosen by name cannot run there: the
-    message lists what can and why the rest cannot.
+    A backend chosen by name that has no kernel for this variant leaves the upstream code: a choice names a
+    backend for all variants of an op, and a model may use several. Raises KernelError for unknown names, and
+    when a backend that was chosen by name has a kernel that cannot run there: the message lists what can and
+    why the rest cannot.
     """
     known.check(op, variant)
     wanted = choice.backend(op)
     kernels = known.kernels(op, variant)
     decisions = [_decide(kernel, wanted, system) for kernel in kernels]
     accepted = tuple(kernel for kernel, decision in zip(kernels, decisions, strict=True) if decision.accepted)
-    if wanted not in (AUTO, EAGER) and not accepted:
+    if not accepted and any(kernel.backend == wanted for kernel in kernels):
         raise _cannot_run(op, variant, wanted, kernels, system)
-    reason = "chosen" if wanted == EAGER else "the code to fall back to"
-    decisions.append(Decision(EAGER, accepted=wanted in (AUTO, EAGER), reason=reason))
+    decisions.append(Decision(EAGER, *_upstream(wanted, accepted)))
     return Selection(op, variant, wanted, accepted, tuple(decisions))
 
 
-def _decide(kernel: Kernel, wanted: str, system: System) -> Decision:
+def _upstream(wanted: str, accepted: tuple[Kernel, ...]) -> tuple[bool, str]:
+    if wanted == EAGER:
+        return True, "chosen"
+    if accepted:
+        return wanted == AUTO, "the code to fall back to"
+    return True, "no kernel can run here" if wanted == AUTO else _without_kernel(wanted)
+
+
+def excluded(op: str, variant: str, choice: Choice, known: Registry = registry) -> str | None:
+    """Return why no kernel of ``op``/``variant`` comes into question on any system, or None if one does."""
+    wanted = choice.backend(op)
+    if any(_passed_over(kernel, wanted) is None for kernel in known.kernels(op, variant)):
+        return None
+    if wanted == EAGER:
+        return "eager is chosen"
+    return "it has no kernel besides the reference" if wanted == AUTO else _without_kernel(wanted)
+
+
+def _without_kernel(wanted: str) -> str:
+    return f"{wanted} has no kernel for this variant"
+
+
+def _passed_over(kernel: Kernel, wanted: str) -> str | None:
+    """Why a choice passes a kernel over, whatever the system."""
     if wanted not in (AUTO, kernel.backend):
-        return Decision(kernel.backend, accepted=False, reason=f"{wanted} was chosen")
+        return f"{wanted} was chosen"
+    return "runs only if chosen by name" if wanted == AUTO and not kernel.automatic else None
+
+
+def _decide(kernel: Kernel, wanted: str, system: System) -> Decision:
+    reason = _passed_over(kernel, wanted)
+    if reason is not None:
+        return Decision(kernel.backend, accepted=False, reason=reason)
     unmet = kernel.requires.unmet(system)
     if unmet is not None:
         return Decision(kernel.backend, accepted=False, reason=unmet)
@@ -72,6 +103,5 @@ def _cannot_run(op: str, variant: str, wanted: str, kernels: list[Kernel], syste
     unmet = {kernel.backend: kernel.requires.unmet(system) for kernel in kernels}
     able = [EAGER, *(backend for backend, reason in unmet.items() if reason is None)]
     unable = [f"{backend} ({reason})" for backend, reason in unmet.items() if reason is not None]
-    why = unmet[wanted] if wanted in unmet else "it has no kernel for this variant"
     fix = f"choose from: {', '.join(able)}" + (f"; these cannot run: {', '.join(unable)}" if unable else "")
-    return KernelError(f"{op}/{variant} cannot use {wanted!r}: {why}", where=str(system), fix=fix)
+    return KernelError(f"{op}/{variant} cannot use {wanted!r}: {unmet[wanted]}", where=str(system), fix=fix)

@@ -1,20 +1,24 @@
-"""Slots: what a guard in patched code asks for a kernel.
+"""Slots: what patched code asks for a kernel.
 
-A slot is a global of the patched module and belongs to one op and variant. It holds nothing of a model:
-outcomes are kept beside the modules (weakly), so that pickling, copying and state dicts see no difference.
-Under ``torch.compile`` and ``torch.export`` it answers None, and the upstream code is what is compiled.
+A slot is a global of the patched module and belongs to one op and variant. A guard asks `Slot.kernel`, a call
+site of a function `Slot.at`; `Slot.reached` decorates a class whose guard a decorator of upstream covers.
+
+A slot holds nothing of a model: outcomes are kept beside the modules (weakly), so that pickling, copying and
+state dicts see no difference. Under ``torch.compile`` and ``torch.export`` it answers None, and the upstream
+code is what is compiled. Where no kernel can come into question it answers at the cost of three comparisons.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 from veomni_hook.kernels.choice import AUTO
 from veomni_hook.kernels.registry import EAGER, load_attribute, registry
-from veomni_hook.kernels.select import Selection, select
+from veomni_hook.kernels.select import Selection, excluded, select
 from veomni_hook.kernels.state import STATE
 from veomni_hook.kernels.system import System
 
@@ -30,7 +34,9 @@ class Outcome(NamedTuple):
     reason: str
 
 
-_UPSTREAM = Outcome(EAGER, "eager is chosen, or nothing can run here")
+_UPSTREAM = Outcome(EAGER, "no kernel can run here")
+
+ModuleClass = TypeVar("ModuleClass", bound=type)
 
 
 class _Candidate(NamedTuple):
@@ -41,9 +47,13 @@ class _Candidate(NamedTuple):
 
 
 class Slot:
-    """The place in a patched module where a kernel of ``op``/``variant`` may take over."""
+    """The place in a patched module where a kernel of ``op``/``variant`` may take over.
 
-    def __init__(self, op: str, variant: str, module_name: str) -> None:
+    ``parameters`` are those of the upstream function at whose calls `at` stands, in the form that
+    `veomni_hook.kernels.binding` describes; empty: they are the op's operands.
+    """
+
+    def __init__(self, op: str, variant: str, module_name: str, parameters: str = "") -> None:
         # Patched modules have imported torch; whoever only reads the names here need not.
         from torch.compiler import is_compiling
 
@@ -51,35 +61,129 @@ class Slot:
         self.op = op
         self.variant = variant
         self.module_name = module_name
+        self.parameters = parameters
         self._is_compiling = is_compiling
-        self._epoch = (-1, -1)
+        self._epoch = -1
+        self._version = -1
+        self._idle: Outcome | None = None
+        self._bind: Callable[..., tuple[Any, ...]] | None = None
         self._candidates: dict[Any, tuple[_Candidate, ...]] = {}
         # By id with a weak reference: a WeakKeyDictionary would cost 1.5 us at every call.
         self._outcomes: dict[int, tuple[ref[Any], list[Outcome]]] = {}
+        self._refusals: dict[tuple[str, str], Outcome] = {}
         self._said: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
-        return f"Slot({self.op!r}, {self.variant!r}, {self.module_name!r})"
+        parameters = f", parameters={self.parameters!r}" if self.parameters else ""
+        return f"Slot({self.op!r}, {self.variant!r}, {self.module_name!r}{parameters})"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Functions that close over a slot are pickled by value in some tools; a slot is rebuilt, not copied.
-        return (Slot, (self.op, self.variant, self.module_name))
+        return (Slot, (self.op, self.variant, self.module_name, self.parameters))
 
     def kernel(self, owner: Any, *operands: Any) -> Callable[..., Any] | None:
         """Return the function that computes this call, or None: run the upstream code.
 
-        ``owner`` is the module whose ``forward`` asks; ``operands`` are what the kernel would be called with
-        (the first one's device decides between kernels). Raises KernelError if a backend was chosen by name
-        that cannot run on this machine.
+        ``owner`` is the module whose ``forward`` asks; ``operands`` are what kernels decide by (the first
+        one's device decides between them; of a list of tensors the first tensor's). Raises KernelError if a
+        backend was chosen by name that cannot run on this machine.
         """
         if self._is_compiling():
             return None
-        if (STATE.epoch, registry.version) != self._epoch:
-            self._candidates = {}
-            self._epoch = (STATE.epoch, registry.version)
+        if STATE.epoch != self._epoch or registry.version != self._version:
+            self._refresh()
+        return None if self._idle is not None else self._ask(owner, operands)
+
+    def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what to call in the place of ``upstream``, with the very same arguments.
+
+        ``upstream`` itself where no kernel comes into question. Else a function that asks kernels with the
+        op's operands and, last, ``upstream``; the kernel that takes the call is called with the operands. It
+        calls ``upstream`` where all refuse, and where the arguments do not fit its parameters.
+        """
+        if self._is_compiling():
+            return upstream
+        if STATE.epoch != self._epoch or registry.version != self._version:
+            self._refresh()
+        return upstream if self._idle is not None else partial(self._call, owner, upstream)
+
+    def reached(self, decorated: ModuleClass) -> ModuleClass:
+        """Let calls of a module class reach the guard in its ``forward``, which another decorator covers.
+
+        For use above a class decorator that wraps ``forward`` (and says so in ``__wrapped__``). A call that a
+        kernel would take goes to the wrapped ``forward``, whose guard asks again; every other call goes to
+        the wrapper. Kernels are asked with the arguments of ``forward``, in its order, or, where the slot has
+        ``parameters``, with the operands among them, in the op's order.
+        """
+        covering = vars(decorated).get("forward")
+        guarded = getattr(covering, "__wrapped__", None)
+        if covering is None or guarded is None:
+            return decorated
+        from veomni_hook.kernels.binding import arguments_of, binder_for
+
+        bind = arguments_of(guarded)
+        if self.parameters:
+            bind = binder_for(self.op, self.variant, self.parameters, only_bound=True)
+
+        @wraps(covering)
+        def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if self._is_compiling():
+                return covering(module, *args, **kwargs)
+            if STATE.epoch != self._epoch or registry.version != self._version:
+                self._refresh()
+            if self._idle is None and self._takes(bind, module, args, kwargs):
+                return guarded(module, *args, **kwargs)
+            return covering(module, *args, **kwargs)
+
+        # A statement, so that type checkers see no assignment to a method.
+        setattr(decorated, "forward", forward)  # noqa: B010
+        return decorated
+
+    @property
+    def idle(self) -> Outcome | None:
+        """What every call gets because no kernel comes into question on any device; None if one does."""
+        if STATE.epoch != self._epoch or registry.version != self._version:
+            self._refresh()
+        return self._idle
+
+    def outcome(self, owner: Any) -> Outcome | None:
+        """Return what the last call of the module ``owner`` got; None if it has not asked yet.
+
+        Calls are not noted while the slot is `idle`; that is what is returned then.
+        """
+        if (idle := self.idle) is not None:
+            return idle
+        held = self._outcomes.get(id(owner))
+        return held[1][0] if held is not None and held[0]() is owner else None
+
+    def selection(self, device: str) -> Selection:
+        """Return what would be asked for tensors of the torch device type ``device``, with every decision."""
+        return select(self.op, self.variant, STATE.choice, System.detect(device))
+
+    def _refresh(self) -> None:
+        """Take over the settings in force."""
+        epoch, version = STATE.epoch, registry.version
+        self._candidates = {}
+        self._refusals = {}
+        reason = excluded(self.op, self.variant, STATE.choice)
         if not STATE.active:
-            return None
-        kind = getattr(getattr(operands[0], "device", None), "type", None)
+            self._idle = Outcome(EAGER, "veomni_hook is deactivated")
+        elif reason is not None:
+            self._idle = Outcome(EAGER, reason)
+            # Who named the op in the choice asked for this one.
+            level = (
+                logging.WARNING if STATE.choice.ops.get(self.op, EAGER) not in (AUTO, EAGER) else logging.INFO
+            )
+            self._say(level, "picked", f"{self.op}/{self.variant}: upstream code: {reason}")
+        else:
+            self._idle = None
+        self._epoch, self._version = epoch, version
+
+    def _ask(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        first = operands[0]
+        if isinstance(first, tuple | list) and first:
+            first = first[0]
+        kind = getattr(getattr(first, "device", None), "type", None)
         candidates = self._candidates.get(kind)
         if candidates is None:
             candidates = self._resolve(kind)
@@ -88,7 +192,7 @@ class Slot:
             for refusal in refusals:
                 reason = refusal(owner, *operands)
                 if reason is not None:
-                    outcome = self._refused(backend, reason)
+                    outcome = self._refusals.get((backend, reason)) or self._refused(backend, reason)
                     break
             else:
                 self._note(owner, taken)
@@ -96,14 +200,30 @@ class Slot:
         self._note(owner, outcome)
         return None
 
-    def outcome(self, owner: Any) -> Outcome | None:
-        """Return what the last call of the module ``owner`` got; None if it has not asked yet."""
-        held = self._outcomes.get(id(owner))
-        return held[1][0] if held is not None and held[0]() is owner else None
+    def _call(self, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if self._bind is None:
+            from veomni_hook.kernels.binding import binder_for
 
-    def selection(self, device: str) -> Selection:
-        """Return what would be asked for tensors of the torch device type ``device``, with every decision."""
-        return select(self.op, self.variant, STATE.choice, System.detect(device))
+            self._bind = binder_for(self.op, self.variant, self.parameters)
+        try:
+            operands = self._bind(*args, **kwargs)
+        except TypeError:
+            return upstream(*args, **kwargs)  # it says itself what does not fit
+        run = self._ask(owner, (*operands, upstream))
+        return upstream(*args, **kwargs) if run is None else run(*operands)
+
+    def _takes(
+        self,
+        bind: Callable[..., tuple[Any, ...]],
+        owner: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> bool:
+        try:
+            operands = bind(*args, **kwargs)
+        except TypeError:
+            return False  # upstream says itself what does not fit
+        return self._ask(owner, operands) is not None
 
     def _note(self, owner: Any, outcome: Outcome) -> None:
         key = id(owner)
@@ -138,7 +258,7 @@ class Slot:
         # A backend that was asked for by name and does not run is worth a warning; auto promised nothing.
         level = logging.INFO if STATE.choice.backend(self.op) == AUTO else logging.WARNING
         self._say(level, reason, f"{self.op}/{self.variant}: upstream code instead of {backend}: {reason}")
-        return Outcome(EAGER, reason)
+        return self._refusals.setdefault((backend, reason), Outcome(EAGER, reason))
 
     def _say(self, level: int, topic: str, message: str) -> None:
         if (topic, message) not in self._said:

@@ -1,31 +1,49 @@
 """What several configs want of one module, made into one list of steps, or refused.
 
 Two patches on one target are an error unless one config names the other as its base, which it then wins
-against. Built-in specs are defaults: they give way to any other config, and the report says so.
+against. What this package brings is a default: routes that idioms found give way to built-in specs and to any
+other config, built-in specs to any other config, and the report says so. A route and a guard or rewrite in
+one function meet only where they touch the same code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from veomni_hook.errors import PatchConflictError
-from veomni_hook.patches.adopt import adopt_helper, adopt_patch
+from veomni_hook.patches.idioms.config import NAME
+from veomni_hook.patches.idioms.reliance import covered, relied_on
+from veomni_hook.patches.idioms.site import Site
 from veomni_hook.patches.plan import Origin, Step
 from veomni_hook.patches.report import YieldedPatch
 from veomni_hook.patches.spec import PatchConfig, PatchType
+from veomni_hook.patches.steps import patch_steps, surroundings
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.verbs.guard import plan_guard
+from veomni_hook.patches.verbs.rewrite import plan_rewrite
 from veomni_hook.patches.verbs.targets import plain
 
 __all__ = ["declared_steps", "is_builtin", "same_config"]
 
 _BUILTIN = "veomni_hook.patches.models."
-_EDITING = frozenset({PatchType.GUARD.value, PatchType.REWRITE.value})
+_USERS = 2
+_PLANNERS = {PatchType.GUARD.value: plan_guard, PatchType.REWRITE.value: plan_rewrite}
+_EDITING = frozenset({*_PLANNERS, PatchType.ROUTE.value})
 _WRAPPING = frozenset({PatchType.INIT_MODIFICATION.value})
 
 
 def is_builtin(config: PatchConfig) -> bool:
-    """Whether the config is one of this package's own specs."""
-    return config.name.startswith(_BUILTIN)
+    """Whether the config is one of this package's own."""
+    return _tier(config) < _USERS
+
+
+def _tier(config: PatchConfig) -> int:
+    """What gives way to what: the lower tier to the higher."""
+    if config.name == NAME:
+        return 0
+    return 1 if config.name.startswith(_BUILTIN) else _USERS
 
 
 def same_config(one: PatchConfig | None, other: object) -> bool:
@@ -41,13 +59,15 @@ def same_config(one: PatchConfig | None, other: object) -> bool:
     )
 
 
-def declared_steps(configs: Sequence[PatchConfig], origin: Origin) -> tuple[list[Step], list[YieldedPatch]]:
+def declared_steps(
+    configs: Sequence[PatchConfig], origin: Origin, document: Document
+) -> tuple[list[Step], list[YieldedPatch]]:
     """Return the steps to carry out, in the order of the configs, and the patches that gave way.
 
     Raises:
         PatchConflictError: two patches claim one place.
     """
-    claims = [_Claim(step) for config in configs for step in _patch_steps(config)]
+    claims = [_Claim(step, document) for config in configs for step in patch_steps(config, document)]
     lost: dict[int, str] = {}
     for number, first in enumerate(claims):
         for second in claims[:number]:
@@ -57,23 +77,21 @@ def declared_steps(configs: Sequence[PatchConfig], origin: Origin) -> tuple[list
             if loser is not None:
                 lost[id(loser)] = reason
     kept = [claim.step for claim in claims if id(claim) not in lost]
-    yielded = [
-        YieldedPatch(claim.step.kind, claim.step.target, lost[id(claim)], claim.step.config.name)
-        for claim in claims
-        if id(claim) in lost
-    ]
-    # A spec of which nothing is left brings no imports, slots or helpers either.
-    alive = [c for c in configs if not c.patches or any(step.config is c for step in kept)]
+    yielded = [_yielded(claim, lost[id(claim)]) for claim in claims if id(claim) in lost]
     steps = []
     for config in configs:
-        steps += [step for step in kept if step.config is config]
-        steps += _surroundings(config) if config in alive else []
+        own = [step for step in kept if step.config is config]
+        steps += own
+        # A spec of which nothing is left brings no imports, slots or helpers either.
+        if own or not config.patches:
+            steps += surroundings(config, own, document)
     return _without_doubles(steps, origin), yielded
 
 
 @dataclass(eq=False)
 class _Claim:
     step: Step
+    document: Document
 
     @property
     def key(self) -> str:
@@ -81,22 +99,38 @@ class _Claim:
         return f"{target}.__init__" if self.step.kind in _WRAPPING else target
 
     @property
+    def site(self) -> Site | None:
+        return None if self.step.kind == "exclude" else self.step.patch.site
+
+    @cached_property
     def relies_on(self) -> list[str]:
-        return [] if self.step.kind == "exclude" else [plain(name) for name in self.step.patch.relies_on]
+        if self.step.kind == "exclude":
+            return []
+        names = self.step.patch.relies_on if self.site is None else relied_on(self.document, self.site)
+        return [plain(name) for name in names]
 
     def __str__(self) -> str:
         return f"{self.step.kind} of {self.step.target} ({self.step.config.name})"
 
 
+def _yielded(claim: _Claim, reason: str) -> YieldedPatch:
+    step, site = claim.step, claim.site
+    if site is None:
+        return YieldedPatch(step.kind, step.target, reason, step.config.name)
+    return YieldedPatch(step.kind, step.target, reason, step.config.name, site.op, site.variant)
+
+
 def _settle(first: _Claim, second: _Claim, origin: Origin) -> tuple[_Claim | None, str]:
     """Which of two claims gives way, and why; (None, "") if they do not meet."""
-    if not (reason := _meet(first, second)):
+    if first.site is not None and second.site is not None:
+        return None, ""  # overlaps show when they are planned
+    if not (reason := _meet(first, second, origin)):
         return None, ""
     one, other = first.step.config, second.step.config
     for loser, winner in ((first, second), (second, first)):
         if loser.step.config is winner.step.config:
             continue
-        if is_builtin(loser.step.config) and not is_builtin(winner.step.config):
+        if _tier(loser.step.config) < _tier(winner.step.config):
             return loser, f"{winner}: {reason}"
         if _builds_on(winner.step.config, loser.step.config):
             return loser, f"{winner}, whose base {loser.step.config.name} is: {reason}"
@@ -113,22 +147,39 @@ def _settle(first: _Claim, second: _Claim, origin: Origin) -> tuple[_Claim | Non
     )
 
 
-def _meet(first: _Claim, second: _Claim) -> str:
+def _meet(first: _Claim, second: _Claim, origin: Origin) -> str:
     for claim, other in ((first, second), (second, first)):
         for name in claim.relies_on:
             if _contains(other.key, name) or _contains(name, other.key):
                 return f"{claim.step.target} relies on upstream's {name}"
     if first.key == second.key:
-        kinds = {first.step.kind, second.step.kind}
-        if kinds <= _EDITING and first.step.config is second.step.config:
-            return ""  # several places of one function; overlaps show when they are planned
-        if len(kinds) == 2 and kinds & _WRAPPING and "exclude" not in kinds:
-            return ""  # modify_init wraps whatever __init__ there is
-        return "same target"
+        return "" if _share(first, second, origin) else "same target"
     for outer, inner in ((first, second), (second, first)):
         if _contains(outer.key, inner.key) and outer.step.kind not in _EDITING | _WRAPPING:
             return f"{outer.step.target} is replaced as a whole"
     return ""
+
+
+def _share(first: _Claim, second: _Claim, origin: Origin) -> bool:
+    """Whether two claims on one target can both be carried out."""
+    kinds = {first.step.kind, second.step.kind}
+    if kinds <= _EDITING and first.step.config is second.step.config:
+        return True  # several places of one function; overlaps show when they are planned
+    if len(kinds) == 2 and kinds & _WRAPPING and "exclude" not in kinds:
+        return True  # modify_init wraps whatever __init__ there is
+    return _apart(first, second, origin) or _apart(second, first, origin)
+
+
+def _apart(claim: _Claim, other: _Claim, origin: Origin) -> bool:
+    """Whether ``claim`` is a route, and ``other`` changes its function where the route does not answer."""
+    planner = _PLANNERS.get(other.step.kind)
+    if claim.site is None or planner is None:
+        return False
+    config = other.step.config
+    where = f"{origin}; declared in {config.name}, {config.origin}"
+    edits = planner(claim.document, other.step.patch, 0, where=where)
+    ranges = covered(claim.document, claim.site)
+    return not any(start <= edit.end and edit.start <= end for edit in edits for start, end in ranges)
 
 
 def _contains(outer: str, inner: str) -> bool:
@@ -149,37 +200,6 @@ def _builds_on(config: PatchConfig, base: PatchConfig) -> bool:
         seen.append(above)
         above = getattr(above, "base", None)
     return False
-
-
-def _patch_steps(config: PatchConfig) -> Iterator[Step]:
-    for given in config.patches:
-        patch = adopt_patch(given, config.name)
-        yield Step(patch.patch_type.value, patch.target, patch.description or "", config, patch)
-    for name in dict.fromkeys(config.exclude):
-        yield Step("exclude", name, f"Leave out {name}", config, name)
-
-
-def _surroundings(config: PatchConfig) -> Iterator[Step]:
-    for spec in config.additional_imports:
-        yield Step(PatchType.ADDITIONAL_IMPORT.value, spec.module, f"Import from {spec.module}", config, spec)
-    for slot in config.slots:
-        yield Step("slot", slot.name, f"Kernel slot for {slot.op}/{slot.variant}", config, slot)
-    for block in config.post_import_blocks:
-        if block.strip():
-            first = block.strip().splitlines()[0]
-            yield Step("post_import_block", first, "Code after the imports", config, block)
-    for helper in config.helpers:
-        yield Step("helper", _name(helper), "Helper of the patches", config, helper)
-    for given in config.positioned_helpers:
-        placed = adopt_helper(given)
-        reason = f"Helper after {placed.target}"
-        yield Step("helper", _name(placed.helper), reason, config, placed)
-    for name in sorted(config.drop_imported_names):
-        yield Step("drop_import", name, f"Drop upstream's import of {name}", config, name)
-
-
-def _name(helper: object) -> str:
-    return str(getattr(helper, "__name__", helper))
 
 
 def _without_doubles(steps: list[Step], origin: Origin) -> list[Step]:

@@ -8,15 +8,17 @@ declared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from veomni_hook.errors import ConfigError, PatchTargetError
 from veomni_hook.patches.adopt import adopt
 from veomni_hook.patches.conflicts import declared_steps, same_config
+from veomni_hook.patches.idioms.config import missed, routes
+from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin, Plan
 from veomni_hook.patches.report import AppliedPatch, PatchReport
-from veomni_hook.patches.spec import PatchConfig, PatchType
+from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Placed, apply_edits, place_edits
 from veomni_hook.patches.verbs.additions import plan_additions
@@ -26,7 +28,8 @@ from veomni_hook.patches.verbs.imports import plan_drops
 from veomni_hook.patches.verbs.methods import plan_methods
 from veomni_hook.patches.verbs.replace import plan_replacements
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
-from veomni_hook.patches.verify import check_names, check_overlaps, check_text, untouched
+from veomni_hook.patches.verbs.route import plan_routes
+from veomni_hook.patches.verify import check_names, check_overlaps, check_routes, check_text, untouched
 
 __all__ = ["Origin", "PatchedSource", "applicable", "patch_source"]
 
@@ -38,6 +41,7 @@ _IN_CLASS = frozenset(
         PatchType.INIT_MODIFICATION,
         PatchType.GUARD,
         PatchType.REWRITE,
+        PatchType.ROUTE,
     )
 )
 
@@ -63,7 +67,7 @@ def applicable(configs: Iterable[Any], module: str, device: str) -> list[PatchCo
     fitting: list[PatchConfig] = []
 
     def add(config: PatchConfig) -> None:
-        if config.source_module != module or config.device not in (None, device):
+        if not config.applies_to(module) or config.device not in (None, device):
             return
         if any(same_config(known, config) for known in fitting):
             return
@@ -78,49 +82,74 @@ def applicable(configs: Iterable[Any], module: str, device: str) -> list[PatchCo
 
 
 def patch_source(
-    source: str, configs: Sequence[PatchConfig], origin: Origin, *, device: str = "gpu"
+    source: str,
+    configs: Sequence[PatchConfig],
+    origin: Origin,
+    *,
+    device: str = "gpu",
+    idioms: bool = False,
 ) -> PatchedSource:
-    """Apply configs to the source of a module.
+    """Apply configs to the source of a module, and route what idioms find in it to kernel slots.
+
+    If nothing applies, the text is ``source`` and the report has nothing applied.
 
     Args:
         source: upstream's text, decoded.
         configs: what to apply, all of it for this module and device (see `applicable`).
         origin: where the source came from, for messages and the report.
         device: ``"gpu"`` or ``"npu"``.
+        idioms: whether idioms are asked; what a config says of a place wins over them.
 
     Raises:
         ConfigError: a config is for another module or device.
+        IdiomError: an idiom fails on the module, or what it wants to write is wrong.
         PatchError: a patch does not apply exactly once, conflicts with another, or breaks the module; each
             cause has its own class in `veomni_hook.errors`.
         SyntaxError: ``source`` is not valid Python.
     """
     configs = [adopt(config) for config in configs]
     for config in configs:
-        if config.source_module != origin.module or config.device not in (None, device):
+        if not config.applies_to(origin.module) or config.device not in (None, device):
             raise ConfigError(
                 f"config {config.name} is for {config.source_module} on {config.device or 'any device'}",
                 where=f"{origin} on {device}; declared at {config.origin}",
                 fix="pass the configs that applicable() returns",
             )
-    steps, yielded = declared_steps(configs, origin)
-    plan = Plan(Document(source, origin.module), origin, steps)
-    names = _plan(plan)
-    edits = plan.finished(plan.document.newline)
-    check_overlaps(plan, edits)
-    text, placed = place_edits(source, edits)
-    patched = check_text(plan, text, placed)
-    kept = untouched(plan, placed, patched)
-    check_names(plan, names, placed, patched)
+    document = Document(source, origin.module)
+    sites = recognise(document) if idioms else []
+    found = routes(sites, origin.module)
+    steps, yielded = declared_steps([*([found] if found else []), *configs], origin, document)
     report = PatchReport(
         module=origin.module,
         version=origin.version,
         distribution=origin.distribution,
-        applied=tuple(_applied(plan, index, placed, patched) for index in range(len(steps))),
         yielded=tuple(yielded),
+        missed=missed(sites),
+    )
+    if not steps:
+        names = dict.fromkeys(d.qualname for d in document.definitions() if len(d.parents) == 1)
+        return PatchedSource(source, source, replace(report, untouched=tuple(names)))
+    return _carried_out(Plan(document, origin, steps), report)
+
+
+def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
+    """Plan every step, splice, verify, and complete the report."""
+    document = plan.document
+    names = _plan(plan)
+    edits = plan.finished(document.newline)
+    check_overlaps(plan, edits)
+    text, placed = place_edits(document.source, edits)
+    patched = check_text(plan, text, placed)
+    check_routes(plan, edits, patched)
+    kept = untouched(plan, placed, patched)
+    check_names(plan, names, placed, patched)
+    report = replace(
+        report,
+        applied=tuple(_applied(plan, index, placed, patched) for index in range(len(plan.steps))),
         untouched=kept,
         slots=tuple(step.payload for _, step in plan.of_kind("slot")),
     )
-    return PatchedSource(text, apply_edits(source, edits, markers=False), report)
+    return PatchedSource(text, apply_edits(document.source, edits, markers=False), report)
 
 
 def _plan(plan: Plan) -> dict[str, tuple[int, bool]]:
@@ -136,6 +165,7 @@ def _plan(plan: Plan) -> dict[str, tuple[int, bool]]:
         plan.edits += plan_rewrite(
             plan.document, step.patch, index, config=step.config.name, where=plan.where(index)
         )
+    plan_routes(plan)
     dropped = {name: (index, False) for name, index in plan_drops(plan).items()}
     plan_additions(plan)
     return dropped | {name: (index, True) for name, index in plan_exclusions(plan).items()}
@@ -178,4 +208,14 @@ def _applied(plan: Plan, index: int, placed: list[Placed], patched: Document) ->
     if not ranges:
         ranges = [(patched.lineno(one.start), patched.lineno(one.start)) for one in spots]
     lines = min(start for start, _ in ranges), max(end for _, end in ranges)
-    return AppliedPatch(plan.kinds.get(index, step.kind), step.target, step.reason, step.config.name, lines)
+    site = step.patch.site if isinstance(step.payload, Patch) else None
+    return AppliedPatch(
+        plan.kinds.get(index, step.kind),
+        step.target,
+        step.reason,
+        step.config.name,
+        lines,
+        op=site.op if site is not None else "",
+        variant=site.variant if site is not None else "",
+        declared=step.declared if step.declared != step.target else "",
+    )

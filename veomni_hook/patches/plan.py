@@ -35,7 +35,8 @@ class Step:
     """One thing that a config declares.
 
     ``kind`` is a `PatchType` value, ``helper``, ``post_import_block``, ``slot``, ``drop_import`` or
-    ``exclude``; ``payload`` the `Patch`, `ImportSpec`, helper object, block or `SlotSpec` it is made of.
+    ``exclude``; ``payload`` the `Patch`, `ImportSpec`, helper object, block or `SlotSpec` it is made of;
+    ``declared`` the target as the config has it, which may be a pattern.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Step:
     reason: str
     config: PatchConfig
     payload: Any = None
+    declared: str = ""
 
     @property
     def patch(self) -> Patch:
@@ -50,6 +52,11 @@ class Step:
         if not isinstance(self.payload, Patch):
             raise TypeError(f"a {self.kind} step has no patch")
         return self.payload
+
+    def __str__(self) -> str:
+        site = self.payload.site if isinstance(self.payload, Patch) else None
+        formula = f" {site.op}/{site.variant}" if site is not None else ""
+        return f"{self.kind}{formula} of {self.target}"
 
     @property
     def adopted(self) -> bool:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.idioms.site import Site
 
 __all__ = [
     "ImportSpec",
@@ -35,11 +38,16 @@ class PatchType(Enum):
     METHOD_ADDITION = "method_addition"
     GUARD = "guard"
     REWRITE = "rewrite"
+    ROUTE = "route"
 
 
 @dataclass
 class Patch:
-    """One declared change of one target (``Class``, ``Class.method``, ``function``)."""
+    """One declared change of one target (``Class``, ``Class.method``, ``function``).
+
+    ``matches`` is how often ``pattern`` (or ``before``) has to match, None any number of times; ``site`` is
+    what a route was made of.
+    """
 
     patch_type: PatchType
     target: str
@@ -52,9 +60,10 @@ class Patch:
     before: str | None = field(default=None, kw_only=True)
     pattern: str | None = field(default=None, kw_only=True)
     replacement_text: str | None = field(default=None, kw_only=True)
-    matches: int = field(default=1, kw_only=True)
+    matches: int | None = field(default=1, kw_only=True)
     fingerprints: tuple[str, ...] = field(default=(), kw_only=True)
     relies_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
+    site: Site | None = field(default=None, kw_only=True)
 
 
 @dataclass
@@ -78,11 +87,15 @@ class PositionedHelper:
 
 @dataclass(frozen=True)
 class SlotSpec:
-    """A kernel slot that the patched module gets as a global: ``name = Slot(op, variant, module)``."""
+    """A kernel slot that the patched module gets as a global: ``name = Slot(op, variant, module)``.
+
+    ``parameters`` are those of the upstream function whose calls the slot answers, in source form.
+    """
 
     name: str
     op: str
     variant: str
+    parameters: str = ""
 
 
 class SlotHandle:

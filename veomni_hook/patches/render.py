@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+from collections.abc import Iterator
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import PatchError
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["dump_text", "header", "unified_diff", "with_header"]
 
+_ROUTE = "route"
+_WIDTH = 110
 _BLANK = r"(?:[ \t\f]|\\(?:\r\n|\r|\n))*"
 _FROM = re.compile(
     rf"from(?P<gap>{_BLANK})(?P<module>(?:\.{_BLANK})*\.(?P<name>{_BLANK}[^\s.\\]+(?:{_BLANK}\.{_BLANK}[^\s.\\]+)*)?)"
@@ -43,6 +47,9 @@ def header(report: PatchReport, patch_hash: str) -> list[str]:
 
     Their number is what lies between a line of ``PatchedSource.text`` and one of the stored file.
     """
+    routes = [patch for patch in report.applied if patch.kind == _ROUTE]
+    homes = {patch.config for patch in routes}
+    others = [patch for patch in report.applied if patch.config not in homes]
     lines = [
         f"# Patched in memory by veomni-hook from {report.module}.",
         "# Do not edit: this file is made anew from the installed source and the patches below.",
@@ -51,13 +58,40 @@ def header(report: PatchReport, patch_hash: str) -> list[str]:
         f"# Patch hash: {patch_hash}",
         f"# See what changed: veomni-hook diff {report.module}",
         "#",
-        f"# Patches applied: {len(report.applied)}",
-        *(f"#   - {_entry(patch)}" for patch in report.applied),
     ]
+    if others or not routes:
+        lines.append(f"# Patches applied: {len(others)}")
+        lines += (f"#   - {_entry(patch)}" for patch in others)
+    if routes:
+        lines.append(f"# Routed to kernel slots: {len(routes)}")
+        lines += _routed(routes)
     if report.yielded:
         lines.append(f"# Built-in patches that gave way: {len(report.yielded)}")
         lines += (f"#   - {_entry(patch)}" for patch in report.yielded)
+    if report.missed:
+        lines.append(f"# Not routed, though it looks like a kernel's code: {len(report.missed)}")
+        lines += (
+            f"#   - {one_line(f'{site.op} {site.target}: {site.reason or site.status}')}"
+            for site in report.missed
+        )
     return [*lines, "#"]
+
+
+def _routed(routes: list[AppliedPatch]) -> Iterator[str]:
+    """One entry for each formula, with everything that is routed to it."""
+    targets: dict[str, list[str]] = {}
+    for patch in routes:
+        targets.setdefault(f"{patch.op}/{patch.variant}", []).append(patch.target)
+    for formula, names in targets.items():
+        entry = one_line(f"{formula}: {', '.join(dict.fromkeys(names))}")
+        yield from wrap(
+            entry,
+            _WIDTH,
+            initial_indent="#   - ",
+            subsequent_indent="#     ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 def dump_text(stored: str, module: str) -> str:
@@ -98,6 +132,8 @@ def unified_diff(original: str, patched: PatchedSource, module: str) -> str:
 
 
 def _entry(patch: AppliedPatch | YieldedPatch) -> str:
+    if patch.kind == _ROUTE:
+        return one_line(f"[{patch.kind}] {patch.target}: {patch.op}/{patch.variant}: {patch.reason}")
     return one_line(f"[{patch.kind}] {patch.target}: {patch.reason} ({patch.config})")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from veomni_hook.patches.spec import SlotSpec
 
-__all__ = ["AppliedPatch", "PatchReport", "YieldedPatch", "one_line"]
+__all__ = ["AppliedPatch", "MissedSite", "PatchReport", "YieldedPatch", "one_line"]
 
 _DECORATOR = re.compile(r"@(?=\w)")
 
@@ -24,6 +24,7 @@ class AppliedPatch:
     ``kind`` is a `PatchType` value, or ``helper``, ``post_import_block``, ``drop_import``, ``exclude``;
     ``reason`` its description; ``config`` the ``module:name`` of the config that declares it; ``lines`` the
     first and last line, from 1, that it shaped in the patched text (equal numbers around nothing left).
+    ``op`` and ``variant`` are a route's; ``declared`` is the target pattern that ``target`` was found by.
     """
 
     kind: str
@@ -31,23 +32,39 @@ class AppliedPatch:
     reason: str
     config: str
     lines: tuple[int, int]
+    op: str = ""
+    variant: str = ""
+    declared: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class YieldedPatch:
-    """A built-in patch that gave way; ``reason`` says to what."""
+    """A built-in patch or a route that gave way; ``reason`` says to what."""
 
     kind: str
     target: str
     reason: str
     config: str
+    op: str = ""
+    variant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MissedSite:
+    """Code that looks like an op and is not routed to a kernel; ``status`` is ``missed`` or ``unbound``."""
+
+    op: str
+    target: str
+    status: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PatchReport:
     """Everything that happened to one module.
 
-    ``untouched`` names the top-level definitions that are upstream's text byte for byte.
+    ``untouched`` names the top-level definitions that are upstream's text byte for byte; ``missed`` are the
+    candidates of idioms that no kernel was routed to.
     """
 
     module: str
@@ -56,6 +73,7 @@ class PatchReport:
     yielded: tuple[YieldedPatch, ...] = ()
     untouched: tuple[str, ...] = ()
     slots: tuple[SlotSpec, ...] = ()
+    missed: tuple[MissedSite, ...] = ()
     distribution: str = "transformers"
 
     def moved(self, lines: int) -> PatchReport:
@@ -69,8 +87,11 @@ class PatchReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON can hold it."""
-        return asdict(self)
+        """The report as JSON can hold it; what only some entries have is left out of the others."""
+        data = asdict(self)
+        for name in ("applied", "yielded", "slots"):
+            data[name] = [_compact(entry) for entry in data[name]]
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PatchReport:
@@ -88,6 +109,7 @@ class PatchReport:
             yielded=tuple(YieldedPatch(**patch) for patch in data["yielded"]),
             untouched=tuple(data["untouched"]),
             slots=tuple(SlotSpec(**slot) for slot in data["slots"]),
+            missed=tuple(MissedSite(**site) for site in data["missed"]),
             distribution=data["distribution"],
         )
 
@@ -99,6 +121,11 @@ def one_line(text: str) -> str:
     ``@use_experts_implementation`` in a module's source, and a comment must not decide that.
     """
     return _DECORATOR.sub("", " ".join("".join(c if c.isprintable() else " " for c in text).split()))
+
+
+def _compact(entry: dict[str, Any]) -> dict[str, Any]:
+    optional = {"declared", "parameters", *(("op", "variant") if "kind" in entry else ())}
+    return {name: value for name, value in entry.items() if value or name not in optional}
 
 
 def _pair(lines: Any) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
 from veomni_hook.patches.records import (
@@ -42,7 +43,9 @@ class PatchConfig:
     """The patches of one module.
 
     Args:
-        source_module: dotted name of the module to patch.
+        source_module: dotted name of the module to patch, or a pattern (``transformers.models.*.modeling_*``;
+            ``*`` matches dots too) for every module that it matches. The patches of a pattern apply where
+            their targets are, which may be patterns as well (``*RMSNorm.forward``).
         target_file: patchgen's output file; only its ending ``_gpu.py`` or ``_npu.py`` means something here,
             and only if ``device`` is not given.
         device: ``"gpu"`` or ``"npu"`` if the config is for one of them; None means any.
@@ -83,6 +86,17 @@ class PatchConfig:
         module = self._namespace.get("__name__", "config")
         named = (key for key, value in list(self._namespace.items()) if value is self)
         return f"{module}:{next(named, 'config')}"
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether `source_module` is a pattern."""
+        return any(character in self.source_module for character in "*?[")
+
+    def applies_to(self, module: str) -> bool:
+        """Whether the config is for the module of this name."""
+        if not self.is_pattern:
+            return module == self.source_module
+        return fnmatchcase(module, self.source_module)
 
     # Replacing and adding
 
@@ -202,12 +216,16 @@ class PatchConfig:
         *,
         pattern: str,
         replacement: str,
-        matches: int = 1,
+        matches: int | None = 1,
         fingerprints: Collection[str] = (),
         relies_on: Mapping[str, Collection[str]] | None = None,
         description: str | None = None,
     ) -> None:
-        """Rewrite code in the target by structure: ``pattern`` and ``replacement`` share captures."""
+        """Rewrite code in the target by structure: ``pattern`` and ``replacement`` share captures.
+
+        ``matches`` is how often the pattern has to match; None takes as many matches as there are, and in a
+        config for a pattern of modules also none.
+        """
         self.patches.append(
             Patch(
                 PatchType.REWRITE,
@@ -263,9 +281,12 @@ class PatchConfig:
 
         return register if helper is None else register(helper)
 
-    def add_slot(self, name: str, *, op: str, variant: str) -> Any:
-        """Give the patched module a kernel slot ``name``; the result stands for it in guard functions."""
-        spec = SlotSpec(name, op, variant)
+    def add_slot(self, name: str, *, op: str, variant: str, parameters: str = "") -> Any:
+        """Give the patched module a kernel slot ``name``; the result stands for it in guard functions.
+
+        ``parameters`` is for slots that answer an upstream function's calls: its parameters, in source form.
+        """
+        spec = SlotSpec(name, op, variant, parameters)
         self.slots.append(spec)
         return SlotHandle(spec)
 

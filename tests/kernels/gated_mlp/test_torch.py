@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from transformers.activations import ACT2FN
 
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.gated_mlp import reference
-from veomni_hook.kernels.gated_mlp.torch import gated_silu, loses, refuses
+from veomni_hook.kernels.gated_mlp.torch import clamped_silu, gated_silu, loses, refuses
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -23,7 +21,6 @@ def upstream(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def test_has_upstreams_bits(shape, dtype):
     given = [torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)]
     assert_matches(gated_silu, upstream, given, exact=True)
-    assert_matches(reference.gated_silu, upstream, given, exact=True)
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
@@ -57,18 +54,38 @@ def test_keeps_one_activation_less():
     assert (kept(gated_silu), kept(upstream)) == (2, 3)
 
 
-def mlp(activation):
-    return SimpleNamespace(act_fn=activation)
+# Small, so that a clamp in another place shows: at 7 silu hides it.
+@pytest.mark.parametrize("limit", [0.5, 2.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clamps_with_the_references_bits(limit, dtype):
+    given = [(torch.randn(65, 130) * 3).to(dtype) for _ in range(2)]
+
+    def ours(gate, up):
+        return clamped_silu(gate, up, nn.functional.silu, limit)
+
+    def expected(gate, up):
+        return reference.clamped(gate, up, ACT2FN["silu"], limit)
+
+    assert_matches(ours, expected, given, exact=True)
 
 
 @pytest.mark.parametrize("name", ["silu", "swish"])
 def test_takes_silu(name):
-    assert refuses(mlp(ACT2FN[name]), torch.randn(2)) is None
+    assert refuses(nn.Module(), torch.randn(2), ACT2FN[name]) is None
+
+
+def test_takes_silu_as_a_function():
+    assert refuses(nn.Module(), torch.randn(2), nn.functional.silu) is None
 
 
 @pytest.mark.parametrize("activation", [nn.GELU(), ACT2FN["gelu_pytorch_tanh"], nn.ReLU(), nn.Identity()])
 def test_refuses_other_activations(activation):
-    assert type(activation).__name__ in refuses(mlp(activation), torch.randn(2))
+    assert type(activation).__name__ in refuses(nn.Module(), torch.randn(2), activation)
+
+
+@pytest.mark.parametrize("activation", [nn.functional.gelu, torch.sigmoid])
+def test_refuses_other_functions(activation):
+    assert activation.__name__ in refuses(nn.Module(), torch.randn(2), activation)
 
 
 class LikeSiLU(nn.SiLU):
@@ -80,10 +97,10 @@ def test_refuses_activations_that_a_fusion_would_skip():
     hooked.register_forward_hook(lambda *_: None)
     replaced.forward = torch.relu
     for activation in (hooked, replaced, nn.SiLU(inplace=True), LikeSiLU()):
-        assert refuses(mlp(activation), torch.randn(2))
+        assert refuses(nn.Module(), torch.randn(2), activation)
 
 
 def test_auto_leaves_training_to_upstream():
-    assert loses(mlp(nn.SiLU()), torch.randn(2))
+    assert loses(nn.Module(), torch.randn(2), nn.SiLU())
     with torch.no_grad():
-        assert loses(mlp(nn.SiLU()), torch.randn(2)) is None
+        assert loses(nn.Module(), torch.randn(2), nn.SiLU()) is None

@@ -8,8 +8,8 @@ import transformers.loss.loss_utils as loss_utils
 from torch import nn
 
 from tests.kernels.matching import close
-from tests.kernels.patched_qwen3 import batch, pair
-from veomni_hook.kernels.linear_cross_entropy import causal_lm
+from tests.kernels.linear_cross_entropy.routed import batch, pair
+from veomni_hook.kernels.linear_cross_entropy import losses
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.state import set_choice
 
@@ -20,7 +20,7 @@ def torch_by_name():
 
 
 def outcome(patched, model):
-    return patched.veomni_linear_cross_entropy.outcome(model)
+    return patched.veomni_linear_cross_entropy_next_token.outcome(model)
 
 
 def step(model, inputs):
@@ -175,17 +175,17 @@ def test_a_loss_of_the_models_own(patched):
 
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), lambda **_: torch.zeros(()), own_loss])
 def test_other_loss_functions_are_recognised(loss):
-    assert "own" in causal_lm._loss_refuses(loss)
+    assert "own" in losses.refuses(loss)
 
 
 def test_the_upstream_loss_is_recognised():
-    assert causal_lm._loss_refuses(loss_utils.ForCausalLMLoss) is None
+    assert losses.refuses(loss_utils.ForCausalLMLoss) is None
 
 
 def test_an_upstream_loss_that_answers_otherwise_is_honoured(patched, monkeypatch):
     plain = loss_utils.fixed_cross_entropy
     monkeypatch.setattr(loss_utils, "fixed_cross_entropy", lambda *a, **k: plain(*a, **k) + 1)
-    monkeypatch.setattr(causal_lm, "_known_losses", {})
+    monkeypatch.setattr(losses, "_known", {})
     upstream, model = pair(patched)
     assert not isinstance(assert_equal_steps(upstream, model, batch()), LazyLogits)
     assert "answer" in outcome(patched, model).reason
@@ -193,7 +193,7 @@ def test_an_upstream_loss_that_answers_otherwise_is_honoured(patched, monkeypatc
 
 def test_an_upstream_loss_that_fails_is_left_to_fail(monkeypatch):
     monkeypatch.setattr(loss_utils, "fixed_cross_entropy", None)
-    assert "TypeError" in causal_lm._examine(loss_utils.ForCausalLMLoss)
+    assert "TypeError" in losses._examine(loss_utils.ForCausalLMLoss)
 
 
 class Lora(nn.Module):
@@ -281,7 +281,7 @@ def test_a_backend_by_name_that_cannot_serve_is_a_warning_once(patched, caplog):
     _, model = pair(patched)
     model.eval()
     with caplog.at_level(logging.INFO, "veomni_hook.kernels"):
-        patched.veomni_linear_cross_entropy._said.clear()
+        patched.veomni_linear_cross_entropy_next_token._said.clear()
         model(**batch())
         model(**batch())
     told = [record for record in caplog.records if "eval mode" in record.getMessage()]

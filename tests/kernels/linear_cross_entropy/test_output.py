@@ -14,7 +14,7 @@ from torch.nn.parallel.distributed import _find_tensors
 from torch.utils import _pytree
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tests.kernels.patched_qwen3 import batch, pair
+from tests.kernels.linear_cross_entropy.routed import batch, pair
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy.output import DeferredLogits, LazyLogits, logits_are_read
 from veomni_hook.kernels.state import set_choice

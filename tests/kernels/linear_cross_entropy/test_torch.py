@@ -201,5 +201,5 @@ def test_rows_to_ignore_are_not_computed():
 
 def test_auto_leaves_few_logits_to_upstream():
     few, many = torch.empty(2, 1000, 8), torch.empty(3, 1000, 8)
-    assert chunked.loses(SimpleNamespace(), few, None, 4000, {})
-    assert chunked.loses(SimpleNamespace(), many, None, 4000, {}) is None
+    assert chunked.loses(SimpleNamespace(), few, None, None, 4000, {})
+    assert chunked.loses(SimpleNamespace(), many, None, None, 4000, {}) is None

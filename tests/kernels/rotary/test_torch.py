@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
@@ -30,7 +32,7 @@ QUERY_AND_KEY = (True, True, False, False)
 def test_has_upstreams_bits(shape, dtype):
     given = operands(**shape, dtype=dtype)
     assert_matches(rotary, apply_rotary_pos_emb, given, QUERY_AND_KEY, exact=True)
-    assert_matches(reference.rotary, apply_rotary_pos_emb, given, QUERY_AND_KEY, exact=True)
+    assert_matches(reference.half_split, apply_rotary_pos_emb, given, QUERY_AND_KEY, exact=True)
 
 
 def test_contiguous_operands():
@@ -63,13 +65,34 @@ def test_second_derivative():
     assert torch.autograd.gradgradcheck(lambda q, k: rotary(q, k, cos, sin), (query, key))
 
 
-def asked(given, upstream=apply_rotary_pos_emb):
-    return refuses(None, *given, upstream)
+def asked(given, upstream=apply_rotary_pos_emb, heads_at=1):
+    return refuses(None, *given, heads_at, upstream)
+
+
+def with_heads_after_positions(given):
+    query, key, cos, sin = given
+    return [query.transpose(1, 2), key.transpose(1, 2), cos, sin]
 
 
 def test_takes_what_the_attention_of_the_models_gives():
     assert asked(operands()) is None
     assert asked(operands(cos_batch=2)) is None
+    assert asked(with_heads_after_positions(operands(cos_batch=2)), heads_at=2) is None
+
+
+def test_heads_after_positions_have_upstreams_bits():
+    given = with_heads_after_positions(operands(cos_batch=2))
+    ours, upstream = (partial(function, unsqueeze_dim=2) for function in (rotary, apply_rotary_pos_emb))
+    assert_matches(ours, upstream, given, QUERY_AND_KEY, exact=True)
+
+
+@pytest.mark.parametrize("heads_at", [0, 3, -2, None, True, 1.0])
+def test_refuses_other_places_of_the_heads(heads_at):
+    assert "1 or 2" in asked(operands(), heads_at=heads_at)
+
+
+def test_the_length_is_looked_for_beside_the_heads():
+    assert "broadcast" in asked(operands(), heads_at=2)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +132,12 @@ def test_refuses_under_transforms_and_tracing():
 
 def test_auto_leaves_small_calls_without_gradients_to_upstream():
     query, key, cos, sin = operands()
-    assert loses(None, query, key, cos, sin, apply_rotary_pos_emb)
-    assert loses(None, query.requires_grad_(), key, cos, sin, apply_rotary_pos_emb) is None
+    assert loses(None, query, key, cos, sin, 1, apply_rotary_pos_emb)
+    assert loses(None, query.requires_grad_(), key, cos, sin, 1, apply_rotary_pos_emb) is None
     with torch.no_grad():
-        assert loses(None, query, key, cos, sin, apply_rotary_pos_emb)
+        assert loses(None, query, key, cos, sin, 1, apply_rotary_pos_emb)
         large = torch.empty(1, 32, 2048, 64)
-        assert loses(None, large, large, cos, sin, apply_rotary_pos_emb) is None
+        assert loses(None, large, large, cos, sin, 1, apply_rotary_pos_emb) is None
 
 
 class Strange(torch.Tensor):

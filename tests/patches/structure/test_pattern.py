@@ -32,9 +32,7 @@ def captured(document: Document, match: Match) -> dict[str, list[str]]:
 def one(pattern: str, body: str) -> dict[str, list[str]]:
     document, function = upstream(body)
     compiled = parsed(pattern)
-    found = compiled.find_statements(function)
-    if compiled.expression is not None:
-        found = compiled.find_expressions(function)
+    found = compiled.find(function)
     assert len(found) == 1, found
     return captured(document, found[0])
 
@@ -42,11 +40,7 @@ def one(pattern: str, body: str) -> dict[str, list[str]]:
 def count(pattern: str, body: str) -> int:
     _, function = upstream(body)
     compiled = parsed(pattern)
-    return len(
-        compiled.find_statements(function)
-        if compiled.expression is None
-        else compiled.find_expressions(function)
-    )
+    return len(compiled.find(function))
 
 
 LOSS_TAIL = """
@@ -255,12 +249,10 @@ def test_captures_are_known_before_matching() -> None:
     assert parsed("f({a}.b, *{c})").captures == {"a": "expression", "c": "positionals"}
 
 
-def required(pattern: str, body: str, times: int = 1) -> PatchTargetError:
+def required(pattern: str, body: str, times: int | None = 1) -> PatchTargetError:
     document, function = upstream(body)
     compiled = parsed(pattern)
-    found = compiled.find_statements(function)
-    if compiled.expression is not None:
-        found = compiled.find_expressions(function)
+    found = compiled.find(function)
     with pytest.raises(PatchTargetError) as caught:
         compiled.require(document, function, found, times)
     assert caught.value.target == "C.f" and caught.value.where == "here"
@@ -273,6 +265,13 @@ def test_another_number_of_matches_is_an_error_with_count_and_lines() -> None:
     assert "matches=2" in error.fix
     error = required("f({n})", "f(1)\n", times=3)
     assert "match 3 times in C.f, it matches once (line 2)" in error.what
+    assert "match at least once in C.f, it matches 0 times" in required("g({n})", "f(1)\n", times=None).what
+
+
+def test_no_number_of_matches_takes_any() -> None:
+    document, function = upstream("f(1)\ng()\nf(2)\n")
+    pattern = parsed("f({n})")
+    pattern.require(document, function, pattern.find(function), None)
 
 
 def test_no_match_tells_where_the_resemblance_ends() -> None:
@@ -286,6 +285,7 @@ def test_no_match_tells_where_the_resemblance_ends() -> None:
 
 def test_matches_that_reach_into_each_other_are_an_error() -> None:
     assert "reach into each other" in required("f({n})", "f(f(1))\n", times=2).what
+    assert "reach into each other" in required("f({n})", "f(f(1))\n", times=None).what
     assert "reach into each other" in required("a()\na()", "a()\na()\na()\n", times=2).what
 
 

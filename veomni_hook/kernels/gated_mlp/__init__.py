@@ -1,23 +1,52 @@
-"""The gated middle of an MLP: ``activation(gate) * up``; the projections around it stay modules.
+"""The gated middle of an MLP: ``activation(gate) * up`` and its relatives; the projections stay modules.
 
-Guards ask with ``slot.kernel(mlp, x)`` before the projections and call ``kernel(gate, up)`` after them, both
-``[..., intermediate]``.
+Guards ask with ``slot.kernel(mlp, x, activation)``, where ``x`` is a tensor at hand before the projections, and
+call ``kernel(gate, up, activation, ...)`` after them, ``gate`` and ``up`` both ``[..., intermediate]``. The
+activation is whatever the module has: a kernel refuses those that it does not compute.
 """
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op
+from veomni_hook.kernels.registry import Kernel, Op, Variant
 
-OP = Op("gated_mlp", variants={"silu": "gate * sigmoid(gate) * up"})
+_REFERENCE = "veomni_hook.kernels.gated_mlp.reference"
+_TORCH = "veomni_hook.kernels.gated_mlp.torch"
+
+OP = Op(
+    "gated_mlp",
+    variants={
+        "product": Variant("activation(gate) * up", f"{_REFERENCE}:product"),
+        "product_float32": Variant(
+            "(activation(float32(gate)) * float32(up)).to(gate.dtype)", f"{_REFERENCE}:product_float32"
+        ),
+        "clamped": Variant("activation(min(gate, limit)) * clamp(up, -limit, limit)", f"{_REFERENCE}:clamped"),
+        "clamped_after": Variant(
+            "min(activation(gate), limit) * clamp(up, -limit, limit)", f"{_REFERENCE}:clamped_after"
+        ),
+        "scaled_sigmoid": Variant(
+            "(up' + 1) * gate' * sigmoid(alpha * gate'), gate' = min(gate, limit), up' = clamp(up, -limit, limit)",
+            f"{_REFERENCE}:scaled_sigmoid",
+        ),
+    },
+)
 
 KERNELS = (
     Kernel(
         op="gated_mlp",
-        variant="silu",
+        variant="product",
         backend="torch",
-        load="veomni_hook.kernels.gated_mlp.torch:gated_silu",
-        refuses="veomni_hook.kernels.gated_mlp.torch:refuses",
-        loses="veomni_hook.kernels.gated_mlp.torch:loses",
-        description="in place without gradients; with them one activation is computed again, not kept",
+        load=f"{_TORCH}:gated_silu",
+        refuses=f"{_TORCH}:refuses",
+        loses=f"{_TORCH}:loses",
+        description="SiLU; in place without gradients; with them one activation is computed again, not kept",
+    ),
+    Kernel(
+        op="gated_mlp",
+        variant="clamped",
+        backend="torch",
+        load=f"{_TORCH}:clamped_silu",
+        refuses=f"{_TORCH}:refuses",
+        loses=f"{_TORCH}:loses",
+        description="SiLU between clamps; as for the plain product",
     ),
 )

@@ -1,12 +1,42 @@
-"""The gated SiLU by definition: the oracle for tests and benchmarks."""
+"""Gated activations by definition: the oracles for tests and benchmarks, and what the idiom looks for.
+
+``gate`` and ``up`` are ``[..., intermediate]`` and so are the results; ``activation`` maps a tensor to one of
+its shape.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-__all__ = ["gated_silu"]
+__all__ = ["clamped", "clamped_after", "product", "product_float32", "scaled_sigmoid"]
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
-def gated_silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Return ``silu(gate) * up``, all ``[..., intermediate]``."""
-    return torch.nn.functional.silu(gate) * up
+def product(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return ``activation(gate) * up``."""
+    return activation(gate) * up
+
+
+def product_float32(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return ``activation(gate) * up``, computed in float32, in the dtype of ``gate``."""
+    return (activation(gate.float()) * up.float()).to(gate.dtype)
+
+
+def clamped(gate: torch.Tensor, up: torch.Tensor, activation: Activation, limit: float) -> torch.Tensor:
+    """Return ``activation(gate) * up``, ``gate`` cut off above ``limit`` and ``up`` beyond it on both sides."""
+    return activation(gate.clamp(max=limit)) * up.clamp(min=-limit, max=limit)
+
+
+def clamped_after(gate: torch.Tensor, up: torch.Tensor, activation: Activation, limit: float) -> torch.Tensor:
+    """Return ``activation(gate) * up``, the activation cut off above ``limit``, ``up`` on both sides."""
+    return activation(gate).clamp(max=limit) * up.clamp(min=-limit, max=limit)
+
+
+def scaled_sigmoid(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Return ``(up + 1) * gate * sigmoid(alpha * gate)`` with both cut off at ``limit``."""
+    gate = gate.clamp(max=limit)
+    up = up.clamp(min=-limit, max=limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))

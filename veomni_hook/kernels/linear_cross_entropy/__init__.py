@@ -1,18 +1,29 @@
-"""The causal language-model loss straight from hidden states, without all logits at once.
+"""A language model's loss straight from hidden states, without all logits at once; a classifier's last token.
 
-The guard in a model's ``forward`` calls ``kernel(model, hidden_states, labels, vocab_size, output_class,
-loss_kwargs, output_kwargs)`` and gets the model's output back; `head` says how the loss gets into
-``lm_head.__call__``, `output` how ``logits`` stay available.
+``next_token``: the guard in a model's ``forward`` calls ``kernel(model, hidden_states, head, labels, vocab_size,
+loss_kwargs, options)`` and gets ``loss, logits, finish`` (`causal_lm`): with the first two it makes the model's
+output as upstream does, and returns ``finish(output)``. `head` says how the loss gets into the head's
+``__call__``, `output` how ``logits`` stay available.
+
+``last_token``: ``kernel(hidden_states, score)`` takes the place of ``score(hidden_states)`` (`pooled`).
 """
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op
+from veomni_hook.kernels.registry import Kernel, Op, Variant
+
+_HERE = "veomni_hook.kernels.linear_cross_entropy"
 
 OP = Op(
     "linear_cross_entropy",
     variants={
-        "next_token": "cross_entropy(float32(x @ weight.T + bias), next label): mean, or sum / num_items"
+        "next_token": Variant(
+            "cross_entropy(float32(t(x @ weight.T + bias)), next label): mean, or sum / num_items; "
+            "t scales and caps",
+            f"{_HERE}.reference:linear_cross_entropy",
+            operands=("model", "hidden_states", "head", "labels", "vocab_size", "loss_kwargs", "options"),
+        ),
+        "last_token": Variant("score(x)[row, last position of row]", f"{_HERE}.reference:last_token"),
     },
 )
 
@@ -21,9 +32,26 @@ KERNELS = (
         op="linear_cross_entropy",
         variant="next_token",
         backend="torch",
-        load="veomni_hook.kernels.linear_cross_entropy.torch:causal_lm_output",
-        refuses="veomni_hook.kernels.linear_cross_entropy.causal_lm:refuses",
-        loses="veomni_hook.kernels.linear_cross_entropy.torch:loses",
+        load=f"{_HERE}.torch:causal_lm_output",
+        refuses=f"{_HERE}.causal_lm:refuses",
+        loses=f"{_HERE}.torch:loses",
         description="rows in chunks; gradients are computed with the loss, ignored positions are left out",
+    ),
+    Kernel(
+        op="linear_cross_entropy",
+        variant="next_token",
+        backend="reference",
+        load=f"{_HERE}.causal_lm:reference_output",
+        refuses=f"{_HERE}.causal_lm:cannot",
+        description="the formula in plain PyTorch: the oracle of the tests; for checking, not for speed",
+        automatic=False,
+    ),
+    Kernel(
+        op="linear_cross_entropy",
+        variant="last_token",
+        backend="torch",
+        load=f"{_HERE}.pooled:last_token",
+        refuses=f"{_HERE}.pooled:refuses",
+        description="only the position that is looked at goes through the score module",
     ),
 )

@@ -1,9 +1,12 @@
-"""The way into ``lm_head.__call__``, so that the hooks of FSDP2, ZeRO-3 and offloading see an ordinary call.
+"""The way into the head's ``__call__``, so that the hooks of FSDP2, ZeRO-3 and offloading see ordinary calls.
 
-The head is called with a `LossInput` in place of hidden states. ``nn.Linear.forward`` hands it, with the
-weights as hooks have gathered them, to ``torch.nn.functional.linear``, where ``__torch_function__`` computes
-the loss. `refuses` keeps heads away whose ``forward`` or hooks expect logits; what only the gathered weights
-can tell is decided in `LossRequest.answer`, which then returns the logits.
+The head's last ``nn.Linear`` is called with a `LossInput` in place of hidden states. ``nn.Linear.forward``
+hands it, with the weights as hooks have gathered them, to ``torch.nn.functional.linear``, where
+``__torch_function__`` computes the loss. `refuses` keeps heads away whose ``forward`` or hooks expect logits;
+what only the gathered weights can tell is decided in `LossRequest.answer`, which then returns the logits.
+
+A head may be a module around that Linear: it is called as always, and what it returns counts only if it is
+the very loss that was computed inside it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch.utils import _pytree
 
 from veomni_hook.kernels.operands import not_plain
 
-__all__ = ["LossInput", "LossRequest", "refuses"]
+__all__ = ["LossInput", "LossRequest", "ask", "calls_refuse", "last_linear", "refuses"]
 
 # Their hooks gather, move and release tensors, and look at no values.
 KNOWN_HOOKS = ("torch.distributed.", "accelerate.", "deepspeed.")
@@ -48,6 +51,10 @@ class LossRequest:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         self.loss = self._compute(rows, weight, bias, self._target, **self._options)
         return self.loss
+
+    def turn_down(self, reason: str) -> None:
+        """Forget the loss."""
+        self.loss, self.reason = None, reason
 
 
 @dataclass
@@ -93,23 +100,74 @@ _pytree.register_pytree_node(
 )
 
 
-def refuses(head: Any) -> str | None:  # noqa: PLR0911 - one return a refusal
-    """Return why ``head`` cannot be called with a `LossInput`, or None."""
-    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
-        return f"lm_head is a {type(head).__name__}, whose forward is not that of nn.Linear"
-    if "forward" in head.__dict__ and not _accelerate_forward(head):
-        return "lm_head has a forward of its own"
-    if head._compiled_call_impl is not None:
-        return "lm_head is compiled by itself"
+def last_linear(model: Any, head: Any) -> Any:
+    """Return the module inside ``head`` that makes logits, which is ``head`` itself if nothing else is known."""
+    if isinstance(head, nn.Linear) or not isinstance(head, nn.Module):
+        return head
+    embeddings = getattr(model, "get_output_embeddings", None)
+    found = embeddings() if callable(embeddings) else None
+    return found if found is not None and any(module is found for module in head.modules()) else head
+
+
+def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossRequest) -> torch.Tensor:
+    """Call ``head``, of which ``linear`` is the last Linear, and return the loss.
+
+    Returns logits instead, and leaves ``request.loss`` None, where ``request.reason`` says why.
+    """
+    if linear is head:
+        answer: torch.Tensor = head(LossInput(hidden_states, request))
+        return answer
+    hook = linear.register_forward_pre_hook(
+        lambda _, args: (LossInput(args[0], request), *args[1:]) if args else None
+    )
+    try:
+        answer = head(hidden_states)
+        changed = "something else than the result of its last Linear"
+    except Exception as error:
+        if request.loss is None:
+            raise
+        answer, changed = hidden_states, f"no loss ({type(error).__name__})"
+    finally:
+        hook.remove()
+    if request.loss is None or answer is request.loss:
+        return answer
+    request.turn_down(f"the head returns {changed}")
+    answer = head(hidden_states)
+    return answer
+
+
+def refuses(head: Any, linear: Any) -> str | None:
+    """Return why ``head``, of which ``linear`` is the last Linear, cannot be asked for a loss, or None."""
+    reason = _linear_refuses(linear)
+    if reason is not None or linear is head:
+        return reason
+    for module in head.modules():
+        if module is not linear and any(inner is linear for inner in module.modules()):
+            reason = calls_refuse(module)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _linear_refuses(linear: Any) -> str | None:
+    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+        return f"the head is a {type(linear).__name__}, whose forward is not that of nn.Linear"
+    if "forward" in linear.__dict__ and not _accelerate_forward(linear):
+        return "the head has a forward of its own"
     if functional.linear is not torch._C._nn.linear:
         return "torch.nn.functional.linear has been replaced"
-    if head._backward_hooks or head._backward_pre_hooks:
-        return "lm_head has backward hooks, which expect gradients of logits"
-    for hook in (*head._forward_pre_hooks.values(), *head._forward_hooks.values()):
+    return calls_refuse(linear) or ("a hook is registered for all modules" if any(_global_hooks()) else None)
+
+
+def calls_refuse(module: nn.Module) -> str | None:
+    """Return what, in a call of ``module``, may expect logits, or None."""
+    if module._compiled_call_impl is not None:
+        return "the head is compiled by itself"
+    if module._backward_hooks or module._backward_pre_hooks:
+        return "the head has backward hooks, which expect gradients of logits"
+    for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
         if not _origin(hook).startswith(KNOWN_HOOKS):
-            return f"lm_head has a hook from {_origin(hook) or 'an unknown place'}, which may expect logits"
-    if any(_global_hooks()):
-        return "a hook is registered for all modules"
+            return f"the head has a hook from {_origin(hook) or 'an unknown place'}, which may expect logits"
     return None
 
 
@@ -118,10 +176,10 @@ def _unsuited(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
     if reason is not None:
         return reason
     if hidden_states.device != weight.device:
-        return "hidden states and lm_head are on different devices"
+        return "hidden states and the head are on different devices"
     mixed = hidden_states.dtype is not weight.dtype or (bias is not None and bias.dtype is not weight.dtype)
     if mixed and not torch.is_autocast_enabled(weight.device.type):
-        return "hidden states and lm_head have different dtypes"
+        return "hidden states and the head have different dtypes"
     return None
 
 

@@ -3,7 +3,7 @@
 Reading means: attribute, key, index, iteration over values, comparison, pickling, printing. Code that only
 looks for tensors in outputs (FSDP, DDP, accelerate, pytrees) is handed the unread logits as they are. A model
 whose logits were read in a training step computes them with the upstream code from its next step on. Where
-``lm_head`` is sharded, reading gathers its weights: all ranks have to read, or none.
+the head is sharded, reading gathers its weights: all ranks have to read, or none.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.utils import _pytree
 from transformers.utils import ModelOutput
 
 from veomni_hook.errors import VeomniHookWarning
+from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 
 __all__ = ["DeferredLogits", "LazyLogits", "logits_are_read", "note_refusal", "with_deferred_logits"]
 
@@ -51,22 +52,30 @@ def note_refusal(model: Any, reason: str) -> None:
 
 
 class DeferredLogits:
-    """Logits that nobody has read: the head, its input, and the circumstances of the forward."""
+    """Logits that nobody has read: the head, its input, and the circumstances of the forward.
 
-    def __init__(self, model: Any, hidden_states: torch.Tensor) -> None:
+    ``linear`` is the module in ``head`` whose weights they depend on, ``transform`` what becomes of them.
+    """
+
+    def __init__(
+        self, model: Any, head: Any, linear: Any, hidden_states: torch.Tensor, transform: Transform
+    ) -> None:
         kind = hidden_states.device.type
         self._model = ref(model)
-        self._head = model.lm_head
+        self._head = head
+        self._linear = linear
         self._hidden_states = hidden_states
+        self._transform = transform
+        self._grad = torch.is_grad_enabled()
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._cast: torch.dtype | None = None
-        weight = self._head._parameters.get("weight")
+        weight = linear._parameters.get("weight")
         self._weight = None if weight is None else (ref(weight), weight._version)
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that the logits will have; accelerate asks before it casts outputs."""
-        return self._cast or self._autocast or self._hidden_states.dtype
+        return self._cast or self._transform.dtype or self._autocast or self._hidden_states.dtype
 
     def float(self) -> DeferredLogits:
         """Return deferred logits that will be cast to float32, as accelerate does with outputs."""
@@ -75,21 +84,21 @@ class DeferredLogits:
         return other
 
     def compute(self) -> torch.Tensor:
-        """Return the logits, with a graph, and make the model compute them itself from the next step on."""
+        """Return the logits as the forward would have, and make the model do that from the next step on."""
         model = self._model()
         if model is not None:
             note_refusal(model, READ)
         if self._weights_changed():
             warnings.warn(
-                "outputs.logits is read after the weights of lm_head have changed: these logits are not "
+                "outputs.logits is read after the weights of the head have changed: these logits are not "
                 "those of the forward pass. Read them before optimizer.step().",
                 VeomniHookWarning,
                 stacklevel=4,
             )
         kind = self._hidden_states.device.type
         autocast = torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None)
-        with torch.inference_mode(mode=False), torch.enable_grad(), autocast:
-            logits: torch.Tensor = self._head(self._hidden_states)
+        with torch.inference_mode(mode=False), torch.set_grad_enabled(self._grad), autocast:
+            logits = self._transform(self._head(self._hidden_states))
         return logits if self._cast is None else logits.to(self._cast)
 
     def _weights_changed(self) -> bool:
@@ -97,7 +106,7 @@ class DeferredLogits:
             return False
         weight = self._weight[0]()
         # FSDP swaps the parameter object when it gathers and releases; versions of two objects say nothing.
-        if weight is None or self._head._parameters.get("weight") is not weight:
+        if weight is None or self._linear._parameters.get("weight") is not weight:
             return False
         return bool(weight._version != self._weight[1])
 
@@ -215,6 +224,12 @@ def _lazy_class(output_class: type) -> type[LazyLogits]:
     return type(output_class.__name__, (LazyLogits, output_class), {"__module__": output_class.__module__})
 
 
-def with_deferred_logits(output_class: type, values: Mapping[str, Any], deferred: DeferredLogits) -> Any:
-    """Return an instance of ``output_class`` with the fields ``values`` and logits that nobody has read."""
-    return _lazy_class(output_class)(**values, logits=deferred)
+def with_deferred_logits(made: Any) -> Any:
+    """Return the output ``made``, whose field ``logits`` holds `DeferredLogits`, such that they are read late.
+
+    What is no ``ModelOutput`` cannot do that, and gets its logits now.
+    """
+    if isinstance(made, ModelOutput):
+        return _lazy_class(type(made))(**{field.name: getattr(made, field.name) for field in fields(made)})
+    made.logits = made.logits.compute()
+    return made

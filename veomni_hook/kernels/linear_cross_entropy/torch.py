@@ -1,10 +1,11 @@
 """Linear cross-entropy over chunks of rows, with its gradients computed in the forward.
 
-Forward:  loss = sum_i(logsumexp(z_i) - z_i[target_i]) / items,  z = float32(x @ weight.T + bias)
-Backward: dx = d @ weight, dweight = d.T @ x, dbias = sum_i(d_i),  d = (softmax(z) - onehot(target)) / items
+Forward:  loss = sum_i(logsumexp(z_i) - z_i[target_i]) / items,  z = t(float32(x @ weight.T + bias))
+Backward: dx = d @ weight, dweight = d.T @ x, dbias = sum_i(d_i),  d = t' (softmax(z) - onehot(target)) / items
+          t is a factor and a soft cap (or nothing): t(y) = softcap tanh(factor y / softcap)
 Shapes: x [rows, hidden], weight [vocab, hidden], bias [vocab], target [rows] int64; loss float32, [].
 Saved: the gradients, and x, weight, bias, target for a second derivative. Mutates: nothing.
-Float32: softmax, loss, dbias, and dweight while chunks are added to it. Rows to ignore are never computed.
+Float32: t, softmax, loss, dbias, and dweight while chunks are added to it. Rows to ignore are never computed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.linear_cross_entropy import causal_lm, reference
+from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
 
 __all__ = ["causal_lm_output", "linear_cross_entropy", "loses"]
 
@@ -54,15 +56,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         target: torch.Tensor,
         num_items: torch.Tensor | None,
         ignore_index: int,
+        transform: Transform,
     ) -> torch.Tensor:
         ctx.dtype = _compute_dtype(x)
         ctx.ignore_index = ignore_index
+        ctx.transform = transform
         items = (target != ignore_index).sum() if num_items is None else num_items
         # Where nothing counts the mean is NaN, but gradients are zero, as upstream's are.
         inverse = torch.reciprocal(items.clamp(min=1) if num_items is None else items).reshape(())
         # Scaled gradients are small numbers, which float16 would lose; only on a CPU is reading one free.
         early = x.device.type == "cpu" and ctx.dtype is not torch.float16
-        chunks = _Chunks(ctx.dtype, ignore_index, inverse.item() if early else 1.0, ctx.needs_input_grad[:3])
+        scale = inverse.item() if early else 1.0
+        chunks = _Chunks(ctx.dtype, ignore_index, scale, ctx.needs_input_grad[:3], transform)
         with torch.autocast(x.device.type, enabled=False):
             total, gradients = chunks.run(x, weight, bias, target)
         late = torch.ones_like(inverse) if early else inverse
@@ -73,7 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, bias, _, _, late, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return (*_differentiable(ctx, grad), None, None, None)
+            return (*_differentiable(ctx, grad), None, None, None, None)
         gradients = _Gradients(*saved)
         factor = (grad * late).reshape(())
         in_place = not torch._C._autograd._get_current_graph_task_keep_graph()
@@ -87,6 +92,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
@@ -94,12 +100,19 @@ class _Chunks:
     """One pass over the rows: the sum of losses, and their gradients times ``scale`` where ``needed``."""
 
     def __init__(
-        self, dtype: torch.dtype, ignore_index: int, scale: float, needed: tuple[bool, bool, bool]
+        self,
+        dtype: torch.dtype,
+        ignore_index: int,
+        scale: float,
+        needed: tuple[bool, bool, bool],
+        transform: Transform,
     ) -> None:
         self._dtype = dtype
         self._ignore_index = ignore_index
-        self._scale = scale
+        self._scale = scale * transform.factor
         self._needed = needed
+        self._factor = transform.factor
+        self._softcap = transform.softcap
 
     def run(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor
@@ -138,7 +151,13 @@ class _Chunks:
         )
 
     def _one(self, logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the summed loss of one chunk, and (if needed) softmax minus one-hot in float32."""
+        """Return the summed loss of one chunk, and (if needed) its gradient but for the scale, in float32."""
+        capped = None
+        if self._softcap is not None:
+            capped = logits.float().mul(self._factor / self._softcap).tanh_()
+            logits = capped * self._softcap
+        elif self._factor != 1:
+            logits = logits.float() * self._factor
         log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
         loss = functional.nll_loss(log_probs, target, ignore_index=self._ignore_index, reduction="sum")
         if not any(self._needed):
@@ -150,7 +169,8 @@ class _Chunks:
         else:  # the same without waiting for the number of rows
             probs.masked_fill_(ignored.unsqueeze(1), 0)
         ones = ignored.logical_not().to(probs.dtype)
-        return loss, probs.scatter_add_(1, target.masked_fill(ignored, 0).unsqueeze(1), -ones.unsqueeze(1))
+        probs.scatter_add_(1, target.masked_fill(ignored, 0).unsqueeze(1), -ones.unsqueeze(1))
+        return loss, probs if capped is None else probs.mul_(capped.square_().neg_().add_(1))
 
     def _rows_that_count(self, target: torch.Tensor) -> torch.Tensor | None:
         """Return the indices of rows with a loss if the others are worth leaving out."""
@@ -224,6 +244,7 @@ def _differentiable(ctx: Any, grad: torch.Tensor) -> list[torch.Tensor | None]:
         target,
         ignore_index=ctx.ignore_index,
         num_items=num_items,
+        transform=ctx.transform,
     )
     needed = ctx.needs_input_grad[:3]
     inputs = [tensor for tensor, wanted in zip((x, weight, bias), needed, strict=True) if wanted]
@@ -246,26 +267,25 @@ def linear_cross_entropy(
     *,
     ignore_index: int = -100,
     num_items: torch.Tensor | float | None = None,
+    transform: Transform = IDENTITY,
 ) -> torch.Tensor:
     """Return the mean loss over positions that count, or their sum over ``num_items``; float32.
 
     ``hidden_states`` is ``[rows, hidden]``, ``weight`` ``[vocab, hidden]``, ``bias`` ``[vocab]``, ``target``
-    ``[rows]`` (int64). The rows of at most one chunk of logits exist at a time.
+    ``[rows]`` (int64). ``transform`` is applied to logits, in float32 throughout. The rows of at most one chunk of logits exist at a time.
     """
     items = None if num_items is None else torch.as_tensor(num_items, device=hidden_states.device)
     return _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call,no-any-return]
-        hidden_states, weight, bias, target, items, ignore_index
+        hidden_states, weight, bias, target, items, ignore_index, transform
     )
 
 
-def causal_lm_output(*call: Any) -> Any:
-    """Return a causal language model's output with its loss computed here; see `causal_lm.fused_output`."""
+def causal_lm_output(*call: Any) -> causal_lm.Fused:
+    """Return a language model's loss computed here; see `causal_lm.fused_output`."""
     return causal_lm.fused_output(linear_cross_entropy, causal_lm.Call(*call))
 
 
-def loses(
-    owner: Any, hidden_states: torch.Tensor, labels: Any, vocab_size: int, loss_kwargs: Any
-) -> str | None:
+def loses(owner: Any, hidden_states: torch.Tensor, head: Any, labels: Any, vocab_size: int, *_: Any) -> str | None:
     """Return where upstream was measured to be faster, or None."""
     if hidden_states.device.type != "cpu":
         # H200, bfloat16, 8,192 to 32,768 rows: 0.84 to 0.96 of upstream's speed, a third to a fifteenth of

@@ -5,12 +5,15 @@ Called as ``kernel(hidden_states, weight, eps)`` with ``[..., hidden]`` and ``[h
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op
+from veomni_hook.kernels.registry import Kernel, Op, Variant
 
 OP = Op(
     "rms_norm",
     variants={
-        "cast_before_weight": "weight * (x32 * rsqrt(mean(x32^2) + eps)).to(x.dtype), x32 = float32(x)"
+        "cast_before_weight": Variant(
+            "weight * (x32 * rsqrt(mean(x32^2) + eps)).to(x.dtype), x32 = float32(x)",
+            "veomni_hook.kernels.rms_norm.reference:rms_norm",
+        ),
     },
 )
 

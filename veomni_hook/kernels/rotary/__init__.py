@@ -1,17 +1,58 @@
-"""Rotary position embedding of queries and keys.
+"""Rotary position embedding of queries and keys, or of one tensor.
 
-Called as ``kernel(query, key, cos, sin)``: ``query`` and ``key`` ``[batch, heads, length, head_dim]``,
-``cos`` and ``sin`` ``[batch or 1, length, head_dim]``. Guards pass the upstream function to ``slot.kernel``
-as a last operand, so that a kernel that transformers' own ``use_kernels`` put in its place is respected.
+Call sites ask through ``slot.at(self, upstream)``; kernels are called with the operands that the variant's
+reference names, ``kernel(q, k, cos, sin, unsqueeze_dim)`` in most, and their rules with the upstream function
+behind these, so that a kernel that transformers' own ``use_kernels`` put in its place is respected.
 """
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op
+from veomni_hook.kernels.registry import REFERENCE, Kernel, Op, Variant
+
+_REFERENCES = "veomni_hook.kernels.rotary.reference"
+
+# turn(x) = (-x2, x1); halves: x = (x1, x2); pairs: x1, x2 are neighbours in head_dim; x32 = float32(x).
+_FORMULAS = {
+    "half_split": "x * cos + turn(x) * sin on halves, over the full head_dim",
+    "half_split_cast_out": "half_split, cast to the dtype of x",
+    "half_split_fp32": "half_split of x32, cos32, sin32, cast to the dtype of x",
+    "half_split_fp32_as_query": "half_split of q32 and k32, both cast to the dtype of q",
+    "half_split_all_fp32_as_query": "half_split of q32, k32, cos32, sin32, both cast to the dtype of q",
+    "half_split_reversed": "x * cos - turn(x) * sin on halves",
+    "half_split_partial": "half_split of the first cos.shape[-1] numbers of head_dim; the rest stays",
+    "half_split_partial_optional_key": "half_split_partial, of q alone where k is None",
+    "half_split_after_prefix": "half_split of the last sin.shape[-2] positions; positions before them stay",
+    "half_split_gathered": "half_split with cos[position_ids], sin[position_ids]",
+    "half_split_sections": "half_split with cos, sin of three axes, section by section in turn",
+    "half_split_single": "half_split of one tensor",
+    "half_split_first_positions_single": "half_split of one tensor with as many positions of cos, sin",
+    "half_split_of_angles_fp32_single": "half_split of one tensor in float32 by cos(angles), sin(angles)",
+    "half_width_halves": "(x1*cos - x2*sin, x2*cos + x1*sin) on halves; cos, sin of half the width",
+    "half_width_halves_single": "half_width_halves of one tensor; cos, sin broadcast",
+    "half_width_pairs": "(x1*cos - x2*sin, x2*cos + x1*sin) on pairs; cos, sin of half the width",
+    "half_width_pairs_single": "half_width_pairs of one tensor; cos, sin broadcast",
+    "pairs": "x * cos + turn(x) * sin on pairs, over the full head_dim",
+    "pairs_fp32": "pairs of x32, cos32, sin32, cast to the dtype of x",
+    "pairs_fp32_as_query": "pairs of q32 and k32, both cast to the dtype of q",
+    "pairs_fp32_broadcast": "pairs of x32, cast to the dtype of x; cos, sin broadcast",
+    "pairs_partial": "pairs of the first cos.shape[-1] numbers of head_dim; the rest stays",
+    "pairs_repeated": "pairs with the first half of cos, sin, each number twice",
+    "pairs_repeated_fp32": "pairs_repeated of q32 and k32, both cast to the dtype of q",
+    "pairs_partial_repeated": "pairs_partial with the first half of cos, sin, each number twice",
+    "pairs_doubled_single": "pairs of one tensor with cos, sin of half the width, each number twice",
+    "pairs_trailing_fp32_single": "pairs of the last numbers of x32, cast to the dtype of x",
+    "pairs_partial_fp64_single": "pairs_partial of one tensor in float64, cast to the dtype of x",
+    "pairs_to_halves": "half_width_halves of pairs: (x1*cos - x2*sin, x2*cos + x1*sin), x1 in front of x2",
+    "pairs_to_halves_optional_key": "pairs_to_halves; no k gives none",
+    "pairs_to_halves_full_width": "half_split of (x1, x2) from pairs, by the full width of cos, sin",
+    "pairs_matrix": "pairs times [[cos, -sin], [sin, cos]], products summed",
+    "complex_pairs": "pairs of x32 as complex numbers times freqs, cast to the dtype of x",
+    "complex_pairs_moved": "complex_pairs with freqs brought to the device of q",
+}
 
 OP = Op(
     "rotary",
-    variants={"half_split": "x * cos + concat(-x2, x1) * sin, x = concat(x1, x2), over the full head_dim"},
+    variants={name: Variant(formula, f"{_REFERENCES}:{name}") for name, formula in _FORMULAS.items()},
 )
 
 KERNELS = (
@@ -23,5 +64,17 @@ KERNELS = (
         refuses="veomni_hook.kernels.rotary.torch:refuses",
         loses="veomni_hook.kernels.rotary.torch:loses",
         description="the rotation on halves in place, forward and backward, bit for bit",
+    ),
+    *(
+        Kernel(
+            op="rotary",
+            variant=name,
+            backend=REFERENCE,
+            load=f"{_REFERENCES}:{name}",
+            refuses="veomni_hook.kernels.rotary.upstream:refuses",
+            description="the formula in plain PyTorch: the oracle of the tests; for checking, not for speed",
+            automatic=False,
+        )
+        for name in _FORMULAS
     ),
 )

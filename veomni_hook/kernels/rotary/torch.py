@@ -2,18 +2,19 @@
 
 Forward:  y1 = x1*cos1 - x2*sin1,  y2 = x2*cos2 + x1*sin2   (x = concat(x1, x2) over head_dim)
 Backward: dx1 = dy1*cos1 + dy2*sin2,  dx2 = dy2*cos2 - dy1*sin1
-Shapes: query, key [batch, heads, length, head_dim]; cos, sin [batch or 1, length, head_dim]; one dtype.
+Shapes: q, k [batch, heads, length, head_dim] (unsqueeze_dim 1) or [batch, length, heads, head_dim] (2);
+cos, sin [batch or 1, length, head_dim]; one dtype.
 Saved: cos, sin. Mutates: nothing. Each product and sum rounds as upstream's does, so results are equal bits.
 """
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
 import torch
 
 from veomni_hook.kernels.operands import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.rotary.upstream import replaced
 
 __all__ = ["loses", "refuses", "rotary"]
 
@@ -50,14 +51,15 @@ def _unrotate(grad: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 def rotary(
-    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rotated ``query`` and ``key``, both ``[batch, heads, length, head_dim]`` like the inputs.
+    """Return rotated ``q`` and ``k``, of their shapes and dtype.
 
     ``cos`` and ``sin`` are ``[batch or 1, length, head_dim]``, of the same dtype, and get no gradient.
+    ``unsqueeze_dim`` is where heads stand in ``q`` and ``k``: 1 or 2 of four dimensions.
     """
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return _rotary(query, cos, sin), _rotary(key, cos, sin)
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return _rotary(q, cos, sin), _rotary(k, cos, sin)
 
 
 def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -69,23 +71,26 @@ def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one return a refusal
     """Return why this call must run the upstream code, or None.
 
-    ``operands`` are query, key, cos, sin and the upstream function.
+    ``operands`` are those of `rotary`, all of them, and the upstream function.
     """
-    query, key, cos, sin, upstream = operands
-    reason = not_plain(query, key, cos, sin) or untraceable()
+    q, k, cos, sin, heads_at, upstream = operands
+    reason = not_plain(q, k, cos, sin) or untraceable() or replaced(upstream)
     if reason is not None:
         return reason
-    if type(upstream) is not FunctionType:
-        return "a kernel from the hub stands in the place of the upstream function"
-    if not (query.dtype is key.dtype is cos.dtype is sin.dtype) or not query.is_floating_point():
+    if not (q.dtype is k.dtype is cos.dtype is sin.dtype) or not q.is_floating_point():
         return "query, key, cos and sin have different dtypes"
-    of_query, of_key, of_cos = query.shape, key.shape, cos.shape
+    if type(heads_at) is not int or heads_at not in (1, 2):
+        return f"cos and sin get a dimension at {heads_at!r}, not at 1 or 2"
+    of_query, of_key, of_cos = q.shape, k.shape, cos.shape
     if len(of_query) != 4 or len(of_key) != 4 or len(of_cos) != 3 or of_cos != sin.shape:
-        return "operands are not [batch, heads, length, head_dim] and [batch, length, head_dim]"
+        return "operands are not of four dimensions, with [batch, length, head_dim] for cos and sin"
     batch, length, width = of_cos
     if width % 2 or of_query[3] != width or of_key[3] != width:
         return "cos and sin do not cover exactly an even head_dim"
-    if of_query[2] != length or of_key[2] != length or (batch != 1 and not batch == of_query[0] == of_key[0]):
+    length_at = 3 - heads_at
+    if of_query[length_at] != length or of_key[length_at] != length:
+        return "cos and sin broadcast query or key to another shape"
+    if batch != 1 and not batch == of_query[0] == of_key[0]:
         return "cos and sin broadcast query or key to another shape"
     if cos.requires_grad or sin.requires_grad:
         return "cos or sin requires a gradient"
@@ -94,7 +99,7 @@ def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one re
 
 def loses(owner: Any, *operands: Any) -> str | None:
     """Return where upstream was measured to be faster, or None."""
-    query, key = operands[:2]
-    if query.numel() < FORWARD_ONLY_ELEMENTS and not wants_grad(query, key):
+    q, k = operands[:2]
+    if q.numel() < FORWARD_ONLY_ELEMENTS and not wants_grad(q, k):
         return "without gradients upstream is as fast at this size"
     return None

@@ -1,6 +1,7 @@
 """Which built-in specs there are, known from file names alone: no spec is imported to find out.
 
-``<family>.py`` in this folder holds the patch configs of ``transformers.models.<family>.modeling_<family>``.
+``<family>.py`` in this folder holds the patch configs of ``transformers.models.<family>.modeling_<family>``,
+``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 __all__ = ["all_spec_modules", "families", "spec_modules"]
 
 _PREFIX = "transformers.models."
+_SHARED_PREFIX = "transformers."
 
 
 def families() -> dict[str, tuple[str, ...]]:
@@ -23,7 +25,9 @@ def spec_modules(source_module: str) -> list[str]:
     Cheap enough for every import of a target: one file is asked for.
     """
     if not source_module.startswith(_PREFIX):
-        return []
+        name = source_module.removeprefix(_SHARED_PREFIX)
+        known = source_module.startswith(_SHARED_PREFIX) and "." not in name and _has(name, "shared")
+        return [f"{__name__}.shared.{name}"] if known else []
     family, _, name = source_module[len(_PREFIX) :].partition(".")
     if name != f"modeling_{family}" or not _has(family):
         return []
@@ -32,19 +36,21 @@ def spec_modules(source_module: str) -> list[str]:
 
 def all_spec_modules() -> list[str]:
     """Return the names of all built-in spec modules, sorted; none is imported."""
-    return [f"{__name__}.{family}" for family in families()]
+    shared = [f"{__name__}.shared.{name}" for name in sorted(_files("shared"))]
+    return [*(f"{__name__}.{family}" for family in families()), *shared]
 
 
-def _has(family: str) -> bool:
-    if family.startswith("_"):
+def _has(name: str, folder: str = "") -> bool:
+    if name.startswith("_"):
         return False
     if os.path.isdir(__path__[0]):
-        return os.path.isfile(os.path.join(__path__[0], f"{family}.py"))
-    return family in _files()
+        return os.path.isfile(os.path.join(__path__[0], folder, f"{name}.py"))
+    return name in _files(folder)
 
 
-def _files() -> set[str]:
+def _files(folder: str = "") -> set[str]:
     # pkgutil also lists a package in a zip file; it is imported here because most processes never ask.
     from pkgutil import iter_modules
 
-    return {module.name for module in iter_modules(__path__) if not module.name.startswith("_")}
+    found = iter_modules([os.path.join(__path__[0], folder) if folder else __path__[0]])
+    return {module.name for module in found if not module.ispkg and not module.name.startswith("_")}

@@ -19,7 +19,7 @@ config = PatchConfig(
 
 veomni_rms_norm = config.add_slot("veomni_rms_norm", op="rms_norm", variant="cast_before_weight")
 veomni_rotary = config.add_slot("veomni_rotary", op="rotary", variant="half_split")
-veomni_gated_mlp = config.add_slot("veomni_gated_mlp", op="gated_mlp", variant="silu")
+veomni_gated_mlp = config.add_slot("veomni_gated_mlp", op="gated_mlp", variant="product")
 veomni_linear_cross_entropy = config.add_slot(
     "veomni_linear_cross_entropy", op="linear_cross_entropy", variant="next_token"
 )
@@ -36,8 +36,8 @@ config.insert_guard(
 
 
 def gated_mlp(self: Any, x: Any) -> Any:
-    if (kernel := veomni_gated_mlp.kernel(self, x)) is not None:
-        return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x)))
+    if (kernel := veomni_gated_mlp.kernel(self, x, self.act_fn)) is not None:
+        return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x), self.act_fn))
 
 
 config.insert_guard(
@@ -72,9 +72,10 @@ def causal_lm_loss(
     output_kwargs: Any,
 ) -> Any:
     if labels is not None:
-        asked = (self, hidden, labels, vocab_size, dict(**loss_kwargs))
+        asked = (self, hidden, self.lm_head, labels, vocab_size, dict(**loss_kwargs))
         if (kernel := veomni_linear_cross_entropy.kernel(*asked)) is not None:
-            return kernel(*asked, output_class, dict(**output_kwargs))
+            fused, deferred, finish = kernel(*asked)
+            return finish(output_class(loss=fused, logits=deferred, **output_kwargs))
 
 
 config.insert_guard(

@@ -90,6 +90,10 @@ class Pattern:
         for statement in self.statements:
             self._collect(statement)
 
+    def find(self, function: FunctionNode) -> list[Match]:
+        """Every match in a function: of expressions or of statements, as the pattern is."""
+        return self.find_statements(function) if self.expression is None else self.find_expressions(function)
+
     def find_expressions(self, function: FunctionNode) -> list[Match]:
         """Every expression of ``function``'s body that the pattern's expression matches, in text order."""
         found = []
@@ -114,17 +118,22 @@ class Pattern:
                     found.append(Match(tuple(block[start : start + size]), bound))
         return sorted(found, key=lambda match: _position(match.nodes[0]))
 
-    def require(self, document: Document, function: FunctionNode, found: Sequence[Match], count: int) -> None:
+    def require(
+        self, document: Document, function: FunctionNode, found: Sequence[Match], count: int | None
+    ) -> None:
         """Check that ``found`` holds exactly ``count`` matches and that none reaches into another.
+
+        A count of None asks for at least one.
 
         Raises:
             PatchTargetError: otherwise, with the number and the lines of the matches.
         """
         lines = [document.lineno(match.span(document)[0]) for match in found]
-        if len(found) != count:
+        if len(found) != count and (count is not None or not found):
             told = f" (line {', '.join(map(str, lines))})" if lines else self._nearly(document, function)
             raise PatchTargetError(
-                f"the pattern {self._first_line()!r} has to match {_times(count)} in {self.target}, "
+                f"the pattern {self._first_line()!r} has to match "
+                f"{'at least once' if count is None else _times(count)} in {self.target}, "
                 f"it matches {_times(len(found))}{told}",
                 where=self.where,
                 fix="make the pattern describe the installed code"

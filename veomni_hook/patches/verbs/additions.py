@@ -7,6 +7,7 @@ target. One thing that several configs bring (an inherited helper) is added once
 from __future__ import annotations
 
 import ast
+import json
 import textwrap
 from collections.abc import Iterable
 
@@ -79,7 +80,8 @@ def _plan_slots(plan: Plan) -> None:
         _refuse_taken(plan, index, slot.name, "slot")
         if first:
             _append(plan, index, _SLOT_IMPORT, "", gap=1)
-        line = f'{slot.name} = VeomniSlot("{slot.op}", "{slot.variant}", __name__)'
+        parameters = f", parameters={json.dumps(slot.parameters)}" if slot.parameters else ""
+        line = f'{slot.name} = VeomniSlot("{slot.op}", "{slot.variant}", __name__{parameters})'
         marker = plan.marker(index, "KERNEL SLOTS", "asked by guards") if first else ""
         _append(plan, index, line, marker, gap=1 if first else 0)
         first = False

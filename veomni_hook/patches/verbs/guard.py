@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.spec import Patch
@@ -16,9 +15,10 @@ from veomni_hook.patches.structure.fingerprint import fingerprint
 from veomni_hook.patches.structure.pattern import Capture, CaptureKind, Match, Pattern
 from veomni_hook.patches.structure.scope import bound_names, local_names, parameter_names, used_names
 from veomni_hook.patches.structure.substitute import find_places, substitute
-from veomni_hook.patches.text.document import Definition, Document, FunctionNode, has_docstring
+from veomni_hook.patches.text.document import Definition, Document, FunctionNode
 from veomni_hook.patches.text.edit import Edit
 from veomni_hook.patches.text.names import listed
+from veomni_hook.patches.text.placement import Place, at_start, before
 from veomni_hook.patches.text.reindent import reindent
 from veomni_hook.patches.text.source import function_body
 from veomni_hook.patches.verbs.inplace import (
@@ -35,18 +35,6 @@ __all__ = ["plan_guard"]
 _ONCE = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 # The wrapper lets an indented block be parsed; its length is what the block's lines are moved by.
 _WRAPPER = "if 1:\n"
-
-
-@dataclass(frozen=True, slots=True)
-class _Site:
-    """Where a guard goes: in place of ``[start, end)`` (white space), between ``head`` and ``tail``."""
-
-    start: int
-    end: int
-    indent: str
-    captures: Mapping[str, Capture]
-    head: str = ""
-    tail: str = "\n"
 
 
 def plan_guard(
@@ -74,19 +62,14 @@ def plan_guard(
     pattern = None if patch.before is None else Pattern(patch.before, where=where, target=patch.target)
     parameters, body = function_body(patch.replacement, where=where, target=patch.target)
     _check_names(parameters, body, function, pattern, patch.target, where)
-    splits, sites = _sites(document, function, patch, pattern)
-    edits = [Edit(start, end, text, index) for start, end, text in splits]
-    for number, site in enumerate(sites):
-        block = _block(document, body, site, parameters, where, patch.target)
+    edits: list[Edit] = []
+    for number, (place, captures) in enumerate(_places(document, function, patch, pattern)):
+        edits += [Edit(start, end, text, index) for start, end, text in place.splits]
+        block = _block(document, body, place.indent, captures, parameters, where, patch.target)
         if not number:
-            comment = marker(definition, patch, config)
-            text = f"{site.indent}{comment}{document.newline}"
-            if site.head:
-                text = f"  {comment}"
-            edits.append(Edit(site.start, site.start, text, index, marker=True))
-        edits.append(
-            Edit(site.start, site.end, with_newlines(document, site.head + block + site.tail), index)
-        )
+            comment = with_newlines(document, place.comment(marker(definition, patch, config)))
+            edits.append(Edit(place.start, place.start, comment, index, marker=True))
+        edits.append(Edit(place.start, place.end, with_newlines(document, place.block(block)), index))
     return edits
 
 
@@ -165,85 +148,44 @@ def _check_statements(tree: ast.Module, function: FunctionNode, refuse: dict[str
             )
 
 
-def _sites(
+def _places(
     document: Document, function: FunctionNode, patch: Patch, pattern: Pattern | None
-) -> tuple[list[tuple[int, int, str]], list[_Site]]:
-    """Where the guard goes, and what has to be split up before."""
+) -> list[tuple[Place, Mapping[str, Capture]]]:
+    """Where the guard goes, each place with what ``before`` captured there."""
     if pattern is None:
-        return _start_site(document, function)
+        return [(at_start(document, function), {})]
     found = pattern.find_statements(function, nested=False)
     pattern.require(document, function, found, patch.matches)
-    return [], [_site_before(document, function, match, pattern) for match in found]
+    return [(_place_before(document, function, match, pattern), match.captures) for match in found]
 
 
-def _start_site(document: Document, function: FunctionNode) -> tuple[list[tuple[int, int, str]], list[_Site]]:
-    first = function.body[0]
-    rest = function.body[1:] if has_docstring(function) else function.body
-    if not document.is_inline(function):
-        indent = document.indent(first)
-        if rest:
-            start = _above_comments(document, function, document.span(rest[0])[0])
-            return [], [_Site(start, start, indent, {})]
-        start = document.body_start(function)
-        if start == len(document.source) and not document.source.endswith(("\n", "\r")):
-            return [], [_Site(start, start, indent, {}, head="\n", tail="")]
-        return [], [_Site(start, start, indent, {})]
-    # `def f(): return x`, `def f(): "doc"; return x`: what follows the header gets lines of its own.
-    splits = []
-    indent = document.indent(first if document.begins_line(first) else function)
-    if not document.begins_line(first):
-        indent += "    "
-        if rest[:1] != [first]:
-            start = _gap_before(document, first)
-            splits.append((start, document.start(first), f"{document.newline}{indent}"))
-    if not rest:
-        end = document.end(first)
-        return splits, [_Site(end, end, indent, {}, head="\n", tail="")]
-    start = _gap_before(document, rest[0])
-    return splits, [_Site(start, document.start(rest[0]), indent, {}, head="\n", tail=f"\n{indent}")]
-
-
-def _gap_before(document: Document, node: ast.AST) -> int:
-    start = document.start(node)
-    return len(document.source[:start].rstrip(" \t\f"))
-
-
-def _site_before(document: Document, function: FunctionNode, match: Match, pattern: Pattern) -> _Site:
+def _place_before(document: Document, function: FunctionNode, match: Match, pattern: Pattern) -> Place:
     first = match.nodes[0]
-    start = document.span(first)[0]
-    if not document.begins_line(first) or document.source.startswith("elif", start):
+    place = before(document, function, first) if isinstance(first, ast.stmt) else None
+    if place is None:
+        line = document.lineno(document.span(first)[0])
         raise PatchError(
-            f"no statement can be put before line {document.lineno(start)} of {document.module}: "
+            f"no statement can be put before line {line} of {document.module}: "
             "it begins in the middle of a line or of an if",
             where=pattern.where,
             fix="match the whole statement that it belongs to",
             target=pattern.target,
         )
-    line = _above_comments(document, function, start)
-    return _Site(line, line, document.indent(first), match.captures)
-
-
-def _above_comments(document: Document, function: FunctionNode, start: int) -> int:
-    """Where the line of the statement at ``start`` begins, or that of the comments right above it."""
-    line = document.line_start(start)
-    indent = document.source[line:start]
-    number = document.lineno(line)
-    # A line of a string may look like a comment; all code above has ended at `floor`.
-    ends = (getattr(node, "end_lineno", 0) for node in ast.walk(function))
-    floor = max((end for end in ends if end < number), default=0)
-    while number - 1 > floor and document.source.startswith(
-        f"{indent}#", above := document.line_start(line - 1)
-    ):
-        line, number = above, number - 1
-    return line
+    return place
 
 
 def _block(
-    document: Document, body: str, site: _Site, parameters: tuple[str, ...], where: str, target: str
+    document: Document,
+    body: str,
+    indent: str,
+    captured: Mapping[str, Capture],
+    parameters: tuple[str, ...],
+    where: str,
+    target: str,
 ) -> str:
     """The guard's statements at their indentation, captures put in; no newline at the end."""
-    code = Document(_WRAPPER + reindent(body, "", site.indent))
-    captures = {name: capture for name, capture in site.captures.items() if name in parameters}
+    code = Document(_WRAPPER + reindent(body, "", indent))
+    captures = {name: capture for name, capture in captured.items() if name in parameters}
     for place in find_places(code.tree, captures, holes=False):
         if effects(captures[place.name], _ONCE):
             raise PatchError(

@@ -11,7 +11,7 @@ from veomni_hook.patches.text.items import remove_items
 from veomni_hook.patches.text.names import listed, nearest
 from veomni_hook.patches.text.statements import blocks, removal
 
-__all__ = ["bound_name", "plan_drops"]
+__all__ = ["bound_name", "importable", "plan_drops"]
 
 
 def plan_drops(plan: Plan) -> dict[str, int]:
@@ -46,7 +46,7 @@ def plan_drops(plan: Plan) -> dict[str, int]:
             _keep_block(plan, block)
     missing = [name for name in wanted if name not in found]
     if missing:
-        known = {n for b in blocks(plan.document.tree) for s in b for n in _importable(s)}
+        known = {n for b in blocks(plan.document.tree) for s in b for n in importable(s)}
         close = nearest(missing[0], known)
         raise PatchTargetError(
             f"{listed(missing)} cannot be dropped from the imports: it is not imported at module level",
@@ -72,7 +72,8 @@ def _matches(
             yield number, [str(name) for name in names]
 
 
-def _importable(statement: ast.stmt) -> Iterator[str]:
+def importable(statement: ast.stmt) -> Iterator[str]:
+    """The names by which `plan_drops` knows what a statement imports; none if it is no import."""
     if isinstance(statement, ast.Import | ast.ImportFrom):
         for alias in statement.names:
             yield alias.name

@@ -56,10 +56,7 @@ def plan_rewrite(
     pattern = Pattern(patch.pattern or "", where=where, target=patch.target)
     replacement = _parse(dedented(patch.replacement_text or ""), pattern)
     _check_replacement(replacement, function, pattern)
-    if pattern.expression is not None:
-        found = pattern.find_expressions(function)
-    else:
-        found = pattern.find_statements(function)
+    found = pattern.find(function)
     pattern.require(document, function, found, patch.matches)
     edits = [_marker(document, function, found[0], index, marker(definition, patch, config))] if found else []
     for match in found:

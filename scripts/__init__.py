@@ -1,0 +1,1 @@
+"""Commands of this project's own; none of them travels in the wheel."""

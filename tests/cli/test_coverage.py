@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from tests.patches import fake_idiom
+from veomni_hook.cli.app import app
+from veomni_hook.patches.idioms import recognise
+
+from .conftest import Command
+
+NORM = "class {name}:\n    def forward(self, x):\n        return self.scale {sign} x\n\n\n"
+FIELDS = ["module", "target", "op", "variant", "status", "reason"]
+
+Coverage = Callable[..., Result]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A transformers package of two families: three candidates, one of them missed."""
+    files = {
+        "__init__.py": '__version__ = "5.4.3"\n',
+        "models/good/modeling_good.py": NORM.format(name="Good", sign="*")
+        + NORM.format(name="Call", sign="+"),
+        "models/mixed/modeling_mixed.py": NORM.format(name="Zed", sign="+")
+        + NORM.format(name="Bad", sign="/"),
+    }
+    for name, text in files.items():
+        path = tmp_path / "transformers" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def coverage(package: Path, monkeypatch: pytest.MonkeyPatch) -> Coverage:
+    """Run `veomni-hook coverage` over the package with the idiom for tests."""
+    monkeypatch.setattr(recognise, "idioms", lambda: (fake_idiom.module(),))
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["coverage", "--source", str(package), *arguments])
+
+    return run
+
+
+def test_json_is_a_sorted_list_of_every_candidate(coverage: Coverage) -> None:
+    done = coverage("--json")
+    rows = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert all([*row] == FIELDS for row in rows)
+    assert [(row["target"], row["variant"], row["status"]) for row in rows] == [
+        ("Good.forward", "times", "routed"),
+        ("Bad.forward", "", "missed"),
+        ("Zed.forward", "plus", "routed"),
+    ]
+    assert "expected Mult, found Div" in rows[1]["reason"]
+
+
+def test_the_table_ends_with_the_totals(coverage: Coverage) -> None:
+    done = coverage()
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["status", "op", "variant", "family", "target", "reason"]
+    assert lines[1].split() == ["routed", "scaling", "times", "good", "Good.forward"]
+    assert lines[-1].split() == ["scaling", "3", "2", "66.7", "%", "1", "0", "1", "0"]
+    assert "transformers 5.4.3, 2 modules" in done.stderr
+
+
+def test_a_family_a_module_or_a_file(coverage: Coverage, package: Path) -> None:
+    module = "transformers.models.mixed.modeling_mixed"
+    (package / "remote.py").write_text(NORM.format(name="Remote", sign="*"))
+    for wanted, targets in [
+        (["good"], ["Good.forward"]),
+        (["mixed", "good"], ["Good.forward", "Bad.forward", "Zed.forward"]),
+        ([module], ["Bad.forward", "Zed.forward"]),
+        ([str(package / "remote.py")], ["Remote.forward"]),
+    ]:
+        assert [row["target"] for row in json.loads(coverage("--json", *wanted).stdout)] == targets
+    unknown = coverage("goood")
+    assert unknown.exit_code == 2 and "nearest names: good" in unknown.stderr
+
+
+def test_what_is_missed_and_what_is_called(coverage: Coverage) -> None:
+    assert [row["target"] for row in json.loads(coverage("--json", "--missed").stdout)] == ["Bad.forward"]
+    rows = json.loads(coverage("--json", "--call-sites", "good").stdout)
+    assert [row["target"] for row in rows] == ["Call.forward", "Good.forward"]
+
+
+def test_totals_alone(coverage: Coverage) -> None:
+    (total,) = json.loads(coverage("--json", "--totals").stdout)
+    assert (total["op"], total["candidates"], total["routed"], total["share"]) == ("scaling", 3, 2, 66.67)
+    assert len(coverage("--totals").stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(("percent", "status"), [("66", 0), ("66.6", 0), ("67", 1), ("100", 1)])
+def test_a_share_can_be_required(coverage: Coverage, percent: str, status: int) -> None:
+    done = coverage("--require", f"scaling={percent}", "--totals")
+    assert done.exit_code == status
+    assert ("66.7 % routed" in done.stderr) == bool(status)
+
+
+def test_a_share_of_a_part_can_be_required(coverage: Coverage, package: Path) -> None:
+    file = package / "transformers" / "models" / "good" / "modeling_first.py"
+    file.write_text(NORM.format(name="First", sign="/"))
+    assert coverage("--require", "scaling/firsts=0").exit_code == 0
+    done = coverage("--require", "scaling/firsts=50")
+    assert done.exit_code == 1 and "scaling/firsts: 0.0 % routed, 50 % required" in done.stderr
+
+
+@pytest.mark.parametrize("given", ["scaling", "scaling=", "scaling=lots", "other=3", "scaling/other=3"])
+def test_a_requirement_that_means_nothing_is_wrong_use(coverage: Coverage, given: str) -> None:
+    done = coverage("--require", given)
+    assert done.exit_code == 2 and "--require" in done.stderr and done.stdout == ""
+
+
+def test_errors_are_named_and_hide_nothing(coverage: Coverage, package: Path) -> None:
+    models = package / "transformers" / "models"
+    (models / "good" / "modeling_broken.py").write_text("def f(:\n")
+    (models / "good" / "modeling_failing.py").write_text("class A:\n    def forward(self):\n        boom\n")
+    (models / "good" / "modeling_coded.py").write_bytes(b"# coding: klingon\n")
+    done = coverage("--json")
+    assert done.exit_code == 1
+    rows = json.loads(done.stdout)
+    errors = {row["module"].rpartition("_")[2]: row for row in rows if row["status"] == "error"}
+    assert set(errors) == {"broken", "failing", "coded"}
+    assert errors["failing"]["op"] == "scaling" and "met boom" in errors["failing"]["reason"]
+    assert all(name in done.stderr for name in errors)
+    assert len(rows) == 6
+
+
+def test_the_denominators_are_part_of_the_command(coverage: Coverage) -> None:
+    assert "a forward that uses scale" in coverage("--denominators").stdout
+    assert json.loads(coverage("--denominators", "--json").stdout) == {
+        "scaling": ["a forward that uses scale"]
+    }
+
+
+def test_a_folder_that_holds_no_transformers_is_wrong_use(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["coverage", "--source", str(tmp_path / "nothing")])
+    assert done.exit_code == 2 and "no transformers package" in done.stderr
+
+
+def test_the_command_works_in_processes_of_its_own(tiny: Command) -> None:
+    done = tiny("coverage", "--json", "--jobs", "2")
+    assert done.status == 0 and isinstance(done.json, list)
+    assert done.err == "transformers 5.99.0, 5 modules\n"

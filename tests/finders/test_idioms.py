@@ -1,0 +1,176 @@
+"""Every modeling module goes through the idioms: what is found is patched, that nothing is found is remembered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.finders.conftest import TINY, Python
+
+SCALED = "transformers.models.scaled.modeling_scaled"
+STILL = "transformers.models.still.modeling_still"
+LAYERS = "transformers.modeling_layers"
+HOOK = "import thousand; thousand.install(); import veomni_hook.install\n"
+LOOK = """
+import json, sys
+def look(*names):
+    import importlib
+    for name in names:
+        importlib.import_module(name)
+    outcomes = veomni_hook.install.handle.status().modules
+    found = {n: [o.patched, o.cache, [p["kind"] for p in o.report.get("applied", ())]] for n, o in outcomes.items() if n in names}
+    print(json.dumps([found, "veomni_hook.patches.engine" in sys.modules]))
+"""
+
+
+def test_a_module_that_no_config_names_is_patched(python: Python) -> None:
+    code = f"{HOOK}import {SCALED} as m; print(m.Scaled().forward(1), m.Other().forward(1))"
+    assert python(code, VEOMNI_PATCHES=None).out.split() == ["1002", "2"]
+    unhooked = f"import {SCALED} as m; print(m.Scaled().forward(1))"
+    assert python(unhooked, VEOMNI_PATCHES=None).out.strip() == "2"
+
+
+def test_what_idioms_found_or_not_is_remembered(python: Python) -> None:
+    names = (SCALED, STILL, LAYERS)
+    code = f"{{}}{LOOK}look(*{names})"
+    cold, engine = python(code.format(HOOK), VEOMNI_PATCHES=None).result
+    assert engine is True
+    assert cold == {
+        SCALED: [True, "miss", ["route"]],
+        STILL: [False, "", []],
+        LAYERS: [True, "miss", ["route"]],
+    }
+    warm, engine = python(code.format("import veomni_hook.install\n"), VEOMNI_PATCHES=None).result
+    assert engine is False, "a warm import recognises nothing"
+    assert warm == {
+        SCALED: [True, "hit", ["route"]],
+        STILL: [False, "", []],
+        LAYERS: [True, "hit", ["route"]],
+    }
+
+
+def test_the_setting_turns_them_off_and_is_part_of_the_key(python: Python) -> None:
+    code = f"{HOOK}import {SCALED} as m; print(m.Scaled().forward(1))"
+    got = [python(code, VEOMNI_PATCHES=None, VEOMNI_IDIOMS=idioms).result for idioms in ("1", "0", "1", "0")]
+    assert got == [1002, 2, 1002, 2]
+    got = [python(code, VEOMNI_IDIOMS=idioms).result for idioms in ("1", "0", "1")]
+    assert got == [1002, 2, 1002], "beside configs of the user's"
+
+
+def test_a_module_that_does_not_compute_with_tensors_is_not_asked_about(python: Python) -> None:
+    names = "transformers.models.auto.modeling_auto", TINY
+    found, engine = python(f"{HOOK}{LOOK}look(*{names})", VEOMNI_PATCHES=None).result
+    assert found == {name: [False, "", []] for name in names}
+    assert engine is False
+
+
+def test_a_failing_idiom_is_a_warning_and_configs_still_apply(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "adding.py").write_text(
+        f"from veomni_hook import PatchConfig\nconfig = PatchConfig({SCALED!r})\n"
+        "config.rewrite('Other.forward', pattern='{x} + 1', replacement='{x} + 5')\n"
+    )
+    fail = "import sys; sys.path.insert(0, '.')\nimport thousand; thousand.install(thousand.fail)\n"
+    code = (
+        fail
+        + f"import veomni_hook.install, {SCALED} as m; print(m.Scaled().forward(1), m.Other().forward(1))"
+    )
+    for _ in range(2):
+        ran = python(code, VEOMNI_PATCHES="adding")
+        assert ran.out.split() == ["2", "6"], ran.err
+        assert f"{SCALED} is patched without idioms, because one failed" in ran.err
+        assert "a defect" in ran.err
+    healthy = python(code.replace("thousand.fail", ""), VEOMNI_PATCHES="adding")
+    assert healthy.out.split() == ["1002", "6"], "what a failure left is not in the cache"
+    strict = python(code, VEOMNI_PATCHES=None, VEOMNI_STRICT="1")
+    assert (
+        "IdiomError" in python(code, VEOMNI_PATCHES="tiny_config", VEOMNI_STRICT="1").err or strict.code == 0
+    )
+
+
+def test_a_failing_idiom_is_an_error_under_strict_and_leaves_nothing(python: Python) -> None:
+    fail = f"import thousand; thousand.install(thousand.fail)\nimport veomni_hook.install, {SCALED} as m"
+    ran = python(fail, VEOMNI_PATCHES=None, VEOMNI_STRICT="1")
+    assert ran.code == 1
+    assert "IdiomError" in ran.err and SCALED in ran.err
+    lenient = python(f"{fail}; print(m.Scaled().forward(1))", VEOMNI_PATCHES=None)
+    assert lenient.result == 2
+    assert (
+        python(f"{HOOK}import {SCALED} as m; print(m.Scaled().forward(1))", VEOMNI_PATCHES=None).result
+        == 1002
+    )
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_only_modules_that_would_be_patched_are_too_early(python: Python, strict: str) -> None:
+    code = f"import {SCALED}, {STILL}, {LAYERS}, transformers.models.auto.modeling_auto\n{HOOK}print('on')"
+    ran = python(code, VEOMNI_PATCHES=None, VEOMNI_STRICT=strict)
+    named = next(line for line in ran.err.splitlines() if "imported before the hook could patch it" in line)
+    assert SCALED in named and LAYERS in named
+    assert STILL not in named and "modeling_auto" not in named
+    assert (ran.out.strip() == "on") is (strict == "0")
+    quiet = python(code, VEOMNI_PATCHES=None, VEOMNI_STRICT=strict, VEOMNI_IDIOMS="0")
+    assert (quiet.out.strip(), quiet.err) == ("on", "")
+
+
+def test_a_registered_pattern_reaches_modules_outside_transformers(python: Python) -> None:
+    ran = python(
+        "import veomni_hook.install\n"
+        "from veomni_hook import PatchConfig, register\n"
+        "config = PatchConfig('table*')\n"
+        "config.add_post_import_block('EARLIER = 1')\n"
+        "register(config)\n"
+        "import tables, table_config\n"
+        "print([m.EARLIER for m in (tables, table_config)], hasattr(__import__('tiny_config'), 'EARLIER'))",
+        VEOMNI_PATCHES=None,
+    )
+    assert ran.out.strip() == "[1, 1] False", ran.err
+
+
+def test_a_pattern_config_of_the_settings_reaches_every_modeling_module(
+    python: Python, tmp_path: Path
+) -> None:
+    (tmp_path / "everywhere.py").write_text(
+        "from veomni_hook import PatchConfig\nconfig = PatchConfig('transformers.models.*.modeling_*')\n"
+        "config.rewrite('Oth*.forward', pattern='{x} + 1', replacement='{x} + 5')\n"
+    )
+    code = (
+        "import sys; sys.path.insert(0, '.')\nimport json, veomni_hook.install\n"
+        f"import {SCALED} as a, {STILL} as b\nprint(json.dumps([a.Other().forward(1), b.Still().forward(1)]))"
+    )
+    for _ in range(2):
+        assert python(code, VEOMNI_PATCHES="everywhere", VEOMNI_IDIOMS="0").result == [6, 1]
+
+
+def test_early_modules_of_a_pattern_are_named(python: Python) -> None:
+    ran = python(
+        f"import {TINY}\nfrom veomni_hook import PatchConfig, register\n"
+        "register(PatchConfig('transformers.models.ti*.modeling_*'))\nprint('on')"
+    )
+    assert ran.out.strip() == "on"
+    assert f"imported before the hook could patch it: {TINY} (from" in ran.err
+
+
+def test_dump_shows_what_idioms_do(python: Python, tmp_path: Path) -> None:
+    ran = python(f"{HOOK}import {SCALED}", VEOMNI_PATCHES=None, VEOMNI_DUMP_PATCHED="1")
+    assert ran.code == 0, ran.err
+    folder = tmp_path / "veomni_patched" / "models" / "scaled"
+    assert "return 1000 + self.scale * x" in (folder / "modeling_scaled.py").read_text()
+    assert "+            return 1000 + self.scale * x" in (folder / "modeling_scaled.diff").read_text()
+
+
+def test_prepare_patches_as_an_import_does(python: Python) -> None:
+    ran = python(
+        f"""
+{HOOK}
+import json
+from veomni_hook.finders.handle import current_settings
+from veomni_hook.finders.prepare import prepare
+p = prepare({SCALED!r}, current_settings())
+import {SCALED} as m
+print(json.dumps([p.cache, "return 1000 + self.scale * x" in p.stored_text, p.stored_path == m.__file__, prepare({STILL!r}, current_settings()).reason, prepare({SCALED!r}, current_settings(), configs=[]).patched is None]))
+""",
+        VEOMNI_PATCHES=None,
+    )
+    assert json.loads(ran.out) == ["miss", True, True, "no patch applies", True], ran.err

@@ -1,0 +1,88 @@
+"""Installed modules with their loss sites routed, beside the installed ones and without the import hook.
+
+The text is written where the hook would store it (transformers reads the model's name from the path) and run
+under a name of its own inside the upstream package, so that its relative imports work.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from transformers import Qwen3Config
+
+from tests.patches.idioms.applied import spliced
+from veomni_hook.kernels.slot import Slot
+from veomni_hook.patches.idioms import linear_cross_entropy, sequence_classification
+from veomni_hook.patches.idioms.site import Site, Status
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.text.document import Document
+
+QWEN3 = "transformers.models.qwen3.modeling_qwen3"
+
+
+def sites(view: ModuleView) -> list[Site]:
+    """Return the routed sites of both idioms of the op."""
+    found = [*linear_cross_entropy.find(view), *sequence_classification.find(view)]
+    return [site for site in found if site.status is Status.ROUTED]
+
+
+def load(folder: Path, upstream: str = QWEN3) -> ModuleType:
+    """Return the routed twin of the module ``upstream``; its text is written below ``folder``."""
+    name = f"{upstream}_routed"
+    if name in sys.modules:
+        return sys.modules[name]
+    origin = importlib.util.find_spec(upstream).origin
+    view = ModuleView(Document(Path(origin).read_text(encoding="utf-8"), upstream))
+    found = sites(view)
+    path = folder.joinpath(*upstream.split(".")[1:]).with_suffix(".py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(spliced(view.document.source, found), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    for slot in {slot for site in found for slot in site.slots}:
+        setattr(module, slot.name, Slot(slot.op, slot.variant, name))
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def tiny_config(**changes: object) -> Qwen3Config:
+    """Return the config of a model that runs in milliseconds."""
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    }
+    return Qwen3Config(**{**sizes, **changes})
+
+
+def twins(module: ModuleType, kind: str, config: object) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Return an upstream model of the class ``kind`` and its routed twin, equal weights, in training mode."""
+    upstream = getattr(importlib.import_module(module.__name__.removesuffix("_routed")), kind)(config).train()
+    routed = getattr(module, kind)(config).train()
+    routed.load_state_dict(upstream.state_dict())
+    return upstream, routed
+
+
+def pair(module: ModuleType, **changes: object) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Return the twins of a tiny Qwen3."""
+    return twins(module, "Qwen3ForCausalLM", tiny_config(**changes))
+
+
+def batch(rows: int = 2, length: int = 12) -> dict[str, torch.Tensor]:
+    """Return token ids and labels, some of them ignored."""
+    input_ids = torch.randint(0, 61, (rows, length))
+    labels = input_ids.clone()
+    labels[:, :3] = -100
+    return {"input_ids": input_ids, "labels": labels}

@@ -1,0 +1,51 @@
+"""An idiom for tests: `forward` methods that name `scale`, told apart by their operators alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from types import ModuleType
+
+from veomni_hook.patches.idioms.site import Site, Splice, Status
+from veomni_hook.patches.idioms.view import ModuleView
+
+OP = "scaling"
+CANDIDATES = "a forward that uses scale"
+SALT = ""  # another one stands for another release of this package
+VARIANTS = {"Mult": "times", "Add": "plus"}
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """A site for each forward with `scale` in it: routed, unbound without `self`, missed where it divides."""
+    for owner, forward in view.forwards():
+        text = view.text(forward)
+        if "boom" in text:
+            raise RuntimeError("the idiom met boom")
+        if "scale" not in text:
+            continue
+        operators = [type(n.op).__name__ for n in ast.walk(forward) if isinstance(n, ast.BinOp)]
+        status, reason = Status.ROUTED, ""
+        if "Div" in operators:
+            status, reason = Status.MISSED, f"nearest times: expected Mult, found Div (line {forward.lineno})"
+        elif forward.args.args[0].arg != "self":
+            status, reason = Status.UNBOUND, "no module at hand"
+        start = view.document.start(forward)
+        yield Site(
+            OP,
+            f"{owner.name}.forward",
+            status,
+            variant="" if status is Status.MISSED else next(VARIANTS[o] for o in VARIANTS if o in operators),
+            reason=reason,
+            form=SALT + "-".join(operators),
+            splices=(Splice(start, start, ""),) if status is Status.ROUTED else (),
+            counted="call" not in owner.name.lower(),
+            part="firsts" if owner.name.startswith("First") else "",
+            lineno=forward.lineno,
+        )
+
+
+def module() -> ModuleType:
+    """The idiom as a module, as the recogniser has them."""
+    found = ModuleType("veomni_hook.patches.idioms.scaling")
+    found.OP, found.CANDIDATES, found.find = OP, CANDIDATES, find  # type: ignore[attr-defined]
+    return found

@@ -1,0 +1,18 @@
+"""Applies the splices of sites to a module's text, as the engine does, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from veomni_hook.patches.idioms.site import Site
+
+
+def spliced(source: str, sites: Iterable[Site]) -> str:
+    """Return ``source`` with the edits of all ``sites``; those at one place go in as they come."""
+    edits = [splice for site in sites for splice in site.splices]
+    text, at = "", 0
+    for splice in sorted(edits, key=lambda splice: splice.start):
+        assert splice.start >= at, "splices overlap"
+        text += source[at : splice.start] + splice.text
+        at = splice.end
+    return text + source[at:]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from veomni_hook.patches.idioms.reliance import covered, relied_on
+from veomni_hook.patches.idioms.site import Site, Splice, Status
+from veomni_hook.patches.text.document import Document
+
+SOURCE = """\
+LIMIT = 1
+
+
+def deep(x):
+    return x
+
+
+def rotate(x):
+    return deep(x)
+
+
+def apply(x):
+    return rotate(x) + LIMIT
+
+
+def unused(x):
+    return x
+
+
+class Helper:
+    pass
+
+
+class A:
+    def _own(self, x):
+        return unused(x)
+
+    def forward(self, x):
+        first = rotate(x)
+        y = apply(first)
+        return Helper(y)
+"""
+DOCUMENT = Document(SOURCE)
+
+
+def splice(start: str, end: str = "", text: str = "", **fields: Any) -> Splice:
+    at = SOURCE.index(start, SOURCE.index("def forward"))
+    return Splice(at, at + len(end), text, **fields)
+
+
+def site(*splices: Splice, target: str = "A.forward", **fields: Any) -> Site:
+    return Site("o", target, Status.ROUTED, splices=splices, **fields)
+
+
+def texts(found: Site) -> list[str]:
+    return [SOURCE[start:end] for start, end in covered(DOCUMENT, found)]
+
+
+def test_code_in_place_answers_for_what_it_replaces() -> None:
+    assert texts(site(splice("apply", "apply", "slot.at(self, apply)"))) == ["apply"]
+
+
+def test_an_inserted_statement_answers_for_all_that_follows() -> None:
+    (text,) = texts(site(splice("        return Helper", text="        go()\n")))
+    assert text == "        return Helper(y)"
+    (text,) = texts(site(splice("    first", "    ", "\n    go()\n    ")))
+    assert text.lstrip().startswith("first =") and text.endswith("Helper(y)")
+
+
+def test_a_marker_answers_for_nothing() -> None:
+    assert texts(site(splice("first", text="# why\n", marker=True))) == []
+
+
+def test_what_stands_above_a_function_answers_for_the_function() -> None:
+    above = Splice(SOURCE.index("class A"), SOURCE.index("class A"), "@slot.reached\n")
+    (text,) = texts(site(above))
+    assert text.startswith("def forward") and text.endswith("Helper(y)")
+
+
+@pytest.mark.parametrize(
+    ("splices", "names"),
+    [
+        ((splice("apply", "apply", "slot.at(self, apply)"),), ("apply", "deep", "rotate")),
+        ((splice("        first", text="        go()\n"),), ("Helper", "apply", "deep", "rotate")),
+        ((splice("        return Helper", text="        go()\n"),), ("Helper",)),
+        ((splice("        return Helper", text="        self._own(x)\n"),), ("A._own", "Helper", "unused")),
+        ((splice("first", text="# deep\n", marker=True),), ()),
+        ((splice("x)", "x", "x"),), ()),
+    ],
+)
+def test_what_a_route_relies_on(splices: tuple[Splice, ...], names: tuple[str, ...]) -> None:
+    assert relied_on(DOCUMENT, site(*splices)) == names
+
+
+def test_a_site_may_name_more() -> None:
+    found = site(splice("x)", "x", "x"), relies_on=("rotate",))
+    assert relied_on(DOCUMENT, found) == ("deep", "rotate")

@@ -1,0 +1,119 @@
+"""What a lock says of the upstream code under a project's own patches."""
+
+from __future__ import annotations
+
+import pytest
+
+from veomni_hook.patches.lock import Change, overrides_of
+from veomni_hook.patches.lock.changes import FORMULA, GONE, NEW, NOT_OVERRIDDEN, SIGNATURE, compare
+from veomni_hook.patches.spec import PatchConfig
+from veomni_hook.patches.text.document import Document
+
+from .conftest import Compare, lock_of
+
+BODY = """
+class Layer:
+    def __init__(self, size):
+        self.size = size
+
+    def forward(self, x, mask=None):
+        return self.inner(x, mask)
+
+
+def helper(x):
+    return x
+"""
+
+
+def config(*targets: str, module: str = "m") -> PatchConfig:
+    made = PatchConfig(module, label="mine:config")
+    for target in targets:
+        made.override_method(target, lambda self, x: x)
+    return made
+
+
+def changes(after: Compare, text: str, *targets: str) -> list[Change]:
+    return after(text, config(*(targets or ("Layer.forward",))), before=BODY)
+
+
+def edited(old: str, new: str) -> str:
+    assert old in BODY
+    return BODY.replace(old, new)
+
+
+def test_every_verb_names_what_it_stands_on() -> None:
+    made = PatchConfig("m", label="mine:config")
+    made.replace_class("Layer", int)
+    made.modify_init("Layer", lambda init, self: None)
+    made.add_method("Layer.extra", lambda self: None)
+    made.rewrite("Layer.forward", pattern="self.inner", replacement="x", relies_on={"helper": ["0" * 16]})
+    found = overrides_of([made, PatchConfig("another")], Document(BODY, "m"))
+    assert [(one.target, one.kind, one.config) for one in found] == [
+        ("Layer", "class_replacement", "mine:config"),
+        ("Layer.__init__", "init_modification", "mine:config"),
+        ("Layer.forward", "rewrite", "mine:config"),
+        ("helper", "relies_on", "mine:config"),
+    ]
+
+
+def test_a_pattern_stands_on_every_definition_that_it_applies_to() -> None:
+    made = PatchConfig("pkg.*", label="mine:config")
+    made.override_method("*.forward", lambda self, x: x)
+    found = overrides_of([made], Document(BODY, "pkg.m"))
+    assert [one.target for one in found] == ["Layer.forward"]
+    assert overrides_of([made], Document(BODY, "other.m")) == ()
+
+
+def test_the_same_body_is_no_change(after: Compare) -> None:
+    assert changes(after, edited("x, mask=None", "x: int, mask: int = None")) == []
+
+
+def test_another_body_matters(after: Compare) -> None:
+    (change,) = changes(after, edited("self.inner(x, mask)", "self.inner(x + 1, mask)"))
+    assert (change.result, change.matters, change.kind) == (FORMULA, True, "method_override")
+    assert "mine:config" in change.detail
+    assert "+    return self.inner(x + 1, mask)\n" in change.diff
+
+
+@pytest.mark.parametrize(
+    "signature",
+    ["x, mask=0", "x, mask=None, *, extra", "x, mask", "hidden, mask=None", "x, mask=None, **kwargs"],
+)
+def test_another_signature_matters(after: Compare, signature: str) -> None:
+    (change,) = changes(after, edited("x, mask=None", signature))
+    assert (change.result, change.matters) == (SIGNATURE, True)
+    assert f"(self, x, mask=None) is now (self, {signature})" in change.detail
+
+
+def test_a_class_has_the_signatures_of_its_methods(after: Compare) -> None:
+    made = PatchConfig("m", label="mine:config")
+    made.replace_class("Layer", int)
+    (change,) = after(edited("(self, size)", "(self, size, bias)"), made, before=BODY)
+    assert change.result == SIGNATURE
+
+
+def test_a_body_that_is_gone_matters(after: Compare) -> None:
+    (change,) = changes(after, "")
+    assert (change.result, change.matters) == (GONE, True)
+    assert change.detail == "there is no Layer.forward; mine:config patches it"
+
+
+def test_a_renamed_body_is_found(after: Compare) -> None:
+    (change,) = changes(after, edited("class Layer", "class MyLayer"))
+    assert (change.result, change.matters) == (GONE, True)
+    assert "the same code is now MyLayer.forward" in change.detail
+
+
+def test_patches_that_come_and_go_are_mentioned() -> None:
+    old = lock_of({"m": BODY}, config("Layer.forward"))
+    new = lock_of({"m": BODY}, config("Layer.__init__"), old=old)
+    assert [(c.target, c.result, c.matters) for c in compare(old, new)] == [
+        ("Layer.__init__", NEW, False),
+        ("Layer.forward", NOT_OVERRIDDEN, False),
+    ]
+
+
+def test_a_site_under_a_projects_patch_is_the_projects() -> None:
+    text = "class Norm:\n    def forward(self, x):\n        return self.scale * x\n"
+    held = lock_of({"m": text}, config("Norm.forward")).modules["m"]
+    assert held.sites == () and [one.target for one in held.overrides] == ["Norm.forward"]

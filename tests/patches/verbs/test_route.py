@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.patches import doubling
+from veomni_hook.errors import IdiomError, PatchConflictError
+from veomni_hook.patches.idioms.site import Site, Splice, Status
+from veomni_hook.patches.idioms.splice import before_body
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.render import unified_diff
+
+UPSTREAM = doubling.UPSTREAM
+
+
+class Slot:
+    """Answers with a kernel that tells its name; refuses negative operands."""
+
+    def __init__(self, op: str, variant: str, module: str, parameters: str = "") -> None:
+        self.name = f"{op}/{variant}"
+        self.parameters = parameters
+
+    def kernel(self, owner: Any, x: Any) -> Any:
+        return None if x < 0 else lambda x: (self.name, x)
+
+    def at(self, owner: Any, upstream: Any) -> Any:
+        return lambda x: upstream(x) if x < 0 else 1000
+
+
+@pytest.fixture(autouse=True)
+def slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veomni_hook.kernels.slot.Slot", Slot)
+
+
+def routed(target: str, *splices: Splice, op: str = "op") -> Callable[[ModuleView], Iterator[Site]]:
+    def find(view: ModuleView) -> Iterator[Site]:
+        yield Site(op, target, Status.ROUTED, "formula", splices=splices)
+
+    return find
+
+
+def test_routes_ask_their_slots_and_fall_through(patched: Any, run: Any, idioms: Any) -> None:
+    idioms(doubling.double, doubling.turn)
+    module = run(patched(UPSTREAM, idioms=True))
+    assert module["Double"]().forward(4) == ("double/times_two", 4)
+    assert module["Double"]().forward(-4) == -8
+    assert module["Attention"]().forward(4) == 1010
+    assert module["Attention"]().forward(-4) == 13
+    assert module["Triple"]().forward(4) == 12
+    assert module["veomni_turn_half"].parameters == "x, angle=1"
+    assert module["veomni_double_times_two"].parameters == ""
+
+
+def test_the_text_around_routes_stays(patched: Any, idioms: Any) -> None:
+    idioms(doubling.double, doubling.turn)
+    result = patched(UPSTREAM, idioms=True)
+    changed = [line for line in result.plain.splitlines() if line not in UPSTREAM.splitlines()]
+    assert changed == [
+        "from veomni_hook.kernels.slot import Slot as VeomniSlot",
+        'veomni_double_times_two = VeomniSlot("double", "times_two", __name__)',
+        'veomni_turn_half = VeomniSlot("turn", "half", __name__, parameters="x, angle=1")',
+        "        if (kernel := veomni_double_times_two.kernel(self, x)) is not None:",
+        "            return kernel(x)",
+        "        y = veomni_turn_half.at(self, turn)(before)",
+    ]
+    assert result.report.untouched == ("rotate", "turn", "Triple", "Plain")
+    markers = [line.strip() for line in result.text.splitlines() if line not in result.plain.splitlines()]
+    assert "# [ROUTED] double/times_two" in markers and "# [MODIFIED CLASS] Double: forward" in markers
+    assert "[ROUTED]" not in unified_diff(UPSTREAM, result, "pkg.upstream")
+
+
+def test_the_report_names_op_formula_and_captures(patched: Any, idioms: Any) -> None:
+    idioms(doubling.double, doubling.turn)
+    report = patched(UPSTREAM, idioms=True).report
+    routes = [one for one in report.applied if one.kind == "route"]
+    assert [(one.target, one.op, one.variant, one.reason) for one in routes] == [
+        ("Double.forward", "double", "times_two", "double/times_two: factor=2"),
+        ("Attention.forward", "turn", "half", "turn/half"),
+    ]
+    assert {one.config for one in routes} == {"veomni_hook.patches.idioms"}
+    assert [slot.name for slot in report.slots] == ["veomni_double_times_two", "veomni_turn_half"]
+    (missed,) = report.missed
+    assert (missed.op, missed.target, missed.status) == ("double", "Triple.forward", "missed")
+    assert "expected 2, found 3" in missed.reason
+
+
+def test_lines_of_a_route_are_those_of_its_code(patched: Any, idioms: Any) -> None:
+    idioms(doubling.double)
+    result = patched(UPSTREAM, idioms=True)
+    (route,) = (one for one in result.report.applied if one.kind == "route")
+    first, last = route.lines
+    assert result.text.splitlines()[first - 1 : last] == [
+        "        # [ROUTED] double/times_two",
+        "        if (kernel := veomni_double_times_two.kernel(self, x)) is not None:",
+        "            return kernel(x)",
+    ]
+
+
+def test_idioms_are_asked_only_if_wanted(patched: Any, idioms: Any) -> None:
+    idioms(doubling.double)
+    result = patched(UPSTREAM)
+    assert result.text == UPSTREAM and not result.report.applied and not result.report.missed
+
+
+def test_a_module_without_sites_stays_as_it_is(patched: Any, idioms: Any) -> None:
+    idioms(doubling.double)
+    upstream = UPSTREAM.replace("x * 2", "x * 4")
+    result = patched(upstream, idioms=True)
+    assert result.text == result.plain == upstream
+    assert not result.report.applied
+    assert {one.target for one in result.report.missed} == {"Double.forward", "Triple.forward"}
+    assert "Plain" in result.report.untouched
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    "upstream",
+    [
+        "class A:\n    def forward(self, x): return x * 2\n",
+        "class A:\n    def forward(self, x): 'd'; return x * 2",
+        "class A:\n    def forward(self, x):\n        '''d'''\n        # note\n        return x * 2\n",
+        "if 1:\n\tclass A:\n\t\tdef forward(self, x):\n\t\t\treturn x * 2\nclass B: pass\n",
+    ],
+)
+def test_layouts(patched: Any, run: Any, idioms: Any, upstream: str, newline: str) -> None:
+    def anywhere(view: ModuleView) -> Iterator[Site]:
+        (definition,) = view.document.find("A.forward")
+        code = f"if (kernel := {doubling.DOUBLE.name}.kernel(self, x)) is not None:\n    return kernel(x)"
+        splices = before_body(view, definition.node, code, "why")
+        yield Site("double", "A.forward", Status.ROUTED, "two", splices=splices, slots=(doubling.DOUBLE,))
+
+    idioms(anywhere)
+    upstream = upstream.replace("\n", newline)
+    result = patched(upstream, idioms=True)
+    if newline == "\r\n":
+        assert "\n" not in result.text.replace("\r\n", "")
+    module = run(result)["A"]()
+    assert (module.forward(3), module.forward(-3)) == (("double/times_two", 3), -6)
+
+
+def test_a_comment_above_the_body_stays_above_the_route(patched: Any, idioms: Any) -> None:
+    idioms(doubling.double)
+    upstream = UPSTREAM.replace("        return x * 2", "        # upstream's reason\n        return x * 2")
+    text = patched(upstream, idioms=True).plain
+    assert text.index("kernel :=") < text.index("# upstream's reason")
+
+
+def test_two_routes_of_one_function(patched: Any, run: Any, idioms: Any) -> None:
+    idioms(doubling.double, doubling.turn)
+    upstream = UPSTREAM.replace("return x * 2", "x = turn(x)\n        return x * 2")
+    result = patched(upstream, idioms=True)
+    targets = [(one.op, one.target) for one in result.report.applied if one.kind == "route"]
+    assert targets.count(("turn", "Double.forward")) == targets.count(("double", "Double.forward")) == 1
+    assert run(result)["Double"]().forward(-1) == 2
+
+
+def test_overlapping_routes_name_both_idioms(patched: Any, idioms: Any) -> None:
+    start = UPSTREAM.index("x * 2")
+    here = Splice(start, start + 5, "x")
+    idioms(routed("Double.forward", here, op="one"), routed("Double.forward", here, op="other"))
+    with pytest.raises(IdiomError, match=r"route one/formula .* route other/formula .* same code"):
+        patched(UPSTREAM, idioms=True)
+
+
+def test_a_route_cannot_write_outside_of_its_definition(patched: Any, idioms: Any) -> None:
+    start = UPSTREAM.index("x * 3")
+    idioms(routed("Double.forward", Splice(start, start + 5, "x")))
+    with pytest.raises(IdiomError, match=r"op/formula of Double\.forward writes outside") as caught:
+        patched(UPSTREAM, idioms=True)
+    assert "pkg.upstream" in caught.value.where
+
+
+def test_a_route_cannot_bind_what_the_function_uses(patched: Any, run: Any, idioms: Any) -> None:
+    upstream = UPSTREAM.replace("return x * 2", "return x * 2 if kernel else 0").replace("x * 3", "x * 2")
+    start = upstream.index("        return x * 2 if")
+    guard = Splice(start, start, "        if (kernel := 0): return 1\n")
+    idioms(routed("Double.forward", guard))
+    with pytest.raises(IdiomError, match=r"binds names that the function uses itself: kernel"):
+        patched(upstream, idioms=True)
+    idioms(doubling.double)
+    upstream = UPSTREAM.replace("def forward(self, x):\n        return x * 2", TAKEN)
+    assert "veomni_kernel := " in patched(upstream, idioms=True).text
+    module = run(patched(upstream, idioms=True))["Double"]()
+    assert (module.forward(1), module.forward(-1)) == (("double/times_two", 1), -2)
+
+
+TAKEN = """def forward(self, x):
+        kernel = x
+        if kernel is None: return 0
+        return x * 2"""
+
+
+def test_code_of_a_route_that_is_no_python_is_named(patched: Any, idioms: Any) -> None:
+    start = UPSTREAM.index("x * 2")
+    idioms(routed("Double.forward", Splice(start, start, "if (")))
+    with pytest.raises(Exception, match="not valid Python") as caught:
+        patched(UPSTREAM, idioms=True)
+    assert "Double.forward" in str(caught.value)
+
+
+def test_the_name_of_a_slot_must_be_free(patched: Any, idioms: Any) -> None:
+    idioms(doubling.double)
+    with pytest.raises(PatchConflictError, match="has the name of something that the module defines"):
+        patched(UPSTREAM + "\n\nveomni_double_times_two = 1\n", idioms=True)

@@ -1,0 +1,51 @@
+"""``python -m tests.proof [FAMILY ...]``: every routed site against the upstream body. ``make proof``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from tests.proof.runner import Verdict, modules, prove
+
+
+def main(
+    families: Annotated[list[str] | None, typer.Argument(help="families; all by default")] = None,
+    op: Annotated[list[str] | None, typer.Option(help="only these ops")] = None,
+    workers: Annotated[int, typer.Option(help="processes")] = 2,
+    output: Annotated[Path | None, typer.Option(help="write the verdicts as JSON")] = None,
+) -> None:
+    """Build every routed site, run it through its guard and through upstream's body, and compare."""
+    names = modules(families or ())
+    verdicts: list[Verdict] = []
+    console = Console(stderr=True)
+    with Progress(console=console) as progress:
+        task = progress.add_task("proving", total=len(names))
+        for name, found in prove(names, op or (), workers):
+            progress.update(task, advance=1, description=name.rpartition(".")[2])
+            verdicts += found
+    verdicts.sort(key=lambda verdict: (verdict.module, verdict.target, verdict.op))
+    table = Table("op", "variant", "sites", "equal", "rounding", "differs", "unbuildable")
+    counts = Counter((v.op, v.variant, v.outcome) for v in verdicts)
+    for name, variant in sorted({(v.op, v.variant) for v in verdicts}):
+        row = [counts[name, variant, outcome] for outcome in ("equal", "rounding", "differs", "unbuildable")]
+        table.add_row(name, variant, *map(str, (sum(row), *row)))
+    Console().print(table)
+    failures = [verdict for verdict in verdicts if verdict.failed]
+    for verdict in failures:
+        print(f"{verdict.outcome}: {verdict.module} {verdict.target} {verdict.op}/{verdict.variant}: {verdict.detail}")
+    print(f"{len(verdicts)} routed sites, {len(failures)} without proof")
+    if output is not None:
+        output.write_text(json.dumps([v.to_dict() for v in verdicts], indent=1) + "\n", encoding="utf-8")
+    sys.exit(bool(failures) or not verdicts)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,101 @@
+"""Modules of upstream's classes at small size, with random parameters."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.proof.configs import Small
+
+__all__ = ["Unbuildable", "build", "randomise", "real_config", "value_for"]
+
+
+class Unbuildable(Exception):
+    """A site that the proof cannot run, which counts as a failure."""
+
+
+def real_config(annotation: Any, module: Any) -> Any:
+    """An instance of the configuration class that an annotation names, or None."""
+    if isinstance(annotation, str):
+        name = annotation.split("|")[0].strip().strip("\"'")
+        annotation = vars(module).get(name)
+    candidates = typing.get_args(annotation) or (annotation,)
+    for candidate in candidates:
+        if isinstance(candidate, type) and hasattr(candidate, "model_type"):
+            try:
+                return candidate()
+            except Exception:  # composite configurations want parts; a stand-in serves as well
+                return None
+    return None
+
+
+def family_config(module: Any, owner: str) -> Any:
+    """The family's configuration whose name shares the longest beginning with a class's."""
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and hasattr(value, "model_type") and value.__name__.endswith("Config")
+    ]
+    found.sort(key=lambda value: (-_shared(value.__name__, owner), len(value.__name__)))
+    for candidate in found:
+        try:
+            return candidate()
+        except Exception:
+            continue
+    return None
+
+
+def _shared(one: str, other: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def value_for(name: str, parameter: inspect.Parameter, module: Any, owner: str, config: Any = None) -> Any:
+    """What to pass for one parameter of a constructor."""
+    if name == "config" or name.endswith("_config"):
+        if config is not None:
+            return config
+        return Small(real_config(parameter.annotation, module) or family_config(module, owner))
+    if name in ("layer_idx", "layer_id", "idx", "index"):
+        return 0
+    if name in ("device", "dtype"):
+        return None
+    return getattr(Small(), name)
+
+
+def build(cls: type[nn.Module], config: Any = None, **given: Any) -> nn.Module:
+    """An instance of ``cls`` with small sizes and random parameters, in eval mode.
+
+    Raises:
+        Unbuildable: its constructor takes none of the values that were tried.
+    """
+    module = sys.modules[cls.__module__]
+    signature = inspect.signature(inspect.unwrap(cls.__init__))
+    arguments: dict[str, Any] = {}
+    for name, parameter in list(signature.parameters.items())[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name in given:
+            arguments[name] = given[name]
+        elif parameter.default is not parameter.empty and name != "config":
+            continue
+        else:
+            arguments[name] = value_for(name, parameter, module, cls.__name__, config)
+    try:
+        return randomise(cls(**arguments)).eval()
+    except Exception as error:
+        raise Unbuildable(f"{cls.__name__}({arguments}): {type(error).__name__}: {error}") from error
+
+
+def randomise(built: nn.Module, seed: int = 0) -> nn.Module:
+    """Fill every floating parameter and buffer with random values of moderate size."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in (*built.parameters(), *built.buffers()):
+            if tensor.is_floating_point() and not tensor.is_meta:
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.4 + 0.1)
+    return built

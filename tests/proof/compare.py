@@ -1,0 +1,88 @@
+"""Outputs and gradients of two runs of one call, compared within the rounding of a dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Differs", "Run", "agree", "run"]
+
+
+class Differs(Exception):
+    """The guarded path and the upstream body disagree."""
+
+
+class Run(dict[str, torch.Tensor]):
+    """Results by name: outputs and gradients."""
+
+
+def tensors(value: Any, prefix: str = "output") -> dict[str, torch.Tensor]:
+    """Every tensor in a result, by its place."""
+    if isinstance(value, torch.Tensor):
+        return {prefix: value}
+    if isinstance(value, dict):
+        return {k: t for key, item in value.items() for k, t in tensors(item, f"{prefix}.{key}").items()}
+    if isinstance(value, list | tuple):
+        return {k: t for i, item in enumerate(value) for k, t in tensors(item, f"{prefix}[{i}]").items()}
+    return {}
+
+
+def run(call: Callable[..., Any], inputs: dict[str, torch.Tensor], owner: nn.Module | None = None) -> Run:
+    """Call with fresh leaves for ``inputs``, backpropagate a fixed cotangent, and collect everything."""
+    leaves = {
+        name: value.detach().clone().requires_grad_(value.is_floating_point()) for name, value in inputs.items()
+    }
+    if owner is not None:
+        owner.zero_grad(set_to_none=True)
+    result = Run(tensors(call(**leaves)))
+    # In sorted order: the two runs must draw the same cotangents.
+    generator = torch.Generator().manual_seed(1)
+    total: torch.Tensor | None = None
+    for name in sorted(result):
+        value = result[name]
+        cotangent = torch.randn(value.shape, generator=generator).to(value.dtype)
+        if value.requires_grad and value.is_floating_point():
+            part = (value.float() * cotangent.float()).sum()
+            total = part if total is None else total + part
+    if total is not None:
+        total.backward()
+    for name, leaf in leaves.items():
+        if leaf.grad is not None:
+            result[f"grad of {name}"] = leaf.grad
+    for name, parameter in owner.named_parameters() if owner is not None else ():
+        if parameter.grad is not None:
+            result[f"grad of self.{name}"] = parameter.grad.clone()
+    return Run({name: value.detach().clone() for name, value in result.items()})
+
+
+#: Relative to the largest value of a tensor: a few roundings of the dtype, since sums are ordered differently.
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float64: 1e-12}
+
+
+def agree(expected: Run, found: Run, *, exact: bool = False, dtype: torch.dtype = torch.float32) -> bool:
+    """Compare two runs; return whether they are equal bit for bit.
+
+    Raises:
+        Differs: a tensor is missing, has another dtype or shape, or differs beyond rounding (at all, if ``exact``).
+    """
+    if expected.keys() != found.keys():
+        raise Differs(f"results differ: {sorted(expected.keys() ^ found.keys())}")
+    if not expected:
+        raise Differs("nothing to compare")
+    bitwise = True
+    for name, want in expected.items():
+        have = found[name]
+        if want.dtype is not have.dtype or want.shape != have.shape:
+            raise Differs(f"{name}: {want.dtype}{list(want.shape)} against {have.dtype}{list(have.shape)}")
+        if torch.equal(want, have):
+            continue
+        bitwise = False
+        scale = want.float().abs().max().clamp(min=1e-6)
+        error = ((want.float() - have.float()).abs().max() / scale).item()
+        allowed = 0.0 if exact else max(ROUNDING[dtype], ROUNDING.get(want.dtype, 0.0))
+        if not error <= allowed:
+            raise Differs(f"{name}: relative error {error:.2e}, allowed {allowed:.1e}")
+    return bitwise

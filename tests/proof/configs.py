@@ -1,0 +1,84 @@
+"""Small configurations: a real one with its sizes shrunk, or a stand-in that answers by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["HIDDEN", "INTERMEDIATE", "VOCABULARY", "Small"]
+
+HIDDEN, INTERMEDIATE, VOCABULARY, HEADS, EXPERTS, TOP_K = 16, 24, 40, 4, 4, 2
+
+#: Attribute names and their values, first match wins; sizes are small and differ, so that a swap is an error.
+SIZES: tuple[tuple[str, Any], ...] = (
+    (r"num_(local_|routed_|moe_)?experts$|n_routed_experts|moe_num_experts$|num_total_experts|total_experts", EXPERTS),
+    (r"num_experts_per_tok|experts_per_token|(moe_)?top_?k(_experts)?$|moe_topk|num_selected_experts", TOP_K),
+    (r"n_group$|num_groups$|num_expert_groups?|n_groups$", 2),
+    (r"topk_group", 1),
+    (r"(moe_)?(num_|n_)?shared_experts$", 1),
+    (r"intermediate_size$|ffn_dim|n_inner|(^|_)d_ff$|mlp_dim|ffn_hidden_size|_intermediate_dim|feed_forward_dim",
+     INTERMEDIATE),
+    (r"vocab_size$", VOCABULARY),
+    (r"num_(attention_|key_value_|kv_)?heads|n_heads?$|num_query_heads|num_attention_heads", HEADS),
+    (r"head_dim$|d_kv$|kv_channels|head_size", 8),
+    (r"num_hidden_layers|num_layers|n_layers?$", 2),
+    (r"hidden_size|d_model|n_embd|embed_dim|hidden_dim|dim$|emb_dim|width|lora_rank|hidden_channels|channels", HIDDEN),
+)
+
+#: What a stand-in answers where neither the real configuration nor a size says anything.
+NAMES: tuple[tuple[str, Any], ...] = (
+    (r"act(ivation)?(_fn|_function)?$|hidden_act", "silu"),
+    (r"bias|dropout_in|^tie_|^use_(cache|bias)", False),
+    (r"dropout|drop_", 0.0),
+    (r"eps(ilon)?$|variance", 1e-6),
+    (r"norm_topk_prob", True),
+    (r"softcap", 5.0),
+    (r"scal|multiplier|alpha", 1.5),
+    (r"limit", 0.7),
+    (r"pad_token_id", 0),
+    (r"token_id", 1),
+)
+
+
+class Small:
+    """Answers attributes like a configuration with small sizes.
+
+    Args:
+        real: a configuration whose other values are used; its sizes are not.
+        values: attributes that win over everything.
+    """
+
+    def __init__(self, real: Any = None, **values: Any) -> None:
+        self.__dict__["_real"] = real
+        self.__dict__["_values"] = values
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in self._values:
+            return self._values[name]
+        found = getattr(self._real, name, None) if self._real is not None else None
+        if isinstance(found, int | float | None) and not isinstance(found, bool):
+            for pattern, value in SIZES:
+                if re.search(pattern, name):
+                    return value
+        if name == "get_text_config":
+            return lambda *_, **__: getattr(self, "text_config", self) if self._real is not None else self
+        if hasattr(found, "to_dict"):
+            return Small(found)
+        if found is not None or (self._real is not None and hasattr(self._real, name)):
+            return found
+        if name.endswith("_config"):
+            return Small()
+        for pattern, value in NAMES:
+            if re.search(pattern, name):
+                return value
+        return None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As a mapping would answer."""
+        found = getattr(self, name)
+        return default if found is None else found

@@ -1,0 +1,109 @@
+"""The prover of rotary functions: called as a bound call site calls them, in every layout that they take."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.proof.build import Unbuildable
+from tests.proof.compare import agree
+from tests.proof.provers import DTYPES, Inputs, both, slots_of
+
+__all__ = ["prove_rotary"]
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 3, 5, 16
+
+
+def prove_rotary(site: Any, module: Any) -> str:
+    """Prove a module-level rotary function through ``slot.at``."""
+    upstream = getattr(module, site.target)
+    wanted = set(site.variant.split("|"))
+    slots = [slot for slot in slots_of(module, "rotary") if slot.variant in wanted]
+    if not slots:
+        if "nothing calls" in site.reason:
+            return _uncalled(site, upstream)
+        raise Unbuildable("the module has no slot for it")
+    names = list(inspect.signature(inspect.unwrap(upstream)).parameters)
+    bitwise, reached, notes = True, set(), []
+    for dtype, table_dtype in ((d, t) for d in DTYPES for t in dict.fromkeys((d, torch.float32))):
+        for inputs, options in layouts(names):
+            typed = {k: v.to(table_dtype if k in ("cos", "sin") else dtype) for k, v in inputs.items()}
+            for slot in slots:
+                owner = nn.Module()
+
+                def call(slot: Any = slot, owner: nn.Module = owner, **given: Any) -> Any:
+                    return slot.at(owner, upstream)(**given, **options)
+
+                try:
+                    expected, found, taken, refused = both(module, "rotary", owner, call, typed)
+                except (TypeError, RuntimeError, IndexError, ValueError, AttributeError) as error:
+                    notes.append(f"{type(error).__name__}: {str(error)[:80]}")
+                    continue
+                notes += refused
+                if slot.variant in taken:
+                    bitwise &= agree(expected, found, dtype=dtype)
+                    reached.add((slot.variant, dtype))
+    missing = [f"{v}@{d}" for v in wanted for d in DTYPES if (v, d) not in reached]
+    if missing:
+        raise Unbuildable(f"no call reached {missing}: {'; '.join(dict.fromkeys(notes))}"[:500])
+    return "equal" if bitwise else "rounding"
+
+
+def layouts(names: list[str]) -> Iterator[tuple[Inputs, dict[str, Any]]]:
+    """Operands in the layouts that models use, by the names of the parameters."""
+    shapes = (
+        ((BATCH, HEADS, LENGTH, WIDTH), (BATCH, LENGTH), 1),
+        ((BATCH, LENGTH, HEADS, WIDTH), (BATCH, LENGTH), 2),
+        ((LENGTH, HEADS, WIDTH), (LENGTH,), None),
+        ((BATCH, HEADS, LENGTH, WIDTH), (LENGTH,), None),
+        ((BATCH, LENGTH, WIDTH), (BATCH, LENGTH), None),
+    )
+    for (shape, table, dim), part in itertools.product(shapes, (WIDTH, WIDTH // 2)):
+        inputs: Inputs = {}
+        options: dict[str, Any] = {}
+        for name in names:
+            if "cos" in name or "sin" in name and "sinusoidal" not in name:
+                inputs[name] = torch.randn(*table, part)
+            elif name in ("unsqueeze_dim",):
+                if dim is not None:
+                    options[name] = dim
+            elif "position" in name or "dtype" in name or name in ("self",):
+                continue
+            else:
+                inputs[name] = torch.randn(shape)
+        yield inputs, options
+
+
+def _uncalled(site: Any, upstream: Any) -> str:
+    """A function that nothing calls has no guard; its formula is proved against the reference alone."""
+    from importlib import import_module
+
+    from veomni_hook.kernels.registry import registry
+
+    reference = registry.ops()["rotary"].variants[site.variant].reference
+    home, attribute = reference.split(":")
+    formula = getattr(import_module(home), attribute)
+    names = list(inspect.signature(inspect.unwrap(upstream)).parameters)
+    operands = list(inspect.signature(formula).parameters)
+    done = 0
+    for inputs, options in layouts(names):
+        try:
+            expected = upstream(**inputs, **options)
+        except (TypeError, RuntimeError, IndexError, ValueError):
+            continue
+        given = {**dict(zip(operands, inputs.values(), strict=False)), **options}
+        found = formula(**given)
+        pairs = zip(expected, found, strict=True) if isinstance(expected, tuple) else [(expected, found)]
+        if not all(torch.equal(a, b) for a, b in pairs):
+            from tests.proof.compare import Differs
+
+            raise Differs("the function and the reference")
+        done += 1
+    if not done:
+        raise Unbuildable("no layout fits")
+    return "equal"

@@ -1,0 +1,50 @@
+"""The documents, held against the code that they describe."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from veomni_hook.cli.app import COMMANDS
+from veomni_hook.patches.coverage import Row, denominators
+from veomni_hook.patches.lock import changes
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def text(name: str) -> str:
+    return " ".join((DOCS / name).read_text(encoding="utf-8").split())
+
+
+def test_the_denominators_of_every_op_are_documented() -> None:
+    document = text("coverage.md")
+    for op, said in denominators().items():
+        for sentence in said:
+            assert f"| `{op}` | {' '.join(sentence.split())} |" in document
+
+
+def test_the_keys_of_a_row_are_documented() -> None:
+    document = text("coverage.md")
+    row = Row("m", "t", "o", "v", "routed", "").to_dict()
+    assert all(f"| `{key}` |" in document for key in row)
+
+
+def test_every_result_of_a_comparison_is_documented() -> None:
+    document = text("continuous-integration.md")
+    results = [getattr(changes, name) for name in changes.__all__ if name.isupper() and name != "MATTERS"]
+    told = {
+        changes.LINE: "Other lines alone are counted",
+        changes.NEW: "| `new`,",
+        changes.NOT_OVERRIDDEN: "`no longer overridden` |",
+    }
+    assert all(told.get(result, f"| `{result}` |") in document for result in results)
+
+
+@pytest.mark.parametrize("document", sorted(path.name for path in DOCS.glob("*.md")))
+def test_commands_and_files_that_documents_name_exist(document: str) -> None:
+    source = (DOCS / document).read_text(encoding="utf-8")
+    assert {*re.findall(r"veomni-hook ([a-z]+)", source)} <= {*COMMANDS}
+    for link in re.findall(r"\]\(([^):#]+)", source):
+        assert (DOCS / link).exists(), link

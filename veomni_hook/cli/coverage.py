@@ -1,0 +1,185 @@
+"""`veomni-hook coverage`: every place of a release that computes an op, routed to a kernel or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from veomni_hook.cli import output
+from veomni_hook.cli.target_options import JobsOption, JsonOption
+from veomni_hook.cli.targets import complete_family, family_of
+from veomni_hook.cli.usage import FOUND, UsageError
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.coverage import Row, Total
+
+HEADERS = ("status", "op", "variant", "family", "target", "reason")
+TOTAL_HEADERS = ("op", "candidates", "routed", "share", "missed", "unbound", "call sites", "unbound calls")
+
+FamiliesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FAMILY]...",
+        help="Only these families, modules or Python files; by default all of transformers.",
+        autocompletion=complete_family,
+        show_default=False,
+    ),
+]
+
+
+def coverage(  # noqa: PLR0913 - the options of a command
+    families: FamiliesArgument = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Judge the transformers package in this folder (an unpacked wheel, a checkout) instead.",
+            show_default=False,
+        ),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OP=PERCENT",
+            help="Exit with 1 where less of an op is routed; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: JobsOption = None,
+    *,
+    missed: Annotated[bool, typer.Option("--missed", help="Only what is not routed.")] = False,
+    call_sites: Annotated[
+        bool, typer.Option("--call-sites", help="Also the calls of candidates that a kernel is asked at.")
+    ] = False,
+    only_totals: Annotated[bool, typer.Option("--totals", help="Only the totals by op.")] = False,
+    only_denominators: Annotated[
+        bool, typer.Option("--denominators", help="Tell what counts as a candidate of each op, and exit.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every candidate of every op: routed to a kernel slot, or not and why. Nothing is imported.
+
+    A candidate is what looks like the op, by its name or loosely by its structure: `--denominators` tells.
+    One that is not routed has the nearest idiom and the first difference.
+
+    Exits with 1 when a module or an idiom fails, or where --require is not met.
+    """
+    from veomni_hook.patches.coverage import ERROR, totals
+
+    if only_denominators:
+        _print_denominators(as_json=as_json)
+        return
+    wanted = _required(require or ())
+    rows = examined(families or (), source, jobs)
+    found = totals(rows)
+    _known(wanted, [total.op for total in found])
+    shown = [row for row in rows if _is_shown(row, missed=missed, call_sites=call_sites)]
+    if as_json:
+        output.emit_json([one.to_dict() for one in (found if only_totals else shown)])
+    else:
+        if not only_totals:
+            _print_rows(shown)
+        _print_totals(found)
+    failed = [row for row in rows if row.status == ERROR]
+    for row in failed:
+        output.warn(f"{row.module}: {row.reason}")
+    short = [total for total in found if total.share < wanted.get(total.op, 0.0)]
+    for total in short:
+        output.warn(f"{total.op}: {total.share:.1f} % routed, {wanted[total.op]:g} % required")
+    if failed or short:
+        raise typer.Exit(FOUND)
+
+
+def examined(families: Sequence[str], source: str | None, jobs: int | None) -> list[Row]:
+    """Return the rows of all modules that the user named, sorted.
+
+    Raises:
+        UsageError: a family or the source folder does not exist.
+    """
+    from veomni_hook.cli.sources import source_tree
+    from veomni_hook.cli.survey import survey
+    from veomni_hook.errors import VeomniHookError
+    from veomni_hook.patches.coverage import examine, failure
+
+    tree = source_tree(source)
+    files = tree.files(families)
+    output.note(f"transformers {tree.version}, {len(files)} modules")
+    rows: list[Row] = []
+    for module, found in zip(files, survey(examine, files, "reading", jobs=jobs), strict=True):
+        rows += [failure(module, found.what)] if isinstance(found, VeomniHookError) else found
+    return sorted(rows)
+
+
+def _is_shown(row: Row, *, missed: bool, call_sites: bool) -> bool:
+    from veomni_hook.patches.coverage import ROUTED
+
+    return (row.counted or call_sites) and not (missed and row.status == ROUTED)
+
+
+def _required(given: Sequence[str]) -> dict[str, float]:
+    """Read ``op=percent`` options.
+
+    Raises:
+        UsageError: one is not of this form, or names no op.
+    """
+    from veomni_hook.patches.coverage import totals
+
+    known = [total.op for total in totals(())]
+    found: dict[str, float] = {}
+    for one in given:
+        op, _, percent = one.partition("=")
+        try:
+            found[op] = float(percent)
+        except ValueError:
+            raise UsageError(
+                f"{one!r} requires nothing", where="--require", fix="write op=percent, as in rms_norm=98"
+            ) from None
+        _known([op.partition("/")[0]], known)
+    return found
+
+
+def _known(given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse what is none of the ops and parts of ops that have a total."""
+    for op in given:
+        if op not in known:
+            fix = f"name one of: {', '.join(known)}"
+            raise UsageError(f"there is no total of {op!r}", where="--require", fix=fix)
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    cells = [(r.status, r.op, r.variant, family_of(r.module), r.target, r.reason) for r in rows]
+    output.emit_table(HEADERS, cells)
+    output.emit("\n")
+
+
+def _print_totals(found: Sequence[Total]) -> None:
+    rows = [
+        (
+            total.op,
+            total.candidates,
+            total.routed,
+            f"{total.share:.1f} %" if total.candidates else None,
+            total.missed,
+            total.unbound,
+            total.call_sites,
+            total.unbound_call_sites,
+        )
+        for total in found
+    ]
+    output.emit_table(TOTAL_HEADERS, rows)
+
+
+def _print_denominators(*, as_json: bool) -> None:
+    from veomni_hook.patches.coverage import denominators
+
+    found = denominators()
+    if as_json:
+        output.emit_json(found)
+        return
+    output.emit_table(
+        ("op", "what counts as a candidate"), [(op, one) for op, said in found.items() for one in said]
+    )

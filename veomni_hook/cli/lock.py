@@ -1,0 +1,270 @@
+"""The lock of `veomni-hook check`: finding and writing the file, and what changed since it was written."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from veomni_hook.cli import output
+from veomni_hook.cli.sources import SourceTree, read_source, source_tree
+from veomni_hook.cli.targets import family_of
+from veomni_hook.cli.usage import UsageError
+from veomni_hook.errors import LockError, VeomniHookError
+
+if TYPE_CHECKING:
+    from veomni_hook.cli.spec_sources import Source
+    from veomni_hook.patches.lock import Change, Lock, LockedModule, Override
+
+NAME = "veomni-hook.lock"
+HEADERS = ("result", "kind", "target", "detail")
+FIX = "read the diff; where the project still holds, record it anew: veomni-hook check --write-lock"
+
+
+def find_lock(given: str | None) -> str | None:
+    """Return the path of the lock file: the one given, or the nearest upward from the working directory.
+
+    Raises:
+        LockError: the file that was given does not exist.
+    """
+    if given is not None:
+        if not os.path.isfile(given):
+            fix = f"name another file, or write it: veomni-hook check --write-lock --lock {given}"
+            raise LockError("there is no such lock file", where=given, fix=fix)
+        return given
+    folder = os.getcwd()
+    while True:
+        path = os.path.join(folder, NAME)
+        if os.path.isfile(path):
+            return path
+        folder, below = os.path.dirname(folder), folder
+        if folder == below:
+            return None
+
+
+def read_lock(path: str) -> Lock:
+    """Read a lock file.
+
+    Raises:
+        LockError: it cannot be read, or is no lock.
+    """
+    from veomni_hook.patches.lock import loads
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockError(f"the lock cannot be read: {error}", where=path, fix="make it readable") from error
+    return loads(text, path)
+
+
+def write_lock(path: str, lock: Lock) -> None:
+    """Write a lock file; modules without a site or an override are left out.
+
+    Raises:
+        LockError: it cannot be written.
+    """
+    from veomni_hook.patches.lock import dumps
+
+    kept = {name: held for name, held in lock.modules.items() if held.sites or held.overrides}
+    text = dumps(replace(lock, modules=kept))
+    try:
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except OSError as error:
+        fix = "name a file in a writable folder: --lock FILE"
+        raise LockError(f"the lock cannot be written: {error.strerror}", where=path, fix=fix) from error
+    sites = sum(len(held.sites) for held in kept.values())
+    bodies = sum(len(held.overrides) for held in kept.values())
+    output.note(f"wrote {path}: {sites} routed sites and {bodies} overridden bodies in {len(kept)} modules")
+
+
+def taken(
+    families: Sequence[str],
+    sources: Sequence[Source],
+    *,
+    old: Lock | None = None,
+    wanted: Collection[str] = (),
+    jobs: int | None = None,
+) -> tuple[Lock, dict[str, VeomniHookError]]:
+    """Record the installed state of what a project stands on.
+
+    Args:
+        families: what to record; nothing means all of transformers.
+        sources: config modules; the modules that the project's own ones patch are recorded too.
+        old: a lock to compare with: its modules and definitions are recorded as far as they are there.
+        wanted: only these modules of them.
+        jobs: how many processes.
+
+    Returns:
+        The state, and the error of each module that cannot be recorded.
+
+    Raises:
+        UsageError: there is no such family, and no lock that knew it.
+    """
+    from veomni_hook.cache.key import engine_digest
+    from veomni_hook.cli.survey import survey
+    from veomni_hook.patches.lock import Lock
+
+    tree = source_tree()
+    files = _files(tree, families, old)
+    overrides = _overrides(tree, sources, files)
+    files = {module: files[module] for module in sorted(files) if not wanted or module in wanted}
+    known = {
+        name: {target: body.fingerprint for target, body in held.bodies.items()}
+        for name, held in (old.modules if old is not None else {}).items()
+    }
+    work = partial(_snapshot, overrides=overrides, known=known)
+    modules: dict[str, LockedModule] = {}
+    errors: dict[str, VeomniHookError] = {}
+    for name, found in zip(files, survey(work, files, "recording", jobs=jobs), strict=True):
+        if isinstance(found, VeomniHookError):
+            errors[name] = found
+        else:
+            modules[name] = found
+    return Lock(tree.version, engine_digest(), tuple(sorted(families)), modules), errors
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What changed since a lock was written.
+
+    Attributes:
+        path: the lock file.
+        old: what it holds.
+        new: the installed state.
+        changes: the differences.
+        errors: of modules that could not be compared, by name.
+    """
+
+    path: str
+    old: Lock
+    new: Lock
+    changes: Sequence[Change]
+    errors: Mapping[str, VeomniHookError]
+
+    @property
+    def matters(self) -> bool:
+        """Whether somebody has to look at it."""
+        return bool(self.errors) or any(change.matters for change in self.changes)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the changes as `check --json` shows them: the fields of a verdict, `matters` and `diff`."""
+        found = []
+        for change in self.changes:
+            fields = asdict(change)
+            fields["verdict"] = fields.pop("result")
+            fix = FIX if change.matters else ""
+            found.append({"device": "any", "config": os.path.basename(self.path), "fix": fix, **fields})
+        return found
+
+    def show(self, *, diffs: bool) -> None:
+        """Print the changes; ``diffs`` is whether those that do not matter come with their diff too."""
+        from veomni_hook.patches.lock import LINE
+
+        releases = f"transformers {self.old.transformers}, now {self.new.transformers}"
+        output.emit_heading(f"{os.path.basename(self.path)} ({releases})")
+        rows = [change for change in self.changes if change.result != LINE]
+        if rows:
+            cells = [(c.result, c.kind, f"{family_of(c.module)}: {c.target}", c.detail) for c in rows]
+            output.emit_table(HEADERS, cells)
+        for change in rows:
+            if change.diff and (change.matters or diffs):
+                output.emit_heading(f"\n{change.result}: {change.module}: {change.target}")
+                output.emit_code(change.diff, "diff")
+        counts = Counter(change.result for change in self.changes)
+        recorded = sum(len(held.sites) + len(held.overrides) for held in self.old.modules.values())
+        said = [f"{recorded} recorded", *(f"{count} {result}" for result, count in counts.items())]
+        output.emit(("\n" if rows else "") + ", ".join(said) + "\n")
+        if any(change.matters for change in self.changes):
+            output.emit(f"fix: {FIX}\n")
+
+
+def compared(
+    path: str, wanted: Collection[str], sources: Sequence[Source], jobs: int | None = None
+) -> Comparison:
+    """Compare a lock with the installed transformers and the configs in force.
+
+    Args:
+        path: the lock file.
+        wanted: only these modules; by default all that the lock names.
+        sources: config modules.
+        jobs: how many processes.
+
+    Raises:
+        LockError: the file cannot be read.
+    """
+    from veomni_hook.patches.lock import compare
+
+    old = read_lock(path)
+    new, errors = taken(old.families, sources, old=old, wanted=wanted, jobs=jobs)
+    asked = {name: held for name, held in old.modules.items() if not wanted or name in wanted}
+    kept = {name: held for name, held in asked.items() if name not in errors}
+    return Comparison(path, old, new, compare(replace(old, modules=kept), new), errors)
+
+
+def _files(tree: SourceTree, families: Sequence[str], old: Lock | None) -> dict[str, str]:
+    if old is None or not families:
+        files = tree.files(families)
+    else:
+        files = {}
+        for family in families:
+            try:
+                files |= tree.files([family])
+            except UsageError:  # known when the lock was written: its sites are gone, and reported so
+                continue
+    for module in old.modules if old is not None else ():
+        path = _path(tree, module)
+        if path is not None:
+            files[module] = path
+    return files
+
+
+def _path(tree: SourceTree, module: str) -> str | None:
+    try:
+        return next(iter(tree.files([module]).values()))
+    except UsageError:
+        return None
+
+
+def _overrides(
+    tree: SourceTree, sources: Sequence[Source], files: dict[str, str]
+) -> dict[str, tuple[Override, ...]]:
+    """Return what the project's own configs override, by module; those modules are added to ``files``."""
+    from veomni_hook.cli.spec_sources import BUILT_IN
+    from veomni_hook.patches.lock import overrides_of
+    from veomni_hook.patches.text.document import Document
+
+    configs = [c for source in sources if source.origin != BUILT_IN for c in source.configs]
+    named: dict[str, str] = {}
+    for config in configs:
+        if config.is_pattern:
+            named |= {module: path for module, path in tree.files().items() if config.applies_to(module)}
+        elif (path := _path(tree, config.source_module)) is not None:
+            named[config.source_module] = path
+    files.update(named)
+    # Here and not in a worker: configs hold functions of the user's modules.
+    return {
+        module: overrides_of(configs, Document(read_source(path), module)) for module, path in named.items()
+    }
+
+
+def _snapshot(
+    module: str,
+    text: str,
+    *,
+    overrides: Mapping[str, Sequence[Override]],
+    known: Mapping[str, Mapping[str, str]],
+) -> LockedModule | VeomniHookError:
+    from veomni_hook.patches.lock import snapshot
+
+    try:
+        return snapshot(module, text, overrides=overrides.get(module, ()), known=known.get(module, {}))
+    except VeomniHookError as error:
+        return error
+    except SyntaxError as error:
+        fix = "install transformers anew, or run a Python that can parse it"
+        return VeomniHookError(f"{module} cannot be parsed: {error}", where=module, fix=fix)

@@ -1,0 +1,81 @@
+"""Remote code (`trust_remote_code`): modules under `transformers_modules`, patched while they are executed.
+
+`transformers.dynamic_module_utils` makes the spec of an entry module itself; its patched form asks
+`spec_from_file_location` here. What an entry module imports relatively comes through `sys.meta_path`.
+
+`__file__` and the loader's path stay the original's: `save_pretrained` copies that file and its neighbours.
+`co_filename` names the stored patched file, which tracebacks and debuggers show.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
+
+from veomni_hook.finders.loader import PatchedLoader
+from veomni_hook.finders.state import STATE
+
+__all__ = ["RemoteLoader", "patching", "spec_from_file_location"]
+
+
+class RemoteLoader(SourceFileLoader):
+    """Executes the patched form of one remote module.
+
+    The source is read when the module is executed: transformers executes a module again, with a new spec,
+    when its file has changed.
+
+    Attributes:
+        patched: what loads the patched form; None before execution, and where nothing applies.
+    """
+
+    def __init__(self, fullname: str, original: SourceFileLoader) -> None:
+        super().__init__(fullname, str(original.path))
+        self._original = original
+        self.patched: PatchedLoader | None = None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the patched form, or the original where nothing applies."""
+        super().exec_module(module)
+        if module.__spec__ is not None:  # executed again: what has been loaded last answers for the module
+            module.__spec__.loader = module.__loader__ = self
+
+    def get_code(self, fullname: str | None = None) -> CodeType | None:
+        """Return the code object of the patched form, or of the original where nothing applies."""
+        from veomni_hook.finders.pipeline import patched_loader
+
+        spec = importlib.util.spec_from_file_location(self.name, self.path, loader=self._original)
+        self.patched = None if spec is None else patched_loader(self.name, spec)
+        return (self.patched or self._original).get_code(self.name)
+
+    def get_source(self, fullname: str) -> str | None:
+        """Return the source of what was executed; the file still holds the original."""
+        return (self.patched or self._original).get_source(self.name)
+
+
+def patching(fullname: str, spec: ModuleSpec) -> ModuleSpec:
+    """Return a spec that loads a remote module's patched form, or ``spec`` where it is to be left alone."""
+    from veomni_hook.finders.handle import current_settings
+
+    settings = current_settings()
+    loader = spec.loader
+    if (
+        not (settings.enabled and settings.remote_code)
+        or spec.submodule_search_locations is not None
+        or not isinstance(loader, SourceFileLoader)
+    ):
+        return spec
+    made = importlib.util.spec_from_file_location(
+        fullname, loader.path, loader=RemoteLoader(fullname, loader)
+    )
+    return spec if made is None else made
+
+
+def spec_from_file_location(name: str, location: str | os.PathLike[str]) -> ModuleSpec | None:
+    """Stand in for importlib's function in `transformers.dynamic_module_utils`."""
+    spec = importlib.util.spec_from_file_location(name, location)
+    if spec is None or not STATE.handles:
+        return spec
+    STATE.asked.add(name)
+    return patching(name, spec)

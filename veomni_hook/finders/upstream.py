@@ -1,0 +1,90 @@
+"""The installed source of a module: where it is, its bytes, and what it belongs to."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import ModuleType
+
+from veomni_hook.finders.finder import PatchFinder, is_remote
+
+__all__ = ["Upstream", "find_upstream", "installed_version", "read_upstream"]
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The installed source of a target module, read but not decoded."""
+
+    module: str
+    path: str
+    data: bytes
+    distribution: str
+    version: str
+
+    @property
+    def uses_torch(self) -> bool:
+        """Whether it imports torch: code that computes with tensors does."""
+        return b"import torch" in self.data or b"from torch" in self.data
+
+
+def find_upstream(
+    finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """Return what the import system would find without this hook."""
+    # Every finder but ours in turn, not PathFinder alone: editable installs and other hooks have their own.
+    for other in list(sys.meta_path):
+        if other is finder or isinstance(other, PatchFinder):
+            continue
+        spec = other.find_spec(fullname, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str]:
+    """Read the source behind a spec; None with the reason where there is none to patch."""
+    loader = spec.loader
+    if not isinstance(loader, SourceFileLoader):
+        return None, f"no source file: loaded by {type(loader).__name__} from {spec.origin}"
+    try:
+        data = loader.get_data(loader.path)
+    except OSError as error:
+        return None, f"the source cannot be read: {error}"
+    distribution = fullname.partition(".")[0]
+    if is_remote(fullname):  # belongs to no distribution; what it is written for is transformers
+        return Upstream(fullname, loader.path, data, distribution, _version("transformers")), ""
+    root = os.path.join(loader.path, *[os.pardir] * fullname.count("."))
+    return Upstream(fullname, loader.path, data, distribution, _version(distribution, root)), ""
+
+
+@cache
+def installed_version(distribution: str) -> str:
+    """The version of an installed distribution, or `unknown`."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _version(distribution: str, root: str = "") -> str:
+    """The version of what is imported: a checkout on PYTHONPATH may shadow the installed distribution."""
+    module = sys.modules.get(distribution)
+    version = getattr(module, "__version__", None)
+    if isinstance(version, str):
+        return version
+    if root:
+        try:
+            with open(os.path.normpath(os.path.join(root, "__init__.py")), encoding="utf-8") as file:
+                found = re.search(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", file.read(), re.MULTILINE)
+        except OSError:
+            found = None
+        if found:
+            return found[1]
+    return installed_version(distribution)

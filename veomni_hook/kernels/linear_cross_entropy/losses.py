@@ -1,0 +1,90 @@
+"""Which of transformers' losses a model has: one of the two known ones, or another.
+
+What is honoured is what those two read: ``num_items_in_batch``, ``ignore_index`` and (where labels are those
+of the next token) ``shift_labels``; every other keyword is swallowed there and so here. A loss function is
+trusted only after it has given the known answers to small questions, because others (Liger, Unsloth) replace
+parts of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn import functional
+
+from veomni_hook.kernels.linear_cross_entropy import reference
+
+__all__ = ["home_of", "reads_shift_labels", "refuses", "targets"]
+
+_HOME = "transformers.loss.loss_utils"
+_NEXT_TOKEN = "ForCausalLMLoss"
+_SAME_TOKEN = "ForMaskedLMLoss"
+_known: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+
+
+def refuses(loss_function: Any) -> str | None:
+    """Return why ``loss_function`` is none of the two, or None."""
+    try:
+        return _known[loss_function]
+    except (KeyError, TypeError):
+        reason = _examine(loss_function)
+    if callable(loss_function) and hasattr(loss_function, "__code__"):
+        _known[loss_function] = reason
+    return reason
+
+
+def reads_shift_labels(loss_function: Any) -> bool:
+    """Return whether labels are those of the next token, which a caller may have shifted already."""
+    return home_of(loss_function)[1] != _SAME_TOKEN
+
+
+def targets(
+    loss_function: Any, labels: Any, shift_labels: torch.Tensor | None, ignore_index: int
+) -> torch.Tensor:
+    """Return the label of each position, ``[rows]``, as ``loss_function`` finds it."""
+    if not reads_shift_labels(loss_function):
+        return labels.reshape(-1)  # type: ignore[no-any-return]
+    if shift_labels is None:
+        shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    return shift_labels.reshape(-1)
+
+
+def home_of(loss_function: Any) -> tuple[str, str]:
+    """Return the module and the name of a function, or of an object's class."""
+    name = getattr(loss_function, "__qualname__", type(loss_function).__qualname__)
+    return str(getattr(loss_function, "__module__", "")), str(name)
+
+
+def _examine(loss_function: Any) -> str | None:
+    module, name = home_of(loss_function)
+    if module != _HOME or name not in (_NEXT_TOKEN, _SAME_TOKEN):
+        return f"the model has a loss_function of its own ({name})"
+    logits = torch.arange(20, dtype=torch.float32, device="cpu").sin().reshape(1, 4, 5)
+    labels = torch.tensor([[1, 4, -100, 2]], device="cpu")
+    shifted = torch.tensor([[3, 4, 0, 1]], device="cpu")
+    questions: tuple[dict[str, Any], ...] = (
+        {},
+        {"num_items_in_batch": 7},
+        {"num_items_in_batch": torch.tensor(5, device="cpu"), "ignore_index": 4, "shift_labels": shifted},
+        {"shift_labels": shifted, "position_ids": None, "label_smoothing": 0.5},
+    )
+    for question in questions:
+        ignore_index = question.get("ignore_index", -100)
+        given = labels if name == _NEXT_TOKEN else labels.where(labels != -100, ignore_index)
+        expected = reference.linear_cross_entropy(
+            logits.reshape(-1, 5),
+            torch.eye(5, dtype=torch.float32, device="cpu"),
+            None,
+            targets(loss_function, given, question.get("shift_labels"), ignore_index),
+            ignore_index=ignore_index,
+            num_items=question.get("num_items_in_batch"),
+        )
+        try:
+            answer = loss_function(logits=logits, labels=given, vocab_size=5, **question)
+        except Exception as error:
+            return f"transformers' {name} does not answer as known ({type(error).__name__})"
+        if not torch.allclose(answer, expected, rtol=1e-4, atol=1e-5):
+            return f"transformers' {name} does not answer as known for {sorted(question)}"
+    return None

@@ -1,0 +1,61 @@
+"""Scores of the one position of each row that a sequence classifier looks at.
+
+Upstream scores every position and picks one of each row; here what it picks from is a `Scores`, which scores
+what is picked. ``score`` stays the module that it is (quantised, LoRA-wrapped).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from veomni_hook.kernels.linear_cross_entropy.head import calls_refuse
+from veomni_hook.kernels.linear_cross_entropy.losses import home_of
+
+__all__ = ["Scores", "last_token", "refuses"]
+
+_LOSS_HOME = ("transformers.loss.loss_utils", "ForSequenceClassificationLoss")
+
+
+class Scores:
+    """What ``score(hidden_states)`` is for code that asks where and how many, and takes rows from it by index."""
+
+    def __init__(self, hidden_states: torch.Tensor, score: Any) -> None:
+        self._hidden_states = hidden_states
+        self._score = score
+
+    @property
+    def device(self) -> torch.device:
+        """Where the hidden states are."""
+        return self._hidden_states.device
+
+    @property
+    def shape(self) -> torch.Size:
+        """Batch and length."""
+        return self._hidden_states.shape[:-1]
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Return the scores ``[rows, labels]`` of the positions ``index``, a pair of (rows, positions)."""
+        scores: torch.Tensor = self._score(self._hidden_states[index])
+        return scores
+
+
+def last_token(hidden_states: torch.Tensor, score: Any) -> Scores:
+    """Return the scores of ``hidden_states`` ``[batch, length, hidden]``, to be taken row by row."""
+    return Scores(hidden_states, score)
+
+
+def refuses(owner: Any, hidden_states: torch.Tensor, score: Any) -> str | None:
+    """Return why all positions have to be scored, or None."""
+    if not isinstance(score, nn.Module):
+        return f"score is a {type(score).__name__}, no module"
+    for module in score.modules():
+        reason = calls_refuse(module)
+        if reason is not None:
+            return reason
+    loss_function = getattr(owner, "loss_function", None)
+    if loss_function is not None and home_of(loss_function) != _LOSS_HOME:
+        return f"the model has a loss_function of its own ({home_of(loss_function)[1]})"
+    return None

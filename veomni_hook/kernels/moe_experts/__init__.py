@@ -1,0 +1,38 @@
+"""The experts of a mixture-of-experts layer: every token through the experts that its router chose.
+
+Called with the hidden states, the router's choice and weights, then the experts' own operands, in the order
+of the variant's reference function; guards ask with the same operands. What the user chose through
+transformers' ``experts_implementation`` wins over ``auto``.
+"""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.registry import Kernel, Op, Variant
+
+_FORMULAS = {
+    "gated": "sum_k w_k * (act(x Wg^T) * (x Wu^T)) Wd^T, gate_up [E, 2I, H]",
+    "gated_clamped": "gated, gate <= limit and |up| <= limit before the activation",
+    "gated_clamped_after": "gated, act(gate) <= limit and |up| <= limit",
+    "gated_float32_product": "gated, activation and product in float32",
+    "gated_jointly": "sum_k w_k * act(gate, up) Wd^T, added up in float32",
+    "gated_normalised": "sum_k w_k * norm((act(gate) * up) Wd^T)",
+    "gated_transposed": "gated, gate_up [E, H, 2I] and down [E, I, H]",
+    "gated_or_identity": "gated; the experts from num_experts on return their input",
+    "alpha_gated": "sum_k w_k * ((up + 1) * gate * sigmoid(alpha * gate)) Wd^T, gate and up clamped",
+    "biased_interleaved_alpha_gated": "alpha_gated with biases, transposed, gate in the even columns",
+    "biased_alpha_gated_float32": "alpha_gated with biases, transposed, all in float32",
+    "ungated": "sum_k w_k * act(x Wu^T) Wd^T, added up in the dtype of w",
+    "batched_gated": "every expert on its own equal share of the rows: (up * act(gate)) Wd",
+    "grouped_linear": "rows sorted by expert: x_e W_e^T",
+    "modules": "sum_k w_k * expert_k(x), each expert a module",
+}
+
+OP = Op(
+    "moe_experts",
+    variants={
+        name: Variant(formula, f"veomni_hook.kernels.moe_experts.reference:{name}")
+        for name, formula in _FORMULAS.items()
+    },
+)
+
+KERNELS: tuple[Kernel, ...] = ()

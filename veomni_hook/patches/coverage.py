@@ -1,0 +1,172 @@
+"""What the idioms make of a module, as rows and totals; a failure is a row too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from veomni_hook.patches.idioms import recognise as recogniser
+from veomni_hook.patches.idioms.site import Site, Status
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.text.document import Document
+
+__all__ = ["ERROR", "ROUTED", "Row", "Total", "denominators", "examine", "totals"]
+
+#: The status of a row that stands for a module, or for an idiom in a module, that failed.
+ERROR = "error"
+ROUTED = Status.ROUTED.value
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Row:
+    """One candidate of one module.
+
+    Attributes:
+        module: the module's name.
+        target: what a patch would name as its target; `-` for an error.
+        op: the op's name; `-` where the module itself failed.
+        variant: the formula; empty unless it is known.
+        status: `routed`, `unbound`, `missed` or `error`.
+        reason: why it is not routed.
+        lineno: the upstream line.
+        counted: whether it is one of the op's candidates; a call site of a candidate is not.
+        part: a part of the op's candidates with a total of its own, or nothing.
+        edited: whether the module's text changes there.
+    """
+
+    module: str
+    target: str
+    op: str
+    variant: str
+    status: str
+    reason: str
+    lineno: int = 0
+    counted: bool = True
+    part: str = ""
+    edited: bool = False
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the six fields that listings show."""
+        shown = ("module", "target", "op", "variant", "status", "reason")
+        return {name: getattr(self, name) for name in shown}
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """One op, or a part of it, over all modules.
+
+    Attributes:
+        op: the op's name, with `/part` for a part of its candidates that has a total of its own.
+        candidates: how many there are.
+        routed: how many of them have a kernel slot.
+        unbound: how many compute a known formula and have no module that a kernel could belong to.
+        missed: how many nothing recognises.
+        call_sites: how many calls of candidates were seen.
+        unbound_call_sites: how many of those have no module that a kernel could belong to.
+    """
+
+    op: str
+    candidates: int
+    routed: int
+    unbound: int
+    missed: int
+    call_sites: int = 0
+    unbound_call_sites: int = 0
+
+    @property
+    def share(self) -> float:
+        """Routed candidates in per cent; 100 where there are none."""
+        return 100.0 * self.routed / self.candidates if self.candidates else 100.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the fields and the share as JSON-ready values."""
+        fields: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "share": round(self.share, 2)}
+
+
+def examine(module: str, text: str) -> list[Row]:
+    """Return every site of a module, sorted; what fails is a row of status `error`, beside all others."""
+    try:
+        document = Document(text, module)
+    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
+        return [failure(module, f"the module cannot be parsed: {error}")]
+    try:
+        return sorted(_row(module, site) for site in recogniser.recognise(document))
+    except Exception as error:
+        rows = sorted(_one_by_one(document))
+        # One of the idioms has raised again, and has a row; else it was what joins them.
+        return rows if any(row.status == ERROR for row in rows) else [failure(module, str(error)), *rows]
+
+
+def failure(module: str, reason: str, op: str = "-") -> Row:
+    """Return the row of an error."""
+    return Row(module, "-", op, "", ERROR, reason)
+
+
+def totals(rows: Iterable[Row]) -> list[Total]:
+    """Return a total for each op, in the order of the idioms, then for parts of ops; also those of zero."""
+    held: dict[str, list[Row]] = {idiom.OP: [] for idiom in recogniser.idioms()}
+    for row in rows:
+        if row.status != ERROR:
+            held.setdefault(row.op, []).append(row)
+            if row.part:
+                held.setdefault(f"{row.op}/{row.part}", []).append(row)
+    return [_total(op, found) for op, found in held.items()]
+
+
+def denominators() -> dict[str, list[str]]:
+    """Return for each op what counts as a candidate, in words: a sentence from each of its idioms."""
+    found: dict[str, list[str]] = {}
+    for idiom in recogniser.idioms():
+        found.setdefault(idiom.OP, []).append(idiom.CANDIDATES)
+    return found
+
+
+def _one_by_one(document: Document) -> Iterator[Row]:
+    view = ModuleView(document)
+    for idiom in recogniser.idioms():
+        try:
+            sites = list(idiom.find(view))
+        except Exception as error:
+            yield failure(document.module, _told(idiom, error), idiom.OP)
+            continue
+        yield from (_row(document.module, site) for site in sites)
+
+
+def _told(idiom: ModuleType, error: Exception) -> str:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = f" ({frame.tb_frame.f_code.co_name}, line {frame.tb_lineno})" if frame is not None else ""
+    name = idiom.__name__.rpartition(".")[2]
+    return f"the idiom {name} raised {type(error).__name__}: {error}{place}"
+
+
+def _row(module: str, site: Site) -> Row:
+    return Row(
+        module,
+        site.target,
+        site.op,
+        site.variant,
+        site.status.value,
+        site.reason,
+        lineno=site.lineno,
+        counted=site.counted,
+        part=site.part,
+        edited=bool(site.splices),
+    )
+
+
+def _total(op: str, rows: Sequence[Row]) -> Total:
+    counted = [row.status for row in rows if row.counted]
+    calls = [row.status for row in rows if not row.counted]
+    return Total(
+        op,
+        candidates=len(counted),
+        routed=counted.count(ROUTED),
+        unbound=counted.count(Status.UNBOUND.value),
+        missed=counted.count(Status.MISSED.value),
+        call_sites=len(calls),
+        unbound_call_sites=calls.count(Status.UNBOUND.value),
+    )

@@ -1,0 +1,48 @@
+"""What straight-line tensor code computes, as an expression graph: the canonical form of a function.
+
+Two functions with one form compute one thing. `canonical` makes the form of a function, `reference_form` that of
+a reference function of a kernel, `match` holds the one against the other, `find` looks for a formula inside.
+"""
+
+from veomni_hook.patches.graph.forms import Form, Unknown, branches, canonical, reference_form
+from veomni_hook.patches.graph.labels import digest
+from veomni_hook.patches.graph.matching import (
+    ANY,
+    ARGUMENT,
+    ATTRIBUTE,
+    FUNCTION,
+    NUMBER,
+    TENSOR,
+    Difference,
+    Match,
+    Rule,
+    find,
+    match,
+)
+from veomni_hook.patches.graph.nodes import Node, walk
+from veomni_hook.patches.graph.scope import Scope
+from veomni_hook.patches.graph.text import source
+
+__all__ = [
+    "ANY",
+    "ARGUMENT",
+    "ATTRIBUTE",
+    "Difference",
+    "FUNCTION",
+    "Form",
+    "Match",
+    "NUMBER",
+    "Node",
+    "Rule",
+    "Scope",
+    "TENSOR",
+    "Unknown",
+    "branches",
+    "canonical",
+    "digest",
+    "find",
+    "match",
+    "reference_form",
+    "source",
+    "walk",
+]

@@ -1,0 +1,101 @@
+"""Normal forms of arithmetic and casts. Every rule here is exact in floating point, gradients included."""
+
+from __future__ import annotations
+
+import ast
+
+from veomni_hook.patches.graph.dtypes import FLOAT32, dtype_of, has_dimension, is_float, is_number
+from veomni_hook.patches.graph.nodes import Node, constant, is_constant
+
+__all__ = ["arithmetic", "branch", "cast", "compare", "negative", "power", "updated"]
+
+_POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt"}
+
+
+def cast(operand: Node, to: Node, origin: ast.expr | None = None) -> Node:
+    """``operand`` in the dtype ``to``; the operand itself if it has that dtype."""
+    if dtype_of(operand) == to:
+        return operand
+    return Node("cast", (operand, to), None, origin)
+
+
+def arithmetic(op: str, left: Node, right: Node, origin: ast.expr | None = None) -> Node:
+    """``add``, ``sub``, ``mul`` or ``div`` of two values.
+
+    A minus moves out of a product and into a difference; ``x * x`` is a square; what float32 promotes is cast;
+    an integer literal that meets floating numbers is a floating one.
+    """
+    if op == "mul" and left == right:
+        return Node("square", (left,), None, origin)
+    if op in ("mul", "div") and "neg" in (left.op, right.op):
+        inner = arithmetic(op, *(side.args[0] if side.op == "neg" else side for side in (left, right)))
+        return inner.at(origin) if left.op == right.op else negative(inner, origin)
+    if op == "add" and right.op == "neg":
+        return arithmetic("sub", left, right.args[0], origin)
+    if op == "add" and left.op == "neg":
+        return arithmetic("sub", right, left.args[0], origin)
+    if op == "sub" and right.op == "neg":
+        return arithmetic("add", left, right.args[0], origin)
+    return Node(op, (_promoted(left, right), _promoted(right, left)), None, origin)
+
+
+def negative(operand: Node, origin: ast.expr | None = None) -> Node:
+    """``-operand``."""
+    if operand.op == "constant" and isinstance(operand.value, int | float):
+        return constant(-operand.value, origin)
+    if operand.op == "neg":
+        return operand.args[0]
+    return Node("neg", (operand,), None, origin)
+
+
+def power(base: Node, exponent: Node, origin: ast.expr | None = None) -> Node:
+    """``base ** exponent``; squares and roots have names."""
+    if exponent.op == "constant" and exponent.value in _POWERS:
+        return Node(_POWERS[exponent.value], (base,), None, origin)
+    return Node("pow", (base, exponent), None, origin)
+
+
+def compare(op: str, left: Node, right: Node, origin: ast.expr | None = None) -> Node:
+    """A comparison; ``a > b`` is ``b < a``."""
+    if op in ("gt", "ge"):
+        return Node("lt" if op == "gt" else "le", (right, left), None, origin)
+    return Node(op, (left, right), None, origin)
+
+
+def branch(test: Node, met: Node, unmet: Node, origin: ast.expr | None = None) -> Node:
+    """``met`` if ``test`` else ``unmet``; a negated test changes the sides."""
+    while test.op == "not":
+        test, met, unmet = test.args[0], unmet, met
+    if test.op == "constant":
+        return met if test.value else unmet
+    met = _decided(met, test, 1)
+    unmet = _decided(unmet, test, 2)
+    return met if met == unmet else Node("branch", (test, met, unmet), None, origin)
+
+
+def updated(old: Node, new: Node) -> Node:
+    """What a tensor ``old`` holds after an in-place operation that computes ``new``: its dtype stays."""
+    found = dtype_of(old)
+    return new if found is None else cast(new, found)
+
+
+def _decided(node: Node, test: Node, side: int) -> Node:
+    return node.args[side] if node.op == "branch" and node.args[0] == test else node
+
+
+def _promoted(operand: Node, other: Node) -> Node:
+    found = dtype_of(other)
+    if not is_float(found):
+        return operand
+    if operand.op == "constant" and type(operand.value) is int:
+        return constant(float(operand.value), operand.origin)
+    if found == FLOAT32 and not is_number(operand) and has_dimension(other):
+        own = dtype_of(operand)
+        if own is not None and own.value not in ("torch.float64", "torch.complex64"):
+            return cast(operand, FLOAT32)
+    return operand
+
+
+def is_one(node: Node) -> bool:
+    """Whether a literal is the number one."""
+    return is_constant(node, 1) or is_constant(node, 1.0)

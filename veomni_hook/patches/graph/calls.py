@@ -1,0 +1,291 @@
+"""Calls: operations of torch, functions and methods of the same file, which are followed, and unknown code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from veomni_hook.patches.graph import arithmetic, indexing, operations
+from veomni_hook.patches.graph.dtypes import dtype, dtype_of, is_dtype, is_number
+from veomni_hook.patches.graph.nodes import Node, constant, is_constant
+from veomni_hook.patches.graph.normal import normal
+from veomni_hook.patches.graph.operations import DTYPES, Operation
+from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, fresh
+from veomni_hook.patches.text.document import FunctionNode
+
+__all__ = ["Arguments", "Evaluate", "attribute", "call", "write"]
+
+Evaluate = Callable[[ast.expr, Frame, Trace], Node]
+#: A function, the class that defines it, and whether it is called on ``self``.
+Callee: TypeAlias = tuple[FunctionNode, ast.ClassDef | None, bool]
+
+_CASTS = {
+    "float": "torch.float32",
+    "double": "torch.float64",
+    "half": "torch.float16",
+    "bfloat16": "torch.bfloat16",
+    "long": "torch.int64",
+    "int": "torch.int32",
+    "bool": "torch.bool",
+}
+
+
+@dataclass(slots=True)
+class Arguments:
+    """What a call is given, evaluated."""
+
+    positional: list[Node]
+    keywords: dict[str, Node]
+
+    @property
+    def plain(self) -> bool:
+        """Whether every argument stands for itself: no ``*`` and no ``**``."""
+        return "**" not in self.keywords and all(node.op != "star" for node in self.positional)
+
+
+def call(node: ast.Call, frame: Frame, trace: Trace, evaluate: Evaluate) -> Node:
+    """The value of a call."""
+    from veomni_hook.patches.graph.inline import followed, super_method
+
+    function = node.func
+    parent = super_method(function, frame, trace)
+    receiver = None
+    if isinstance(function, ast.Attribute) and parent is None:
+        receiver = evaluate(function.value, frame, trace)
+        callee = attribute(receiver, function, frame)
+    else:
+        callee = Node("global", (), "builtins.super") if parent else evaluate(function, frame, trace)
+    arguments = _arguments(node, frame, trace, evaluate)
+    if "out" in arguments.keywords:
+        raise UnclearError("out= writes to a tensor", node, writes=True)
+    made = None
+    if parent is not None:
+        made = followed(parent, arguments, frame, trace)
+    elif callee.op == "global":
+        made = _global(node, str(callee.value), arguments, (frame, trace))
+    elif receiver is not None and receiver.op == "self":
+        method = _own_method(callee, function, frame, trace)
+        made = followed(method, arguments, frame, trace) if method is not None else None
+    elif receiver is not None:
+        made = _method(node, receiver, arguments, (frame, trace))
+    if made is None:
+        return _unknown(node, callee, arguments, trace)
+    return made if made.origin is node else made.at(node)
+
+
+def _own_method(callee: Node, function: ast.expr, frame: Frame, trace: Trace) -> Callee | None:
+    name = function.attr if isinstance(function, ast.Attribute) else ""
+    if frame.owner is None or callee != Node("attribute", (), name):
+        return None
+    found = trace.scope.method(frame.owner, name)
+    return (*found, True) if found is not None else None
+
+
+def attribute(base: Node, node: ast.Attribute, frame: Frame) -> Node:
+    """``base.<name>``."""
+    name = node.attr
+    if base.op == "global" and not (base.value in DTYPES.values()):
+        path = f"{base.value}.{name}"
+        return Node("global", (), DTYPES.get(path, path), node)
+    if base.op == "self":
+        held = frame.values.get(f"self.{name}")
+        return held if held is not None else Node("attribute", (), name, node)
+    if name == "dtype":
+        found = dtype_of(base)
+        return found if found is not None else Node("getattr", (base,), name, node)
+    if name == "shape":
+        return indexing.shape(base, node)
+    if name == "ndim":
+        return Node("ndim", (base,), None, node)
+    if name == "device":
+        return Node("device", (base,), None, node)
+    if base.op == "attribute":
+        return Node("attribute", (), f"{base.value}.{name}", node)
+    return Node("getattr", (base,), name, node)
+
+
+def _arguments(node: ast.Call, frame: Frame, trace: Trace, evaluate: Evaluate) -> Arguments:
+    positional: list[Node] = []
+    for argument in node.args:
+        if isinstance(argument, ast.Starred):
+            value = evaluate(argument.value, frame, trace)
+            positional.extend(value.args if value.op == "tuple" else (Node("star", (value,)),))
+        else:
+            positional.append(evaluate(argument, frame, trace))
+    keywords: dict[str, Node] = {}
+    for keyword in node.keywords:
+        value = evaluate(keyword.value, frame, trace)
+        if keyword.arg is None and "**" in keywords:
+            raise UnclearError("** twice in one call", node)
+        keywords[keyword.arg or "**"] = value
+    return Arguments(positional, keywords)
+
+
+def _global(node: ast.Call, path: str, arguments: Arguments, place: tuple[Frame, Trace]) -> Node | None:
+    from veomni_hook.patches.graph.inline import followed
+
+    frame, trace = place
+    operation = operations.function(path)
+    if operation is not None and arguments.plain:
+        made = _operation(node, operation, arguments, from_method=path.startswith("torch.Tensor."))
+        if made is not None:
+            return made
+    if path.startswith(":") and (function := trace.scope.functions.get(path[1:])) is not None:
+        return followed((function, None, False), arguments, frame, trace)
+    return _builtin(node, path, arguments)
+
+
+def _builtin(node: ast.Call, path: str, arguments: Arguments) -> Node | None:
+    given = arguments.positional
+    if arguments.keywords or not arguments.plain:
+        return None
+    if path == "builtins.int" and len(given) == 1 and is_number(given[0]) and given[0].op != "div":
+        return given[0] if given[0].op in ("size", "ndim", "floordiv", "len") else Node("int", (given[0],), None, node)
+    if path in ("builtins.tuple", "builtins.list") and len(given) == 1 and given[0].op in ("tuple", "shape", "part"):
+        return given[0]
+    if path == "builtins.getattr" and len(given) == 2 and isinstance(name := given[1].value, str):
+        if given[0].op == "self":
+            return Node("attribute", (), name, node)
+        if given[0].op == "attribute":
+            return Node("attribute", (), f"{given[0].value}.{name}", node)
+    if path == "builtins.len" and len(given) == 1:
+        return Node("ndim", given[0].args, None, node) if given[0].op == "shape" else Node("len", (given[0],), None, node)
+    return None
+
+
+def _method(node: ast.Call, receiver: Node, arguments: Arguments, place: tuple[Frame, Trace]) -> Node | None:
+    """A method of a tensor; None if it is none that is known."""
+    function = node.func
+    assert isinstance(function, ast.Attribute)  # noqa: S101
+    name = function.attr
+    if name.endswith("_") and not name.endswith("__"):
+        return _in_place(node, name[:-1], receiver, arguments, place)
+    if name in ("to", "type", "type_as", *_CASTS):
+        return _to(node, name, receiver, arguments)
+    operation = operations.method(name)
+    if operation is None or receiver.op in ("tuple", "dict", "shape"):
+        return None
+    if "**" in arguments.keywords or (operation.variadic is None and not arguments.plain):
+        return None
+    given = Arguments([receiver, *arguments.positional], arguments.keywords)
+    return _operation(node, operation, given, from_method=True)
+
+
+def _in_place(
+    node: ast.Call, name: str, receiver: Node, arguments: Arguments, place: tuple[Frame, Trace]
+) -> Node:
+    frame, trace = place
+    function = node.func
+    assert isinstance(function, ast.Attribute)  # noqa: S101
+    operation = operations.method(name)
+    made = None
+    if operation is not None and arguments.plain:
+        given = Arguments([receiver, *arguments.positional], arguments.keywords)
+        made = _operation(node, operation, given, from_method=True)
+    if made is None:
+        callee = Node("getattr", (receiver,), name)
+        made = _unknown(node, callee, arguments, trace)
+    return write(function.value, receiver, arithmetic.updated(receiver, made), frame)
+
+
+def write(target: ast.expr, old: Node, new: Node, frame: Frame) -> Node:
+    """A tensor that is changed in place: from here on its name holds ``new``, if nothing else can see it.
+
+    Raises:
+        UnclearError: it is, or may share memory with, an argument, an attribute or another name's value.
+    """
+    if not fresh(old):
+        raise UnclearError("a tensor that is not the function's own is changed in place", target, writes=True)
+    names = frame.holders(old)
+    if isinstance(target, ast.Name) and names == [target.id]:
+        frame.values[target.id] = new
+    elif names:
+        raise UnclearError(f"a tensor that {', '.join(names)} may share is changed in place", target, writes=True)
+    return new
+
+
+def _to(node: ast.Call, name: str, receiver: Node, arguments: Arguments) -> Node | None:
+    given, keywords = arguments.positional, dict(arguments.keywords)
+    for flag in ("non_blocking", "copy"):
+        keywords.pop(flag, None)
+    if name in _CASTS:
+        return arithmetic.cast(receiver, dtype(_CASTS[name]), node) if not given and not keywords else None
+    if name == "type_as":
+        other = given[0] if given else keywords.get("other")
+        to = None if other is None else dtype_of(other)
+        return None if to is None else arithmetic.cast(receiver, to, node)
+    made: Node | None = receiver
+    for value in [*given, *keywords.values()]:
+        made = _moved(node, receiver if made is None else made, value, keywords)
+        if made is None:
+            return None
+    if not set(keywords) <= {"dtype", "device", "other"} or not (given or keywords):
+        return None
+    return made
+
+
+def _moved(node: ast.Call, receiver: Node, value: Node, keywords: Mapping[str, Node]) -> Node | None:
+    """One argument of ``Tensor.to``: a dtype, a device, or a tensor that has both."""
+    if is_dtype(value) or keywords.get("dtype") is value:
+        return receiver if value == constant(None) else arithmetic.cast(receiver, value, node)
+    if value.op == "device" or keywords.get("device") is value or isinstance(value.value, str) and value.op == "constant":
+        return Node("to_device", (receiver, value), None, node)
+    if value.op in ("cast", "mul", "add", "sub", "linear", "mean", "rsqrt"):
+        to = dtype_of(value)
+        moved = receiver if to is None else arithmetic.cast(receiver, to)
+        return Node("to_device", (moved, Node("device", (value,))), None, node)
+    return None
+
+
+def _operation(node: ast.Call, operation: Operation, given: Arguments, *, from_method: bool) -> Node | None:
+    """The node of a known operation; None if it is not called by its parameters."""
+    bound = _bound(operation, given, from_method=from_method)
+    if bound is None:
+        return None
+    if not is_constant(bound.pop("inplace", constant(value=False)), value=False):
+        raise UnclearError("inplace= changes a tensor in place", node, writes=True)
+    args = [value for name, value in bound.items() if not name.startswith("_")]
+    return normal(operation.name, args, node)
+
+
+def _bound(operation: Operation, given: Arguments, *, from_method: bool) -> dict[str, Node] | None:
+    positional = list(given.positional)
+    names = operation.parameters
+    if from_method and operation.variadic is not None:
+        head, rest = positional[: operation.variadic], positional[operation.variadic :]
+        if rest:
+            only = rest[0] if len(rest) == 1 else None
+            whole = only is not None and only.op in ("tuple", "shape", "part", "argument", "attribute")
+            if only is not None and only.op == "star":
+                only, whole = only.args[0], True
+            positional = [*head, only if whole and only is not None else Node("tuple", tuple(rest))]
+    if len(positional) > len(names):
+        return None
+    bound: dict[str, Node] = dict(zip(names, positional, strict=False))
+    for name, value in given.keywords.items():
+        # numpy's words, which reductions take as well
+        name = {"axis": "dim", "keepdims": "keepdim"}.get(name, name)
+        if name not in names or name in bound:
+            return None
+        bound[name] = value
+    for name, default in zip(names, operation.defaults, strict=True):
+        if name not in bound:
+            if default is None:
+                return None
+            literal = ast.literal_eval(default)
+            bound[name] = Node("tuple") if literal == () else constant(literal)
+    return {name: bound[name] for name in names}
+
+
+def _unknown(node: ast.Call, callee: Node, arguments: Arguments, trace: Trace) -> Node:
+    if not is_constant(arguments.keywords.get("inplace", constant(value=False)), value=False):
+        raise UnclearError("inplace= changes a tensor in place", node, writes=True)
+    names = tuple(sorted(arguments.keywords))
+    args = (callee, *arguments.positional, *(arguments.keywords[name] for name in names))
+    if callee.op == "global" and operations.is_pure(str(callee.value)):
+        return Node("call", args, (len(arguments.positional), names, 0), node)
+    if callee.op == "global" and str(callee.value).endswith("_") and not str(callee.value).endswith("__"):
+        raise UnclearError(f"{callee.value} changes its argument in place", node, writes=True)
+    return trace.opaque(Node("call", args, names, node), names)

@@ -1,0 +1,123 @@
+"""Calls that are followed into functions and methods of the same file."""
+
+from __future__ import annotations
+
+import ast
+
+from veomni_hook.patches.graph.calls import Arguments, Callee
+from veomni_hook.patches.graph.nodes import Node
+from veomni_hook.patches.graph.state import Frame, Trace, UnclearError
+from veomni_hook.patches.structure.scope import local_names
+from veomni_hook.patches.text.document import FunctionNode
+
+__all__ = ["bound_arguments", "entered", "followed", "receiver_name", "super_method"]
+
+_DEPTH = 6
+# Decorators that leave what a function computes as it is.
+_HARMLESS = ("staticmethod", "script", "use_kernel_func_from_hub", "use_kernel_forward_from_hub", "compile_friendly")
+
+
+def followed(callee: Callee, arguments: Arguments, frame: Frame, trace: Trace) -> Node | None:
+    """What a call of a function of this file returns; None if it is not followed.
+
+    Raises:
+        UnclearError: it changes what it was given in place.
+    """
+    from veomni_hook.patches.graph.statements import run
+
+    function, home, on_self = callee
+    static = any(_decorator(decorator) == "staticmethod" for decorator in function.decorator_list)
+    if (
+        isinstance(function, ast.AsyncFunctionDef)
+        or not arguments.plain
+        or frame.depth >= _DEPTH
+        or any(_decorator(decorator) not in _HARMLESS for decorator in function.decorator_list)
+    ):
+        return None
+    receiver = receiver_name(function) if on_self and not static else ""
+    values = bound_arguments(function, arguments, receiver, trace)
+    if values is None:
+        return None
+    inner = entered(function, values, frame.depth + 1)
+    if on_self:
+        inner.owner, inner.home = frame.owner, home
+        inner.receiver = receiver
+        for name, value in frame.values.items():
+            if name.startswith("self."):
+                inner.values[name] = value
+    held = (len(trace.calls), len(trace.effects), trace.level)
+    trace.level += frame.loops
+    try:
+        result = run(function.body, inner, trace)
+    except UnclearError as error:
+        # What is not followed is an unknown call, unless it may have changed what is known.
+        if error.writes:
+            raise
+        del trace.calls[held[0] :], trace.effects[held[1] :]
+        return None
+    finally:
+        trace.level = held[2]
+    if on_self:
+        frame.values.update({n: v for n, v in inner.values.items() if n.startswith("self.")})
+    if result is not None and result.op == "raise":
+        return None
+    trace.inlined[f"{home.name}.{function.name}" if home is not None else function.name] = None
+    return Node("constant") if result is None else result
+
+
+def super_method(function: ast.expr, frame: Frame, trace: Trace) -> Callee | None:
+    """The method that ``super().name`` is, in the method that is being followed."""
+    if not isinstance(function, ast.Attribute) or frame.home is None:
+        return None
+    value = function.value
+    if not isinstance(value, ast.Call) or value.args or ast.unparse(value.func) != "super":
+        return None
+    found = trace.scope.method(frame.home, function.attr, above=True)
+    return (*found, True) if found is not None else None
+
+
+def entered(function: FunctionNode, values: dict[str, Node], depth: int) -> Frame:
+    """The frame of a function whose parameters have these values."""
+    return Frame(values, local_names(function), depth)
+
+
+def receiver_name(function: FunctionNode) -> str:
+    """What a method calls its instance."""
+    parameters = [*function.args.posonlyargs, *function.args.args]
+    return parameters[0].arg if parameters else ""
+
+
+def bound_arguments(
+    function: FunctionNode, arguments: Arguments, receiver: str, trace: Trace
+) -> dict[str, Node] | None:
+    """The value of each parameter; None if the call does not fit, or leaves something to ``*`` or ``**``."""
+    spec = function.args
+    names = [parameter.arg for parameter in (*spec.posonlyargs, *spec.args)]
+    given = [Node("self"), *arguments.positional] if receiver else list(arguments.positional)
+    if len(given) > len(names):
+        return None
+    values = dict(zip(names, given, strict=False))
+    keyword_only = [parameter.arg for parameter in spec.kwonlyargs]
+    for name, value in arguments.keywords.items():
+        if name not in (*names, *keyword_only) or name in values:
+            return None
+        values[name] = value
+    defaults = dict(zip(names[len(names) - len(spec.defaults) :], spec.defaults, strict=True))
+    defaults.update((n, d) for n, d in zip(keyword_only, spec.kw_defaults, strict=True) if d is not None)
+    for name in (*names, *keyword_only):
+        if name not in values:
+            default = defaults.get(name)
+            if not isinstance(default, ast.Constant):
+                return None
+            values[name] = Node("constant", (), default.value)
+    if spec.vararg is not None:
+        values[spec.vararg.arg] = Node("tuple")
+    if spec.kwarg is not None:
+        values[spec.kwarg.arg] = Node("dict")
+    return values
+
+
+def _decorator(node: ast.expr) -> str:
+    while isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

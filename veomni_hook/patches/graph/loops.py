@@ -1,0 +1,108 @@
+"""`for` loops: what one round makes of what the round before left, and what the last one leaves.
+
+A name that is bound before the loop and changed in it is carried from round to round. In the body it is
+``carried``, an element of what is run over is ``each``; afterwards it is ``loop`` of the iterable, and of start
+and step of every carried value that it depends on.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+
+from veomni_hook.patches.graph.expressions import evaluate
+from veomni_hook.patches.graph.nodes import Node, rebuild, walk
+from veomni_hook.patches.graph.normal import renewed
+from veomni_hook.patches.graph.state import Frame, Trace, UnclearError
+
+__all__ = ["loop"]
+
+_Run = Callable[[Sequence[ast.stmt], Frame, Trace], Node | None]
+_Store = Callable[[ast.expr, Node, Frame, Trace], None]
+
+
+def loop(statement: ast.For, frame: Frame, trace: Trace, run: _Run, store: _Store) -> None:
+    """Follow a loop once, for any round, and leave the values after the last one in ``frame``.
+
+    Raises:
+        UnclearError: the loop is left early, or has effects.
+    """
+    if statement.orelse:
+        raise UnclearError("else of a loop", statement)
+    iterable = evaluate(statement.iter, frame, trace)
+    level = trace.level + frame.loops
+    before = dict(frame.values)
+    names = [name for name in _changed(statement) if name in before]
+    carried = {name: Node("carried", (before[name],), (level, n)) for n, name in enumerate(names)}
+    inner = frame.fork()
+    inner.loops += 1
+    inner.values.update(carried)
+    for name in _stored(statement):
+        if name not in before:
+            inner.values[name] = Node("unbound", (), name)
+    effects = len(trace.effects)
+    store(statement.target, Node("each", (), level), inner, trace)
+    if run(statement.body, inner, trace) is not None:
+        raise UnclearError("a loop is left before its end", statement)
+    if len(trace.effects) > effects:
+        raise UnclearError("a loop has effects", statement)
+    for name, value in inner.values.items():
+        if name in carried or name not in before:
+            continue
+        if value is not before[name]:
+            raise UnclearError(f"{name} is changed in a loop in a way that is not followed", statement)
+    steps = {carried[name].key: (carried[name], before[name], inner.values[name]) for name in names}
+    for name in names:
+        if inner.values[name] != carried[name]:
+            frame.values[name] = _result(carried[name], iterable, steps, level)
+    for name in _stored(statement):
+        if name not in before:
+            frame.values[name] = Node("unbound", (), name)
+
+
+def _result(
+    wanted: Node, iterable: Node, steps: dict[bytes, tuple[Node, Node, Node]], level: int
+) -> Node:
+    """What a carried value is in the end, told by the carried values that it depends on alone."""
+    order = [wanted]
+    for symbol in order:
+        found = (node for node in walk(steps[symbol.key][2]) if node.key in steps)
+        order.extend(node for node in found if node not in order)
+    numbers = {symbol.key: Node("carried", symbol.args, (level, n)) for n, symbol in enumerate(order)}
+    parts = [iterable]
+    for symbol in order:
+        _, start, step = steps[symbol.key]
+        parts += [start, rebuild(step, lambda node: numbers.get(node.key), renewed)]
+    return Node("loop", tuple(parts), level)
+
+
+def _changed(statement: ast.For) -> list[str]:
+    """Names that the loop binds or whose value it may change in place, in the order of the text."""
+    names = dict.fromkeys(_stored(statement))
+    for node in _ordered(statement):
+        target = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+            target = node.func.value
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            target = node.value
+        if isinstance(target, ast.Name):
+            names[target.id] = None
+    return list(names)
+
+
+def _stored(statement: ast.For) -> list[str]:
+    return list(
+        dict.fromkeys(
+            node.id for node in _ordered(statement) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+        )
+    )
+
+
+def _ordered(statement: ast.For) -> list[ast.AST]:
+    found: list[ast.AST] = []
+    todo: list[ast.AST] = [statement]
+    while todo:
+        node = todo.pop()
+        found.append(node)
+        todo.extend(reversed(list(ast.iter_child_nodes(node))))
+    return found

@@ -1,0 +1,74 @@
+"""What idioms found in one module, as a built-in config: a route for every site that a kernel can answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from veomni_hook.errors import IdiomError
+from veomni_hook.patches.idioms.site import Site, Status
+from veomni_hook.patches.report import MissedSite
+from veomni_hook.patches.spec import Patch, PatchConfig, PatchType, SlotSpec
+
+__all__ = ["NAME", "missed", "routes"]
+
+#: The name of the config that routes come from, in reports, headers and messages.
+NAME = "veomni_hook.patches.idioms"
+_SHOWN = 100
+
+
+def routes(sites: Iterable[Site], module: str) -> PatchConfig | None:
+    """Return the config that routes a module's sites to kernel slots; None if there is nothing to route.
+
+    Args:
+        sites: what `recognise` found in the module.
+        module: its name.
+
+    Raises:
+        IdiomError: two idioms give one slot different meanings.
+    """
+    routed = [site for site in sites if site.status is Status.ROUTED and site.splices]
+    if not routed:
+        return None
+    return PatchConfig(
+        module,
+        description="formulas that kernels compute, recognised by what they compute",
+        patches=[
+            Patch(PatchType.ROUTE, site.target, None, description=_described(site), site=site)
+            for site in routed
+        ],
+        slots=_slots(routed, module),
+        origin=NAME,
+        label=NAME,
+    )
+
+
+def missed(sites: Iterable[Site]) -> tuple[MissedSite, ...]:
+    """Return the candidates that no kernel is routed to, with the reasons."""
+    return tuple(
+        MissedSite(site.op, site.target, site.status.value, site.reason)
+        for site in sites
+        if site.status is not Status.ROUTED
+    )
+
+
+def _described(site: Site) -> str:
+    captured = ", ".join(f"{name}={text}" for name, text in site.captures.items())
+    if len(captured) > _SHOWN:
+        captured = f"{captured[:_SHOWN]}..."
+    return f"{site.op}/{site.variant}" + (f": {captured}" if captured else "")
+
+
+def _slots(sites: Sequence[Site], module: str) -> list[SlotSpec]:
+    slots: dict[str, tuple[SlotSpec, Site]] = {}
+    for site in sites:
+        for slot in site.slots:
+            known, by = slots.setdefault(slot.name, (slot, site))
+            if known != slot:
+                raise IdiomError(
+                    f"the slot {slot.name} is {known} for {by.op} of {by.target} "
+                    f"and {slot} for {site.op} of {site.target}",
+                    where=module,
+                    fix="report this as a defect of veomni-hook",
+                    target=site.target,
+                )
+    return [slot for slot, _ in slots.values()]

@@ -1,0 +1,111 @@
+"""Where transformers is told which experts implementation to run, so that a user's choice is known as one.
+
+Not a kernel's code: calls of `veomni_hook.kernels.moe_experts.provenance`, which says what for, go into
+
+* the setter of a config's ``_experts_implementation`` and the method that keeps private keys out of what is
+  saved, both or neither;
+* a model's ``set_experts_implementation``.
+
+Found by what they assign to. Where a release is built differently there is no site, and provenance answers
+that it cannot tell.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from veomni_hook.patches.idioms.site import Site, Splice, Status
+from veomni_hook.patches.idioms.splice import before_body
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.text.document import FunctionNode
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "moe_experts"
+CANDIDATES = "nothing is counted: these are the switches of experts, not experts"
+
+_RESOLVED = "_experts_implementation_internal"
+_MODULE = "veomni_hook.kernels.moe_experts.provenance"
+_COMMENT = "veomni-hook: a user's experts_implementation is told from transformers' default"
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """The config class and the model class of transformers' own modules; nothing elsewhere."""
+    if _RESOLVED not in view.document.source:
+        return
+    for owner in view.classes.values():
+        setter, saved = _setter(owner), view.methods(owner).get("_remove_keys_not_serialized")
+        if setter is not None and saved is not None and len(saved.args.args) == 2:
+            yield _site(
+                owner.name,
+                owner,
+                *_call_before(view, setter, "note_assignment", _parameters(setter)),
+                *_call_before(view, saved, "forget_choice", saved.args.args[1].arg),
+            )
+        request = view.methods(owner).get("set_experts_implementation")
+        if request is not None and _is_request(request):
+            yield _site(f"{owner.name}.{request.name}", request, *_call_after(view, request))
+
+
+def _site(target: str, node: ast.AST, *splices: Splice) -> Site:
+    return Site(
+        op=OP,
+        target=target,
+        status=Status.ROUTED,
+        reason="notes the user's experts_implementation",
+        splices=splices,
+        counted=False,
+        lineno=getattr(node, "lineno", 0),
+    )
+
+
+def _setter(owner: ast.ClassDef) -> FunctionNode | None:
+    """The setter of the property ``_experts_implementation``, if it stores what it gets and hands it on."""
+    for node in owner.body:
+        if (
+            isinstance(node, ast.FunctionDef)
+            and [ast.unparse(decorator) for decorator in node.decorator_list] == [f"{node.name}.setter"]
+            and node.name == _RESOLVED.removesuffix("_internal")
+            and len(node.args.args) == 2
+            and _assigns(node)
+            and any(isinstance(each, ast.Attribute) and each.attr == "sub_configs" for each in ast.walk(node))
+        ):
+            return node
+    return None
+
+
+def _is_request(function: FunctionNode) -> bool:
+    """Whether the method stores what it is given, and always reaches its end."""
+    returns = any(isinstance(node, ast.Return) for node in ast.walk(function))
+    return len(function.args.args) == 2 and _assigns(function) and not returns
+
+
+def _assigns(function: FunctionNode) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == _RESOLVED and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(function)
+    )
+
+
+def _parameters(function: FunctionNode) -> str:
+    return ", ".join(argument.arg for argument in function.args.args)
+
+
+def _code(name: str, arguments: str) -> str:
+    # Imported where it is called, which is seldom: the config module is one of the first of transformers.
+    return f"from {_MODULE} import {name}\n\n{name}({arguments})"
+
+
+def _call_before(view: ModuleView, function: FunctionNode, name: str, arguments: str) -> tuple[Splice, ...]:
+    return before_body(view, function, _code(name, arguments), _COMMENT)
+
+
+def _call_after(view: ModuleView, function: FunctionNode) -> tuple[Splice, ...]:
+    """At the end of the method, which it reaches only if the request was valid."""
+    document = view.document
+    indent = document.indent(function.body[-1])
+    at = document.next_line(document.end(function.body[-1]))
+    lines = _code("note_request", _parameters(function)).splitlines()
+    text = "".join(f"{indent}{line}\n" if line else "\n" for line in lines)
+    return Splice(at, at, f"{indent}# {_COMMENT}\n", marker=True), Splice(at, at, text)

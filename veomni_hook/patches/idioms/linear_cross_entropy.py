@@ -1,0 +1,100 @@
+"""The loss of a language model: the end of a ``forward`` that calls a head and ``self.loss_function``.
+
+The guard goes in front of the statement that calls the head. Where its slot answers, the loss is computed
+inside the head without all logits, and the forward ends with upstream's own statements and output; ``logits``
+in the output are computed when they are read.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import partial
+from hashlib import blake2b
+
+from veomni_hook.patches.idioms import load_balancing_loss
+from veomni_hook.patches.idioms.loss_guard import guard, operands
+from veomni_hook.patches.idioms.loss_tail import Tail, loss_calls, passes_vocabulary, read_tail
+from veomni_hook.patches.idioms.sequence_classification import is_candidate as classifies_sequences
+from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.idioms.splice import before_statement
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.structure.fingerprint import serialise
+from veomni_hook.patches.structure.plain import Unclear
+from veomni_hook.patches.text.document import FunctionNode
+
+__all__ = ["CANDIDATES", "NOT_CAUSAL", "OP", "find"]
+
+OP = "linear_cross_entropy"
+VARIANT = "next_token"
+#: How the reason begins at a loss that is not one of tokens.
+NOT_CAUSAL = "not a causal-LM loss"
+CANDIDATES = (
+    "Every forward that calls self.loss_function. Those that pass a vocabulary size (keyword vocab_size, or a "
+    "third positional argument named *_size) are the causal-LM loss tails; the others (detection, CTC, "
+    f"classification of images) are listed as missed, with a reason that begins with {NOT_CAUSAL!r}."
+)
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every forward that calls ``self.loss_function``, but for classifiers of sequences, which have an idiom."""
+    for owner, forward in view.forwards():
+        calls = loss_calls(forward) if ".loss_function" in view.text(forward) else ()
+        if calls and not classifies_sequences(forward):
+            yield _site(view, f"{owner.name}.forward", forward, calls)
+
+
+def _site(view: ModuleView, target: str, forward: FunctionNode, calls: Sequence[ast.Call]) -> Site:
+    missed = partial(Site, op=OP, target=target, status=Status.MISSED)
+    causal = [call for call in calls if passes_vocabulary(call)]
+    if not causal:
+        given = ", ".join([*map(ast.unparse, calls[0].args), *(f"{k.arg}=" for k in calls[0].keywords if k.arg)])
+        return missed(reason=f"{NOT_CAUSAL}: it is given {given}", lineno=calls[0].lineno)
+    lines = " and ".join(str(call.lineno) for call in calls)
+    if len(calls) > 1:
+        return missed(reason=f"nearest is {VARIANT}: several losses (lines {lines})", lineno=causal[0].lineno)
+    try:
+        tail = read_tail(forward, causal[0], view.scope.dotted)
+        return _routed(view, target, forward, tail)
+    except (Unclear, ValueError) as reason:
+        return missed(reason=f"nearest is {VARIANT}: {reason}", lineno=causal[0].lineno)
+
+
+def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) -> Site:
+    slot = SlotSpec(slot_name(OP, VARIANT), OP, VARIANT)
+    splices: list[Splice] = []
+    slots = [slot]
+    for other in load_balancing_loss.find(view) if tail.copied else ():
+        here = [one for one in other.splices if any(_within(view, one, node) for node in tail.copied)]
+        splices += here
+        slots += other.slots if here else ()
+    code = guard(view, forward, tail, slot.name, splices)
+    comment = f"{OP}/{VARIANT}: the loss from hidden states; logits are computed when they are read"
+    return Site(
+        op=OP,
+        target=target,
+        status=Status.ROUTED,
+        variant=VARIANT,
+        form=_form(tail),
+        captures=operands(view, tail),
+        splices=before_statement(view, forward, tail.statement, code, comment),
+        slots=tuple(dict.fromkeys(slots)),
+        lineno=tail.statement.lineno,
+    )
+
+
+def _within(view: ModuleView, splice: Splice, node: ast.stmt) -> bool:
+    return view.document.start(node) <= splice.start and splice.end <= view.document.end(node)
+
+
+def _form(tail: Tail) -> str:
+    keywords = sorted("**" if keyword.arg is None else keyword.arg for keyword in tail.keywords)
+    said = [
+        ",".join(tail.transform),
+        ",".join(keywords),
+        str(tail.before_head is not None),
+        str(len(tail.conditions)),
+        serialise(list(tail.copied)),
+    ]
+    return blake2b("\n".join(said).encode(), digest_size=8).hexdigest()

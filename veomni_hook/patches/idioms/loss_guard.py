@@ -1,0 +1,108 @@
+"""The text of a loss guard: asks the slot, and ends the ``forward`` as upstream does where it is answered."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from veomni_hook.patches.idioms.loss_tail import Tail
+from veomni_hook.patches.idioms.site import Splice
+from veomni_hook.patches.idioms.splice import free_name
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.reindent import reindent
+
+__all__ = ["guard", "operands"]
+
+_WIDTH = 110
+
+
+def operands(view: ModuleView, tail: Tail) -> dict[str, str]:
+    """What the kernel is asked with, as source text by the names of its operands."""
+    found = {
+        "hidden_states": _text(view, tail.hidden_states),
+        "head": _text(view, tail.head),
+        "labels": _text(view, tail.labels),
+        "vocab_size": _text(view, tail.vocabulary),
+        "loss_kwargs": _keywords(view, tail.keywords),
+    }
+    options = [f"{name}={_text(view, value)}" for name, value in tail.transform.items()]
+    if tail.before_head is not None:
+        options.append(f"before_head={_text(view, tail.before_head)}")
+    if options:
+        found["options"] = f"dict({', '.join(options)})"
+    return found
+
+
+def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, inside: Sequence[Splice]) -> str:
+    """The statements of the guard, without indentation.
+
+    Args:
+        view: the module.
+        function: the ``forward``.
+        tail: what was read of it.
+        slot: the name of the slot.
+        inside: splices of other sites; those in statements that the guard repeats are made there, too.
+    """
+    asked, kernel, finish = (free_name(function, name) for name in ("asked", "kernel", "finish"))
+    values = ["self", *operands(view, tail).values()]
+    line = f"{asked} = ({', '.join(values)})"
+    if len(line) > _WIDTH - 20:
+        line = f"{asked} = (\n" + "".join(f"    {value},\n" for value in values) + ")"
+    given = _spliced(view, tail.output, inside)
+    inner = [
+        f"{tail.loss}, {tail.logits}, {finish} = {kernel}(*{asked})",
+        *(_spliced(view, statement, inside) for statement in tail.copied),
+        f"return {finish}({given})",
+    ]
+    lines = [
+        line,
+        f"if ({kernel} := {slot}.kernel(*{asked})) is not None:",
+        *(_indented(one) for one in inner),
+    ]
+    if not tail.conditions:
+        return "\n".join(lines)
+    several = len(tail.conditions) > 1
+    tests = [_test(view, test, several=several) for test in tail.conditions]
+    return "\n".join([f"if {' and '.join(tests)}:", *(_indented(one) for one in lines)])
+
+
+def _keywords(view: ModuleView, keywords: Sequence[ast.keyword]) -> str:
+    if not keywords:
+        return "{}"
+    if len(keywords) == 1 and keywords[0].arg is None:
+        return _text(view, keywords[0].value)
+    texts = [(keyword.arg, _text(view, keyword.value)) for keyword in keywords]
+    # One that was made here gives way to the caller's; one of upstream's beside the caller's is an error.
+    if any(not hasattr(keyword, "lineno") for keyword in keywords):
+        return "{" + ", ".join(f"**{text}" if name is None else f'"{name}": {text}' for name, text in texts) + "}"
+    return "dict(" + ", ".join(f"**{text}" if name is None else f"{name}={text}" for name, text in texts) + ")"
+
+
+def _test(view: ModuleView, test: ast.expr, *, several: bool) -> str:
+    text = _text(view, test)
+    loose = isinstance(test, ast.BoolOp | ast.IfExp | ast.Lambda | ast.NamedExpr)
+    return f"({text})" if several and loose else text
+
+
+def _text(view: ModuleView, node: ast.expr) -> str:
+    """The text of an expression in one line: upstream's, unless it was put together here."""
+    if all(hasattr(inner, "lineno") for inner in ast.walk(node) if isinstance(inner, ast.expr)):
+        text = view.text(node)
+        if "\n" not in text and ast.dump(ast.parse(text, mode="eval").body) == ast.dump(node):
+            return text
+    return ast.unparse(node)
+
+
+def _spliced(view: ModuleView, node: ast.stmt | ast.expr, inside: Sequence[Splice]) -> str:
+    document = view.document
+    start, end = document.start(node), document.end(node)
+    text, at = "", start
+    for splice in sorted((s for s in inside if start <= s.start and s.end <= end), key=lambda s: s.start):
+        text += document.source[at : splice.start] + splice.text
+        at = splice.end
+    return reindent(text + document.source[at:end], document.indent(node), "")
+
+
+def _indented(text: str) -> str:
+    return reindent(text, "", "    ")

@@ -1,0 +1,355 @@
+"""The end of a language model's ``forward``, read statement by statement: from the head to the output.
+
+It is understood if logits are only transformed elementwise, given to one loss and put into the output. What
+comes before the loss has to be plain; what comes after it may be anything that leaves logits alone. A branch
+that uses logits otherwise is no obstacle if its test can be asked beforehand.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from veomni_hook.patches.idioms.logits import Logits, Step, is_not_none, options
+from veomni_hook.patches.structure.fingerprint import serialise
+from veomni_hook.patches.structure.plain import Unclear, bound_name, chain, holds, is_plain
+from veomni_hook.patches.structure.scope import bound_names, used_names
+from veomni_hook.patches.text.document import FunctionNode
+
+__all__ = ["Tail", "loss_calls", "passes_vocabulary", "read_tail"]
+
+_OPERANDS = ("logits", "labels", "vocab_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a guard has to know.
+
+    Attributes:
+        statement: the one that calls the head; the guard goes in front of it.
+        conditions: tests that all have to hold.
+        loss: the name that the loss is bound to.
+        logits: the name of the logits in ``output``.
+        head: the module that makes logits.
+        hidden_states: what it is called with, or what ``before_head`` is.
+        before_head: a module that hidden states go through in the head's argument.
+        labels: as the loss function gets them.
+        vocabulary: the vocabulary size that it gets.
+        keywords: its other keywords; one without a position gives way to the same keyword of the caller.
+        transform: what is done to logits, by the names of the kernel's options.
+        copied: statements that come between the loss and the output.
+        output: the call that makes the output.
+    """
+
+    statement: ast.stmt
+    conditions: tuple[ast.expr, ...]
+    loss: str
+    logits: str
+    head: ast.expr
+    hidden_states: ast.expr
+    before_head: ast.expr | None
+    labels: ast.expr
+    vocabulary: ast.expr
+    keywords: tuple[ast.keyword, ...]
+    transform: Mapping[str, ast.expr]
+    copied: tuple[ast.stmt, ...]
+    output: ast.Call
+
+
+def loss_calls(function: FunctionNode) -> list[ast.Call]:
+    """Every call of ``self.loss_function`` in ``function``, in text order."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    found = [call for call in calls if chain(call.func) == "self.loss_function"]
+    return sorted(found, key=lambda call: (call.lineno, call.col_offset))
+
+
+def passes_vocabulary(call: ast.Call) -> bool:
+    """Whether a loss is told the size of a vocabulary: the loss of a language model."""
+    if any(keyword.arg == "vocab_size" for keyword in call.keywords):
+        return True
+    third = call.args[2] if len(call.args) > 2 else None
+    return str(getattr(third, "attr", getattr(third, "id", ""))).endswith("_size")
+
+
+def read_tail(function: FunctionNode, call: ast.Call, resolve: Callable[[ast.expr], str]) -> Tail:
+    """Read what ``function`` does around its ``call`` of the loss.
+
+    Args:
+        function: a ``forward``.
+        call: its one call of ``self.loss_function`` that passes a vocabulary size.
+        resolve: gives the full name that an expression means through the module's imports, or nothing.
+
+    Raises:
+        Unclear: something is not understood.
+    """
+    return _Reader(function, call, Logits(resolve)).read()
+
+
+class _Reader:
+    def __init__(self, function: FunctionNode, call: ast.Call, logits: Logits) -> None:
+        self._body = function.body
+        self._call = call
+        self._logits = logits
+        self._conditions: list[ast.expr] = []
+        # Locals of the form ``kwargs.pop(key, default)``: (kwargs, key, default).
+        self._popped: dict[str, tuple[str, str, ast.expr]] = {}
+        self._plain: list[ast.stmt] = []
+        self._left_out: list[ast.stmt] = []
+        self._copied: list[ast.stmt] = []
+
+    def read(self) -> Tail:
+        body = self._body
+        at = self._at(body)
+        branch = body[at]
+        inside = branch.body if isinstance(branch, ast.If) else [branch]
+        at_call = self._at(inside)
+        loss = bound_name(inside[at_call])
+        if not loss or getattr(inside[at_call], "value", None) is not self._call:
+            raise Unclear("the loss is computed in a branch of a branch, or not bound to a name", self._call)
+        origin = self._origin(body[:at])
+        self._bind(body[origin])
+        for statement in body[origin + 1 : at]:
+            self._before_loss(statement)
+        if isinstance(branch, ast.If):
+            self._conditions.insert(0, self._known(branch.test))
+        for statement in inside[:at_call]:
+            self._before_loss(statement)
+        labels, vocabulary, keywords = self._operands()
+        output = self._after_loss([*inside[at_call + 1 :], *body[at + 1 :]], loss)
+        transform = options(self._steps_of(output), output)
+        head, hidden_states, before_head = self._head()
+        logits = self._returned(output)
+        return Tail(
+            statement=body[origin],
+            conditions=tuple(self._conditions),
+            loss=loss,
+            logits=logits,
+            head=head,
+            hidden_states=hidden_states,
+            before_head=before_head,
+            labels=labels,
+            vocabulary=vocabulary,
+            keywords=keywords,
+            transform=transform,
+            copied=self._needed(output, {loss, logits}),
+            output=output,
+        )
+
+    # Before the loss
+
+    def _at(self, block: Sequence[ast.stmt]) -> int:
+        for index, statement in enumerate(block):
+            if holds(statement, self._call):
+                return index
+        raise Unclear("the loss is computed in an else", self._call)
+
+    def _origin(self, before: Sequence[ast.stmt]) -> int:
+        """Where what the loss is computed of comes from."""
+        given = self._argument(0)
+        if not isinstance(given, ast.Name):
+            raise Unclear(f"the loss is not of logits but of {ast.unparse(given)}", given)
+        for index in range(len(before) - 1, -1, -1):
+            statement = before[index]
+            if bound_name(statement) == given.id:
+                if given.id not in used_names([getattr(statement, "value")]):
+                    return index
+            elif given.id in bound_names([statement]) and not isinstance(statement, ast.If):
+                raise Unclear(f"{given.id} is bound in a {type(statement).__name__.lower()}", statement)
+        raise Unclear(f"{given.id} does not come from a statement of the forward itself", given)
+
+    def _bind(self, statement: ast.stmt) -> None:
+        self._logits.bind(statement)
+        self._left_out.append(statement)
+
+    def _before_loss(self, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.If):
+            self._conditional(statement)
+            return
+        name, value = bound_name(statement), getattr(statement, "value", None)
+        if not name or value is None:
+            used = "logits are used in another way" if self._logits.mentioned(statement) else "not plain"
+            raise Unclear(f"a statement between the head and the loss: {used}", statement)
+        value = self._moved(value)
+        if self._logits.mentioned(value):
+            self._bind(statement)
+        elif (popped := _popped(value)) is not None:
+            keywords, key, default = popped
+            self._popped[name] = keywords, key, self._known(default)
+            self._left_out.append(statement)
+        else:
+            self._logits.locals[name] = self._known(value)
+            self._logits.held.pop(name, None)
+            self._plain.append(statement)
+
+    def _conditional(self, statement: ast.If) -> None:
+        """Read ``if cap is not None:`` around steps with ``cap``; any other branch is left to upstream."""
+        if not self._logits.mentioned(statement):
+            raise Unclear("a branch between the head and the loss", statement)
+        found = None if statement.orelse else _optional(self._logits.copy(), statement)
+        if found is None:
+            self._avoid(statement)
+        else:
+            self._logits = found
+            self._left_out.append(statement)
+
+    def _avoid(self, statement: ast.stmt, late: Collection[str] = ()) -> None:
+        """Let the guard take only calls that do not enter a branch; ``late`` is not known beforehand."""
+        if isinstance(statement, ast.If) and not statement.orelse:
+            test = statement.test
+            if is_plain(test) and not self._logits.mentioned(test) and used_names([test]).isdisjoint(late):
+                negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+                known = self._known(test)
+                opposite = getattr(known, "operand") if negated else ast.UnaryOp(op=ast.Not(), operand=known)
+                self._conditions.append(opposite)
+                return
+        raise Unclear("logits are used in another way", statement)
+
+    def _known(self, node: ast.expr) -> ast.expr:
+        if not self._popped.keys().isdisjoint(used_names([node])):
+            raise Unclear(f"{ast.unparse(node)} uses what was popped from the keywords", node)
+        return self._logits.known(node)
+
+    def _moved(self, node: ast.expr) -> ast.expr:
+        """``x`` for ``x.to(logits.device)``: kernels move labels to where they belong."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+            to = chain(node.args[0]) if len(node.args) == 1 and not node.keywords else ""
+            name, _, attribute = to.partition(".")
+            if name in self._logits.held and attribute == "device":
+                return node.func.value
+        return node
+
+    # The loss
+
+    def _argument(self, position: int) -> ast.expr:
+        for keyword in self._call.keywords:
+            if keyword.arg == _OPERANDS[position]:
+                return keyword.value
+        if len(self._call.args) > position:
+            return self._call.args[position]
+        raise Unclear(f"the loss is called without {_OPERANDS[position]}", self._call)
+
+    def _operands(self) -> tuple[ast.expr, ast.expr, tuple[ast.keyword, ...]]:
+        if len(self._call.args) > 3 or any(isinstance(given, ast.Starred) for given in self._call.args):
+            raise Unclear("the loss is called with other positional arguments", self._call)
+        others = [keyword for keyword in self._call.keywords if keyword.arg not in _OPERANDS]
+        labels, vocabulary = self._moved(self._argument(1)), self._argument(2)
+        return self._known(labels), self._known(vocabulary), tuple(self._keywords(others))
+
+    def _keywords(self, given: Sequence[ast.keyword]) -> Iterator[ast.keyword]:
+        forwarded = {chain(keyword.value) for keyword in given if keyword.arg is None}
+        for keyword in given:
+            popped = self._popped.get(chain(keyword.value))
+            if popped is None:
+                yield ast.keyword(arg=keyword.arg, value=self._known(keyword.value), lineno=keyword.lineno)
+                continue
+            keywords, key, default = popped
+            if keyword.arg != key or keywords not in forwarded:
+                raise Unclear(f"{key} was popped from {keywords} and is given as {keyword.arg}", self._call)
+            yield ast.keyword(arg=key, value=default)
+
+    def _head(self) -> tuple[ast.expr, ast.expr, ast.expr | None]:
+        """The head, what it is called with, and what that goes through first."""
+        head = self._logits.head
+        if head is None:
+            raise Unclear("no head is called", self._call)
+        argument, before_head = _only_argument(head), None
+        if isinstance(argument, ast.Call) and chain(argument.func).startswith("self."):
+            argument, before_head = _only_argument(argument), argument.func
+        if not is_plain(argument):
+            raise Unclear(f"{ast.unparse(argument)} is not plain", argument)
+        return head.func, argument, before_head
+
+    # After the loss
+
+    def _after_loss(self, statements: list[ast.stmt], loss: str) -> ast.Call:
+        """Read what follows the loss; return the call that makes the output."""
+        *rest, end = statements or [self._body[-1]]
+        output = end.value if isinstance(end, ast.Return) else None
+        if isinstance(output, ast.Name) and rest and bound_name(rest[-1]) == output.id:
+            output = getattr(rest.pop(), "value")
+        if not isinstance(output, ast.Call) or not chain(output.func)[:1].isupper():
+            raise Unclear("the forward does not end by making an output", end)
+        for statement in rest:
+            if self._logits.mentioned(statement):
+                self._avoid(statement, {loss, *bound_names(self._copied)})
+            else:
+                self._copied.append(statement)
+        return output
+
+    def _returned(self, output: ast.Call) -> str:
+        held = {keyword.arg: keyword.value for keyword in output.keywords}
+        others = [*output.args, *(value for name, value in held.items() if name != "logits")]
+        if not isinstance(held.get("logits"), ast.Name) or any(map(self._logits.mentioned, others)):
+            raise Unclear("the output does not hold the logits, or not as logits alone", output)
+        return chain(held["logits"])
+
+    def _steps_of(self, output: ast.Call) -> tuple[Step, ...]:
+        steps = self._logits.steps(self._argument(0))
+        if steps is None or self._logits.held.get(self._returned(output)) != steps:
+            raise Unclear("the output holds other logits than the loss is computed of", output)
+        return steps
+
+    def _needed(self, output: ast.Call, bound: set[str]) -> tuple[ast.stmt, ...]:
+        """The statements that the guard repeats: those after the loss, and plain ones that they need."""
+        copied = self._copied
+        needed = used_names([*copied, output])
+        for statement in reversed(self._plain):
+            if (name := bound_name(statement)) in needed and name not in bound:
+                copied = [statement, *copied]
+                needed |= used_names([statement])
+        popped_from = {keywords for keywords, _, _ in self._popped.values()}
+        lost = (bound_names(self._left_out) | popped_from) & needed
+        lost -= {*bound, *map(bound_name, copied)}
+        if lost:
+            raise Unclear(f"{', '.join(sorted(lost))} is used after the loss", output)
+        return tuple(copied)
+
+
+def _optional(logits: Logits, statement: ast.If) -> Logits | None:
+    """What is known after a branch whose steps kernels leave out where its ``value is not None`` fails."""
+    value = is_not_none(statement.test)
+    before = dict(logits.held)
+    try:
+        if isinstance(value, ast.NamedExpr):
+            logits.locals[value.target.id] = logits.known(value.value)
+            value = value.value
+        if value is None:
+            return None
+        value = logits.known(value)
+        for one in statement.body:
+            logits.bind(one)
+    except Unclear:
+        return None
+    if logits.held.keys() != before.keys():
+        return None
+    for name, steps in logits.held.items():
+        done = len(before[name])
+        added = [_only_with(value, step) for step in steps[done:]]
+        if steps[:done] != before[name] or None in added:
+            return None
+        logits.held[name] = (*steps[:done], *(step for step in added if step is not None))
+    return logits
+
+
+def _only_with(value: ast.expr, step: Step) -> Step | None:
+    """A step that is left out where ``value`` is None; None if kernels would not leave it out."""
+    if step.kind == "dtype" and step.operand is not None:
+        test = ast.Compare(left=value, ops=[ast.IsNot()], comparators=[ast.Constant(None)])
+        return Step("dtype", ast.IfExp(test=test, body=step.operand, orelse=ast.Constant(None)))
+    return step if step.operand is None or step.code == serialise(value) else None
+
+
+def _only_argument(call: ast.Call) -> ast.expr:
+    if len(call.args) != 1 or call.keywords or isinstance(call.args[0], ast.Starred):
+        raise Unclear(f"{ast.unparse(call.func)} takes more than hidden states", call)
+    return call.args[0]
+
+
+def _popped(node: ast.expr) -> tuple[str, str, ast.expr] | None:
+    """The parts of ``kwargs.pop("key", default)``."""
+    if not isinstance(node, ast.Call) or len(node.args) != 2 or node.keywords:
+        return None
+    mapping, _, method = chain(node.func).rpartition(".")
+    key = getattr(node.args[0], "value", None)
+    return (mapping, key, node.args[1]) if method == "pop" and isinstance(key, str) else None

@@ -1,0 +1,116 @@
+"""Which products of a module's code may be gated MLPs, told loosely from what their factors are made of."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from veomni_hook.patches.text.document import FunctionNode
+
+__all__ = ["ACTIVATIONS", "gated_products", "holds_experts", "is_activation", "own_attributes"]
+
+#: Functions that are activations of an MLP; gates of attention (sigmoid, tanh) are none.
+ACTIVATIONS = frozenset("elu gelu hardswish leaky_relu mish quick_gelu relu relu6 selu silu softplus swish".split())
+_ACTIVATION = re.compile(r"(^|_)act")
+_PROJECTION = re.compile(r"Linear|Conv|Dense")
+_EXPERTS = re.compile(r"(Experts|NaiveMoe)$")
+_RESHAPING = frozenset("chunk clamp float reshape split to type unbind unflatten view".split())
+
+
+def holds_experts(owner: ast.ClassDef) -> bool:
+    """Whether a class has the weights of several experts: by its name, or by parameters of three dimensions."""
+    if _EXPERTS.search(owner.name):
+        return True
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Call) and _last_name(node.func) == "Parameter" and node.args:
+            made = node.args[0]
+            if isinstance(made, ast.Call) and len(made.args) >= 3:
+                return True
+    return False
+
+
+def own_attributes(owner: ast.ClassDef) -> set[str]:
+    """Every attribute of ``self`` that the code of a class names."""
+    return {name for node in ast.walk(owner) if (name := _of_self(node))}
+
+
+def is_activation(callee: ast.expr) -> bool:
+    """Whether what is called looks like an activation: ``self.act_fn``, ``F.silu``."""
+    name = _of_self(callee)
+    return bool(_ACTIVATION.search(name)) if name else _last_name(callee) in ACTIVATIONS
+
+
+def gated_products(owner: ast.ClassDef, function: FunctionNode) -> list[ast.expr]:
+    """The products in a method of an activated projection and a projection, or of halves of one."""
+    if not any(isinstance(node, ast.Call) and is_activation(node.func) for node in ast.walk(function)):
+        return []
+    return list(_Flow(owner).products(function.body))
+
+
+class _Flow:
+    """Follows projections through the locals of a method, statement by statement."""
+
+    def __init__(self, owner: ast.ClassDef) -> None:
+        self.projections = {
+            name
+            for node in ast.walk(owner)
+            if isinstance(node, ast.Assign) and _makes_projection(node.value)
+            for target in node.targets
+            if (name := _of_self(target))
+        }
+        self.locals: dict[str, str] = {}
+
+    def products(self, body: list[ast.stmt]) -> Iterator[ast.expr]:
+        for statement in body:
+            value = getattr(statement, "value", None)
+            if isinstance(value, ast.expr):
+                for node in ast.walk(value):
+                    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+                        if {self.kind(node.left), self.kind(node.right)} == {"activated", "projected"}:
+                            yield node
+                if isinstance(statement, ast.Assign):
+                    self.assign(statement.targets, self.kind(value))
+            for name in ("body", "orelse"):
+                yield from self.products(getattr(statement, name, []))
+
+    def assign(self, targets: list[ast.expr], kind: str) -> None:
+        for target in targets:
+            for node in ast.walk(target):
+                if isinstance(node, ast.Name):
+                    self.locals[node.id] = kind
+
+    def kind(self, node: ast.expr) -> str:
+        """``projected``, ``activated`` (a projection), or nothing."""
+        if isinstance(node, ast.Name):
+            return self.locals.get(node.id, "")
+        if isinstance(node, ast.Subscript):
+            return self.kind(node.value)
+        if isinstance(node, ast.IfExp):
+            return self.kind(node.body)
+        if isinstance(node, ast.BinOp):
+            return self.kind(node.left) or self.kind(node.right)
+        return self.of_call(node) if isinstance(node, ast.Call) else ""
+
+    def of_call(self, node: ast.Call) -> str:
+        if _of_self(node.func) in self.projections:
+            return "projected"
+        if is_activation(node.func):
+            return "activated" if node.args and self.kind(node.args[0]) else ""
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _RESHAPING:
+            return self.kind(node.func.value) or (self.kind(node.args[0]) if node.args else "")
+        return ""
+
+
+def _makes_projection(value: ast.expr) -> bool:
+    calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
+    return any(_PROJECTION.search(_last_name(call.func)) for call in calls)
+
+
+def _of_self(node: ast.AST) -> str:
+    owned = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return node.attr if owned and isinstance(node, ast.Attribute) else ""
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -1,0 +1,52 @@
+"""All idioms over one module: every site, routed or not."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+from veomni_hook.errors import IdiomError
+from veomni_hook.patches.idioms.site import Site
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.text.document import Document
+
+__all__ = ["IDIOMS", "idioms", "recognise"]
+
+#: One module an op, in the order in which listings show them; each has ``OP``, ``CANDIDATES`` and ``find``.
+IDIOMS = (
+    "rms_norm",
+    "rotary",
+    "gated_mlp",
+    "moe_experts",
+    "moe_router",
+    "load_balancing_loss",
+    "linear_cross_entropy",
+    "sequence_classification",
+)
+
+
+@cache
+def idioms() -> tuple[ModuleType, ...]:
+    """The idiom modules."""
+    return tuple(import_module(f"veomni_hook.patches.idioms.{name}") for name in IDIOMS)
+
+
+def recognise(document: Document) -> list[Site]:
+    """Every site of a module, idiom by idiom, in the order of the source.
+
+    Raises:
+        IdiomError: an idiom fails on the module.
+    """
+    view = ModuleView(document)
+    sites: list[Site] = []
+    for idiom in idioms():
+        try:
+            sites += idiom.find(view)
+        except Exception as error:
+            raise IdiomError(
+                f"the idiom {idiom.__name__} fails on this module: {type(error).__name__}: {error}",
+                where=document.module,
+                fix="report this as a defect of veomni-hook",
+            ) from error
+    return sites

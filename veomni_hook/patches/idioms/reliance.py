@@ -1,0 +1,106 @@
+"""What a route takes for granted: the upstream code that it answers for, and the definitions that this uses.
+
+Where another patch changes any of it, the route would compute what the patched module does not, and yields.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+from veomni_hook.patches.idioms.site import Site, Splice
+from veomni_hook.patches.text.document import Definition, Document, FunctionNode
+
+__all__ = ["covered", "relied_on"]
+
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+def covered(document: Document, site: Site) -> list[tuple[int, int]]:
+    """Return the ranges of the source that a route answers for.
+
+    What is put in place of code answers for that code, an inserted statement for all that follows it in its
+    function, because it may return.
+    """
+    function = _function(document, site.target)
+    if function is None:
+        return [(splice.start, splice.end) for splice in site.splices if not splice.marker]
+    first, last = document.span(function)
+    return [
+        (max(splice.start, first), last if _inserts(document, splice) else splice.end)
+        for splice in site.splices
+        if not splice.marker
+    ]
+
+
+def relied_on(document: Document, site: Site) -> tuple[str, ...]:
+    """Return the definitions of the module that a route relies on, sorted: what its site names, and what the
+    code that it answers for uses, directly or through other functions of the module.
+    """
+    function = _function(document, site.target)
+    owner = site.target.rpartition(".")[0]
+    names = {
+        name
+        for splice in site.splices
+        if not splice.marker
+        for name in _uses(_words(splice.text), owner, document)
+    }
+    if function is not None:
+        ranges = covered(document, site)
+        inside = (node for node in ast.walk(function) if _lies_in(document, node, ranges))
+        names.update(_uses(_referred(inside), owner, document))
+    found: set[str] = set()
+    pending = [*names, *site.relies_on]
+    while pending:
+        name = pending.pop()
+        if name in found or name == site.target:
+            continue
+        found.add(name)
+        body = _function(document, name)
+        if body is not None:
+            pending += _uses(_referred(ast.walk(body)), name.rpartition(".")[0], document)
+    return tuple(sorted(found))
+
+
+def _function(document: Document, target: str) -> FunctionNode | None:
+    nodes = [d.node for d in document.find(target) if isinstance(d.node, FunctionNode)]
+    return nodes[-1] if nodes else None
+
+
+def _inserts(document: Document, splice: Splice) -> bool:
+    return not document.source[splice.start : splice.end].strip()
+
+
+def _lies_in(document: Document, node: ast.AST, ranges: Iterable[tuple[int, int]]) -> bool:
+    if not isinstance(node, ast.Name | ast.Attribute):
+        return False
+    start, end = document.start(node), document.end(node)
+    return any(first <= start and end <= last for first, last in ranges)
+
+
+def _referred(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Names that the nodes mention, and ``self.name`` for attributes of self."""
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+            yield f"self.{node.attr}"
+
+
+def _words(text: str) -> Iterator[str]:
+    for found in _NAME.finditer(text):
+        dotted = text[: found.start()].endswith("self.")
+        yield f"self.{found.group()}" if dotted else found.group()
+
+
+def _uses(names: Iterable[str], owner: str, document: Document) -> Iterator[str]:
+    """Those of the names that are definitions of the module, with ``self.`` meaning the class ``owner``."""
+    for name in names:
+        qualname = f"{owner}.{name.removeprefix('self.')}" if name.startswith("self.") else name
+        if any(_is_code(definition) for definition in document.find(qualname)):
+            yield qualname
+
+
+def _is_code(definition: Definition) -> bool:
+    return definition.kind != "assignment"

@@ -1,0 +1,96 @@
+"""Where an idiom's code goes in upstream's text: in front of statements, in place of expressions.
+
+Code is given at no indentation; it gets that of what it stands at, and upstream's comments stay above it.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from veomni_hook.patches.idioms.site import Splice
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.report import one_line
+from veomni_hook.patches.structure.scope import used_names
+from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.placement import Place, at_start, before
+from veomni_hook.patches.text.reindent import reindent
+
+__all__ = ["before_body", "before_statement", "decorate", "free_name", "in_place", "marker"]
+
+# What binds as tightly as the place of any expression can ask for.
+_ATOMS = (ast.Attribute, ast.Call, ast.Constant, ast.Dict, ast.List, ast.Name, ast.Set, ast.Subscript)
+
+
+def before_body(view: ModuleView, function: FunctionNode, code: str, comment: str) -> tuple[Splice, ...]:
+    """Put statements in front of a function's body, after its docstring.
+
+    A body in the line of its ``def`` gets lines of its own.
+    """
+    return _inserted(at_start(view.document, function), code, comment)
+
+
+def before_statement(
+    view: ModuleView, function: FunctionNode, statement: ast.stmt, code: str, comment: str
+) -> tuple[Splice, ...]:
+    """Put statements in front of a statement of ``function``, above the comments right above it.
+
+    Raises:
+        ValueError: the statement does not begin a line of its own.
+    """
+    place = before(view.document, function, statement)
+    if place is None:
+        raise ValueError(f"line {statement.lineno} does not begin with the statement")
+    return _inserted(place, code, comment)
+
+
+def in_place(view: ModuleView, node: ast.expr, text: str) -> Splice:
+    """Put an expression in the place of another, in brackets if it could fall apart there.
+
+    Raises:
+        SyntaxError: ``text`` is no expression.
+    """
+    given = ast.parse(text.strip(), mode="eval").body
+    bracketed = (given.lineno, given.col_offset) != (1, 0)  # a node begins after the brackets around it
+    if not bracketed and not isinstance(given, _ATOMS):
+        text = f"({text.strip()})"
+    return Splice(view.document.start(node), view.document.end(node), text)
+
+
+def decorate(view: ModuleView, owner: ast.ClassDef, text: str, comment: str) -> tuple[Splice, ...]:
+    """Put a decorator above all others of a class; ``text`` is the expression, without ``@``.
+
+    Raises:
+        ValueError: the class does not begin a line.
+    """
+    document = view.document
+    if not document.begins_line(owner):
+        raise ValueError(f"line {owner.lineno} does not begin with the class")
+    line = document.line_start(document.span(owner)[0])
+    indent = document.indent(owner)
+    return (
+        Splice(line, line, f"{indent}{marker(comment)}\n", marker=True),
+        Splice(line, line, f"{indent}@{text}\n"),
+    )
+
+
+def marker(comment: str) -> str:
+    """The comment line that names a route in the patched text, without indentation and newline."""
+    return "# " + one_line(f"[ROUTED] {comment}")
+
+
+def free_name(function: FunctionNode, wanted: str) -> str:
+    """``wanted``, or a name like it that the function does not use."""
+    taken = used_names([function])
+    name = wanted
+    while name in taken:
+        name = f"veomni_{name}"
+    return name
+
+
+def _inserted(place: Place, code: str, comment: str) -> tuple[Splice, ...]:
+    block = place.block(reindent(code.strip("\n"), "", place.indent))
+    return (
+        *(Splice(start, end, text) for start, end, text in place.splits),
+        Splice(place.start, place.start, place.comment(marker(comment)), marker=True),
+        Splice(place.start, place.end, block),
+    )

@@ -1,0 +1,288 @@
+"""A run of statements that a kernel can stand in for, and the guard that lets it.
+
+A run is simple assignments of one block and the statement after them. Where the function goes straight on to
+its ``return``, the guard returns what the function would, and upstream's lines stay as they are; elsewhere the
+run goes to the ``else`` of the guard. What the guard says is put together from upstream's own expressions:
+each is evaluated once, and calls keep their order.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from veomni_hook.patches.idioms.site import Splice
+from veomni_hook.patches.idioms.splice import before_statement
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.report import one_line
+from veomni_hook.patches.structure.scope import bound_names, local_names
+from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.reindent import string_lines
+from veomni_hook.patches.text.synthesise import render
+
+__all__ = ["Run", "blocks", "guard", "put_together", "target"]
+
+# Beyond this a guard would repeat more of upstream than it adds.
+_LONGEST_TAIL = 4
+_WIDTH = 120
+_OPAQUE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda, ast.comprehension)
+_COMPUTES = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The statements ``block[first:last + 1]`` of ``function``."""
+
+    function: FunctionNode
+    block: list[ast.stmt]
+    first: int
+    last: int
+
+    @property
+    def statements(self) -> list[ast.stmt]:
+        """The run itself, at least one statement."""
+        return self.block[self.first : self.last + 1]
+
+    @property
+    def tail(self) -> list[ast.stmt]:
+        """What follows it in its block."""
+        return self.block[self.last + 1 :]
+
+    def longer(self, limit: int) -> Iterator[Run]:
+        """The run, and the runs of up to ``limit`` statements that begin one assignment earlier each."""
+        for first in range(self.first, max(self.last - limit, -1), -1):
+            if first != self.first and target(self.block[first]) is None:
+                return
+            yield Run(self.function, self.block, first, self.last)
+
+    def as_function(self, result: ast.expr) -> ast.FunctionDef:
+        """A function of the locals that the run reads, ``self`` first, that returns ``result`` at its end."""
+        body = [each for each in self.statements if not isinstance(each, ast.Return)]
+        local = local_names(self.function)
+        owner = [argument.arg for argument in self.function.args.args[:1]]
+        names = dict.fromkeys([*owner, *(name for name in _loaded([*body, result]) if name in local)])
+        arguments = ast.arguments(
+            posonlyargs=[], args=[ast.arg(name) for name in names], kwonlyargs=[], kw_defaults=[], defaults=[]
+        )
+        last = self.statements[-1]
+        made = ast.FunctionDef(
+            name=self.function.name,
+            args=arguments,
+            body=[*body, ast.copy_location(ast.Return(result), last)],
+            decorator_list=[],
+        )
+        return ast.copy_location(made, last)
+
+
+def blocks(function: FunctionNode) -> Iterator[list[ast.stmt]]:
+    """Every list of statements of a function, outside functions and classes in it."""
+    pending: list[list[ast.stmt]] = [function.body]
+    while pending:
+        block = pending.pop()
+        yield block
+        for statement in block:
+            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = (getattr(statement, name, None) for name in ("body", "orelse", "finalbody"))
+                pending += [each for each in inner if each]
+
+
+def target(statement: ast.stmt) -> str | None:
+    """The one name that a statement assigns a plain expression to; None if it does anything else."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        name = statement.targets[0]
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        name = statement.target
+    else:
+        return None
+    return name.id if isinstance(name, ast.Name) and not _opaque(statement) else None
+
+
+def put_together(
+    statements: Sequence[ast.stmt],
+    taken: ast.expr | None = None,
+    operands: Mapping[str, ast.expr] | None = None,
+    kernel: str = "",
+) -> ast.expr | None:
+    """The value of the last of ``statements`` as one expression over what is known before the first.
+
+    Args:
+        statements: simple assignments and a last statement that has a value.
+        taken: the expression in them that is computed by calling ``kernel`` with ``operands``.
+        operands: upstream's expressions, wherever in ``statements``, by the names that the kernel has for
+            them; what stands elsewhere is taken as it is.
+
+    Returns:
+        None where something would be computed twice or not at all, or calls made in another order.
+    """
+    if any(target(each) is None for each in statements[:-1]) or _opaque(statements[-1]):
+        return None
+    value = getattr(statements[-1], "value", None)
+    if not isinstance(value, ast.expr):
+        return None
+    builder = _Builder()
+    for statement in statements[:-1]:
+        builder.assign(statement)
+    result = builder.build(value)
+    given = [node for each in statements for node in _computed(each.value)]  # type: ignore[attr-defined]
+    if taken is not None:
+        whole = builder.built[taken]
+        inputs = {name: builder.built.get(node, node) for name, node in (operands or {}).items()}
+        fused = {builder.upstream[node] for node in _computed(whole, stop=inputs.values())}
+        given = [node for node in given if node not in fused]
+        result = _replace(result, whole, _call(kernel, inputs, [builder.built[node] for node in given]))
+    made = [builder.upstream.get(node, node) for node in _computed(result)]
+    made = [node for node in made if taken is None or node in builder.built]
+    in_order = [node for node in made if isinstance(node, ast.Call)]
+    kept = [node for node in given if isinstance(node, ast.Call)] == in_order
+    return result if kept and Counter(made) == Counter(given) else None
+
+
+def guard(
+    view: ModuleView, run: Run, condition: str, answer: ast.stmt, comment: str, *, returns: bool = True
+) -> tuple[Splice, ...] | None:
+    """The splices that let ``answer`` stand in for the run where ``condition`` holds; None if it cannot.
+
+    Args:
+        answer: a statement that assigns what the run assigns, or returns.
+        returns: whether the guard may return, past what else follows in the function.
+    """
+    code = [answer] if isinstance(answer, ast.Return) else _to_the_end(run, answer) if returns else None
+    if code is not None:
+        text = f"if {condition}:\n" + _indented(code)
+        return before_statement(view, run.function, run.block[run.first], text, comment)
+    assigned = bound_names([answer])
+    lost = bound_names(run.statements) - assigned
+    outside = _loaded(run.function.body, skip=run.statements)
+    if lost & set(outside) or not all(view.document.begins_line(each) for each in run.statements):
+        return None
+    return _with_else(view, run, f"if {condition}:\n" + _indented([answer]), comment)
+
+
+def _to_the_end(run: Run, answer: ast.stmt) -> list[ast.stmt] | None:
+    """The answer and what the function does after the run, in at most two statements."""
+    tail = run.tail
+    ends = run.block is run.function.body and tail and isinstance(tail[-1], ast.Return)
+    lost = bound_names(run.statements) - bound_names([answer])
+    if not ends or len(tail) > _LONGEST_TAIL or lost & set(_loaded(tail)):
+        return None
+    if target(answer) is not None and (value := put_together([answer, *tail])) is not None:
+        return [ast.Return(value)]
+    value = put_together(tail)
+    return [answer, ast.Return(value)] if value is not None else None
+
+
+def _with_else(view: ModuleView, run: Run, code: str, comment: str) -> tuple[Splice, ...]:
+    document = view.document
+    splices = before_statement(view, run.function, run.statements[0], f"{code}\nelse:", comment)
+    start = splices[0].start
+    text = document.source[start : document.end(run.statements[-1])]
+    inside = string_lines("if 1:\n" + text)
+    place = start
+    for number, line in enumerate(text.splitlines(keepends=True), start=2):
+        if line.strip() and number not in inside:
+            splices += (Splice(place, place, "    "),)
+        place += len(line)
+    return splices
+
+
+class _Builder:
+    """Copies expressions with the names in them replaced by what has been assigned to them."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, ast.expr] = {}
+        self.built: dict[ast.AST, ast.expr] = {}
+        self.upstream: dict[ast.AST, ast.AST] = {}
+
+    def assign(self, statement: ast.stmt) -> None:
+        name = target(statement)
+        value = getattr(statement, "value", None)
+        if name is not None and isinstance(value, ast.expr):
+            self.known[name] = self.build(value)
+
+    def build(self, node: ast.expr) -> ast.expr:
+        made = self._build(node)
+        self.built[node] = made
+        return made
+
+    def _build(self, node: ast.expr) -> ast.expr:
+        if isinstance(node, ast.Name) and node.id in self.known:
+            return self.known[node.id]
+        made: ast.expr = self._copy(node)
+        self.upstream[made] = node
+        return made
+
+    def _copy(self, node: ast.AST) -> ast.AST:
+        made = copy.copy(node)
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                setattr(made, field, [self._part(item) for item in value])
+            else:
+                setattr(made, field, self._part(value))
+        return made
+
+    def _part(self, value: object) -> object:
+        if isinstance(value, ast.expr):
+            return self.build(value)
+        return self._copy(value) if isinstance(value, ast.AST) else value
+
+
+def _computed(node: ast.AST, stop: Iterable[ast.AST] = ()) -> Iterator[ast.AST]:
+    """What is computed in an expression, in order; not in the expressions of ``stop``."""
+    if any(node is each for each in stop):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _computed(child, stop)
+    if isinstance(node, _COMPUTES):
+        yield node
+
+
+def _call(kernel: str, operands: Mapping[str, ast.expr], order: Sequence[ast.expr]) -> ast.Call:
+    """A call of the kernel that evaluates its operands in the given order."""
+    position = {node: number for number, node in enumerate(order)}
+    last = len(position)
+    first = {name: min((position.get(n, last) for n in _computed(node)), default=last) for name, node in operands.items()}
+    names = sorted(operands, key=lambda name: first[name])
+    function = ast.Name(kernel, ast.Load())
+    moved = [name for name in names if first[name] < last] != [name for name in operands if first[name] < last]
+    if moved:
+        keywords = [ast.keyword(name, operands[name]) for name in names]
+        return ast.Call(function, [], keywords)
+    return ast.Call(function, list(operands.values()), [])
+
+
+def _replace(node: ast.expr, old: ast.expr, new: ast.expr) -> ast.expr:
+    if node is old:
+        return new
+    for field, value in ast.iter_fields(node):
+        if isinstance(value, list):
+            setattr(node, field, [_replace(item, old, new) if isinstance(item, ast.AST) else item for item in value])
+        elif isinstance(value, ast.AST):
+            setattr(node, field, _replace(value, old, new))
+    return node
+
+
+def _indented(statements: Iterable[ast.stmt]) -> str:
+    lines = []
+    for statement in statements:
+        whole = ast.unparse(ast.fix_missing_locations(statement))
+        lines += [whole] if len(whole) <= _WIDTH else render(statement).split("\n")
+    return "\n".join(f"    {line}" if line else line for line in lines)
+
+
+def _opaque(node: ast.AST) -> bool:
+    return any(isinstance(each, _OPAQUE) for each in ast.walk(node))
+
+
+def _loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]:
+    """Every name that the code reads, in the order of the text."""
+    found: list[str] = []
+    for node in nodes:
+        if any(node is each for each in skip):
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found.append(node.id)
+        found += _loaded(ast.iter_child_nodes(node), skip)
+    return found

@@ -1,0 +1,44 @@
+"""One upstream module as idioms see it: definitions, source text, and what its functions compute."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cached_property
+
+from veomni_hook.patches.text.document import Document, FunctionNode
+
+__all__ = ["ModuleView"]
+
+
+class ModuleView:
+    """A parsed module, with what several idioms ask of it computed once."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    @cached_property
+    def classes(self) -> dict[str, ast.ClassDef]:
+        """The module's top-level classes by name; of two with one name the one that stays."""
+        return {node.name: node for node in self.document.tree.body if isinstance(node, ast.ClassDef)}
+
+    @cached_property
+    def functions(self) -> dict[str, FunctionNode]:
+        """The module's top-level functions by name."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return {node.name: node for node in self.document.tree.body if isinstance(node, kinds)}
+
+    def methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
+        """The methods that the body of a class defines, by name; inherited ones are not among them."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return {node.name: node for node in owner.body if isinstance(node, kinds)}
+
+    def forwards(self) -> Iterator[tuple[ast.ClassDef, FunctionNode]]:
+        """Every top-level class that defines ``forward``, with it."""
+        for owner in self.classes.values():
+            if (forward := self.methods(owner).get("forward")) is not None:
+                yield owner, forward
+
+    def text(self, node: ast.AST) -> str:
+        """The source text of a node, without decorators."""
+        return self.document.source[self.document.start(node) : self.document.end(node)]

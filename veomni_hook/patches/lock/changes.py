@@ -1,0 +1,260 @@
+"""Two locks of one project, compared in words: what matters, what is worth a note, and the diffs."""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from veomni_hook.patches.lock.pairs import Placed, moved, pairs
+from veomni_hook.patches.lock.records import Body, Lock, LockedModule, LockedSite, Override
+
+__all__ = [
+    "FORMULA",
+    "GONE",
+    "LINE",
+    "MATTERS",
+    "MOVED",
+    "NEW",
+    "NOT_OVERRIDDEN",
+    "NOT_ROUTED",
+    "SIGNATURE",
+    "TEXT",
+    "Change",
+    "compare",
+]
+
+GONE = "gone"
+NOT_ROUTED = "no longer routed"
+FORMULA = "formula changed"
+SIGNATURE = "signature changed"
+TEXT = "only text changed"
+MOVED = "moved"
+LINE = "other line"
+NEW = "new"
+NOT_OVERRIDDEN = "no longer overridden"
+
+#: Of a routed site; of an overridden body a changed signature matters too.
+MATTERS = frozenset({GONE, NOT_ROUTED, FORMULA})
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of a site or of an overridden body.
+
+    Attributes:
+        module: the module's name, as the lock has it.
+        kind: the op of a site, the verb of an override.
+        target: the upstream definition.
+        result: what happened, one of this module's constants.
+        detail: the same in a sentence.
+        matters: whether somebody has to look at it.
+        diff: the unified diff of the definitions; empty where no text changed.
+    """
+
+    module: str
+    kind: str
+    target: str
+    result: str
+    detail: str
+    matters: bool
+    diff: str = ""
+
+
+def compare(old: Lock, new: Lock) -> list[Change]:
+    """Compare a lock with the state of another release; what is the same is left out.
+
+    Args:
+        old: the lock.
+        new: snapshots of the same modules now, made with the bodies of the old one as ``known``.
+
+    Returns:
+        The changes by module and target; of two sites on one target in the order of the source.
+    """
+    found = [*_sites(old, new), *_overrides(old, new)]
+    return sorted(found, key=lambda change: (change.module, change.target, change.kind))
+
+
+def _sites(old: Lock, new: Lock) -> Iterator[Change]:
+    before, after = _by_place(old), _by_place(new)
+    gone: list[Placed] = []
+    fresh: list[Placed] = []
+    kept: list[tuple[Placed, Placed]] = []
+    for place in dict.fromkeys((*before, *after)):
+        same, lost, added = pairs(before.get(place, ()), after.get(place, ()))
+        gone += lost
+        fresh += added
+        kept += same
+    elsewhere = moved(gone, fresh)
+    for one, other in (*kept, *elsewhere):
+        yield from _site(old, new, one, other)
+    found = {id(one) for pair in elsewhere for one in pair}
+    yield from (_lost(old, new, one) for one in gone if id(one) not in found)
+    for one in fresh:
+        if id(one) not in found:
+            detail = f"{one.site.variant} is routed here, and was not when the lock was written"
+            yield Change(one.module, one.site.op, one.site.target, NEW, detail, matters=False)
+
+
+def _by_place(lock: Lock) -> Mapping[tuple[str, str, str], Sequence[Placed]]:
+    places: dict[tuple[str, str, str], list[Placed]] = defaultdict(list)
+    for name, module in lock.modules.items():
+        for site in module.sites:
+            fingerprint = _fingerprint(module.bodies.get(site.target))
+            places[name, site.op, site.target].append(Placed(name, site, fingerprint))
+    return places
+
+
+def _site(old: Lock, new: Lock, one: Placed, other: Placed) -> Iterator[Change]:
+    """Compare a site with what it has become."""
+    first, second = old.modules[one.module].bodies, new.modules[other.module].bodies
+    names = _paired_names(one, other)
+    changed = [(a, b) for a, b in names if _fingerprint(first.get(a)) != _fingerprint(second.get(b))]
+    result, detail = _verdict(old, new, one.site, other.site, text_changed=bool(changed))
+    if not result and names:
+        a, b = (bodies.get(name) for bodies, name in zip((first, second), names[0], strict=True))
+        if a is not None and b is not None and a.signature != b.signature:
+            result, detail = (
+                SIGNATURE,
+                f"{a.signature} is now {b.signature}; what is routed computes the same",
+            )
+    if not result and changed:
+        result, detail = TEXT, "what is routed computes the same"
+    place = _new_place(one, other)
+    if place:
+        result, detail = result or MOVED, f"{place}; {detail}".rstrip("; ")
+    elif not result and (lines := _line_change(first, second, names)):
+        result, detail = LINE, lines
+    if result:
+        matters = result in MATTERS
+        diff = _diff(old, new, one.module, other.module, names)
+        yield Change(one.module, one.site.op, one.site.target, result, detail, matters, diff)
+
+
+def _verdict(
+    old: Lock, new: Lock, one: LockedSite, other: LockedSite, *, text_changed: bool
+) -> tuple[str, str]:
+    if one.variant != other.variant:
+        return FORMULA, f"it was {one.variant} and is {other.variant}"
+    if one.form == other.form:
+        return "", ""
+    if old.engine == new.engine:
+        return FORMULA, "it computes something else than before"
+    if text_changed:  # digests of another veomni-hook are not comparable, so the text decides
+        return (
+            FORMULA,
+            "its text changed, and the lock's digest is another veomni-hook's: it may compute the same",
+        )
+    return "", ""
+
+
+def _lost(old: Lock, new: Lock, one: Placed) -> Change:
+    site, module = one.site, new.modules.get(one.module)
+    names = [(name, name) for name in site.bodies]
+    if module is None:
+        return Change(one.module, site.op, site.target, GONE, "the module is not there", matters=True)
+    reason = module.unrouted.get((site.op, site.target))
+    if reason is not None:
+        diff = _diff(old, new, one.module, one.module, names)
+        return Change(one.module, site.op, site.target, NOT_ROUTED, reason, matters=True, diff=diff)
+    if site.target in module.bodies:
+        diff = _diff(old, new, one.module, one.module, names)
+        detail = f"{site.target} is there, but nothing in it looks like {site.op}"
+        return Change(one.module, site.op, site.target, GONE, detail, matters=True, diff=diff)
+    known = module.renamed.get(site.target)
+    detail = f"the same code is now {known}, and not routed" if known else f"there is no {site.target}"
+    return Change(one.module, site.op, site.target, GONE, detail, matters=True)
+
+
+def _overrides(old: Lock, new: Lock) -> Iterator[Change]:
+    for name, module in old.modules.items():
+        now = new.modules.get(name)
+        held = now.overrides if now is not None else ()
+        for one in module.overrides:
+            if now is None or one in held:
+                yield from _override(old, new, name, one)
+            else:
+                detail = f"{one.config} does not patch it any more"
+                yield Change(name, one.kind, one.target, NOT_OVERRIDDEN, detail, matters=False)
+    for name, now in new.modules.items():
+        known = old.modules[name].overrides if name in old.modules else ()
+        for one in now.overrides:
+            if one not in known:
+                detail = f"{one.config} patches it, and did not when the lock was written"
+                yield Change(name, one.kind, one.target, NEW, detail, matters=False)
+
+
+def _override(old: Lock, new: Lock, module: str, one: Override) -> Iterator[Change]:
+    before = old.modules[module].bodies.get(one.target)
+    now = new.modules.get(module, LockedModule())
+    after = now.bodies.get(one.target)
+    if before is None:
+        return
+    if after is None:
+        known = now.renamed.get(one.target)
+        detail = f"the same code is now {known}" if known else f"there is no {one.target}"
+        yield Change(module, one.kind, one.target, GONE, f"{detail}; {one.config} patches it", matters=True)
+        return
+    result, detail = "", ""
+    if before.signature != after.signature:
+        result, detail = SIGNATURE, f"{before.signature} is now {after.signature}"
+    elif before.fingerprint != after.fingerprint:
+        result, detail = _body_change(before, after)
+    elif before.line != after.line:
+        result, detail = LINE, f"line {before.line} is now {after.line}"
+    if result:
+        matters = result in (SIGNATURE, FORMULA)
+        remark = f"; {one.config} has to follow" if matters else ""
+        diff = _diff(old, new, module, module, [(one.target, one.target)])
+        yield Change(module, one.kind, one.target, result, detail + remark, matters, diff)
+
+
+def _body_change(before: Body, after: Body) -> tuple[str, str]:
+    if before.form and before.form == after.form:
+        return TEXT, "upstream computes the same"
+    return FORMULA, "upstream's code is another"
+
+
+def _paired_names(one: Placed, other: Placed) -> list[tuple[str, str]]:
+    """The definitions of a site beside those of what it has become: the target's first, the rest by name."""
+    old, new = one.site.bodies, other.site.bodies
+    rest = sorted({*old[1:], *new[1:]})
+    return [*zip(old[:1], new[:1], strict=False), *((name, name) for name in rest)]
+
+
+def _new_place(one: Placed, other: Placed) -> str:
+    if one.module != other.module:
+        return f"it is now {other.site.target} in {other.module}"
+    return f"it is now {other.site.target}" if one.site.target != other.site.target else ""
+
+
+def _line_change(
+    first: Mapping[str, Body], second: Mapping[str, Body], names: Sequence[tuple[str, str]]
+) -> str:
+    a, b = (first.get(names[0][0]), second.get(names[0][1])) if names else (None, None)
+    if a is None or b is None or a.line == b.line:
+        return ""
+    return f"line {a.line} is now {b.line}"
+
+
+def _fingerprint(body: Body | None) -> str:
+    return body.fingerprint if body is not None else ""
+
+
+def _diff(old: Lock, new: Lock, old_module: str, new_module: str, names: Sequence[tuple[str, str]]) -> str:
+    """The unified diff of definitions that have another text now."""
+    first = old.modules[old_module].bodies
+    second = new.modules[new_module].bodies if new_module in new.modules else {}
+    parts: list[str] = []
+    for one, other in names:
+        a, b = first.get(one), second.get(other)
+        lines = difflib.unified_diff(
+            a.text if a else (),
+            b.text if b else (),
+            f"{old_module}:{one} (transformers {old.transformers})",
+            f"{new_module}:{other} (transformers {new.transformers})",
+            lineterm="",
+        )
+        parts += lines
+    return "".join(f"{line}\n" for line in parts)

@@ -1,0 +1,148 @@
+"""One module as a lock records it."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from veomni_hook.patches.idioms import recognise as recogniser
+from veomni_hook.patches.idioms.reliance import relied_on
+from veomni_hook.patches.idioms.site import Site, Splice, Status
+from veomni_hook.patches.lock.records import Body, LockedModule, LockedSite, Override
+from veomni_hook.patches.selection import selected
+from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
+from veomni_hook.patches.structure.fingerprint import fingerprint
+from veomni_hook.patches.text.document import Definition, Document, FunctionNode
+from veomni_hook.patches.text.reindent import reindent
+
+__all__ = ["overrides_of", "snapshot"]
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def overrides_of(configs: Iterable[PatchConfig], document: Document) -> tuple[Override, ...]:
+    """Return the upstream definitions that configs take the place of, stand in, or rely on; sorted.
+
+    Args:
+        configs: the configs for a module, perhaps among others.
+        document: the module.
+    """
+    fitting = (config for config in configs if config.applies_to(document.module))
+    found = {
+        one
+        for config in fitting
+        for patch, _ in selected(config, document)
+        for one in _overrides(config, patch)
+    }
+    return tuple(sorted(found))
+
+
+def snapshot(
+    module: str,
+    text: str,
+    *,
+    overrides: Sequence[Override] = (),
+    known: Mapping[str, str] | None = None,
+) -> LockedModule:
+    """Record a module.
+
+    Args:
+        module: its name.
+        text: its source.
+        overrides: what configs override there, from `overrides_of`.
+        known: definitions of an older lock, with their fingerprints. They are recorded too, and one that is
+            not there any more is looked for under other names.
+
+    Raises:
+        SyntaxError: the source is not valid Python.
+    """
+    document = Document(text, module)
+    old = known or {}
+    overridden = [one.target for one in overrides]
+    sites = [site for site in recogniser.recognise(document) if not _inside(site.target, overridden)]
+    routed = [site for site in sites if site.status is Status.ROUTED]
+    locked = tuple(
+        LockedSite(site.op, site.target, site.variant, site.form, _bodies_of(document, site))
+        for site in routed
+    )
+    names = {*overridden, *old, *(name for site in locked for name in site.bodies)}
+    return LockedModule(
+        tuple(sorted(locked, key=lambda site: (site.target, site.op))),
+        tuple(overrides),
+        {name: body for name in sorted(names) if (body := _body(document, name)) is not None},
+        {(site.op, site.target): _why(site) for site in sites if site.status is not Status.ROUTED},
+        dict(_renamed(document, old)),
+    )
+
+
+def _overrides(config: PatchConfig, patch: Patch) -> Iterator[Override]:
+    kind = patch.patch_type.value
+    if kind == PatchType.INIT_MODIFICATION.value:
+        yield Override(f"{patch.target}.__init__", kind, config.name)
+    elif kind != PatchType.METHOD_ADDITION.value:
+        yield Override(patch.target, kind, config.name)
+    for name in patch.relies_on:
+        yield Override(name, "relies_on", config.name)
+
+
+def _inside(target: str, overridden: Collection[str]) -> bool:
+    return any(f"{target}.".startswith(f"{name}.") for name in overridden)
+
+
+def _why(site: Site) -> str:
+    return site.reason or site.status.value
+
+
+def _bodies_of(document: Document, site: Site) -> tuple[str, ...]:
+    """The site's own definition and those that the routed code uses."""
+    definition = _last(document, site.target)
+    if definition is None:
+        return ()
+    if not site.splices:  # recognised as a whole, and routed where it is called
+        start = document.start(definition.node)
+        site = replace(site, splices=(Splice(start, start, ""),))
+    return (site.target, *relied_on(document, site))
+
+
+def _last(document: Document, name: str) -> Definition | None:
+    # Of two definitions with one name the later one stays.
+    return next(reversed(document.find(name)), None)
+
+
+def _body(document: Document, name: str) -> Body | None:
+    definition = _last(document, name)
+    if definition is None:
+        return None
+    node = definition.node
+    text = reindent(document.text(node), document.indent(node), "")
+    line = document.lineno(document.span(node)[0])
+    return Body(fingerprint(node), _signature(node), line, tuple(text.splitlines()))
+
+
+def _signature(node: ast.AST) -> str:
+    if isinstance(node, _FUNCTIONS):
+        return f"({ast.unparse(_bare(node))})"
+    if isinstance(node, ast.ClassDef):
+        methods = [item for item in node.body if isinstance(item, _FUNCTIONS)]
+        return "\n".join(f"{method.name}({ast.unparse(_bare(method))})" for method in methods)
+    return ""
+
+
+def _bare(function: FunctionNode) -> ast.arguments:
+    arguments = copy.deepcopy(function.args)
+    for node in ast.walk(arguments):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return arguments
+
+
+def _renamed(document: Document, old: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    gone = {digest: name for name, digest in old.items() if not document.find(name)}
+    if not gone:
+        return
+    for definition in document.definitions():
+        name = gone.get(fingerprint(definition.node)) if definition.kind != "assignment" else None
+        if name is not None:
+            yield name, definition.qualname

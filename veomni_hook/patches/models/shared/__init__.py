@@ -1,0 +1,1 @@
+"""Built-in specs of modules that all models share: ``<name>.py`` covers ``transformers.<name>``."""

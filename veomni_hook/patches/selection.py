@@ -1,0 +1,125 @@
+"""Configs for patterns of modules: which of their patches apply to one module, and to what there.
+
+A patch of such a config applies to every definition that its target (perhaps a pattern too) names and whose
+code it was written for; where there is none it does not apply, which is no error in that module.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from veomni_hook.patches.adopt import adopt_patch
+from veomni_hook.patches.report import PatchReport
+from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
+from veomni_hook.patches.structure.fingerprint import fingerprint
+from veomni_hook.patches.structure.pattern import Pattern
+from veomni_hook.patches.text.document import Definition, Document, FunctionNode
+from veomni_hook.patches.text.statements import blocks
+from veomni_hook.patches.verbs.imports import importable
+from veomni_hook.patches.verbs.targets import members, plain, top_level
+
+__all__ = ["is_present", "selected", "unapplied"]
+
+_FUNCTIONS = ("function", "method")
+_KINDS = {
+    PatchType.CLASS_REPLACEMENT: ("class",),
+    PatchType.INIT_MODIFICATION: ("class",),
+    PatchType.FUNCTION_REPLACEMENT: ("function",),
+    PatchType.METHOD_OVERRIDE: ("method",),
+    PatchType.GUARD: _FUNCTIONS,
+    PatchType.REWRITE: _FUNCTIONS,
+}
+
+
+def selected(config: PatchConfig, document: Document) -> Iterator[tuple[Patch, str]]:
+    """Yield the patches of a config that apply to a module, each with the target that the config declares.
+
+    A config for one module declares what has to apply: all its patches. Of a config for a pattern, each patch
+    comes once for every definition that it applies to, which is its target then.
+
+    Raises:
+        ConfigError: a patch is of no known type.
+        PatchError: a pattern of code is not valid.
+    """
+    for given in config.patches:
+        patch = adopt_patch(given, config.name)
+        if not config.is_pattern:
+            yield patch, patch.target
+            continue
+        for target in _targets(patch, document, f"{document.module}; declared in {config.name}"):
+            yield replace(patch, target=target), patch.target
+
+
+def is_present(config: PatchConfig, document: Document, kind: str, name: str) -> bool:
+    """Whether what a config says of a name (``exclude``, ``drop_import``, ``helper``) concerns the module.
+
+    For a config for one module it does; whether the name is there is the verb's to check.
+    """
+    if not config.is_pattern:
+        return True
+    if kind == "drop_import":
+        return any(name in importable(s) for block in blocks(document.tree) for s in block)
+    return bool(top_level(document, name, ("class", "function", "assignment")))
+
+
+def unapplied(config: PatchConfig, reports: Iterable[PatchReport]) -> list[Patch]:
+    """Return the patches of a config for a pattern that took effect in none of the modules reported on."""
+    done: set[tuple[str, str]] = set()
+    for report in reports:
+        done |= {(p.declared or p.target, p.reason) for p in report.applied if p.config == config.name}
+        gave_way = {p.target for p in report.yielded if p.config == config.name}
+        for patch in config.patches:
+            if any(fnmatchcase(target, patch.target) for target in gave_way):
+                done.add((patch.target, patch.description or ""))
+    return [patch for patch in config.patches if (patch.target, patch.description or "") not in done]
+
+
+def _targets(patch: Patch, document: Document, where: str) -> Iterator[str]:
+    if patch.patch_type is PatchType.METHOD_ADDITION:
+        yield from _owners(patch.target, document)
+        return
+    kinds = _KINDS.get(patch.patch_type, ())
+    wanted = plain(patch.target)
+    matching = [
+        definition
+        for definition in document.definitions()
+        if definition.kind in kinds and fnmatchcase(plain(definition.qualname), wanted)
+    ]
+    if matching and _relied_on(patch, document):
+        fitting = (d.qualname for d in matching if _fits(d, patch, where))
+        yield from dict.fromkeys(fitting)
+
+
+def _owners(target: str, document: Document) -> Iterator[str]:
+    """Targets of an added method: the classes that do not have it."""
+    owner, _, method = plain(target).rpartition(".")
+    for definition in document.definitions():
+        node = definition.node
+        if isinstance(node, ast.ClassDef) and fnmatchcase(plain(definition.qualname), owner):
+            if method not in members(node):
+                yield f"{definition.qualname}.{method}"
+
+
+def _relied_on(patch: Patch, document: Document) -> bool:
+    return all(
+        found and all(fingerprint(definition.node) in digests for definition in found)
+        for found, digests in ((document.find(name), digests) for name, digests in patch.relies_on.items())
+    )
+
+
+def _fits(definition: Definition, patch: Patch, where: str) -> bool:
+    """Whether a definition is code that the patch was written for."""
+    if patch.fingerprints and fingerprint(definition.node) not in patch.fingerprints:
+        return False
+    if not isinstance(definition.node, FunctionNode):
+        return True
+    if patch.before is not None:
+        pattern = Pattern(patch.before, where=where, target=patch.target)
+        return bool(pattern.find_statements(definition.node, nested=False))
+    if patch.pattern is not None and patch.matches is None:
+        pattern = Pattern(patch.pattern, where=where, target=patch.target)
+        return bool(pattern.find(definition.node))
+    return True

@@ -1,0 +1,103 @@
+"""Plain expressions: what can be evaluated twice, or earlier than it stands, without a difference."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Mapping
+
+__all__ = ["Unclear", "bound_name", "chain", "holds", "is_plain", "substituted"]
+
+_PARTS = (
+    ast.Name,
+    ast.Attribute,
+    ast.Constant,
+    ast.Subscript,
+    ast.Slice,
+    ast.Tuple,
+    ast.Compare,
+    ast.BoolOp,
+    ast.UnaryOp,
+    ast.BinOp,
+    ast.IfExp,
+    ast.Call,
+    ast.keyword,
+    ast.expr_context,
+    ast.operator,
+    ast.cmpop,
+    ast.boolop,
+    ast.unaryop,
+)
+# Methods of tensors, configs and mappings that only look.
+_METHODS = frozenset(
+    "contiguous float get get_decoder get_text_config reshape size to type_as view".split()  # noqa: SIM905
+)
+_FUNCTIONS = frozenset({"getattr", "isinstance", "len"})
+
+
+class Unclear(Exception):
+    """Code that is not understood.
+
+    Args:
+        what: what is not understood.
+        node: where.
+    """
+
+    def __init__(self, what: str, node: ast.AST) -> None:
+        super().__init__(f"{what} (line {getattr(node, 'lineno', '?')})")
+
+
+def chain(node: ast.AST) -> str:
+    """``a.b[i].c`` as ``a.b.c``; empty if it is anything else than names, attributes and plain items."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+        elif not is_plain(node.slice):
+            return ""
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def is_plain(node: ast.AST) -> bool:
+    """Whether an expression only looks: evaluating it changes nothing and costs next to nothing."""
+    if not isinstance(node, _PARTS):
+        return False
+    if isinstance(node, ast.Call):
+        function = node.func
+        looks = isinstance(function, ast.Attribute) and function.attr in _METHODS
+        if not looks and not (isinstance(function, ast.Name) and function.id in _FUNCTIONS):
+            return False
+    return all(is_plain(child) for child in ast.iter_child_nodes(node))
+
+
+def substituted(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
+    """``node`` with names replaced by expressions; the very same node if there is nothing to replace."""
+    if not any(isinstance(inner, ast.Name) and inner.id in values for inner in ast.walk(node)):
+        return node
+    replaced: ast.expr = _Substitution(values).visit(copy.deepcopy(node))
+    return replaced
+
+
+def holds(statement: ast.AST, node: ast.AST) -> bool:
+    """Whether ``node`` is ``statement`` or a part of it."""
+    return any(inner is node for inner in ast.walk(statement))
+
+
+def bound_name(statement: ast.stmt) -> str:
+    """The name to which a statement binds its ``value``, doing nothing else; or nothing."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        target = statement.target
+    else:
+        return ""
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+class _Substitution(ast.NodeTransformer):
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._values.get(node.id, node)

@@ -1,0 +1,94 @@
+"""Where statements can be put into a function, whatever its layout: at its start, before a statement."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from veomni_hook.patches.text.document import Document, FunctionNode, has_docstring
+
+__all__ = ["Place", "at_start", "before"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Room for statements: in place of ``[start, end)`` (white space), between ``head`` and ``tail``.
+
+    ``indent`` is theirs. ``splits`` are ``(start, end, text)``: they give what shares a line with the place
+    a line of its own, and have to be made too.
+    """
+
+    start: int
+    end: int
+    indent: str
+    head: str = ""
+    tail: str = "\n"
+    splits: tuple[tuple[int, int, str], ...] = ()
+
+    def comment(self, text: str) -> str:
+        """The text that puts the comment ``text`` above the statements, as an insertion at `start`."""
+        return f"  {text}" if self.head else f"{self.indent}{text}\n"
+
+    def block(self, code: str) -> str:
+        """The text that goes to ``[start, end)``; ``code`` has the place's indentation, no last newline."""
+        return f"{self.head}{code}{self.tail}"
+
+
+def at_start(document: Document, function: FunctionNode) -> Place:
+    """The place in front of the first statement after a function's docstring and the comments above it."""
+    first = function.body[0]
+    rest = function.body[1:] if has_docstring(function) else function.body
+    if not document.is_inline(function):
+        indent = document.indent(first)
+        if rest:
+            start = _above_comments(document, function, document.span(rest[0])[0])
+            return Place(start, start, indent)
+        start = document.body_start(function)
+        if start == len(document.source) and not document.source.endswith(("\n", "\r")):
+            return Place(start, start, indent, head="\n", tail="")
+        return Place(start, start, indent)
+    # `def f(): return x`, `def f(): "doc"; return x`: what follows the header gets lines of its own.
+    splits: list[tuple[int, int, str]] = []
+    indent = document.indent(first if document.begins_line(first) else function)
+    if not document.begins_line(first):
+        indent += "    "
+        if rest[:1] != [first]:
+            start = _gap_before(document, first)
+            splits.append((start, document.start(first), f"{document.newline}{indent}"))
+    if not rest:
+        end = document.end(first)
+        return Place(end, end, indent, head="\n", tail="", splits=tuple(splits))
+    start = _gap_before(document, rest[0])
+    return Place(start, document.start(rest[0]), indent, head="\n", tail=f"\n{indent}", splits=tuple(splits))
+
+
+def before(document: Document, function: FunctionNode, statement: ast.stmt) -> Place | None:
+    """The place in front of a statement of a function and the comments above it; None where there is none.
+
+    There is none before a statement in the middle of a line, or before an ``elif``.
+    """
+    start = document.span(statement)[0]
+    if not document.begins_line(statement) or document.source.startswith("elif", start):
+        return None
+    line = _above_comments(document, function, start)
+    return Place(line, line, document.indent(statement))
+
+
+def _gap_before(document: Document, node: ast.AST) -> int:
+    start = document.start(node)
+    return len(document.source[:start].rstrip(" \t\f"))
+
+
+def _above_comments(document: Document, function: FunctionNode, start: int) -> int:
+    """Where the line of the statement at ``start`` begins, or that of the comments right above it."""
+    line = document.line_start(start)
+    indent = document.source[line:start]
+    number = document.lineno(line)
+    # A line of a string may look like a comment; all code above has ended at `floor`.
+    ends = (getattr(node, "end_lineno", 0) for node in ast.walk(function))
+    floor = max((end for end in ends if end < number), default=0)
+    while number - 1 > floor and document.source.startswith(
+        f"{indent}#", above := document.line_start(line - 1)
+    ):
+        line, number = above, number - 1
+    return line
