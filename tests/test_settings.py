@@ -57,6 +57,10 @@ def test_the_nearest_file_upward_counts(tmp_path: Path) -> None:
         ({"VEOMNI_CACHE_DIR": "c"}, "cache_dir", "c"),
         ({"VEOMNI_DEVICE": "npu"}, "device", "npu"),
         ({"VEOMNI_STRICT": ""}, "strict", False),
+        ({"VEOMNI_IDIOMS": "0"}, "idioms", False),
+        ({}, "idioms", True),
+        ({"VEOMNI_REMOTE_CODE": "1"}, "remote_code", True),
+        ({}, "remote_code", False),
     ],
 )
 def test_environment(tmp_path: Path, environment: dict[str, str], field: str, value: object) -> None:

@@ -34,15 +34,15 @@ def test_a_module_that_no_config_names_is_patched(python: Python) -> None:
 
 def test_what_idioms_found_or_not_is_remembered(python: Python) -> None:
     names = (SCALED, STILL, LAYERS)
-    code = f"{{}}{LOOK}look(*{names})"
-    cold, engine = python(code.format(HOOK), VEOMNI_PATCHES=None).result
+    code = f"{LOOK}look(*{names})"
+    cold, engine = python(HOOK + code, VEOMNI_PATCHES=None).result
     assert engine is True
     assert cold == {
         SCALED: [True, "miss", ["route"]],
         STILL: [False, "", []],
         LAYERS: [True, "miss", ["route"]],
     }
-    warm, engine = python(code.format("import veomni_hook.install\n"), VEOMNI_PATCHES=None).result
+    warm, engine = python("import veomni_hook.install\n" + code, VEOMNI_PATCHES=None).result
     assert engine is False, "a warm import recognises nothing"
     assert warm == {
         SCALED: [True, "hit", ["route"]],
@@ -61,7 +61,8 @@ def test_the_setting_turns_them_off_and_is_part_of_the_key(python: Python) -> No
 
 def test_a_module_that_does_not_compute_with_tensors_is_not_asked_about(python: Python) -> None:
     names = "transformers.models.auto.modeling_auto", TINY
-    found, engine = python(f"{HOOK}{LOOK}look(*{names})", VEOMNI_PATCHES=None).result
+    quiet = "import veomni_hook.install\n"
+    found, engine = python(f"{quiet}{LOOK}look(*{names})", VEOMNI_PATCHES=None).result
     assert found == {name: [False, "", []] for name in names}
     assert engine is False
 
@@ -83,10 +84,6 @@ def test_a_failing_idiom_is_a_warning_and_configs_still_apply(python: Python, tm
         assert "a defect" in ran.err
     healthy = python(code.replace("thousand.fail", ""), VEOMNI_PATCHES="adding")
     assert healthy.out.split() == ["1002", "6"], "what a failure left is not in the cache"
-    strict = python(code, VEOMNI_PATCHES=None, VEOMNI_STRICT="1")
-    assert (
-        "IdiomError" in python(code, VEOMNI_PATCHES="tiny_config", VEOMNI_STRICT="1").err or strict.code == 0
-    )
 
 
 def test_a_failing_idiom_is_an_error_under_strict_and_leaves_nothing(python: Python) -> None:

@@ -51,6 +51,7 @@ def test_arguments_that_do_not_fit_are_a_type_error(args, kwargs):
         ("query, cos, dim=", "no parameter list"),
         ("query: cos, lambda cos", "no parameter list"),
         ("query, cos: [exit()], lambda", "no parameter list"),
+        ("query, cos: exit() or lambda dim", "no parameter list"),
     ],
 )
 def test_malformed_parameters_are_refused(parameters, why):

@@ -138,6 +138,16 @@ def test_is_rebuilt_when_pickled(slot):
     assert repr(pickle.loads(pickle.dumps(slot))) == repr(slot)
 
 
+def test_a_refusal_is_a_warning_where_the_backend_was_named(slot, caplog):
+    with caplog.at_level(logging.INFO, "veomni_hook.kernels"):
+        for choice in ("auto", "torch"):
+            set_choice(choice)
+            for _ in range(2):
+                slot.kernel(norm(), X.double())
+    refused = [record for record in caplog.records if "upstream code instead of torch" in record.getMessage()]
+    assert [record.levelname for record in refused] == ["INFO", "WARNING"]
+
+
 def test_says_once_what_it_picked(slot, caplog):
     with caplog.at_level(logging.INFO, "veomni_hook.kernels"):
         for _ in range(3):

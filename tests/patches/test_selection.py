@@ -102,6 +102,8 @@ def test_a_number_of_matches_is_exact_in_every_target(apply: Any) -> None:
     code = "config.rewrite('*Norm.forward', pattern='helper({x})', replacement='{x}', matches=1)\n"
     with pytest.raises(PatchTargetError, match=r"match once in TwoNorm\.forward, it matches 2 times"):
         apply(code)
+    with pytest.raises(PatchTargetError, match=r"match once in OneNorm\.forward, it matches 0 times"):
+        apply(code.replace("helper", "absent"))
 
 
 def test_any_number_of_matches_is_at_least_one_for_one_module(patched: Any) -> None:
@@ -204,6 +206,14 @@ def test_a_pattern_and_a_name_on_one_target_are_a_conflict_unless_one_is_the_bas
     module = run(result)
     assert (module["OneNorm"]().forward(0), module["TwoNorm"]().forward(0)) == (6, 5)
     assert unapplied(every, [result.report]) == []
+    two = load("@config.override_method('TwoNorm.forward')\ndef f(self, x): return 7\n", head=HEAD).config
+    two.base = one
+    overruled = patch_source(UPSTREAM, applicable([one, two], ORIGIN.module, "gpu"), ORIGIN).report
+    assert {y.target for y in overruled.yielded if y.config == every.name} == {
+        "OneNorm.forward",
+        "TwoNorm.forward",
+    }
+    assert unapplied(every, [overruled]) == []
 
 
 def test_patches_that_apply_nowhere_are_told(load: Any) -> None:

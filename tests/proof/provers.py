@@ -20,7 +20,7 @@ from tests.proof.configs import EXPERTS, HIDDEN, TOP_K
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.state import get_choice, set_choice
 
-__all__ = ["PROVERS"]
+__all__ = ["DTYPES", "Inputs", "both", "class_prover", "expert_calls", "layer_calls", "norm_calls", "slots_of", "with_kernels"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 Inputs = dict[str, torch.Tensor]
@@ -182,9 +182,3 @@ def class_prover(
     return lambda site, module: prove_class(site, module, calls(site))
 
 
-PROVERS: dict[str, Callable[[Any, Any], str]] = {
-    "rms_norm": class_prover(norm_calls),
-    "gated_mlp": class_prover(layer_calls),
-    "moe_router": class_prover(layer_calls),
-    "moe_experts": class_prover(expert_calls),
-}

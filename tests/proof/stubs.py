@@ -53,6 +53,7 @@ class Inner(nn.Module):
         self.hidden = nn.Parameter(hidden)
         self.router = nn.Parameter(torch.randn(LAYERS, hidden.shape[0] * hidden.shape[1], EXPERTS))
         self.dtype = hidden.dtype
+        self.config = Small()
 
     def forward(self, *_: Any, **__: Any) -> Output:
         """Answer."""

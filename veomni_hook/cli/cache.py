@@ -104,7 +104,7 @@ def warm(
         list[str] | None,
         typer.Argument(
             metavar="[TARGET]...",
-            help="Only these families or modules; by default all that patches exist for.",
+            help="These families or modules; by default all that a spec or a config of yours names.",
             autocompletion=complete_family,
             show_default=False,
         ),
@@ -136,15 +136,16 @@ def readable_size(size: int) -> str:
 
 
 def _warmed(wanted: Sequence[str], settings: Settings) -> Iterator[dict[str, object]]:
-    from veomni_hook.cli.spec_sources import load_sources, names
+    from veomni_hook.cli.spec_sources import load_sources, modules_of, names
     from veomni_hook.finders.locate import locate
     from veomni_hook.finders.prepare import prepare
 
     import_from_here()
     if not wanted:
         sources = load_sources(names(settings))
-        modules = dict.fromkeys(config.source_module for source in sources for config in source.configs)
+        modules = modules_of(config for source in sources for config in source.configs)
         wanted = [module for module in modules if locate(module) is not None]
+        output.note("what idioms route is patched for the families that you name: cache warm qwen3")
         for source in sources:
             if source.error is not None:
                 output.fail(source.error)

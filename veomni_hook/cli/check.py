@@ -118,6 +118,7 @@ def _write(path: str, targets: Sequence[str], sources: Sequence[Source], jobs: i
 
 
 def _verdicts(sources: Sequence[Source], wanted: Collection[str], settings: Settings) -> Iterator[Verdict]:
+    from veomni_hook.cli.spec_sources import modules_of
     from veomni_hook.cli.verdict import failure, judge, nowhere
     from veomni_hook.finders.locate import locate
     from veomni_hook.finders.pipeline import asks_idioms, read_upstream
@@ -127,7 +128,8 @@ def _verdicts(sources: Sequence[Source], wanted: Collection[str], settings: Sett
             yield failure("-", source.name, source.error)
     held = [(source, config) for source in sources for config in source.configs]
     reports: list[PatchReport] = []
-    for module in output.track(_modules([config for _, config in held], wanted), "checking"):
+    modules = list(wanted) or modules_of(config for _, config in held)
+    for module in output.track(modules, "checking"):
         fitting = [(source, config) for source, config in held if config.applies_to(module)]
         spec = locate(module)
         upstream, reason = (None, "not installed") if spec is None else read_upstream(module, spec)
@@ -140,17 +142,6 @@ def _verdicts(sources: Sequence[Source], wanted: Collection[str], settings: Sett
     for _, config in held:
         if config.is_pattern and not wanted:
             yield from nowhere(config, [r for r in reports if config.applies_to(r.module)])
-
-
-def _modules(configs: Sequence[PatchConfig], wanted: Collection[str]) -> list[str]:
-    """Return the modules to look at: those wanted, or those that a config names."""
-    if wanted:
-        return [*wanted]
-    named = [config.source_module for config in configs if not config.is_pattern]
-    patterns = [config for config in configs if config.is_pattern]
-    known = source_tree().files() if patterns else {}
-    matching = [module for module in known if any(config.applies_to(module) for config in patterns)]
-    return [*dict.fromkeys((*named, *matching))]
 
 
 def _unreadable(

@@ -83,8 +83,9 @@ def coverage(  # noqa: PLR0913 - the options of a command
             _print_rows(shown)
         _print_totals(found)
     failed = [row for row in rows if row.status == ERROR]
-    for row in failed:
-        output.warn(f"{row.module}: {row.reason}")
+    for reason, modules in _by_reason(failed).items():
+        more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
+        output.warn(f"{modules[0]}{more}: {reason}")
     short = [total for total in found if total.share < wanted.get(total.op, 0.0)]
     for total in short:
         output.warn(f"{total.op}: {total.share:.1f} % routed, {wanted[total.op]:g} % required")
@@ -110,6 +111,14 @@ def examined(families: Sequence[str], source: str | None, jobs: int | None) -> l
     for module, found in zip(files, survey(examine, files, "reading", jobs=jobs), strict=True):
         rows += [failure(module, found.what)] if isinstance(found, VeomniHookError) else found
     return sorted(rows)
+
+
+def _by_reason(failed: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the modules of errors; an idiom that fails everywhere is told once."""
+    found: dict[str, list[str]] = {}
+    for row in failed:
+        found.setdefault(row.reason, []).append(row.module)
+    return found
 
 
 def _is_shown(row: Row, *, missed: bool, call_sites: bool) -> bool:

@@ -179,6 +179,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
     """Return every config module with who named it and, if loaded, the modules that it patches."""
     from veomni_hook.cli.spec_sources import BUILT_IN, load_sources, names
     from veomni_hook.cli.target_options import import_from_here
+    from veomni_hook.patches.idioms.config import NAME
 
     import_from_here()
     named = names(settings)
@@ -191,6 +192,8 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
         rows.append({"config": name, "from": origin, "patches": modules})
         if source is not None and source.error is not None:
             findings.problems.append(_one_line(source.error))
+    if settings.idioms:
+        rows.insert(0, {"config": NAME, "from": BUILT_IN, "patches": ["every modeling module"]})
     return rows
 
 

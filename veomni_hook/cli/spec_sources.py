@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,19 @@ def names(settings: Settings) -> list[tuple[str, str]]:
 def load_sources(named: Sequence[tuple[str, str]]) -> list[Source]:
     """Load config modules; each failure is kept beside the others' results."""
     return [_load(origin, name) for origin, name in named]
+
+
+def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
+    """Return the modules that configs name, a pattern's installed ones included, each once."""
+    found = list(configs)
+    named = [config.source_module for config in found if not config.is_pattern]
+    patterns = [config for config in found if config.is_pattern]
+    if patterns:
+        from veomni_hook.cli.sources import source_tree
+
+        known = source_tree().files()
+        named += [module for module in known if any(config.applies_to(module) for config in patterns)]
+    return [*dict.fromkeys(named)]
 
 
 def _load(origin: str, name: str) -> Source:

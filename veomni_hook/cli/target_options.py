@@ -104,6 +104,13 @@ def _picked(name: str, module: str | None, device: str | None) -> Picked:
     (loaded,) = load([name])
     fitting = [c for c in loaded.configs if device is None or c.device in (None, device)]
     modules = dict.fromkeys(c.source_module for c in fitting)
+    pattern = next((c.source_module for c in fitting if c.is_pattern), None)
+    if module is None and pattern is not None:
+        raise UsageError(
+            f"{name} is for every module that {pattern} matches",
+            where=f"config {name}",
+            fix="name one of them as the target too: a family (qwen3), or a module",
+        )
     if module is None and len(modules) > 1:
         raise UsageError(
             f"{name} holds configs for {len(modules)} modules",
@@ -111,7 +118,7 @@ def _picked(name: str, module: str | None, device: str | None) -> Picked:
             fix=f"name one as the target too: {', '.join(modules)}",
         )
     chosen = module if module is not None else next(iter(modules), None)
-    fitting = [c for c in fitting if c.source_module == chosen]
+    fitting = [c for c in fitting if chosen is not None and c.applies_to(chosen)]
     if chosen is None or not fitting:
         raise UsageError(
             f"{name} has no config for {module or 'this device'}" + (f" on {device}" if device else ""),

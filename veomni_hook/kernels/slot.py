@@ -71,7 +71,7 @@ class Slot:
         # By id with a weak reference: a WeakKeyDictionary would cost 1.5 us at every call.
         self._outcomes: dict[int, tuple[ref[Any], list[Outcome]]] = {}
         self._refusals: dict[tuple[str, str], Outcome] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._said: set[tuple[int, str, str]] = set()
 
     def __repr__(self) -> str:
         parameters = f", parameters={self.parameters!r}" if self.parameters else ""
@@ -261,6 +261,6 @@ class Slot:
         return self._refusals.setdefault((backend, reason), Outcome(EAGER, reason))
 
     def _say(self, level: int, topic: str, message: str) -> None:
-        if (topic, message) not in self._said:
-            self._said.add((topic, message))
+        if (level, topic, message) not in self._said:
+            self._said.add((level, topic, message))
             logger.log(level, "%s: %s", self.module_name, message)

@@ -167,11 +167,14 @@ def _share(first: _Claim, second: _Claim, origin: Origin) -> bool:
         return True  # several places of one function; overlaps show when they are planned
     if len(kinds) == 2 and kinds & _WRAPPING and "exclude" not in kinds:
         return True  # modify_init wraps whatever __init__ there is
-    return _apart(first, second, origin) or _apart(second, first, origin)
+    return _apart(first, second, origin)
 
 
 def _apart(claim: _Claim, other: _Claim, origin: Origin) -> bool:
-    """Whether ``claim`` is a route, and ``other`` changes its function where the route does not answer."""
+    """Whether ``claim`` is a route, and ``other`` changes its function where the route does not answer.
+
+    Routes come before all other claims.
+    """
     planner = _PLANNERS.get(other.step.kind)
     if claim.site is None or planner is None:
         return False

@@ -29,7 +29,7 @@ from veomni_hook.patches.verbs.methods import plan_methods
 from veomni_hook.patches.verbs.replace import plan_replacements
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
 from veomni_hook.patches.verbs.route import plan_routes
-from veomni_hook.patches.verify import check_names, check_overlaps, check_routes, check_text, untouched
+from veomni_hook.patches.verify import check_names, check_overlaps, check_text, untouched
 
 __all__ = ["Origin", "PatchedSource", "applicable", "patch_source"]
 
@@ -140,7 +140,6 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
     check_overlaps(plan, edits)
     text, placed = place_edits(document.source, edits)
     patched = check_text(plan, text, placed)
-    check_routes(plan, edits, patched)
     kept = untouched(plan, placed, patched)
     check_names(plan, names, placed, patched)
     report = replace(

@@ -13,13 +13,12 @@ from veomni_hook.errors import (
 )
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType
-from veomni_hook.patches.structure.scope import bindings, local_names, used_names
 from veomni_hook.patches.structure.uses import Use, global_bindings, global_uses, has_star_import
-from veomni_hook.patches.text.document import Document, FunctionNode
+from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Edit, Placed
 from veomni_hook.patches.text.names import listed
 
-__all__ = ["check_names", "check_overlaps", "check_routes", "check_text", "untouched"]
+__all__ = ["check_names", "check_overlaps", "check_text", "untouched"]
 
 
 def check_overlaps(plan: Plan, edits: Sequence[Edit]) -> None:
@@ -43,33 +42,6 @@ def check_overlaps(plan: Plan, edits: Sequence[Edit]) -> None:
             )
         if last is None or edit.end > last.end:
             last = edit
-
-
-def check_routes(plan: Plan, edits: Sequence[Edit], patched: Document) -> None:
-    """See that routes bind no name that upstream's code after them uses, where they alone change a function.
-
-    Raises:
-        IdiomError: one does.
-    """
-    routes = dict(plan.of_kind(PatchType.ROUTE.value))
-    others = [edit for edit in edits if edit.patch not in routes and not edit.marker]
-    for target, step in {step.target: step for step in routes.values()}.items():
-        for old, new in zip(plan.document.find(target), patched.find(target), strict=False):
-            if not (isinstance(old.node, FunctionNode) and isinstance(new.node, FunctionNode)):
-                continue
-            start, end = plan.document.span(old.node)
-            if any(edit.start < end and edit.end > start for edit in others):
-                continue
-            bound = bindings(new.node) - bindings(old.node)
-            fresh = local_names(new.node) - local_names(old.node)
-            taken = (bound.keys() | fresh) & used_names([old.node])
-            if taken:
-                raise IdiomError(
-                    f"{step} binds names that the function uses itself: {listed(sorted(taken))}",
-                    where=str(plan.origin),
-                    fix="report this as a defect of veomni-hook",
-                    target=target,
-                )
 
 
 def check_text(plan: Plan, text: str, placed: Sequence[Placed]) -> Document:

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers.loss.loss_utils as loss_utils
 from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tests.kernels.matching import close
 from tests.kernels.linear_cross_entropy.routed import batch, pair
-from veomni_hook.kernels.linear_cross_entropy import losses
+from tests.kernels.matching import close
+from veomni_hook.kernels.linear_cross_entropy import causal_lm, losses
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.state import set_choice
 
@@ -173,15 +175,6 @@ def test_a_loss_of_the_models_own(patched):
     assert "own (own_loss)" in outcome(patched, models[1]).reason
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), lambda **_: torch.zeros(()), own_loss])
-def test_other_loss_functions_are_recognised(loss):
-    assert "own" in losses.refuses(loss)
-
-
-def test_the_upstream_loss_is_recognised():
-    assert losses.refuses(loss_utils.ForCausalLMLoss) is None
-
-
 def test_an_upstream_loss_that_answers_otherwise_is_honoured(patched, monkeypatch):
     plain = loss_utils.fixed_cross_entropy
     monkeypatch.setattr(loss_utils, "fixed_cross_entropy", lambda *a, **k: plain(*a, **k) + 1)
@@ -189,11 +182,6 @@ def test_an_upstream_loss_that_answers_otherwise_is_honoured(patched, monkeypatc
     upstream, model = pair(patched)
     assert not isinstance(assert_equal_steps(upstream, model, batch()), LazyLogits)
     assert "answer" in outcome(patched, model).reason
-
-
-def test_an_upstream_loss_that_fails_is_left_to_fail(monkeypatch):
-    monkeypatch.setattr(loss_utils, "fixed_cross_entropy", None)
-    assert "TypeError" in losses._examine(loss_utils.ForCausalLMLoss)
 
 
 class Lora(nn.Module):
@@ -286,3 +274,105 @@ def test_a_backend_by_name_that_cannot_serve_is_a_warning_once(patched, caplog):
         model(**batch())
     told = [record for record in caplog.records if "eval mode" in record.getMessage()]
     assert [record.levelname for record in told] == ["WARNING"]
+
+
+def test_the_reference_answers_in_eval_mode_and_without_gradients(patched):
+    set_choice("linear_cross_entropy=reference")
+    upstream, model = (each.eval() for each in pair(patched))
+    inputs = batch()
+    for _ in range(2):
+        with torch.no_grad():
+            expected, got = upstream(**inputs), model(**inputs)
+        assert isinstance(got, LazyLogits)
+        assert torch.equal(got.loss, expected.loss)
+        assert torch.equal(got.logits, expected.logits)
+        assert not got.logits.requires_grad
+    assert outcome(patched, model).backend == "reference"
+
+
+class Decoder(nn.Module):
+    def __init__(self, after=None):
+        super().__init__()
+        self.dense, self.out, self.after = nn.Linear(32, 32), nn.Linear(32, 61), after
+
+    def forward(self, x):
+        logits = self.out(torch.tanh(self.dense(x)))
+        return logits if self.after is None else self.after(logits)
+
+
+def with_decoder(models, after=None):
+    torch.manual_seed(3)
+    for model in models:
+        model.lm_head = Decoder(after)
+        model.get_output_embeddings = lambda head=model.lm_head: head.out
+    models[1].lm_head.load_state_dict(models[0].lm_head.state_dict())
+    return models
+
+
+def test_a_head_around_its_linear(patched):
+    models = with_decoder(pair(patched))
+    inputs = batch()
+    got = assert_equal_steps(*models, inputs)
+    assert isinstance(got, LazyLogits)
+    assert torch.equal(got.logits, models[0](**inputs).logits)
+
+
+def test_a_head_that_changes_logits_falls_back_once(patched):
+    models = with_decoder(pair(patched), after=lambda logits: logits * 2)
+    got = assert_equal_steps(*models, batch())
+    assert not isinstance(got, LazyLogits)
+    assert outcome(patched, models[1]).backend == "torch", "that was found out in the head"
+    assert_equal_steps(*models, batch())
+    assert "the head returns" in outcome(patched, models[1]).reason
+
+
+def test_a_masked_language_model_counts_its_own_tokens(patched):
+    models = pair(patched)
+    for model in models:
+        model.loss_function = loss_utils.ForMaskedLMLoss
+    for kwargs in ({}, {"num_items_in_batch": 5}, {"shift_labels": torch.zeros(2, 12, dtype=torch.int64)}):
+        assert isinstance(assert_equal_steps(*models, {**batch(), **kwargs}), LazyLogits)
+
+
+def test_labels_have_to_be_there_even_if_shifted_ones_are_given(patched):
+    _, model = pair(patched)
+    model.loss_function = loss_utils.ForMaskedLMLoss
+    operands = (torch.zeros(2, 12, 32), model.lm_head, None, 61, {"shift_labels": torch.zeros(2, 12).long()})
+    assert "NoneType" in causal_lm.cannot(model, *operands)
+    model.loss_function = loss_utils.ForCausalLMLoss
+    assert causal_lm.cannot(model, *operands) is None
+
+
+def test_a_scale_that_is_learned(patched):
+    _, model = pair(patched)
+    labels = torch.zeros(2, 12, dtype=torch.int64)
+    operands = (torch.zeros(2, 12, 32), model.lm_head, labels, 61, {})
+    scale = nn.Parameter(torch.ones(()))
+    assert causal_lm.cannot(model, *operands, {"scale": 2.0}) is None
+    assert "Parameter" in causal_lm.cannot(model, *operands, {"scale": scale})
+
+
+def test_what_comes_before_the_head_runs_once(patched):
+    _, model = pair(patched)
+    calls = []
+
+    def before_head(x):
+        calls.append(x.shape)
+        return 2 * x
+
+    hidden, labels = torch.randn(2, 12, 32), torch.randint(0, 61, (2, 12))
+    call = causal_lm.Call(model, hidden, model.lm_head, labels, 61, {}, {"before_head": before_head})
+    loss, logits, finish = causal_lm.reference_output(*call)
+    assert calls == [(2, 12, 32)]
+    expected = model.lm_head(2 * hidden)
+    output = finish(CausalLMOutputWithPast(loss=loss, logits=logits))
+    assert torch.equal(output.logits, expected)
+    close(loss, loss_utils.ForCausalLMLoss(expected, labels, 61), 1e-6)
+
+
+def test_an_output_that_cannot_wait_gets_its_logits(patched):
+    _, model = pair(patched)
+    hidden, labels = torch.randn(2, 12, 32), torch.randint(0, 61, (2, 12))
+    loss, logits, finish = causal_lm.reference_output(model, hidden, model.lm_head, labels, 61, {})
+    output = finish(SimpleNamespace(loss=loss, logits=logits))
+    assert torch.equal(output.logits, model.lm_head(hidden))

@@ -147,3 +147,132 @@ def test_accelerates_device_hook_passes_it_on():
     answer, request, _, loss = ask(head)
     assert refuses(head) is None
     assert request.loss is not None and torch.allclose(answer, loss)
+
+
+class Decoder(nn.Module):
+    """A head around its Linear; ``after`` is what it does to logits."""
+
+    def __init__(self, after=lambda logits: logits, bias=True):
+        super().__init__()
+        self.dense, self.out, self.after, self.calls = nn.Linear(8, 8), nn.Linear(8, 5, bias=bias), after, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.after(self.out(torch.tanh(self.dense(x))))
+
+
+def ask_inside(head):
+    hidden_states = torch.randn(1, 4, 8)
+    request = LossRequest(linear_cross_entropy, TARGET, {"ignore_index": -100, "num_items": None})
+    answer = heads.ask(head, head.out, hidden_states, request)
+    logits = head(hidden_states)
+    head.calls -= 1
+    return answer, request, logits
+
+
+def test_a_module_around_the_linear_answers_with_the_loss():
+    head = Decoder()
+    answer, request, logits = ask_inside(head)
+    assert heads.refuses(head, head.out) is None
+    assert answer is request.loss and torch.allclose(answer, functional.cross_entropy(logits[0], TARGET))
+    assert head.calls == 1 and not head.out._forward_pre_hooks
+
+
+AFTERWARDS = {
+    "scaled": lambda logits: logits * 2,
+    "copied": lambda logits: logits.clone(),
+    "reshaped": lambda logits: logits.view(1, 4, 5),
+    "in a tuple": lambda logits: (logits,),
+}
+
+
+@pytest.mark.parametrize("after", AFTERWARDS.values(), ids=AFTERWARDS)
+def test_a_module_that_changes_logits_is_asked_for_them_again(after):
+    head = Decoder(after)
+    answer, request, logits = ask_inside(head)
+    assert request.loss is None and "head returns" in request.reason
+    assert torch.equal(
+        answer[0] if isinstance(answer, tuple) else answer, logits[0] if isinstance(logits, tuple) else logits
+    )
+    assert head.calls == 2 and not head.out._forward_pre_hooks
+
+
+def test_a_failure_before_the_loss_is_the_heads_own():
+    def fail(_):
+        raise ValueError("its own")
+
+    head = Decoder()
+    head.dense.register_forward_pre_hook(lambda *_: fail(None))
+    request = LossRequest(linear_cross_entropy, TARGET, {})
+    with pytest.raises(ValueError, match="its own"):
+        heads.ask(head, head.out, torch.randn(1, 4, 8), request)
+    assert not head.out._forward_pre_hooks
+
+
+def test_a_failure_after_the_loss_fails_again_on_logits():
+    def fail(logits):
+        raise ValueError(f"its own {logits.dim()}")
+
+    with pytest.raises(ValueError, match="its own 3"):
+        ask_inside(Decoder(fail))
+
+
+def test_a_linear_called_by_keyword_gives_logits():
+    class Keyword(Decoder):
+        def forward(self, x):
+            return self.out(input=torch.tanh(self.dense(x)))
+
+    head = Keyword()
+    answer, request, logits = ask_inside(head)
+    assert request.loss is None and torch.equal(answer, logits)
+
+
+def test_unsuited_weights_inside_a_module_cost_one_call():
+    head = Decoder()
+    head.out = head.out.double()
+    request = LossRequest(linear_cross_entropy, TARGET, {})
+    with pytest.raises(RuntimeError, match="same dtype"):
+        heads.ask(head, head.out, torch.randn(1, 4, 8), request)
+    assert "dtypes" in request.reason
+
+
+INSIDE = {
+    "hook on the module": (lambda head: head.register_forward_hook(lambda *_: None), "hook"),
+    "hook on the linear": (lambda head: head.out.register_forward_hook(lambda *_: None), "hook"),
+    "backward hook": (lambda head: head.register_full_backward_hook(lambda *_: None), "backward hooks"),
+    "compiled": (lambda head: head.compile(backend="eager"), "compiled"),
+    "another linear": (lambda head: setattr(head, "out", Lora(8, 5)), "Lora"),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_refuses_modules_that_may_expect_logits(name):
+    change, reason = INSIDE[name]
+    head = Decoder()
+    change(head)
+    assert reason in heads.refuses(head, head.out)
+
+
+def test_a_hook_beside_the_linear_is_no_matter():
+    head = Decoder()
+    head.dense.register_forward_hook(lambda *_: None)
+    assert heads.refuses(head, head.out) is None
+
+
+class Model(nn.Module):
+    def __init__(self, embeddings):
+        super().__init__()
+        self.get_output_embeddings = embeddings
+
+
+def test_the_last_linear_of_a_head():
+    head, linear = Decoder(), nn.Linear(8, 5)
+    assert heads.last_linear(Model(lambda: head.out), head) is head.out
+    assert heads.last_linear(Model(lambda: head.out), linear) is linear
+    assert heads.last_linear(Model(lambda: None), head) is head
+    assert heads.last_linear(Model(None), head) is head
+    assert heads.last_linear(Model(lambda: linear), head) is head, "not a part of the head"
+    assert "Decoder" in heads.refuses(head, head)
+    bound = head.forward
+    assert heads.last_linear(Model(lambda: head.out), bound) is bound
+    assert "method" in heads.refuses(bound, bound)

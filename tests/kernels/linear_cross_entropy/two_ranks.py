@@ -14,8 +14,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.kernels.matching import close
 from tests.kernels.linear_cross_entropy.routed import batch, load, pair
+from tests.kernels.matching import close
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits, logits_are_read
 from veomni_hook.kernels.state import set_choice
 

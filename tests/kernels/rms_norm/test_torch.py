@@ -78,4 +78,4 @@ class Strange(torch.Tensor):
 
 
 def reference_rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return reference.rms_norm(hidden_states, weight, EPS)
+    return reference.cast_before_weight(hidden_states, weight, EPS)

@@ -1,9 +1,11 @@
-"""Applies the splices of sites to a module's text, as the engine does, and nothing else."""
+"""Applies the splices of sites to a module's text, as the engine does, and nothing else; and runs it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+from veomni_hook.kernels.slot import Slot
 from veomni_hook.patches.idioms.site import Site
 
 
@@ -16,3 +18,12 @@ def spliced(source: str, sites: Iterable[Site]) -> str:
         text += source[at : splice.start] + splice.text
         at = splice.end
     return text + source[at:]
+
+
+def executed(source: str, sites: Iterable[Site] = ()) -> dict[str, Any]:
+    """Return the globals of the module ``source`` with the splices and the slots of ``sites``."""
+    sites = list(sites)
+    slots = {slot.name: Slot(slot.op, slot.variant, "lookalike") for site in sites for slot in site.slots}
+    scope: dict[str, Any] = {"__name__": "lookalike", **slots}
+    exec(compile(spliced(source, sites), "lookalike.py", "exec"), scope)
+    return scope

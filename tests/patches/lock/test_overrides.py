@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from veomni_hook.patches.lock import Change, overrides_of
-from veomni_hook.patches.lock.changes import FORMULA, GONE, NEW, NOT_OVERRIDDEN, SIGNATURE, compare
+from veomni_hook.patches.lock.changes import (
+    FORMULA,
+    GONE,
+    NEW,
+    NOT_OVERRIDDEN,
+    SIGNATURE,
+    TEXT,
+    compare,
+)
 from veomni_hook.patches.spec import PatchConfig
 from veomni_hook.patches.text.document import Document
 
@@ -73,6 +81,26 @@ def test_another_body_matters(after: Compare) -> None:
     assert (change.result, change.matters, change.kind) == (FORMULA, True, "method_override")
     assert "mine:config" in change.detail
     assert "+    return self.inner(x + 1, mask)\n" in change.diff
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "        out = self.inner(x, mask)\n        return out\n",
+        "        return self.inner(x, mask)  # as ever\n",
+    ],
+)
+def test_another_text_of_the_same_code_is_a_note(after: Compare, body: str) -> None:
+    found = changes(after, edited("        return self.inner(x, mask)\n", body))
+    assert all((change.result, change.matters) == (TEXT, False) for change in found)
+    assert len(found) == ("out" in body)
+
+
+def test_the_same_formula_on_other_attributes_matters(after: Compare) -> None:
+    before = BODY.replace("self.inner(x, mask)", "self.up(x) * self.gate(x)")
+    swapped = before.replace("self.up(x) * self.gate(x)", "self.up(x) * self.door(x)")
+    (change,) = after(swapped, config("Layer.forward"), before=before)
+    assert (change.result, change.matters) == (FORMULA, True)
 
 
 @pytest.mark.parametrize(

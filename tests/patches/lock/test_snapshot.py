@@ -20,6 +20,17 @@ def test_decorators_belong_to_the_text() -> None:
     assert held.bodies["Norm.forward"].text[:2] == ("@hub('x')", "def forward(self, x):")
 
 
+def test_docstrings_are_left_out() -> None:
+    text = NORM.replace(
+        "        # a comment\n", '        """Words.\n\n        More.\n        """\n        # a comment\n'
+    )
+    assert snapshot("m", text).bodies["Norm.forward"].text == snapshot("m", NORM).bodies["Norm.forward"].text
+    only = NORM.replace("    return 2 * x", '    """Nothing else."""')
+    assert snapshot("m", only).bodies["double"].text == ("def double(x):", '    """Nothing else."""')
+    one_line = NORM.replace("    return 2 * x", '    """Words."""; return 2 * x')
+    assert snapshot("m", one_line).bodies["double"].text[1] == '    """Words."""; return 2 * x'
+
+
 def test_sites_that_are_not_routed_have_their_reason() -> None:
     held = snapshot("m", NORM.replace("self.scale * y", "y / self.scale"))
     assert held.sites == () and "found Div" in held.unrouted["scaling", "Norm.forward"]

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import ast
 
-import pytest
-
 from veomni_hook.patches.structure.scope import (
-    bindings,
     bound_names,
     local_names,
     nested_names,
@@ -67,20 +64,3 @@ def test_used_names_are_bound_or_read_but_no_attributes_and_keywords() -> None:
 def test_nested_names_are_bound_in_scopes_inside() -> None:
     tree = ast.parse("x = 1\n[y for y in x]\nlambda z, *w: z\ndef f(a=b):\n    c = 1\nclass D:\n    e = 1\n")
     assert nested_names(tree) == set("yzwace")
-
-
-@pytest.mark.parametrize(
-    ("body", "counts"),
-    [
-        ("a = 1\n    a = 2\n    b = a", {"a": 2, "b": 1}),
-        ("if (k := x):\n        a = 1\n        return a\n    b = 1", {"k": 1, "b": 1}),
-        ("if x:\n        a = 1\n    b = 1", {"a": 1, "b": 1}),
-        ("if x:\n        a = 1\n        raise a\n    else:\n        c = 1", {"c": 1}),
-        ("return [i for i in x]", {}),
-        ("pass", {}),
-    ],
-)
-def test_bindings_count_what_later_code_can_see(body: str, counts: dict[str, int]) -> None:
-    function = ast.parse(f"def f(x):\n    {body}\n").body[0]
-    assert isinstance(function, ast.FunctionDef)
-    assert bindings(function) == counts

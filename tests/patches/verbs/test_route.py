@@ -186,6 +186,51 @@ def test_a_route_cannot_bind_what_the_function_uses(patched: Any, run: Any, idio
     assert (module.forward(1), module.forward(-1)) == (("double/times_two", 1), -2)
 
 
+@pytest.mark.parametrize(
+    ("body", "guard", "taken"),
+    [
+        ("kernel = x\n        y = 1\n        return kernel", "if (kernel := 0): return 1", True),
+        ("kernel = x\n        y = 1\n        return kernel", "if (k := 0): return 1", False),
+        (
+            "kernel = x\n        y = 1\n        return kernel",
+            "if x:\n            kernel = 2\n            return 1",
+            False,
+        ),
+        ("y = 1\n        return kernel", "if x:\n            kernel = 2\n            return 1", True),
+        ("y = 1\n        return x", "if x:\n            kernel = 2\n            return 1", False),
+    ],
+)
+def test_which_bindings_disturb_upstream(
+    patched: Any, idioms: Any, body: str, guard: str, taken: bool
+) -> None:
+    upstream = UPSTREAM.replace("return x * 2", body)
+    start = upstream.index("        y = 1")
+    idioms(routed("Double.forward", Splice(start, start, f"        {guard}\n")))
+    if not taken:
+        assert guard in patched(upstream, idioms=True).text
+        return
+    with pytest.raises(IdiomError, match=r"binds names that the function uses itself: kernel"):
+        patched(upstream, idioms=True)
+
+
+def test_what_a_user_binds_in_the_same_function_is_his(patched: Any, run: Any, idioms: Any) -> None:
+    idioms(doubling.turn)
+    code = """
+        config.rewrite(
+            'Attention.forward', pattern='return {y} + 10', replacement='before = 20\\nreturn {y} + before'
+        )
+    """
+    assert run(patched(UPSTREAM, code, idioms=True))["Attention"]().forward(1) == 1020
+
+
+def test_a_route_may_stand_in_what_another_relies_on(patched: Any, run: Any, idioms: Any) -> None:
+    start = UPSTREAM.index("rotate(x) * angle")
+    idioms(doubling.turn, routed("turn", Splice(start, start + 9, "rotate(-x)"), op="inner"))
+    result = patched(UPSTREAM, idioms=True)
+    assert {one.op for one in result.report.applied if one.kind == "route"} == {"turn", "inner"}
+    assert run(result)["turn"](3) == 3
+
+
 TAKEN = """def forward(self, x):
         kernel = x
         if kernel is None: return 0

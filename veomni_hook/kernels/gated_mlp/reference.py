@@ -39,4 +39,4 @@ def scaled_sigmoid(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: fl
     """Return ``(up + 1) * gate * sigmoid(alpha * gate)`` with both cut off at ``limit``."""
     gate = gate.clamp(max=limit)
     up = up.clamp(min=-limit, max=limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+    return (up + 1.0) * (gate * torch.sigmoid(gate * alpha))

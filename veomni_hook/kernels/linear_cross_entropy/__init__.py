@@ -1,9 +1,9 @@
 """A language model's loss straight from hidden states, without all logits at once; a classifier's last token.
 
-``next_token``: the guard in a model's ``forward`` calls ``kernel(model, hidden_states, head, labels, vocab_size,
-loss_kwargs, options)`` and gets ``loss, logits, finish`` (`causal_lm`): with the first two it makes the model's
-output as upstream does, and returns ``finish(output)``. `head` says how the loss gets into the head's
-``__call__``, `output` how ``logits`` stay available.
+``next_token``: the guard in a model's ``forward`` calls ``kernel(model, hidden_states, head, labels,
+vocab_size, loss_kwargs, options)`` and gets ``loss, logits, finish`` (`causal_lm`): with the first two it
+makes the model's output as upstream does, and returns ``finish(output)``. `head` says how the loss gets into
+the head's ``__call__``, `output` how ``logits`` stay available.
 
 ``last_token``: ``kernel(hidden_states, score)`` takes the place of ``score(hidden_states)`` (`pooled`).
 """

@@ -101,7 +101,7 @@ _pytree.register_pytree_node(
 
 
 def last_linear(model: Any, head: Any) -> Any:
-    """Return the module inside ``head`` that makes logits, which is ``head`` itself if nothing else is known."""
+    """Return the module inside ``head`` that makes logits: ``head`` itself if nothing else is known."""
     if isinstance(head, nn.Linear) or not isinstance(head, nn.Module):
         return head
     embeddings = getattr(model, "get_output_embeddings", None)

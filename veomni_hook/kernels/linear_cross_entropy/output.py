@@ -225,11 +225,12 @@ def _lazy_class(output_class: type) -> type[LazyLogits]:
 
 
 def with_deferred_logits(made: Any) -> Any:
-    """Return the output ``made``, whose field ``logits`` holds `DeferredLogits`, such that they are read late.
+    """Return the output ``made`` such that its `DeferredLogits` are computed when they are read.
 
     What is no ``ModelOutput`` cannot do that, and gets its logits now.
     """
-    if isinstance(made, ModelOutput):
-        return _lazy_class(type(made))(**{field.name: getattr(made, field.name) for field in fields(made)})
-    made.logits = made.logits.compute()
-    return made
+    if not isinstance(made, ModelOutput):
+        made.logits = made.logits.compute()
+        return made
+    values = {field.name: getattr(made, field.name) for field in fields(made)}
+    return _lazy_class(made.__class__)(**values)

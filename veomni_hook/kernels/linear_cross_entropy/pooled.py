@@ -20,7 +20,7 @@ _LOSS_HOME = ("transformers.loss.loss_utils", "ForSequenceClassificationLoss")
 
 
 class Scores:
-    """What ``score(hidden_states)`` is for code that asks where and how many, and takes rows from it by index."""
+    """What ``score(hidden_states)`` is for code that asks where and how many, and takes rows from it."""
 
     def __init__(self, hidden_states: torch.Tensor, score: Any) -> None:
         self._hidden_states = hidden_states

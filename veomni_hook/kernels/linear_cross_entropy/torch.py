@@ -1,7 +1,8 @@
 """Linear cross-entropy over chunks of rows, with its gradients computed in the forward.
 
 Forward:  loss = sum_i(logsumexp(z_i) - z_i[target_i]) / items,  z = t(float32(x @ weight.T + bias))
-Backward: dx = d @ weight, dweight = d.T @ x, dbias = sum_i(d_i),  d = t' (softmax(z) - onehot(target)) / items
+Backward: dx = d @ weight, dweight = d.T @ x, dbias = sum_i(d_i),
+          d = t' (softmax(z) - onehot(target)) / items
           t is a factor and a soft cap (or nothing): t(y) = softcap tanh(factor y / softcap)
 Shapes: x [rows, hidden], weight [vocab, hidden], bias [vocab], target [rows] int64; loss float32, [].
 Saved: the gradients, and x, weight, bias, target for a second derivative. Mutates: nothing.
@@ -48,7 +49,7 @@ class _Gradients(NamedTuple):
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913, PLR0917 - what autograd.Function.apply is given
         ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
@@ -272,7 +273,8 @@ def linear_cross_entropy(
     """Return the mean loss over positions that count, or their sum over ``num_items``; float32.
 
     ``hidden_states`` is ``[rows, hidden]``, ``weight`` ``[vocab, hidden]``, ``bias`` ``[vocab]``, ``target``
-    ``[rows]`` (int64). ``transform`` is applied to logits, in float32 throughout. The rows of at most one chunk of logits exist at a time.
+    ``[rows]`` (int64). ``transform`` is applied to logits, in float32 throughout. The rows of at most one
+    chunk of logits exist at a time.
     """
     items = None if num_items is None else torch.as_tensor(num_items, device=hidden_states.device)
     return _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call,no-any-return]
@@ -285,7 +287,9 @@ def causal_lm_output(*call: Any) -> causal_lm.Fused:
     return causal_lm.fused_output(linear_cross_entropy, causal_lm.Call(*call))
 
 
-def loses(owner: Any, hidden_states: torch.Tensor, head: Any, labels: Any, vocab_size: int, *_: Any) -> str | None:
+def loses(
+    owner: Any, hidden_states: torch.Tensor, head: Any, labels: Any, vocab_size: int, *_: Any
+) -> str | None:
     """Return where upstream was measured to be faster, or None."""
     if hidden_states.device.type != "cpu":
         # H200, bfloat16, 8,192 to 32,768 rows: 0.84 to 0.96 of upstream's speed, a third to a fifteenth of

@@ -23,6 +23,7 @@ _FORMULAS = {
     "biased_alpha_gated_float32": "alpha_gated with biases, transposed, all in float32",
     "ungated": "sum_k w_k * act(x Wu^T) Wd^T, added up in the dtype of w",
     "batched_gated": "every expert on its own equal share of the rows: (up * act(gate)) Wd",
+    "shared_gated": "every token through all experts: sum_e (w_e * act(gate) * up) Wd^T, in float32",
     "grouped_linear": "rows sorted by expert: x_e W_e^T",
     "modules": "sum_k w_k * expert_k(x), each expert a module",
 }

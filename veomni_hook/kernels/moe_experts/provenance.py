@@ -12,7 +12,7 @@ What the user chose wins over ``auto``. A kernel that ``VEOMNI_KERNELS`` asks fo
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -33,7 +33,8 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
     chosen = vars(config).get(_CHOICE)
     if chosen is not None:
         return f"experts_implementation={chosen!r} was chosen"
-    if not _is_watched(type(config)) and config._experts_implementation is not None:
+    kind: Any = type(config)
+    if not _is_watched(kind) and config._experts_implementation is not None:
         return (
             f"experts_implementation={config._experts_implementation!r} may have been chosen: "
             "transformers was imported before veomni_hook, which sees no choice"
@@ -96,7 +97,7 @@ def _sub_configs(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 @cache
-def _is_watched(config_class: Hashable) -> bool:
+def _is_watched(config_class: Any) -> bool:
     """Whether assignments to configs of this class, and requests to models, are noted in this process."""
     models = sys.modules.get("transformers.modeling_utils")
     request = getattr(getattr(models, "PreTrainedModel", None), "set_experts_implementation", None)

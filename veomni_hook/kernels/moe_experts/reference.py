@@ -35,6 +35,7 @@ __all__ = [
     "gated_transposed",
     "grouped_linear",
     "modules",
+    "shared_gated",
     "ungated",
 ]
 
@@ -367,6 +368,27 @@ def batched_gated(
     hidden_states = hidden_states.view(gate_up_proj.shape[0], -1, hidden_size)
     gate, up = torch.bmm(hidden_states, gate_up_proj).chunk(2, dim=-1)
     return torch.bmm(up * act_fn(gate), down_proj).view(-1, hidden_size)
+
+
+def shared_gated(
+    hidden_states: Tensor,
+    routing_weights: Tensor,
+    gate_proj: Tensor,
+    up_proj: Tensor,
+    down_proj: Tensor,
+    act_fn: Callable[[Tensor], Tensor],
+    num_experts: int,
+) -> Tensor:
+    """Every token through all experts: the sum over e of ``down(w_e * act(gate) * up)``, in float32.
+
+    ``hidden_states`` is [..., H], ``routing_weights`` [..., E]; ``gate_proj`` and ``up_proj`` are [E, I, H].
+    """
+    shape = hidden_states.shape
+    rows = hidden_states.reshape(1, -1, shape[-1]).expand(num_experts, -1, -1)
+    weights = routing_weights.reshape(-1, num_experts, 1).transpose(0, 1)
+    gate, up = torch.bmm(rows, gate_proj.transpose(1, 2)), torch.bmm(rows, up_proj.transpose(1, 2))
+    result = torch.bmm(act_fn(gate) * up * weights, down_proj.transpose(1, 2))
+    return result.float().sum(dim=0).to(hidden_states.dtype).view(shape)
 
 
 def grouped_linear(inputs: Tensor, expert_size: Any, weight: Tensor) -> Tensor:

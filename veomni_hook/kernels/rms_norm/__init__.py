@@ -1,19 +1,38 @@
-"""RMS normalisation over the last dimension: ``x * rsqrt(mean(x^2) + eps)`` and a weight.
+"""RMS normalisation of the last dimension: ``x * rsqrt(mean(x^2) + eps)``, with a weight and a gate or without.
 
-Called as ``kernel(hidden_states, weight, eps)`` with ``[..., hidden]`` and ``[hidden]``.
+Called with the operands of the variant's reference function, in its order, and asked with the same:
+``slot.kernel(self, hidden_states, weight, eps)``. In the formulas ``x32`` is x in float32 and ``rs`` the scale
+``rsqrt(mean(x32^2) + eps)``.
 """
 
 from __future__ import annotations
 
 from veomni_hook.kernels.registry import Kernel, Op, Variant
 
+_FORMULAS = {
+    "cast_before_weight": "weight * (x32 * rs).to(x.dtype)",
+    "weight_before_cast": "(weight32 * (x32 * rs)).to(x.dtype)",
+    "cast_to_weight": "weight * (x32 * rs).to(weight.dtype), without the cast for a float32 weight",
+    "without_cast": "(weight * x) * rsqrt(mean(x^2) + eps)",
+    "divided_by_root": "((x32 / sqrt(mean(x32^2) + eps)) * weight32).to(x.dtype)",
+    "one_plus_weight": "((x32 * rs) * (1 + weight32)).to(x.dtype)",
+    "one_plus_weight_rounded": "((x32 * rs) * (1 + weight).float()).to(x.dtype)",
+    "one_plus_weight_before_norm": "(y32 * rs(y)).to(x.dtype), y = (x32 * (1 + weight).float()).to(x.dtype)",
+    "one_plus_weight_grouped": "one_plus_weight, rs over groups of neighbours",
+    "unweighted": "(x32 * rs).to(x.dtype)",
+    "unweighted_rounded_scale": "x * rs.to(x.dtype)",
+    "inverse_rms": "rs.to(x.dtype)",
+    "cast_before_weight_gated": "((weight * (x32 * rs).to(x.dtype)) * activation(gate32)).to(x.dtype)",
+    "weight_before_cast_gated": "((weight32 * (x32 * rs)) * activation(gate32)).to(x.dtype)",
+    "gate_before_norm": "cast_before_weight of x32 * silu(gate32)",
+    "gate_before_norm_grouped": "gate_before_norm, rs over groups of neighbours",
+}
+
 OP = Op(
     "rms_norm",
     variants={
-        "cast_before_weight": Variant(
-            "weight * (x32 * rsqrt(mean(x32^2) + eps)).to(x.dtype), x32 = float32(x)",
-            "veomni_hook.kernels.rms_norm.reference:rms_norm",
-        ),
+        name: Variant(formula, f"veomni_hook.kernels.rms_norm.reference:{name}")
+        for name, formula in _FORMULAS.items()
     },
 )
 

@@ -25,9 +25,14 @@ def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> t
     return weight * normalised.to(hidden_states.dtype)
 
 
-def refuses(owner: Any, hidden_states: torch.Tensor) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    weight = owner.weight
+def refuses(
+    owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
+) -> str | None:
+    """Return why this call must run the upstream code, or None.
+
+    A guard that asks with ``hidden_states`` alone means the weight ``owner.weight``.
+    """
+    weight = owner.weight if weight is None else weight
     reason = not_plain(hidden_states, weight)
     if reason is not None:
         return reason

@@ -17,16 +17,18 @@ _FORMULAS = {
     "half_split_cast_out": "half_split, cast to the dtype of x",
     "half_split_fp32": "half_split of x32, cos32, sin32, cast to the dtype of x",
     "half_split_fp32_as_query": "half_split of q32 and k32, both cast to the dtype of q",
-    "half_split_all_fp32_as_query": "half_split of q32, k32, cos32, sin32, both cast to the dtype of q",
     "half_split_reversed": "x * cos - turn(x) * sin on halves",
     "half_split_partial": "half_split of the first cos.shape[-1] numbers of head_dim; the rest stays",
     "half_split_partial_optional_key": "half_split_partial, of q alone where k is None",
     "half_split_after_prefix": "half_split of the last sin.shape[-2] positions; positions before them stay",
     "half_split_gathered": "half_split with cos[position_ids], sin[position_ids]",
+    "half_split_gathered_with_value": "half_split_gathered of q, k and v",
     "half_split_sections": "half_split with cos, sin of three axes, section by section in turn",
     "half_split_single": "half_split of one tensor",
+    "half_split_packed_heads": "half_split of every head of [batch, length, num_heads * head_size]",
     "half_split_first_positions_single": "half_split of one tensor with as many positions of cos, sin",
     "half_split_of_angles_fp32_single": "half_split of one tensor in float32 by cos(angles), sin(angles)",
+    "sections": "cos or sin of three axes as one table, section by section in turn",
     "half_width_halves": "(x1*cos - x2*sin, x2*cos + x1*sin) on halves; cos, sin of half the width",
     "half_width_halves_single": "half_width_halves of one tensor; cos, sin broadcast",
     "half_width_pairs": "(x1*cos - x2*sin, x2*cos + x1*sin) on pairs; cos, sin of half the width",
@@ -49,6 +51,9 @@ _FORMULAS = {
     "complex_pairs": "pairs of x32 as complex numbers times freqs, cast to the dtype of x",
     "complex_pairs_moved": "complex_pairs with freqs brought to the device of q",
 }
+
+# Asked in front of a method's body, where there is no other function that could stand in its place.
+_IN_METHODS = ("half_split_packed_heads", "sections")
 
 OP = Op(
     "rotary",
@@ -76,5 +81,6 @@ KERNELS = (
             automatic=False,
         )
         for name in _FORMULAS
+        if name not in _IN_METHODS
     ),
 )

@@ -4,7 +4,8 @@ Queries and keys are ``[batch, heads, length, head_dim]`` or ``[batch, length, h
 `sin` have one dimension less, and `unsqueeze_dim` says which. A rotation turns two numbers that belong
 together: ``y1 = x1*cos - x2*sin, y2 = x2*cos + x1*sin``. Variants differ in where the two stand ("halves":
 ``x1`` is the first half of head_dim; "pairs": neighbours), in the width of `cos`, in what is left as it is,
-and in casts. Functions in between are parts of several formulas.
+and in casts. Functions in between are parts of several formulas; ``variant__words`` is `variant` in other
+words.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ __all__ = [
     "complex_pairs_moved",
     "half_split",
     "half_split_after_prefix",
-    "half_split_all_fp32_as_query",
     "half_split_cast_out",
     "half_split_first_positions_single",
     "half_split_fp32",
     "half_split_fp32_as_query",
     "half_split_gathered",
+    "half_split_gathered_with_value",
     "half_split_of_angles_fp32_single",
+    "half_split_packed_heads",
     "half_split_partial",
     "half_split_partial_optional_key",
     "half_split_reversed",
@@ -36,6 +38,7 @@ __all__ = [
     "pairs_doubled_single",
     "pairs_fp32",
     "pairs_fp32_as_query",
+    "pairs_fp32_as_query__cast_after_turn",
     "pairs_fp32_broadcast",
     "pairs_matrix",
     "pairs_partial",
@@ -47,6 +50,7 @@ __all__ = [
     "pairs_to_halves_full_width",
     "pairs_to_halves_optional_key",
     "pairs_trailing_fp32_single",
+    "sections",
 ]
 
 Tensor = torch.Tensor
@@ -64,6 +68,12 @@ def quarter_turn_of_pairs(x: Tensor) -> Tensor:
     return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
 
 
+def quarter_turn_of_couples(x: Tensor) -> Tensor:
+    """`quarter_turn_of_pairs` by way of a dimension of pairs."""
+    first, second = x.view(*x.shape[:-1], -1, 2).unbind(dim=-1)
+    return torch.stack((-second, first), dim=-1).flatten(-2)
+
+
 def turned_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the halves of the last dimension."""
     return x * cos + quarter_turn_of_halves(x) * sin
@@ -72,6 +82,16 @@ def turned_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def turned_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate neighbours in the last dimension."""
     return x * cos + quarter_turn_of_pairs(x) * sin
+
+
+def turned_couples(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbours in the last dimension."""
+    return x * cos + quarter_turn_of_couples(x) * sin
+
+
+def turned_pairs_fp32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbours in float32; the turned numbers are cast on their own."""
+    return x.float() * cos + quarter_turn_of_pairs(x).float() * sin
 
 
 def turned_leading_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -123,14 +143,6 @@ def half_split_fp32_as_query(
     return turned_halves(q.float(), cos, sin).to(q.dtype), turned_halves(k.float(), cos, sin).to(q.dtype)
 
 
-def half_split_all_fp32_as_query(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
-) -> Tensors:
-    """As `half_split_fp32`; both results get the dtype of `q`."""
-    cos, sin = cos.unsqueeze(unsqueeze_dim).float(), sin.unsqueeze(unsqueeze_dim).float()
-    return turned_halves(q.float(), cos, sin).to(q.dtype), turned_halves(k.float(), cos, sin).to(q.dtype)
-
-
 def half_split_reversed(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensors:
     """Halves turned the other way: ``y1 = x1*cos + x2*sin, y2 = x2*cos - x1*sin``."""
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
@@ -167,7 +179,7 @@ def half_split_after_prefix(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> T
 
 def turned_after_prefix(x: Tensor, cos: Tensor, sin: Tensor, length: int) -> Tensor:
     """Rotate the halves of all but the first ``length - sin.shape[-2]`` positions."""
-    prefix, rest = torch.split(x, (length - sin.shape[-2], sin.shape[-2]), dim=-2)
+    prefix, rest = torch.split(x, [length - sin.shape[-2], sin.shape[-2]], dim=-2)
     return torch.cat((prefix, turned_halves(rest, cos, sin)), dim=-2)
 
 
@@ -179,13 +191,22 @@ def half_split_gathered(
     return turned_halves(q, cos, sin), turned_halves(k, cos, sin)
 
 
+def half_split_gathered_with_value(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `half_split_gathered`, of the value, too."""
+    cos, sin = cos[position_ids].unsqueeze(unsqueeze_dim), sin[position_ids].unsqueeze(unsqueeze_dim)
+    return turned_halves(q, cos, sin), turned_halves(k, cos, sin), turned_halves(v, cos, sin)
+
+
 def half_split_sections(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: list[int], unsqueeze_dim: int = 1
 ) -> Tensors:
     """As `half_split`; `cos` and `sin` are ``[3, batch, length, head_dim]``, taken by turns in sections."""
-    sections = mrope_section * 2
-    cos = torch.cat([m[i % 3] for i, m in enumerate(torch.split(cos, sections, dim=-1))], dim=-1)
-    sin = torch.cat([m[i % 3] for i, m in enumerate(torch.split(sin, sections, dim=-1))], dim=-1)
+    mrope_section = mrope_section * 2
+    # mypy: torch has no types for the method, and the function would be another opaque text.
+    cos = torch.cat([m[i % 3] for i, m in enumerate(cos.split(mrope_section, dim=-1))], dim=-1)  # type: ignore[no-untyped-call]
+    sin = torch.cat([m[i % 3] for i, m in enumerate(sin.split(mrope_section, dim=-1))], dim=-1)  # type: ignore[no-untyped-call]
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     return turned_halves(q, cos, sin), turned_halves(k, cos, sin)
 
@@ -223,7 +244,7 @@ def pairs(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 def pairs_fp32(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensors:
     """As `pairs` with all operands in float32; results are cast back."""
     cos, sin = cos.unsqueeze(unsqueeze_dim).float(), sin.unsqueeze(unsqueeze_dim).float()
-    return turned_pairs(q.float(), cos, sin).to(q.dtype), turned_pairs(k.float(), cos, sin).to(k.dtype)
+    return turned_couples(q.float(), cos, sin).to(q.dtype), turned_couples(k.float(), cos, sin).to(k.dtype)
 
 
 def pairs_fp32_as_query(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensors:
@@ -232,9 +253,17 @@ def pairs_fp32_as_query(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueez
     return turned_pairs(q.float(), cos, sin).to(q.dtype), turned_pairs(k.float(), cos, sin).to(q.dtype)
 
 
+def pairs_fp32_as_query__cast_after_turn(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> Tensors:
+    """`pairs_fp32_as_query` in other words: the turned numbers are cast on their own."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return turned_pairs_fp32(q, cos, sin).to(q.dtype), turned_pairs_fp32(k, cos, sin).to(q.dtype)
+
+
 def pairs_fp32_broadcast(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensors:
     """As `pairs` with `q` and `k` in float32 and results cast back; `cos` and `sin` broadcast."""
-    return turned_pairs(q.float(), cos, sin).to(q.dtype), turned_pairs(k.float(), cos, sin).to(k.dtype)
+    return turned_couples(q.float(), cos, sin).to(q.dtype), turned_couples(k.float(), cos, sin).to(k.dtype)
 
 
 def pairs_partial(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensors:
@@ -254,7 +283,7 @@ def pairs_repeated_fp32(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueez
     """As `pairs_repeated` with `q` and `k` in float32; both results get the dtype of `q`."""
     cos = first_half_for_pairs(cos.unsqueeze(unsqueeze_dim))
     sin = first_half_for_pairs(sin.unsqueeze(unsqueeze_dim))
-    return turned_pairs(q.float(), cos, sin).to(q.dtype), turned_pairs(k.float(), cos, sin).to(q.dtype)
+    return turned_pairs_fp32(q, cos, sin).to(q.dtype), turned_pairs_fp32(k, cos, sin).to(q.dtype)
 
 
 def pairs_partial_repeated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensors:
@@ -359,7 +388,8 @@ def pairs_doubled_single(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int
     """Pairs of one ``[batch, length, heads, head_dim]``; tables of half the width, a number a pair."""
     cos = cos.unsqueeze(unsqueeze_dim).repeat_interleave(2, 3)
     sin = sin.unsqueeze(unsqueeze_dim).repeat_interleave(2, 3)
-    return x * cos + quarter_turn_of_pairs(x) * sin
+    turned = torch.stack((-x[:, :, :, 1::2], x[:, :, :, ::2]), dim=-1).flatten(-2)
+    return x * cos + turned * sin
 
 
 def pairs_trailing_fp32_single(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
@@ -367,11 +397,31 @@ def pairs_trailing_fp32_single(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_di
     cos = cos.repeat_interleave(2, dim=-1).unsqueeze(unsqueeze_dim)
     sin = sin.repeat_interleave(2, dim=-1).unsqueeze(unsqueeze_dim)
     kept, rest = x[..., : -cos.shape[-1]], x[..., -cos.shape[-1] :]
-    turned = rest.float() * cos + quarter_turn_of_pairs(rest).float() * sin
-    return torch.cat((kept, turned.to(x.dtype)), dim=-1)
+    return torch.cat((kept, turned_pairs_fp32(rest, cos, sin).to(x.dtype)), dim=-1)
 
 
 def pairs_partial_fp64_single(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs over the leading numbers of one tensor, in float64; `cos` and `sin` broadcast."""
     wide = x.to(torch.float64)
-    return turned_leading_pairs(wide, cos.to(torch.float64), sin.to(torch.float64)).to(x.dtype)
+    cos, sin = cos.to(wide), sin.to(wide)
+    width = cos.shape[-1]
+    return torch.cat((turned_couples(wide[..., :width], cos, sin), wide[..., width:]), dim=-1).to(x.dtype)
+
+
+def half_split_packed_heads(x: Tensor, tables: Tensor, num_heads: int, head_size: int) -> Tensor:
+    """Halves of every head of ``[batch, length, num_heads * head_size]``.
+
+    `tables` holds cos and sin, ``[2, length or more, 1, 1, head_size]``.
+    """
+    batch, length = x.shape[0], x.shape[1]
+    x = x.view(batch, length, num_heads, head_size).transpose(0, 1)
+    cos, sin = tables[0, :length, ...], tables[1, :length, ...]
+    first, second = x[..., : head_size // 2], x[..., head_size // 2 :]
+    turned = x * cos + torch.cat((-second, first), dim=first.ndim - 1) * sin
+    return turned.transpose(0, 1).view(batch, length, num_heads * head_size)
+
+
+def sections(freqs: Tensor, mrope_section: list[int]) -> Tensor:
+    """One table of three, ``[3, ...]``: sections of the last dimension come from them by turns."""
+    chunks = freqs.split(mrope_section, dim=-1)  # type: ignore[no-untyped-call]
+    return torch.cat([chunk[i % 3] for i, chunk in enumerate(chunks)], dim=-1)

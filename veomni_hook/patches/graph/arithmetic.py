@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.patches.graph.dtypes import FLOAT32, dtype_of, has_dimension, is_float, is_number
-from veomni_hook.patches.graph.nodes import Node, constant, is_constant
+from veomni_hook.patches.graph.nodes import Node, constant
 
 __all__ = ["arithmetic", "branch", "cast", "compare", "negative", "power", "updated"]
 
@@ -22,13 +22,14 @@ def cast(operand: Node, to: Node, origin: ast.expr | None = None) -> Node:
 def arithmetic(op: str, left: Node, right: Node, origin: ast.expr | None = None) -> Node:
     """``add``, ``sub``, ``mul`` or ``div`` of two values.
 
-    A minus moves out of a product and into a difference; ``x * x`` is a square; what float32 promotes is cast;
-    an integer literal that meets floating numbers is a floating one.
+    A minus moves out of a product and into a difference; ``x * x`` is a square; what float32 promotes is
+    cast; an integer literal that meets floating numbers is a floating one.
     """
     if op == "mul" and left == right:
         return Node("square", (left,), None, origin)
     if op in ("mul", "div") and "neg" in (left.op, right.op):
-        inner = arithmetic(op, *(side.args[0] if side.op == "neg" else side for side in (left, right)))
+        one, other = (side.args[0] if side.op == "neg" else side for side in (left, right))
+        inner = arithmetic(op, one, other)
         return inner.at(origin) if left.op == right.op else negative(inner, origin)
     if op == "add" and right.op == "neg":
         return arithmetic("sub", left, right.args[0], origin)
@@ -94,8 +95,3 @@ def _promoted(operand: Node, other: Node) -> Node:
         if own is not None and own.value not in ("torch.float64", "torch.complex64"):
             return cast(operand, FLOAT32)
     return operand
-
-
-def is_one(node: Node) -> bool:
-    """Whether a literal is the number one."""
-    return is_constant(node, 1) or is_constant(node, 1.0)

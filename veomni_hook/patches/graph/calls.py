@@ -1,4 +1,4 @@
-"""Calls: operations of torch, functions and methods of the same file, which are followed, and unknown code."""
+"""Calls: operations of torch, functions and methods of the same file, and code that is not known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from veomni_hook.patches.graph.dtypes import dtype, dtype_of, is_dtype, is_numbe
 from veomni_hook.patches.graph.nodes import Node, constant, is_constant
 from veomni_hook.patches.graph.normal import normal
 from veomni_hook.patches.graph.operations import DTYPES, Operation
-from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, fresh
+from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, fresh, roots
 from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["Arguments", "Evaluate", "attribute", "call", "write"]
@@ -86,24 +86,21 @@ def _own_method(callee: Node, function: ast.expr, frame: Frame, trace: Trace) ->
 def attribute(base: Node, node: ast.Attribute, frame: Frame) -> Node:
     """``base.<name>``."""
     name = node.attr
-    if base.op == "global" and not (base.value in DTYPES.values()):
+    made = None
+    if base.op == "global" and base.value not in DTYPES.values():
         path = f"{base.value}.{name}"
-        return Node("global", (), DTYPES.get(path, path), node)
-    if base.op == "self":
-        held = frame.values.get(f"self.{name}")
-        return held if held is not None else Node("attribute", (), name, node)
-    if name == "dtype":
-        found = dtype_of(base)
-        return found if found is not None else Node("getattr", (base,), name, node)
-    if name == "shape":
-        return indexing.shape(base, node)
-    if name == "ndim":
-        return Node("ndim", (base,), None, node)
-    if name == "device":
-        return Node("device", (base,), None, node)
-    if base.op == "attribute":
-        return Node("attribute", (), f"{base.value}.{name}", node)
-    return Node("getattr", (base,), name, node)
+        made = Node("global", (), DTYPES.get(path, path), node)
+    elif base.op == "self":
+        made = frame.values.get(f"self.{name}") or Node("attribute", (), name, node)
+    elif name == "dtype":
+        made = dtype_of(base)
+    elif name == "shape":
+        made = indexing.shape(base, node)
+    elif name in ("ndim", "device"):
+        made = Node(name, (base,), None, node)
+    elif base.op == "attribute":
+        made = Node("attribute", (), f"{base.value}.{name}", node)
+    return made if made is not None else Node("getattr", (base,), name, node)
 
 
 def _arguments(node: ast.Call, frame: Frame, trace: Trace, evaluate: Evaluate) -> Arguments:
@@ -138,21 +135,32 @@ def _global(node: ast.Call, path: str, arguments: Arguments, place: tuple[Frame,
 
 
 def _builtin(node: ast.Call, path: str, arguments: Arguments) -> Node | None:
+    package, _, name = path.rpartition(".")
     given = arguments.positional
-    if arguments.keywords or not arguments.plain:
+    if package != "builtins" or arguments.keywords or not arguments.plain or not given:
         return None
-    if path == "builtins.int" and len(given) == 1 and is_number(given[0]) and given[0].op != "div":
-        return given[0] if given[0].op in ("size", "ndim", "floordiv", "len") else Node("int", (given[0],), None, node)
-    if path in ("builtins.tuple", "builtins.list") and len(given) == 1 and given[0].op in ("tuple", "shape", "part"):
-        return given[0]
-    if path == "builtins.getattr" and len(given) == 2 and isinstance(name := given[1].value, str):
-        if given[0].op == "self":
-            return Node("attribute", (), name, node)
-        if given[0].op == "attribute":
-            return Node("attribute", (), f"{given[0].value}.{name}", node)
-    if path == "builtins.len" and len(given) == 1:
-        return Node("ndim", given[0].args, None, node) if given[0].op == "shape" else Node("len", (given[0],), None, node)
-    return None
+    first, made = given[0], None
+    if (
+        name == "getattr"
+        and len(given) == 2
+        and isinstance(given[1].value, str)
+        and given[1].op == "constant"
+    ):
+        if first.op in ("self", "attribute"):
+            prefix = f"{first.value}." if first.op == "attribute" else ""
+            made = Node("attribute", (), f"{prefix}{given[1].value}", node)
+    elif len(given) != 1:
+        made = None
+    elif name == "int" and is_number(first):
+        whole = first.op in ("size", "ndim", "floordiv", "len")
+        made = first if whole else Node("int", (first,), None, node)
+    elif name in ("tuple", "list") and first.op in ("tuple", "shape", "part"):
+        made = first
+    elif name == "len":
+        made = (
+            Node("ndim", first.args, None, node) if first.op == "shape" else Node("len", (first,), None, node)
+        )
+    return made
 
 
 def _method(node: ast.Call, receiver: Node, arguments: Arguments, place: tuple[Frame, Trace]) -> Node | None:
@@ -187,22 +195,25 @@ def _in_place(
     if made is None:
         callee = Node("getattr", (receiver,), name)
         made = _unknown(node, callee, arguments, trace)
-    return write(function.value, receiver, arithmetic.updated(receiver, made), frame)
+    return write(function.value, receiver, arithmetic.updated(receiver, made), frame, trace)
 
 
-def write(target: ast.expr, old: Node, new: Node, frame: Frame) -> Node:
+def write(target: ast.expr, old: Node, new: Node, frame: Frame, trace: Trace) -> Node:
     """A tensor that is changed in place: from here on its name holds ``new``, if nothing else can see it.
 
     Raises:
         UnclearError: it is, or may share memory with, an argument, an attribute or another name's value.
     """
-    if not fresh(old):
+    if not fresh(old) or not frame.borrowed.isdisjoint(roots(old)):
         raise UnclearError("a tensor that is not the function's own is changed in place", target, writes=True)
+    trace.changes += 1
     names = frame.holders(old)
     if isinstance(target, ast.Name) and names == [target.id]:
         frame.values[target.id] = new
     elif names:
-        raise UnclearError(f"a tensor that {', '.join(names)} may share is changed in place", target, writes=True)
+        raise UnclearError(
+            f"a tensor that {', '.join(names)} may share is changed in place", target, writes=True
+        )
     return new
 
 
@@ -216,13 +227,14 @@ def _to(node: ast.Call, name: str, receiver: Node, arguments: Arguments) -> Node
         other = given[0] if given else keywords.get("other")
         to = None if other is None else dtype_of(other)
         return None if to is None else arithmetic.cast(receiver, to, node)
-    made: Node | None = receiver
-    for value in [*given, *keywords.values()]:
-        made = _moved(node, receiver if made is None else made, value, keywords)
-        if made is None:
-            return None
     if not set(keywords) <= {"dtype", "device", "other"} or not (given or keywords):
         return None
+    made = receiver
+    for value in [*given, *keywords.values()]:
+        moved = _moved(node, made, value, keywords)
+        if moved is None:
+            return None
+        made = moved
     return made
 
 
@@ -230,7 +242,8 @@ def _moved(node: ast.Call, receiver: Node, value: Node, keywords: Mapping[str, N
     """One argument of ``Tensor.to``: a dtype, a device, or a tensor that has both."""
     if is_dtype(value) or keywords.get("dtype") is value:
         return receiver if value == constant(None) else arithmetic.cast(receiver, value, node)
-    if value.op == "device" or keywords.get("device") is value or isinstance(value.value, str) and value.op == "constant":
+    named = value.op == "constant" and isinstance(value.value, str)
+    if named or value.op == "device" or keywords.get("device") is value:
         return Node("to_device", (receiver, value), None, node)
     if value.op in ("cast", "mul", "add", "sub", "linear", "mean", "rsqrt"):
         to = dtype_of(value)
@@ -264,9 +277,9 @@ def _bound(operation: Operation, given: Arguments, *, from_method: bool) -> dict
     if len(positional) > len(names):
         return None
     bound: dict[str, Node] = dict(zip(names, positional, strict=False))
-    for name, value in given.keywords.items():
+    for keyword, value in given.keywords.items():
         # numpy's words, which reductions take as well
-        name = {"axis": "dim", "keepdims": "keepdim"}.get(name, name)
+        name = {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
         if name not in names or name in bound:
             return None
         bound[name] = value
@@ -282,6 +295,9 @@ def _bound(operation: Operation, given: Arguments, *, from_method: bool) -> dict
 def _unknown(node: ast.Call, callee: Node, arguments: Arguments, trace: Trace) -> Node:
     if not is_constant(arguments.keywords.get("inplace", constant(value=False)), value=False):
         raise UnclearError("inplace= changes a tensor in place", node, writes=True)
+    in_functional = callee.op == "global" and str(callee.value).startswith("torch.nn.functional.")
+    if in_functional and constant(value=True) in arguments.positional:
+        raise UnclearError(f"{callee.value} may change its argument in place", node, writes=True)
     names = tuple(sorted(arguments.keywords))
     args = (callee, *arguments.positional, *(arguments.keywords[name] for name in names))
     if callee.op == "global" and operations.is_pure(str(callee.value)):

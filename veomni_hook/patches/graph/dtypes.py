@@ -1,8 +1,8 @@
 """What can be told of a value: its dtype, and whether it is a number, a dtype, a tensor.
 
 Assumed of upstream code: arithmetic that float32 takes part in meets nothing wider (no float64, no complex
-numbers unless it says so), and tensors that a function is given have a dimension. Then float32 wins over every
-other operand, and the canonical form says so with a cast.
+numbers unless it says so), and tensors that a function is given have a dimension. Then float32 wins over
+every other operand, and the canonical form says so with a cast.
 """
 
 from __future__ import annotations
@@ -23,34 +23,55 @@ _BOOL = dtype("torch.bool")
 _INT64 = dtype("torch.int64")
 _FLOATS = frozenset(f"torch.{name}" for name in ("float32", "float64", "float16", "bfloat16"))
 _DTYPES = frozenset(DTYPES.values())
+_NONE = constant(None)
+_TRUE = constant(value=True)
 
-# The same elements elsewhere, and arithmetic that keeps every dtype.
+# The same elements elsewhere, and what keeps every dtype.
 _KEEPS = frozenset(
-    "slice select unsqueeze squeeze transpose permute reshape expand repeat flatten unflatten chunk split unbind "
-    "repeat_interleave roll flip clone detach contiguous gather index_select masked_select masked_fill index_add "
-    "scatter setitem index t neg square abs relu clamp clamp_min clamp_max sort amax amin item within to_device "
-    "expand_as view_as reshape_as zeros_like ones_like topk cumsum_float".split()
+    "slice select unsqueeze squeeze transpose permute reshape expand repeat flatten unflatten chunk split "
+    "unbind repeat_interleave roll flip clone detach gather index_select masked_select masked_fill index_add "
+    "scatter setitem neg square abs relu amax amin within to_device expand_as reshape_as zeros_like "
+    "ones_like".split()
 )
-# Refused for integers by torch.
-_KEEPS_FLOAT = frozenset("silu gelu softplus mean linear rms_norm layer_norm bmm matmul softmax log_softmax".split())
-# Integers become floating.
-_TO_FLOAT = frozenset("sigmoid tanh exp log log1p sin cos erf sqrt rsqrt pow sum reciprocal div normalize".split())
-_TESTS = frozenset("eq ne lt le logical_not logical_and logical_or is not in and or".split())
-_DTYPE_ARGUMENT = {"mean": 3, "sum": 3, "softmax": 2, "log_softmax": 2, "zeros_like": 1, "ones_like": 1, "cumsum": 2}
+# Refused for whole numbers by torch.
+_KEEPS_FLOAT = frozenset("silu gelu softplus mean rms_norm layer_norm softmax log_softmax".split())
+# Whole numbers become floating, or other things happen to them. Products of matrices are not here: autocast
+# decides about their dtype.
+_OF_FLOAT = frozenset(
+    "sigmoid tanh exp log log1p sin cos erf sqrt rsqrt pow sum reciprocal normalize cumsum clamp clamp_min "
+    "clamp_max".split()
+)
+_TESTS = frozenset("eq ne lt le logical_not logical_and logical_or".split())
+_WHOLE = frozenset("one_hot nonzero argmax argsort".split())
+_OF_ALL = frozenset("add sub mul div where maximum minimum cat stack branch".split())
+_DTYPE_ARGUMENT = {
+    "mean": 3,
+    "sum": 3,
+    "softmax": 2,
+    "log_softmax": 2,
+    "zeros_like": 1,
+    "ones_like": 1,
+    "zeros": 1,
+    "cumsum": 2,
+}
+# What a part of which is a tensor, not an element of any sequence.
+_PARTED = frozenset("chunk split unbind cast add sub mul div unsqueeze cat stack".split())
 
 #: Operations with the shape of their first operand.
 SAME_SHAPE = frozenset(
-    "cast neg square sqrt rsqrt abs exp log sigmoid tanh relu silu gelu softplus clone detach contiguous within "
-    "to_device clamp softmax cos sin".split()
+    "cast neg square sqrt rsqrt abs exp log sigmoid tanh relu silu gelu softplus clone detach within "
+    "to_device softmax cos sin".split()
 )
 
 
 def dtype_of(node: Node) -> Node | None:
     """The dtype of a tensor: a ``global`` if it is known, else ``dtype(x)``; None for a number."""
-    if is_number(node):
-        return None
-    known = _known(node)
-    return Node("dtype", (node,)) if known is None else known
+    found = node.facts.get("dtype", node)
+    if found is node:
+        known = None if is_number(node) else _known(node)
+        found = known if known is not None or is_number(node) else Node("dtype", (node,))
+        node.facts["dtype"] = found
+    return found
 
 
 def is_number(node: Node) -> bool:
@@ -78,42 +99,51 @@ def is_float(found: Node | None) -> bool:
 
 def has_dimension(node: Node) -> bool:
     """Whether a tensor is known to have a dimension, so that its dtype counts in a promotion."""
-    while True:
-        if node.op in ("argument", "unsqueeze", "cat", "stack", "slice", "chunk", "split"):
-            return True
-        if node.op in ("add", "sub", "mul", "div"):
-            return any(has_dimension(argument) for argument in node.args)
-        if node.op in ("mean", "sum", "amax", "amin"):
-            if node.args[2] != constant(True):  # noqa: FBT003 - the literal
-                return False
-        elif node.op == "item":
-            return node.args[0].op in ("chunk", "split")
-        elif node.op not in SAME_SHAPE and node.op not in ("transpose", "permute", "linear", "repeat_interleave"):
-            return False
-        node = node.args[0]
+    known = node.facts.get("dimension")
+    if known is None:
+        known = node.facts["dimension"] = _TRUE if _has_dimension(node) else _NONE
+    return known is _TRUE
+
+
+def _has_dimension(node: Node) -> bool:
+    if node.op in ("argument", "unsqueeze", "cat", "stack", "slice", "chunk", "split"):
+        return True
+    if node.op in ("add", "sub", "mul", "div"):
+        return any(has_dimension(argument) for argument in node.args)
+    if node.op in ("mean", "sum", "amax", "amin"):
+        return node.args[2] == _TRUE and has_dimension(node.args[0])
+    if node.op == "item":
+        return node.args[0].op in ("chunk", "split")
+    if _is_activation(node):
+        return has_dimension(node.args[1])
+    kept = node.op in SAME_SHAPE or node.op in ("transpose", "permute", "repeat_interleave")
+    return kept and has_dimension(node.args[0])
 
 
 def _known(node: Node) -> Node | None:
+    """The dtype as a node other than ``dtype(node)``, or None."""
     op = node.op
-    if op == "cast":
-        return node.args[1]
-    if op in ("add", "sub", "mul", "div", "where", "maximum", "minimum", "cat", "stack", "branch"):
-        return _common(node)
-    if op in _TESTS:
-        return _BOOL
-    if op in ("one_hot", "nonzero", "argmax", "argsort"):
-        return _INT64
     place = _DTYPE_ARGUMENT.get(op)
-    if place is not None and node.args[place] != constant(None):
-        return node.args[place] if is_dtype(node.args[place]) else None
-    if op == "zeros" and is_dtype(node.args[1]):
-        return node.args[1]
-    if op in _KEEPS:
-        return dtype_of(node.args[0])
-    if op in _KEEPS_FLOAT or op in _TO_FLOAT:
+    if place is not None and node.args[place] != _NONE:
+        found = node.args[place] if is_dtype(node.args[place]) else None
+    elif op == "cast":
+        found = node.args[1]
+    elif op in _OF_ALL:
+        found = _common(node)
+    elif op in _TESTS:
+        found = _BOOL
+    elif op in _WHOLE:
+        found = _INT64
+    elif op in _KEEPS or op in _KEEPS_FLOAT or (op == "item" and node.args[0].op in _PARTED):
         found = dtype_of(node.args[0])
-        return found if op in _KEEPS_FLOAT or is_float(found) else None
-    return None
+    elif _is_activation(node):
+        found = dtype_of(node.args[1])
+    elif op in _OF_FLOAT:
+        found = dtype_of(node.args[0])
+        found = found if is_float(found) and all(map(_is_mild, node.args[1:])) else None
+    else:
+        found = None
+    return found
 
 
 def _common(node: Node) -> Node | None:
@@ -122,7 +152,8 @@ def _common(node: Node) -> Node | None:
         if operands[0].op != "tuple":
             return None
         operands = operands[0].args
-    found = [dtype_of(operand) for operand in operands if not _is_weak(node, operand)]
+    weak = node.op not in ("cat", "stack", "branch")
+    found = [dtype_of(operand) for operand in operands if not (weak and is_number(operand))]
     if not found or found.count(found[0]) != len(found):
         return None
     if node.op == "div" and not is_float(found[0]):
@@ -131,5 +162,20 @@ def _common(node: Node) -> Node | None:
     return found[0] if len(found) == len(operands) or is_float(found[0]) else None
 
 
-def _is_weak(node: Node, operand: Node) -> bool:
-    return node.op not in ("cat", "stack", "branch") and is_number(operand)
+def _is_activation(node: Node) -> bool:
+    """Whether a call applies a function that keeps dtype and shape: one of ACT2FN, or one that is an argument.
+
+    Of the functions that a function is given, only activations are called with one tensor.
+    """
+    if node.op != "call" or len(node.args) != 2:
+        return False
+    callee = node.args[0]
+    if callee.op in ("index", "item"):
+        callee = callee.args[0]
+        return callee.op == "global" and str(callee.value).endswith("activations.ACT2FN")
+    return callee.op == "argument"
+
+
+def _is_mild(node: Node) -> bool:
+    """Whether an operand beside the first cannot change the dtype."""
+    return node.op in ("constant", "tuple") or is_number(node)

@@ -41,7 +41,8 @@ _COMPARE = {
 }
 # Values that are there: `is None` is false of them.
 _PRESENT = frozenset(
-    "add sub mul div cast square rsqrt sqrt neg tuple shape size dtype slice unsqueeze cat stack mean silu".split()
+    "add sub mul div cast square rsqrt sqrt neg tuple shape size dtype slice unsqueeze cat stack "
+    "mean silu".split()
 )
 
 
@@ -71,7 +72,9 @@ def unpacked(value: Node, targets: Sequence[ast.expr]) -> list[Node]:
     bounds = Node("bounds", (constant(star or None), constant(after or None), constant(None)))
     rest = indexing.subscript(value, [bounds], single=True)
     numbers = [number if number < star else number - len(targets) for number in range(len(targets))]
-    return [rest if number == star else indexing.item(value, numbers[number]) for number in range(len(targets))]
+    return [
+        rest if number == star else indexing.item(value, numbers[number]) for number in range(len(targets))
+    ]
 
 
 def _constant(node: ast.Constant, frame: Frame, trace: Trace) -> Node:
@@ -105,12 +108,15 @@ def binary(operator: ast.operator, left: Node, right: Node, origin: ast.expr | N
     if isinstance(operator, ast.Pow):
         return arithmetic.power(left, right, origin)
     op = _BINARY[type(operator)]
-    joined = {left.op, right.op} & {"tuple", "part", "shape"} or isinstance(left.value, str)
-    if op in ("add", "mul") and joined:
+    if op in ("add", "mul") and (_is_sequence(left) or _is_sequence(right)):
         return _joined(op, left, right, origin)
     if op in ("add", "sub", "mul", "div"):
         return arithmetic.arithmetic(op, left, right, origin)
     return Node(op, (left, right), None, origin)
+
+
+def _is_sequence(node: Node) -> bool:
+    return node.op in ("tuple", "part", "shape") or (node.op == "constant" and isinstance(node.value, str))
 
 
 def _joined(op: str, left: Node, right: Node, origin: ast.expr | None) -> Node:
@@ -150,15 +156,17 @@ def _comparison(operator: ast.cmpop, left: Node, right: Node, origin: ast.expr) 
     else:
         made = arithmetic.compare(op, left, right, origin)
     if isinstance(operator, ast.IsNot | ast.NotIn):
-        return constant(not made.value, origin) if made.op == "constant" else Node("not", (made,), None, origin)
+        return (
+            constant(not made.value, origin) if made.op == "constant" else Node("not", (made,), None, origin)
+        )
     return made
 
 
 def _boolean(node: ast.BoolOp, frame: Frame, trace: Trace) -> Node:
-    operands = []
+    operands: list[Node] = []
     decisive = isinstance(node.op, ast.Or)
     for value in node.values:
-        found = evaluate(value, frame, trace)
+        found = _perhaps(value, frame, trace) if operands else evaluate(value, frame, trace)
         if found.op == "constant":
             if bool(found.value) is decisive:
                 operands.append(found)
@@ -176,8 +184,17 @@ def _choice(node: ast.IfExp, frame: Frame, trace: Trace) -> Node:
     if test.op == "constant":
         return evaluate(node.body if test.value else node.orelse, frame, trace)
     return arithmetic.branch(
-        test, evaluate(node.body, frame, trace), evaluate(node.orelse, frame, trace), node
+        test, _perhaps(node.body, frame, trace), _perhaps(node.orelse, frame, trace), node
     )
+
+
+def _perhaps(node: ast.expr, frame: Frame, trace: Trace) -> Node:
+    """The value of an expression that may not be evaluated: it may not change a name's value."""
+    before = trace.changes, len(trace.effects)
+    value = evaluate(node, frame, trace)
+    if before != (trace.changes, len(trace.effects)):
+        raise UnclearError("an expression that may not be evaluated changes a value", node, writes=True)
+    return value
 
 
 def _tuple(node: ast.Tuple | ast.List, frame: Frame, trace: Trace) -> Node:
@@ -213,6 +230,7 @@ def indices(node: ast.expr, frame: Frame, trace: Trace) -> list[Node]:
 def _walrus(node: ast.NamedExpr, frame: Frame, trace: Trace) -> Node:
     value = evaluate(node.value, frame, trace)
     frame.values[node.target.id] = value
+    trace.changes += 1
     return value
 
 
@@ -226,6 +244,8 @@ def _opaque(node: ast.expr, frame: Frame, trace: Trace) -> Node:
     for inner in ast.walk(node):
         if isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
             raise UnclearError(f"{type(inner).__name__} is not followed", node)
+        if isinstance(inner, ast.Attribute) and inner.attr.endswith("_") and not inner.attr.endswith("__"):
+            raise UnclearError("something is changed in place inside an expression", node, writes=True)
         if isinstance(inner, ast.Name) and (inner.id in frame.local or inner.id in frame.values):
             names.add(inner.id)
     held = [frame.values[name] for name in sorted(names) if name in frame.values]

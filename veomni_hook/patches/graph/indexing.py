@@ -41,9 +41,7 @@ def select(tensor: Node, dim: Node, index: Node, origin: ast.expr | None = None)
     return Node("select", (tensor, dim, index), None, origin)
 
 
-def sliced(
-    tensor: Node, dim: Node, bounds: tuple[Node, Node, Node], origin: ast.expr | None = None
-) -> Node:
+def sliced(tensor: Node, dim: Node, bounds: tuple[Node, Node, Node], origin: ast.expr | None = None) -> Node:
     """``tensor[start:stop:step]`` along one dimension; ``0:`` and ``:: 1`` are nothing."""
     start, stop, step = bounds
     start = NONE if is_constant(start, 0) else start
@@ -88,7 +86,14 @@ def subscript(value: Node, elements: Sequence[Node], *, single: bool, origin: as
             return item(value, element.value, origin)
         if element.op == "bounds" and value.op in ("shape", "tuple", "bounds"):
             return _part_of_sequence(value, element, origin)
-        if element.op == "bounds" and value.op in ("call", "attribute", "argument", "global", "item", "getattr"):
+        if element.op == "bounds" and value.op in (
+            "call",
+            "attribute",
+            "argument",
+            "global",
+            "item",
+            "getattr",
+        ):
             # A list is cut the same way; only along the first dimension does it make no difference.
             return sliced(value, _ZERO, _bounds(element), origin)
     if all(_is_basic(element) for element in elements):
@@ -147,11 +152,8 @@ def _part(sequence: Node, number: int, origin: ast.expr | None) -> Node | None:
 
 
 def _part_of_sequence(value: Node, element: Node, origin: ast.expr | None) -> Node:
-    limits = [
-        bound.value if bound == NONE or type(bound.value) is int and bound.op == "constant" else ...
-        for bound in element.args
-    ]
-    if value.op == "tuple" and length(value) is not None and ... not in limits:
-        start, stop, step = limits
-        return Node("tuple", value.args[slice(start, stop, step)], None, origin)  # type: ignore[misc]
+    limits = [bound.value for bound in element.args if bound.op == "constant"]
+    start, stop, step = (limit if type(limit) is int else None for limit in [*limits, *[None] * 3][:3])
+    if len(limits) == 3 and length(value) is not None:
+        return Node("tuple", value.args[start:stop:step], None, origin)
     return Node("part", (value, *element.args), None, origin)

@@ -6,7 +6,7 @@ import ast
 
 from veomni_hook.patches.graph.calls import Arguments, Callee
 from veomni_hook.patches.graph.nodes import Node
-from veomni_hook.patches.graph.state import Frame, Trace, UnclearError
+from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, roots
 from veomni_hook.patches.structure.scope import local_names
 from veomni_hook.patches.text.document import FunctionNode
 
@@ -14,7 +14,13 @@ __all__ = ["bound_arguments", "entered", "followed", "receiver_name", "super_met
 
 _DEPTH = 6
 # Decorators that leave what a function computes as it is.
-_HARMLESS = ("staticmethod", "script", "use_kernel_func_from_hub", "use_kernel_forward_from_hub", "compile_friendly")
+_HARMLESS = (
+    "staticmethod",
+    "script",
+    "use_kernel_func_from_hub",
+    "use_kernel_forward_from_hub",
+    "compile_friendly",
+)
 
 
 def followed(callee: Callee, arguments: Arguments, frame: Frame, trace: Trace) -> Node | None:
@@ -39,14 +45,14 @@ def followed(callee: Callee, arguments: Arguments, frame: Frame, trace: Trace) -
     if values is None:
         return None
     inner = entered(function, values, frame.depth + 1)
+    inner.borrowed = frozenset(root for value in values.values() for root in roots(value))
     if on_self:
         inner.owner, inner.home = frame.owner, home
         inner.receiver = receiver
         for name, value in frame.values.items():
             if name.startswith("self."):
                 inner.values[name] = value
-    held = (len(trace.calls), len(trace.effects), trace.level)
-    trace.level += frame.loops
+    held = (len(trace.calls), len(trace.effects))
     try:
         result = run(function.body, inner, trace)
     except UnclearError as error:
@@ -55,8 +61,6 @@ def followed(callee: Callee, arguments: Arguments, frame: Frame, trace: Trace) -
             raise
         del trace.calls[held[0] :], trace.effects[held[1] :]
         return None
-    finally:
-        trace.level = held[2]
     if on_self:
         frame.values.update({n: v for n, v in inner.values.items() if n.startswith("self.")})
     if result is not None and result.op == "raise":

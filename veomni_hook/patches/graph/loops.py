@@ -1,8 +1,8 @@
 """`for` loops: what one round makes of what the round before left, and what the last one leaves.
 
 A name that is bound before the loop and changed in it is carried from round to round. In the body it is
-``carried``, an element of what is run over is ``each``; afterwards it is ``loop`` of the iterable, and of start
-and step of every carried value that it depends on.
+``carried``, an element of what is run over is ``each``; afterwards it is ``loop`` of the iterable, and of
+start and step of every carried value that it depends on.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
+from veomni_hook.patches.graph.dtypes import is_number
 from veomni_hook.patches.graph.expressions import evaluate
 from veomni_hook.patches.graph.nodes import Node, rebuild, walk
 from veomni_hook.patches.graph.normal import renewed
-from veomni_hook.patches.graph.state import Frame, Trace, UnclearError
+from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, fresh
 
 __all__ = ["loop"]
 
@@ -30,61 +31,79 @@ def loop(statement: ast.For, frame: Frame, trace: Trace, run: _Run, store: _Stor
     if statement.orelse:
         raise UnclearError("else of a loop", statement)
     iterable = evaluate(statement.iter, frame, trace)
-    level = trace.level + frame.loops
+    number, effects = trace.loops, len(trace.effects)
+    trace.loops += 1
     before = dict(frame.values)
+    new = [name for name in _stored(statement) if name not in before]
     names = [name for name in _changed(statement) if name in before]
-    carried = {name: Node("carried", (before[name],), (level, n)) for n, name in enumerate(names)}
+    carried = {name: Node("carried", (before[name],), ("open", number, n)) for n, name in enumerate(names)}
     inner = frame.fork()
     inner.loops += 1
     inner.values.update(carried)
-    for name in _stored(statement):
-        if name not in before:
-            inner.values[name] = Node("unbound", (), name)
-    effects = len(trace.effects)
-    store(statement.target, Node("each", (), level), inner, trace)
+    inner.values.update((name, Node("unbound", (), name)) for name in new)
+    store(statement.target, Node("each", (), ("open", number)), inner, trace)
     if run(statement.body, inner, trace) is not None:
         raise UnclearError("a loop is left before its end", statement)
     if len(trace.effects) > effects:
         raise UnclearError("a loop has effects", statement)
-    for name, value in inner.values.items():
-        if name in carried or name not in before:
-            continue
-        if value is not before[name]:
-            raise UnclearError(f"{name} is changed in a loop in a way that is not followed", statement)
+    _check(statement, before, carried, inner)
     steps = {carried[name].key: (carried[name], before[name], inner.values[name]) for name in names}
     for name in names:
         if inner.values[name] != carried[name]:
-            frame.values[name] = _result(carried[name], iterable, steps, level)
-    for name in _stored(statement):
-        if name not in before:
-            frame.values[name] = Node("unbound", (), name)
+            frame.values[name] = _result(carried[name], iterable, steps, number)
+    frame.values.update((name, Node("unbound", (), name)) for name in new)
 
 
-def _result(
-    wanted: Node, iterable: Node, steps: dict[bytes, tuple[Node, Node, Node]], level: int
-) -> Node:
+def _check(statement: ast.For, before: dict[str, Node], carried: dict[str, Node], inner: Frame) -> None:
+    for name, value in inner.values.items():
+        if name in before and name not in carried and value is not before[name]:
+            raise UnclearError(f"{name} is changed in a loop in a way that is not followed", statement)
+    for name in _written(statement):
+        left = inner.values.get(name)
+        if name not in carried or left is None or left == carried[name]:
+            continue
+        if not is_number(left) and (not fresh(left) or inner.holders(left) != [name]):
+            raise UnclearError(f"{name}, changed in place, may be shared", statement, writes=True)
+
+
+def _result(wanted: Node, iterable: Node, steps: dict[bytes, tuple[Node, Node, Node]], number: int) -> Node:
     """What a carried value is in the end, told by the carried values that it depends on alone."""
     order = [wanted]
     for symbol in order:
         found = (node for node in walk(steps[symbol.key][2]) if node.key in steps)
         order.extend(node for node in found if node not in order)
-    numbers = {symbol.key: Node("carried", symbol.args, (level, n)) for n, symbol in enumerate(order)}
     parts = [iterable]
     for symbol in order:
-        _, start, step = steps[symbol.key]
-        parts += [start, rebuild(step, lambda node: numbers.get(node.key), renewed)]
-    return Node("loop", tuple(parts), level)
+        parts += steps[symbol.key][1:]
+    # Named by the loops inside, so that neither the loops before nor those around it count.
+    inside = [node.value for node in walk(*parts) if node.op == "loop" and isinstance(node.value, int)]
+    height = max(inside, default=-1) + 1
+    names = {symbol.key: Node("carried", symbol.args, (height, n)) for n, symbol in enumerate(order)}
+    names[Node("each", (), ("open", number)).key] = Node("each", (), height)
+    closed = [rebuild(part, lambda node: names.get(node.key), renewed) for part in parts[1:]]
+    return Node("loop", (iterable, *closed), height)
 
 
 def _changed(statement: ast.For) -> list[str]:
     """Names that the loop binds or whose value it may change in place, in the order of the text."""
-    names = dict.fromkeys(_stored(statement))
+    return list(dict.fromkeys((*_stored(statement), *_written(statement))))
+
+
+def _written(statement: ast.For) -> list[str]:
+    """Names whose value the loop may change in place."""
+    names: dict[str, None] = {}
     for node in _ordered(statement):
-        target = None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+        target: ast.AST | None = None
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr.endswith("_")
+        ):
             target = node.func.value
         elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
             target = node.value
+        elif isinstance(node, ast.AugAssign):
+            target = node.target
         if isinstance(target, ast.Name):
             names[target.id] = None
     return list(names)
@@ -93,7 +112,9 @@ def _changed(statement: ast.For) -> list[str]:
 def _stored(statement: ast.For) -> list[str]:
     return list(
         dict.fromkeys(
-            node.id for node in _ordered(statement) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+            node.id
+            for node in _ordered(statement)
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
         )
     )
 

@@ -1,7 +1,7 @@
 """Nodes of an expression graph: one operation on other nodes, immutable, equal if they compute the same.
 
-Equality and hash go by `Node.key`, a digest of the operation and its operands; of `COMMUTATIVE` operations the
-order of operands does not count. Where a node comes from (`Node.origin`) never counts.
+Equality and hash go by `Node.key`, a digest of the operation and its operands; of `COMMUTATIVE` operations
+the order of operands does not count. Where a node comes from (`Node.origin`) never counts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ class Node:
         value: what else belongs to it: a name, a constant.
         origin: the upstream expression that it stands for, if there is one.
         key: what two nodes share exactly if they are equal.
+        facts: what has been found out about the node, by those who did.
     """
 
-    __slots__ = ("args", "key", "op", "origin", "value")
+    __slots__ = ("args", "facts", "key", "op", "origin", "value")
+
+    key: bytes
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class Node:
         self.args = args
         self.value = value
         self.origin = origin
+        self.facts: dict[str, Node | None] = {}
         keys = [argument.key for argument in args]
         if op in COMMUTATIVE:
             keys.sort()

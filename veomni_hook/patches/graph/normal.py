@@ -13,7 +13,6 @@ from veomni_hook.patches.graph.nodes import Node, constant, is_constant
 __all__ = ["normal", "renewed"]
 
 _Origin = ast.expr | None
-_ARITHMETIC = frozenset(("add", "sub", "mul", "div"))
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
@@ -29,24 +28,15 @@ def normal(op: str, args: Sequence[Node], origin: ast.expr | None = None) -> Nod
 
 def renewed(node: Node) -> Node:
     """The normal form of a node whose operands have changed."""
-    op, args, origin = node.op, node.args, node.origin
-    if node.value is not None:
+    maker = _RENEWERS.get(node.op)
+    if maker is None or node.value is not None:
         return node
-    if op in _ARITHMETIC:
-        return sums.arithmetic(op, args[0], args[1], origin)
-    if op == "cast":
-        return sums.cast(args[0], args[1], origin)
-    if op == "neg":
-        return sums.negative(args[0], origin)
-    if op == "branch":
-        return sums.branch(args[0], args[1], args[2], origin)
-    if op == "item" and type(args[1].value) is int:
-        return indexing.item(args[0], args[1].value, origin)
-    if op == "size":
-        return indexing.size(args[0], args[1], origin)
-    if op == "shape":
-        return indexing.shape(args[0], origin)
-    return node
+    return maker(node.args, node.origin)
+
+
+def _item(args: tuple[Node, ...], origin: _Origin) -> Node:
+    number = args[1].value
+    return indexing.item(args[0], number, origin) if type(number) is int else Node("item", args, None, origin)
 
 
 def _scaled(op: str) -> Callable[[tuple[Node, ...], _Origin], Node]:
@@ -128,4 +118,17 @@ _MAKERS: dict[str, Callable[[tuple[Node, ...], _Origin], Node]] = {
     # Only the layout in memory changes.
     "contiguous": lambda args, origin: args[0],
     "view_as": lambda args, origin: Node("reshape_as", args, None, origin),
+}
+
+_RENEWERS: dict[str, Callable[[tuple[Node, ...], _Origin], Node]] = {
+    "add": lambda args, origin: sums.arithmetic("add", args[0], args[1], origin),
+    "sub": lambda args, origin: sums.arithmetic("sub", args[0], args[1], origin),
+    "mul": lambda args, origin: sums.arithmetic("mul", args[0], args[1], origin),
+    "div": lambda args, origin: sums.arithmetic("div", args[0], args[1], origin),
+    "neg": lambda args, origin: sums.negative(args[0], origin),
+    "cast": lambda args, origin: sums.cast(args[0], args[1], origin),
+    "branch": lambda args, origin: sums.branch(args[0], args[1], args[2], origin),
+    "size": lambda args, origin: indexing.size(args[0], args[1], origin),
+    "shape": lambda args, origin: indexing.shape(args[0], origin),
+    "item": _item,
 }

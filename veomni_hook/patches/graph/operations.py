@@ -25,8 +25,8 @@ class Operation:
     variadic: int | None = None
 
 
-# t: torch.<name>, f: torch.nn.functional.<name>, m: Tensor.<name>. A star marks what a method takes as separate
-# arguments. Spellings that stand behind a slash are the same operation.
+# t: torch.<name>, f: torch.nn.functional.<name>, m: Tensor.<name>. A star marks what a method takes as
+# separate arguments. Spellings that stand behind a slash are the same operation.
 _TABLE = """
 tm mul/multiply input other
 tm sub/subtract input other alpha=1
@@ -52,7 +52,8 @@ tm round input decimals=0
 tm sign input
 tmf sigmoid input
 tmf tanh input
-tmf relu input
+tm relu input
+f relu input inplace=False
 f silu input inplace=False
 f gelu input approximate='none'
 f softplus input beta=1 threshold=20
@@ -160,21 +161,22 @@ DTYPES = {
     for alias in aliases.split()
 }
 
-# Functions of torch whose result is not told by their arguments.
+# Functions of torch whose result is not told by their arguments, or that do something.
 _DRAWS = frozenset(
-    "alpha_dropout bernoulli dropout dropout1d dropout2d dropout3d empty empty_like feature_alpha_dropout "
-    "fractional_max_pool2d gumbel_softmax multinomial normal poisson rand rand_like randint randint_like randn "
-    "randn_like randperm rrelu scaled_dot_product_attention empty_strided new_empty".split()
+    "alpha_dropout bernoulli dropout dropout1d dropout2d dropout3d empty empty_like empty_strided "
+    "feature_alpha_dropout fractional_max_pool2d gumbel_softmax manual_seed multinomial normal poisson rand "
+    "rand_like randint randint_like randn randn_like randperm rrelu scaled_dot_product_attention save "
+    "seed".split()
 )
 _PURE_BUILTINS = frozenset(
-    "abs all any bool dict enumerate float frozenset getattr hasattr id int isinstance issubclass len list max min "
-    "range reversed round set sorted str sum super tuple type zip slice".split()
+    "abs all any bool dict enumerate float frozenset getattr hasattr id int isinstance issubclass len list "
+    "max min range reversed round set slice sorted str sum super tuple type zip".split()
 )
 
 
 @cache
 def _table() -> dict[tuple[str, str], Operation]:
-    table = {}
+    table: dict[tuple[str, str], Operation] = {}
     for line in _TABLE.split("\n"):
         if not line:
             continue
@@ -214,5 +216,7 @@ def is_pure(path: str) -> bool:
     package, _, name = path.rpartition(".")
     if package == "builtins":
         return name in _PURE_BUILTINS
-    inside = package == "torch" or package.startswith(("torch.nn.functional", "torch.special", "torch.linalg"))
+    inside = package == "torch" or package.startswith(
+        ("torch.nn.functional", "torch.special", "torch.linalg")
+    )
     return inside and name not in _DRAWS and not name.endswith("_") and not name.startswith("set_")

@@ -60,7 +60,9 @@ class Scope:
             return f"builtins.{name}"
         return f":{name}"
 
-    def method(self, owner: ast.ClassDef, name: str, *, above: bool = False) -> tuple[FunctionNode, ast.ClassDef] | None:
+    def method(
+        self, owner: ast.ClassDef, name: str, *, above: bool = False
+    ) -> tuple[FunctionNode, ast.ClassDef] | None:
         """The method that ``self.name`` is on an instance of ``owner``, and the class that defines it.
 
         Args:
@@ -126,7 +128,9 @@ class Scope:
                 yield alias.asname or alias.name, f"{module}{separator}{alias.name}"
         elif isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
             yield statement.name, _own(statement)
-        elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.With | ast.Delete):
+        elif isinstance(
+            statement, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.With | ast.Delete
+        ):
             for name in _stored(statement):
                 yield name, f":{statement.lineno}"
         elif isinstance(statement, ast.If | ast.While):

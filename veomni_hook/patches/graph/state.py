@@ -10,20 +10,23 @@ from veomni_hook.patches.graph.arithmetic import branch
 from veomni_hook.patches.graph.nodes import Node
 from veomni_hook.patches.graph.scope import Scope
 
-__all__ = ["Frame", "Trace", "UnclearError", "fresh", "merged"]
+__all__ = ["Frame", "Trace", "UnclearError", "fresh", "merged", "roots"]
 
 # Results in memory of their own.
 _FRESH = frozenset(
-    "add sub mul div floordiv mod pow square sqrt rsqrt neg abs exp log sigmoid tanh silu gelu softplus softmax "
-    "log_softmax matmul bmm linear mean sum clone cat stack zeros zeros_like ones_like one_hot where index_add "
-    "masked_fill setitem repeat repeat_interleave maximum minimum scatter scatter_add gather index_select cumsum "
-    "sin cos outer arange eq ne lt le logical_not logical_and logical_or new".split()
+    "add sub mul div floordiv mod pow square sqrt rsqrt neg abs exp log sigmoid tanh silu gelu softplus "
+    "softmax log_softmax matmul bmm linear mean sum clone cat stack zeros zeros_like ones_like one_hot where "
+    "index_add masked_fill setitem repeat repeat_interleave maximum minimum scatter scatter_add gather "
+    "index_select cumsum sin cos outer arange eq ne lt le logical_not logical_and logical_or".split()
 )
 # Results that may be, or may look into, their first operand.
 _VIEWS = frozenset(
-    "cast slice select unsqueeze squeeze transpose permute reshape expand expand_as reshape_as flatten unflatten "
-    "chunk split unbind item part index to_device detach within view_as_real view_as_complex getattr carried".split()
+    "cast slice select unsqueeze squeeze transpose permute reshape expand expand_as reshape_as flatten "
+    "unflatten chunk split unbind item part index to_device detach within view_as_real view_as_complex "
+    "getattr carried".split()
 )
+# Results that may be, or may look into, any operand.
+_KEEPERS = frozenset("tuple branch call loop and or dict star".split())
 _STEPS = 20_000
 
 
@@ -48,7 +51,8 @@ class Trace:
         calls: the opaque calls in the order of evaluation.
         effects: what else happens, in order.
         inlined: functions and methods of the file that were followed, by name.
-        level: how many loops are open.
+        loops: how many loops have been begun.
+        changes: how often an expression has changed the value of a name.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -56,7 +60,8 @@ class Trace:
         self.calls: list[Node] = []
         self.effects: list[Node] = []
         self.inlined: dict[str, None] = {}
-        self.level = 0
+        self.loops = 0
+        self.changes = 0
         self._serials: Counter[bytes] = Counter()
         self._steps = 0
 
@@ -85,6 +90,8 @@ class Frame:
         receiver: what the method calls its instance.
         local: every name that is local to the function.
         depth: how many followed calls it is deep in.
+        loops: how many of its loops are open.
+        borrowed: values that are the caller's.
     """
 
     def __init__(self, values: dict[str, Node], local: set[str], depth: int) -> None:
@@ -95,11 +102,17 @@ class Frame:
         self.home: ast.ClassDef | None = None
         self.receiver = ""
         self.loops = 0
+        self.borrowed: frozenset[Node] = frozenset()
 
     def fork(self) -> Frame:
         """A frame that goes another way from here."""
         other = Frame(dict(self.values), self.local, self.depth)
-        other.owner, other.home, other.receiver, other.loops = self.owner, self.home, self.receiver, self.loops
+        other.owner, other.home, other.receiver, other.loops = (
+            self.owner,
+            self.home,
+            self.receiver,
+            self.loops,
+        )
         return other
 
     def holders(self, node: Node) -> list[str]:
@@ -109,7 +122,9 @@ class Frame:
 
 def fresh(node: Node) -> bool:
     """Whether a value is in memory of its own, which no argument and no attribute can share."""
-    return node.op in _FRESH or (node.op == "carried" and bool(node.args) and fresh(node.args[0]))
+    if node.op == "branch":
+        return fresh(node.args[1]) and fresh(node.args[2])
+    return node.op in _FRESH or (node.op == "carried" and fresh(node.args[0]))
 
 
 def roots(node: Node) -> Iterator[Node]:
@@ -120,7 +135,7 @@ def roots(node: Node) -> Iterator[Node]:
         if current.key in seen:
             continue
         seen.add(current.key)
-        if current.op in ("tuple", "branch", "call", "loop", "and", "or", "dict", "opaque", "star"):
+        if current.op in _KEEPERS:
             todo.extend(current.args)
         elif current.op in _VIEWS:
             todo.append(current.args[0])

@@ -10,11 +10,11 @@ from veomni_hook.patches.graph.calls import write
 from veomni_hook.patches.graph.dtypes import is_number
 from veomni_hook.patches.graph.expressions import binary, evaluate, indices, unpacked
 from veomni_hook.patches.graph.nodes import Node
-from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, fresh, merged
+from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, merged
 
 __all__ = ["run"]
 
-_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_LEAVES = (ast.Assert, ast.Return, ast.Raise, ast.Continue, ast.Break)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 # Contexts that change how the code in them computes, and nothing else.
 _CONTEXTS = (
@@ -40,31 +40,28 @@ def run(statements: Sequence[ast.stmt], frame: Frame, trace: Trace) -> Node | No
     """
     for number, statement in enumerate(statements):
         trace.step(statement)
-        if isinstance(statement, ast.Return):
-            return evaluate(statement.value, frame, trace) if statement.value else Node("constant")
-        if isinstance(statement, ast.Raise):
-            return _RAISED
-        if isinstance(statement, ast.Continue):
-            return None
-        if isinstance(statement, ast.If):
-            rest = statements[number + 1 :]
-            if _leaves(statement):
-                return _parted(statement, rest, frame, trace)
-            _met_again(statement, frame, trace)
-        elif isinstance(statement, ast.Assert):
-            test = evaluate(statement.test, frame, trace)
-            result = run(statements[number + 1 :], frame, trace)
-            return arithmetic.branch(test, Node("constant") if result is None else result, _RAISED)
-        elif isinstance(statement, ast.With):
+        if isinstance(statement, ast.Return | ast.Raise | ast.Continue):
+            return _left(statement, frame, trace)
+        if isinstance(statement, ast.If | ast.Assert) and _leaves(statement):
+            return _parted(statement, statements[number + 1 :], frame, trace)
+        if isinstance(statement, ast.With):
             result = _within(statement, frame, trace)
             if result is not None:
                 return result
-        else:
-            handler = _HANDLERS.get(type(statement))
-            if handler is None:
-                raise UnclearError(f"{type(statement).__name__} is not followed", statement)
-            handler(statement, frame, trace)
+            continue
+        handler = _HANDLERS.get(type(statement))
+        if handler is None:
+            raise UnclearError(f"{type(statement).__name__} is not followed", statement)
+        handler(statement, frame, trace)
     return None
+
+
+def _left(statement: ast.Return | ast.Raise | ast.Continue, frame: Frame, trace: Trace) -> Node | None:
+    if isinstance(statement, ast.Continue):
+        return None
+    if isinstance(statement, ast.Raise):
+        return _RAISED
+    return evaluate(statement.value, frame, trace) if statement.value else Node("constant")
 
 
 def _leaves(statement: ast.stmt) -> bool:
@@ -77,17 +74,25 @@ def _leaves(statement: ast.stmt) -> bool:
         if isinstance(node, ast.For | ast.While):
             # What leaves only the inner loop stays inside; a return does not, and the loop refuses it.
             continue
-        todo.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, (*_SCOPES, ast.expr)))
+        todo.extend(
+            child for child in ast.iter_child_nodes(node) if not isinstance(child, (*_SCOPES, ast.expr))
+        )
     return False
 
 
-def _parted(statement: ast.If, rest: Sequence[ast.stmt], frame: Frame, trace: Trace) -> Node | None:
-    """An `if` of which a side may return: each side is followed to the end of the function."""
+def _parted(
+    statement: ast.If | ast.Assert, rest: Sequence[ast.stmt], frame: Frame, trace: Trace
+) -> Node | None:
+    """An `if` of which a side may leave: each side is followed to the end of the function or loop."""
     test = evaluate(statement.test, frame, trace)
+    if isinstance(statement, ast.If):
+        ways = ([*statement.body, *rest], [*statement.orelse, *rest])
+    else:
+        ways = ([*rest], [ast.Raise()])
+    if test.op == "constant":
+        return run(ways[0 if test.value else 1], frame, trace)
     met, unmet = frame.fork(), frame.fork()
-    sides = _sides(test, trace, lambda: run([*statement.body, *rest], met, trace),
-                   lambda: run([*statement.orelse, *rest], unmet, trace))
-    one, other = sides
+    one, other = _sides(test, trace, lambda: run(ways[0], met, trace), lambda: run(ways[1], unmet, trace))
     frame.values = merged(test, met.values, unmet.values)
     if one is None and other is None:
         return None
@@ -148,7 +153,7 @@ def _store(target: ast.expr, value: Node, frame: Frame, trace: Trace) -> None:
     elif isinstance(target, ast.Subscript):
         old = evaluate(target.value, frame, trace)
         new = Node("setitem", (old, Node("tuple", tuple(indices(target.slice, frame, trace))), value))
-        write(target.value, old, new, frame)
+        write(target.value, old, new, frame, trace)
     elif isinstance(target, ast.Attribute):
         owner = evaluate(target.value, frame, trace)
         trace.effects.append(Node("setattr", (owner, value), target.attr))
@@ -169,7 +174,7 @@ def _augmented(statement: ast.AugAssign, frame: Frame, trace: Trace) -> None:
             raise UnclearError("a sequence is changed in place", statement, writes=True)
         frame.values[target.id] = new
     else:
-        write(target, old, arithmetic.updated(old, new), frame)
+        write(target, old, arithmetic.updated(old, new), frame, trace)
 
 
 def _expression(statement: ast.Expr, frame: Frame, trace: Trace) -> None:
@@ -216,7 +221,17 @@ def _inside(value: Node, contexts: Iterable[Node]) -> Node:
 def _discrete(value: Node) -> bool:
     while value.op in ("permute", "transpose", "item", "slice", "unsqueeze", "reshape", "sum"):
         value = value.args[0]
-    return value.op in ("one_hot", "nonzero", "eq", "lt", "le", "ne", "argmax", "size", "constant") or is_number(value)
+    return value.op in (
+        "one_hot",
+        "nonzero",
+        "eq",
+        "lt",
+        "le",
+        "ne",
+        "argmax",
+        "size",
+        "constant",
+    ) or is_number(value)
 
 
 def _for(statement: ast.For, frame: Frame, trace: Trace) -> None:
@@ -236,6 +251,6 @@ _HANDLERS: dict[type[ast.stmt], Callable[..., None]] = {
     ast.Expr: _expression,
     ast.Delete: _deleted,
     ast.For: _for,
+    ast.If: _met_again,
     ast.Pass: _nothing,
 }
-_ = fresh

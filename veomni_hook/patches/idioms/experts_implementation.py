@@ -27,7 +27,7 @@ CANDIDATES = "nothing is counted: these are the switches of experts, not experts
 
 _RESOLVED = "_experts_implementation_internal"
 _MODULE = "veomni_hook.kernels.moe_experts.provenance"
-_COMMENT = "veomni-hook: a user's experts_implementation is told from transformers' default"
+_COMMENT = "a user's experts_implementation is told from transformers' default"
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -37,18 +37,16 @@ def find(view: ModuleView) -> Iterator[Site]:
     for owner in view.classes.values():
         setter, saved = _setter(owner), view.methods(owner).get("_remove_keys_not_serialized")
         if setter is not None and saved is not None and len(saved.args.args) == 2:
-            yield _site(
-                owner.name,
-                owner,
-                *_call_before(view, setter, "note_assignment", _parameters(setter)),
-                *_call_before(view, saved, "forget_choice", saved.args.args[1].arg),
-            )
+            edits = _call_before(view, setter, "note_assignment", _parameters(setter))
+            yield _site(f"{owner.name}.{setter.name}.setter", setter, edits)
+            edits = _call_before(view, saved, "forget_choice", saved.args.args[1].arg)
+            yield _site(f"{owner.name}.{saved.name}", saved, edits)
         request = view.methods(owner).get("set_experts_implementation")
         if request is not None and _is_request(request):
-            yield _site(f"{owner.name}.{request.name}", request, *_call_after(view, request))
+            yield _site(f"{owner.name}.{request.name}", request, _call_after(view, request))
 
 
-def _site(target: str, node: ast.AST, *splices: Splice) -> Site:
+def _site(target: str, function: FunctionNode, splices: tuple[Splice, ...]) -> Site:
     return Site(
         op=OP,
         target=target,
@@ -56,7 +54,7 @@ def _site(target: str, node: ast.AST, *splices: Splice) -> Site:
         reason="notes the user's experts_implementation",
         splices=splices,
         counted=False,
-        lineno=getattr(node, "lineno", 0),
+        lineno=function.lineno,
     )
 
 

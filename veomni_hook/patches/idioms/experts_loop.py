@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from veomni_hook.patches.graph import Scope
 from veomni_hook.patches.text.document import FunctionNode, has_docstring
 
-__all__ = ["EXPERT", "ROUTING", "STATES", "Computation", "Loop", "OtherLoop", "read_loop"]
+__all__ = ["EXPERT", "ROUTING", "STATES", "Computation", "Loop", "OtherLoop", "read_loop", "statements_text"]
 
 # Names of the normal form, which upstream does not use.
 #: The rows of an expert's tokens [rows, hidden], their routing weights [rows, 1], the expert's number.
@@ -104,9 +104,15 @@ def read_loop(function: FunctionNode, scope: Scope) -> Loop:
     reader.loop(loops[0])
     computations = tuple(reader.computations(loops[0]))
     reader.after(body[at + 1 :], loops[0])
-    if not reader.weights:
-        raise OtherLoop("no routing weights", loops[0])
+    if not reader.weights or reader.empty not in ("", reader.hidden, reader.index, reader.weights):
+        raise OtherLoop("no routing weights, or another branch", loops[0])
     return Loop(reader.hidden, reader.index, reader.weights, reader.dtype, reader.count, computations)
+
+
+def statements_text(function: FunctionNode, scope: Scope) -> str:
+    """The body of a function as normalised source text, torch's functions under their full names."""
+    body = function.body[1:] if has_docstring(function) else function.body
+    return "\n".join(ast.unparse(_Dotted(scope).visit(deepcopy(statement))) for statement in body)
 
 
 @dataclass(slots=True)
@@ -123,6 +129,8 @@ class _Reader:
     dtype: str = ""
     count: str = ""
     mask: str = ""
+    #: The parameter for which, if it is empty, the result is returned at once, as the loop would.
+    empty: str = ""
 
     def flat(
         self, statements: Iterable[ast.stmt], *, detached: bool = False
@@ -139,9 +147,10 @@ class _Reader:
     def before(self, statement: ast.stmt, *, detached: bool) -> None:
         """Take in a statement in front of the loop."""
         if isinstance(statement, ast.If):
-            # Nobody chose anybody: the loop would return the same.
-            if re.fullmatch(rf"if \w+\.numel\(\) == 0:\n    return {_RESULT}", self.text(statement)) is None:
+            empty = re.fullmatch(rf"if (\w+)\.numel\(\) == 0:\n    return {_RESULT}", self.text(statement))
+            if empty is None:
                 raise OtherLoop("another branch", statement)
+            self.empty = empty[1]
             return
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
         if not isinstance(statement, ast.Assign) or not isinstance(target, ast.Name) or statement.targets[1:]:
@@ -232,6 +241,8 @@ class _Reader:
                 return True
             if value in (f"torch.where({self.mask}[{EXPERT}]{end})" for end in ("", ".squeeze(0)")):
                 names = [each.id for each in getattr(target, "elts", []) if isinstance(each, ast.Name)]
+                if len(names) != 2:
+                    raise OtherLoop("an expert's tokens have other names", statement)
                 for name, role in zip(names, (_PLACE, _TOKEN), strict=True):
                     self.bind(name, ast.Name(role, ast.Load()))
                 return True
@@ -254,7 +265,7 @@ class _Reader:
         added = call.args[2]
         casts = [f".to({_RESULT}.dtype)"] + [f".to({self.hidden}.dtype)"] * (self.dtype == "hidden")
         if isinstance(added, ast.Call) and self.text(added).endswith(tuple(casts)):
-            return added.func.value  # type: ignore[attr-defined]
+            return added.func.value  # type: ignore[attr-defined, no-any-return]
         return added
 
     def _computation(self, way: list[ast.stmt], added: ast.expr, test: str) -> Computation:

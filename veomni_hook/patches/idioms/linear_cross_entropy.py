@@ -28,17 +28,19 @@ __all__ = ["CANDIDATES", "NOT_CAUSAL", "OP", "find"]
 
 OP = "linear_cross_entropy"
 VARIANT = "next_token"
+#: Those that pass a vocabulary size, and the others.
+PARTS = ("causal_lm", "other_loss")
 #: How the reason begins at a loss that is not one of tokens.
 NOT_CAUSAL = "not a causal-LM loss"
 CANDIDATES = (
-    "Every forward that calls self.loss_function. Those that pass a vocabulary size (keyword vocab_size, or a "
-    "third positional argument named *_size) are the causal-LM loss tails; the others (detection, CTC, "
-    f"classification of images) are listed as missed, with a reason that begins with {NOT_CAUSAL!r}."
+    "Every forward that calls self.loss_function. Those that pass a vocabulary size (keyword vocab_size, or "
+    "a third positional argument named *_size) are the causal-LM loss tails (part causal_lm); the others "
+    f"(detection, CTC, classification of images: part other_loss) are missed because each is {NOT_CAUSAL}."
 )
 
 
 def find(view: ModuleView) -> Iterator[Site]:
-    """Every forward that calls ``self.loss_function``, but for classifiers of sequences, which have an idiom."""
+    """Every forward that calls ``self.loss_function``, except those that `sequence_classification` lists."""
     for owner, forward in view.forwards():
         calls = loss_calls(forward) if ".loss_function" in view.text(forward) else ()
         if calls and not classifies_sequences(forward):
@@ -46,11 +48,12 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _site(view: ModuleView, target: str, forward: FunctionNode, calls: Sequence[ast.Call]) -> Site:
-    missed = partial(Site, op=OP, target=target, status=Status.MISSED)
     causal = [call for call in calls if passes_vocabulary(call)]
+    part = PARTS[0] if causal else PARTS[1]
+    missed = partial(Site, op=OP, target=target, status=Status.MISSED, part=part)
     if not causal:
-        given = ", ".join([*map(ast.unparse, calls[0].args), *(f"{k.arg}=" for k in calls[0].keywords if k.arg)])
-        return missed(reason=f"{NOT_CAUSAL}: it is given {given}", lineno=calls[0].lineno)
+        given = [*map(ast.unparse, calls[0].args), *(f"{k.arg}=" for k in calls[0].keywords if k.arg)]
+        return missed(reason=f"{NOT_CAUSAL}: it is given {', '.join(given)}", lineno=calls[0].lineno)
     lines = " and ".join(str(call.lineno) for call in calls)
     if len(calls) > 1:
         return missed(reason=f"nearest is {VARIANT}: several losses (lines {lines})", lineno=causal[0].lineno)
@@ -80,6 +83,7 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
         captures=operands(view, tail),
         splices=before_statement(view, forward, tail.statement, code, comment),
         slots=tuple(dict.fromkeys(slots)),
+        part=PARTS[0],
         lineno=tail.statement.lineno,
     )
 

@@ -1,4 +1,4 @@
-"""Logits followed through expressions: which names hold them, and what has been done to them since the head."""
+"""Logits followed through expressions: which names hold them, and what has been done to them so far."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from veomni_hook.patches.structure.fingerprint import serialise
-from veomni_hook.patches.structure.plain import Unclear, bound_name, chain, is_plain, substituted
+from veomni_hook.patches.structure.plain import Unclear, binding, chain, is_plain, substituted
 from veomni_hook.patches.structure.scope import used_names
 
 __all__ = ["Logits", "Step", "is_not_none", "options"]
@@ -72,9 +72,9 @@ class Logits:
         Raises:
             Unclear: it does something else.
         """
-        name, value = bound_name(statement), getattr(statement, "value", None)
-        steps = self.steps(value) if name and value is not None else None
-        if name and value is not None and self.head is None:
+        name, value = binding(statement)
+        steps = None if value is None else self.steps(value)
+        if value is not None and self.head is None:
             raise Unclear(f"logits come from {ast.unparse(value)[:60]}, where no head is called", statement)
         if steps is None:
             raise Unclear("logits are used in another way", statement)

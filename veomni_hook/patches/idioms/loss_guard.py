@@ -72,11 +72,13 @@ def _keywords(view: ModuleView, keywords: Sequence[ast.keyword]) -> str:
         return "{}"
     if len(keywords) == 1 and keywords[0].arg is None:
         return _text(view, keywords[0].value)
-    texts = [(keyword.arg, _text(view, keyword.value)) for keyword in keywords]
     # One that was made here gives way to the caller's; one of upstream's beside the caller's is an error.
-    if any(not hasattr(keyword, "lineno") for keyword in keywords):
-        return "{" + ", ".join(f"**{text}" if name is None else f'"{name}": {text}' for name, text in texts) + "}"
-    return "dict(" + ", ".join(f"**{text}" if name is None else f"{name}={text}" for name, text in texts) + ")"
+    made = any(not hasattr(keyword, "lineno") for keyword in keywords)
+    items = []
+    for keyword in keywords:
+        name = "**" if keyword.arg is None else f'"{keyword.arg}": ' if made else f"{keyword.arg}="
+        items.append(name + _text(view, keyword.value))
+    return f"{{{', '.join(items)}}}" if made else f"dict({', '.join(items)})"
 
 
 def _test(view: ModuleView, test: ast.expr, *, several: bool) -> str:

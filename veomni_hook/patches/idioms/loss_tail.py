@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from veomni_hook.patches.idioms.logits import Logits, Step, is_not_none, options
 from veomni_hook.patches.structure.fingerprint import serialise
-from veomni_hook.patches.structure.plain import Unclear, bound_name, chain, holds, is_plain
+from veomni_hook.patches.structure.plain import Unclear, binding, chain, holds, is_plain
 from veomni_hook.patches.structure.scope import bound_names, used_names
 from veomni_hook.patches.text.document import FunctionNode
 
@@ -104,8 +104,8 @@ class _Reader:
         branch = body[at]
         inside = branch.body if isinstance(branch, ast.If) else [branch]
         at_call = self._at(inside)
-        loss = bound_name(inside[at_call])
-        if not loss or getattr(inside[at_call], "value", None) is not self._call:
+        loss, value = binding(inside[at_call])
+        if value is not self._call:
             raise Unclear("the loss is computed in a branch of a branch, or not bound to a name", self._call)
         origin = self._origin(body[:at])
         self._bind(body[origin])
@@ -151,8 +151,9 @@ class _Reader:
             raise Unclear(f"the loss is not of logits but of {ast.unparse(given)}", given)
         for index in range(len(before) - 1, -1, -1):
             statement = before[index]
-            if bound_name(statement) == given.id:
-                if given.id not in used_names([getattr(statement, "value")]):
+            name, value = binding(statement)
+            if value is not None and name == given.id:
+                if name not in used_names([value]):
                     return index
             elif given.id in bound_names([statement]) and not isinstance(statement, ast.If):
                 raise Unclear(f"{given.id} is bound in a {type(statement).__name__.lower()}", statement)
@@ -166,8 +167,8 @@ class _Reader:
         if isinstance(statement, ast.If):
             self._conditional(statement)
             return
-        name, value = bound_name(statement), getattr(statement, "value", None)
-        if not name or value is None:
+        name, value = binding(statement)
+        if value is None:
             used = "logits are used in another way" if self._logits.mentioned(statement) else "not plain"
             raise Unclear(f"a statement between the head and the loss: {used}", statement)
         value = self._moved(value)
@@ -196,12 +197,11 @@ class _Reader:
     def _avoid(self, statement: ast.stmt, late: Collection[str] = ()) -> None:
         """Let the guard take only calls that do not enter a branch; ``late`` is not known beforehand."""
         if isinstance(statement, ast.If) and not statement.orelse:
-            test = statement.test
+            test: ast.expr = ast.UnaryOp(op=ast.Not(), operand=statement.test)
+            if isinstance(statement.test, ast.UnaryOp) and isinstance(statement.test.op, ast.Not):
+                test = statement.test.operand
             if is_plain(test) and not self._logits.mentioned(test) and used_names([test]).isdisjoint(late):
-                negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-                known = self._known(test)
-                opposite = getattr(known, "operand") if negated else ast.UnaryOp(op=ast.Not(), operand=known)
-                self._conditions.append(opposite)
+                self._conditions.append(self._known(test))
                 return
         raise Unclear("logits are used in another way", statement)
 
@@ -253,9 +253,12 @@ class _Reader:
         head = self._logits.head
         if head is None:
             raise Unclear("no head is called", self._call)
-        argument, before_head = _only_argument(head), None
-        if isinstance(argument, ast.Call) and chain(argument.func).startswith("self."):
-            argument, before_head = _only_argument(argument), argument.func
+        argument = _only_argument(head)
+        before_head = argument.func if isinstance(argument, ast.Call) else None
+        if before_head is not None and chain(before_head).startswith("self.") and not is_plain(argument):
+            argument = _only_argument(argument)
+        else:
+            before_head = None
         if not is_plain(argument):
             raise Unclear(f"{ast.unparse(argument)} is not plain", argument)
         return head.func, argument, before_head
@@ -266,8 +269,10 @@ class _Reader:
         """Read what follows the loss; return the call that makes the output."""
         *rest, end = statements or [self._body[-1]]
         output = end.value if isinstance(end, ast.Return) else None
-        if isinstance(output, ast.Name) and rest and bound_name(rest[-1]) == output.id:
-            output = getattr(rest.pop(), "value")
+        name, value = binding(rest[-1]) if rest else ("", None)
+        if isinstance(output, ast.Name) and output.id == name:
+            output = value
+            del rest[-1]
         if not isinstance(output, ast.Call) or not chain(output.func)[:1].isupper():
             raise Unclear("the forward does not end by making an output", end)
         for statement in rest:
@@ -278,11 +283,11 @@ class _Reader:
         return output
 
     def _returned(self, output: ast.Call) -> str:
-        held = {keyword.arg: keyword.value for keyword in output.keywords}
-        others = [*output.args, *(value for name, value in held.items() if name != "logits")]
-        if not isinstance(held.get("logits"), ast.Name) or any(map(self._logits.mentioned, others)):
+        logits = next((keyword.value for keyword in output.keywords if keyword.arg == "logits"), None)
+        others = [*output.args, *(keyword.value for keyword in output.keywords if keyword.arg != "logits")]
+        if not isinstance(logits, ast.Name) or any(map(self._logits.mentioned, others)):
             raise Unclear("the output does not hold the logits, or not as logits alone", output)
-        return chain(held["logits"])
+        return logits.id
 
     def _steps_of(self, output: ast.Call) -> tuple[Step, ...]:
         steps = self._logits.steps(self._argument(0))
@@ -295,12 +300,12 @@ class _Reader:
         copied = self._copied
         needed = used_names([*copied, output])
         for statement in reversed(self._plain):
-            if (name := bound_name(statement)) in needed and name not in bound:
+            if (name := binding(statement)[0]) in needed and name not in bound:
                 copied = [statement, *copied]
                 needed |= used_names([statement])
         popped_from = {keywords for keywords, _, _ in self._popped.values()}
         lost = (bound_names(self._left_out) | popped_from) & needed
-        lost -= {*bound, *map(bound_name, copied)}
+        lost -= {*bound, *(binding(statement)[0] for statement in copied)}
         if lost:
             raise Unclear(f"{', '.join(sorted(lost))} is used after the loss", output)
         return tuple(copied)
@@ -340,9 +345,14 @@ def _only_with(value: ast.expr, step: Step) -> Step | None:
     return step if step.operand is None or step.code == serialise(value) else None
 
 
-def _only_argument(call: ast.Call) -> ast.expr:
-    if len(call.args) != 1 or call.keywords or isinstance(call.args[0], ast.Starred):
-        raise Unclear(f"{ast.unparse(call.func)} takes more than hidden states", call)
+def _only_argument(call: ast.expr) -> ast.expr:
+    if (
+        not isinstance(call, ast.Call)
+        or len(call.args) != 1
+        or call.keywords
+        or isinstance(call.args[0], ast.Starred)
+    ):
+        raise Unclear(f"{ast.unparse(call)[:60]} takes more than hidden states", call)
     return call.args[0]
 
 

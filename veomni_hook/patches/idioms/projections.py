@@ -11,7 +11,9 @@ from veomni_hook.patches.text.document import FunctionNode
 __all__ = ["ACTIVATIONS", "gated_products", "holds_experts", "is_activation", "own_attributes"]
 
 #: Functions that are activations of an MLP; gates of attention (sigmoid, tanh) are none.
-ACTIVATIONS = frozenset("elu gelu hardswish leaky_relu mish quick_gelu relu relu6 selu silu softplus swish".split())
+ACTIVATIONS = frozenset(
+    "elu gelu hardswish leaky_relu mish quick_gelu relu relu6 selu silu softplus swish".split()
+)
 _ACTIVATION = re.compile(r"(^|_)act")
 _PROJECTION = re.compile(r"Linear|Conv|Dense")
 _EXPERTS = re.compile(r"(Experts|NaiveMoe)$")
@@ -89,7 +91,8 @@ class _Flow:
         if isinstance(node, ast.IfExp):
             return self.kind(node.body)
         if isinstance(node, ast.BinOp):
-            return self.kind(node.left) or self.kind(node.right)
+            # A scaled or shifted projection is one; what is done to an activated one is no longer a gate.
+            return "projected" if "projected" in (self.kind(node.left), self.kind(node.right)) else ""
         return self.of_call(node) if isinstance(node, ast.Call) else ""
 
     def of_call(self, node: ast.Call) -> str:

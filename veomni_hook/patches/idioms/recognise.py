@@ -19,6 +19,7 @@ IDIOMS = (
     "rotary",
     "gated_mlp",
     "moe_experts",
+    "experts_implementation",
     "moe_router",
     "load_balancing_loss",
     "linear_cross_entropy",

@@ -1,18 +1,284 @@
-"""Being written."""
+"""Rotary embedding: which formula each rotary function computes, and a kernel slot at each of its calls.
+
+A function is known by what it computes with everything that it calls, so halves and pairs, signs and casts
+are told apart although the text is the same. Of a call only the callee changes, to ``slot.at(self, callee)``,
+so every form of call stays as it is. A method asks in front of its body.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 
-from veomni_hook.patches.idioms.site import Site
+from veomni_hook.patches.graph import (
+    ARGUMENT,
+    TENSOR,
+    Match,
+    Node,
+    Rule,
+    Unknown,
+    canonical,
+    digest,
+    match,
+    reference_form,
+    source,
+)
+from veomni_hook.patches.idioms.rotary_calls import NOTES, Calls, CallSite
+from veomni_hook.patches.idioms.site import Site, Status, slot_name
+from veomni_hook.patches.idioms.splice import before_body, free_name, in_place
 from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.text.document import Definition, FunctionNode
+from veomni_hook.patches.text.statements import module_statements
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "rotary"
-CANDIDATES = ""
+CANDIDATES = "Every function and method whose name matches apply.*(rotary|rope)."
+
+_NAME = re.compile(r"apply.*(rotary|rope)", re.IGNORECASE)
+_MENTIONED = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
+_REFERENCES = "kernels/rotary/reference.py"
+# Upstream may say in the code what others leave to the caller.
+_PLACE = Rule("an argument or a whole number", lambda n: n.op == "argument" or type(n.value) is int)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A formula and what stands for its operands."""
+
+    variant: str
+    form: str
+    bindings: Mapping[str, Node]
+    parameters: str = ""
 
 
 def find(view: ModuleView) -> Iterator[Site]:
-    """Every candidate of a module."""
-    yield from ()
+    """Every rotary function of a module, and every call of one."""
+    if not _MENTIONED.search(view.document.source):
+        return
+    yield from _imported(view)
+    found = [d for d in view.document.definitions() if isinstance(d.node, FunctionNode) and _is_rotary(d)]
+    functions = [d for d in found if d.parents == (view.document.tree,)]
+    known = {d.qualname: _known(view, d) for d in found}
+    calls = Calls(view, [d.qualname for d in functions])
+    slots = _Slots()
+    for definition in found:
+        formula = known[definition.qualname]
+        if isinstance(formula, Site):
+            yield formula
+        elif definition.kind == "method":
+            yield _method(view, definition, formula)
+        else:
+            called = calls.sites(definition.qualname)
+            yield _function(definition, formula, called, known)
+            slot = slots.named(definition.qualname, formula)
+            yield from (_call(view, definition, formula, slot, site) for site in called)
+
+
+class _Slots:
+    """The slots of a module; functions of one formula with different parameters have one each."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, SlotSpec] = {}
+
+    def named(self, function: str, known: _Known) -> SlotSpec:
+        wanted = slot_name(OP, known.variant)
+        for name in (wanted, f"{wanted}_{function}"):
+            spec = SlotSpec(name, OP, known.variant, known.parameters)
+            if self._by_name.setdefault(name, spec) == spec:
+                break
+        return spec
+
+
+def _function(
+    definition: Definition, known: _Known, called: list[CallSite], formulas: Mapping[str, _Known | Site]
+) -> Site:
+    """The row of a function: whether every call that has an owner is bound."""
+    leaks = [site for site in called if site.leak]
+    callers = {site.where for site in called}
+    status, reason = Status.ROUTED, ""
+    if leaks:
+        status, reason = Status.UNBOUND, f"{leaks[0].reason} (line {leaks[0].node.lineno})"
+    elif not called:
+        reason = "nothing calls it"
+    elif not any(site.owner for site in called):
+        if all(isinstance(formulas.get(caller), _Known) for caller in callers):
+            reason = f"nothing calls it but {', '.join(sorted(callers))}, whose own calls count"
+        else:
+            status, reason = Status.UNBOUND, f"{called[0].reason} (line {called[0].node.lineno})"
+    return replace(_site(definition, known), status=status, reason=reason)
+
+
+def _call(view: ModuleView, definition: Definition, known: _Known, slot: SlotSpec, site: CallSite) -> Site:
+    """The row of a call: the callee asks the slot."""
+    row = replace(
+        _site(definition, known),
+        target=site.where or definition.qualname,
+        counted=False,
+        lineno=site.node.lineno,
+    )
+    callee = ast.unparse(site.node)
+    if not site.owner or view.text(site.node) != callee:
+        reason = site.reason or "where it stands is not told"  # in an f-string
+        return replace(row, status=Status.UNBOUND, reason=reason)
+    text = f"{slot.name}.at({site.owner}, {callee})"
+    if site.only_if:
+        text = f"({text} if {callee} is {site.only_if} else {callee})"
+    return replace(
+        row,
+        splices=(in_place(view, site.node, text),),
+        slots=(slot,),
+        relies_on=(definition.qualname,),
+    )
+
+
+def _method(view: ModuleView, definition: Definition, known: _Known) -> Site:
+    """The row of a method: it asks in front of its body."""
+    node = definition.node
+    assert isinstance(node, FunctionNode)  # noqa: S101
+    receiver = node.args.args[0].arg
+    slot = SlotSpec(slot_name(OP, known.variant), OP, known.variant)
+    kernel = free_name(node, "kernel")
+    operands = ", ".join(source(bound, receiver) for bound in known.bindings.values())
+    code = (
+        f"if ({kernel} := {slot.name}.kernel({receiver}, {operands})) is not None:\n"
+        f"    return {kernel}({operands})"
+    )
+    return replace(
+        _site(definition, known),
+        splices=before_body(view, node, code, f"{OP}/{known.variant}"),
+        slots=(slot,),
+    )
+
+
+def _site(definition: Definition, known: _Known) -> Site:
+    captures = {name: source(node) for name, node in known.bindings.items() if source(node) != name}
+    return Site(
+        OP,
+        definition.qualname,
+        Status.ROUTED,
+        known.variant,
+        form=known.form,
+        captures=captures,
+        lineno=definition.node.lineno,
+    )
+
+
+def _known(view: ModuleView, definition: Definition) -> _Known | Site:
+    """What a candidate computes, or the row that says why it is missed."""
+    node = definition.node
+    assert isinstance(node, FunctionNode)  # noqa: S101
+    owner = definition.parents[-1]
+    missed = Site(OP, definition.qualname, Status.MISSED, lineno=node.lineno)
+    reason = _unsuited(view, definition)
+    if reason:
+        return replace(missed, reason=reason)
+    form = canonical(node, view.scope, owner if isinstance(owner, ast.ClassDef) else None)
+    if isinstance(form, Unknown):
+        return replace(missed, reason=f"{form.reason} (line {form.lineno})")
+    nearest, depth = "", -1.0
+    for name in _variants():
+        pattern = reference_form(_REFERENCES, name)
+        rules = dict.fromkeys(pattern.arguments, TENSOR if form.receiver else ARGUMENT)
+        made = match(pattern, form, {**rules, "unsqueeze_dim": _PLACE})
+        if isinstance(made, Match):
+            bindings = {operand: made.bindings[operand] for operand in pattern.arguments}
+            parameters = "" if form.receiver else _parameters(node, bindings)
+            if parameters is None:
+                return replace(missed, reason=f"it is {name}, but its parameters do not tell the operands")
+            return _Known(name.partition("__")[0], digest(form), bindings, parameters)
+        if made.depth > depth:
+            nearest, depth = f"nearest is {name}: {made.text}", made.depth
+    return replace(missed, reason=nearest, form=digest(form))
+
+
+def _unsuited(view: ModuleView, definition: Definition) -> str:
+    """Why a candidate is not looked at."""
+    node, parent = definition.node, definition.parents[-1]
+    assert isinstance(node, FunctionNode)  # noqa: S101
+    for decorator in node.decorator_list:
+        if not ast.unparse(decorator).rpartition(".")[2].startswith(NOTES):
+            return f"it is decorated with {ast.unparse(decorator)}"
+    if isinstance(parent, ast.ClassDef):
+        return "" if node.args.args else "a method without an instance"
+    if parent is not view.document.tree:
+        return "it is defined inside another block"
+    return "" if node.name in view.scope.functions else "the module binds its name more than once"
+
+
+def _parameters(function: FunctionNode, bindings: Mapping[str, Node]) -> str | None:
+    """Upstream's parameter list with the names of operands; None if it does not say what they are."""
+    arguments: dict[str, str] = {}
+    constants = []
+    for operand, node in bindings.items():
+        if node.op == "constant":
+            constants.append(f"{operand}={node.value!r}")
+        elif arguments.setdefault(str(node.value), operand) != operand:
+            return None  # one argument for two operands
+    spec = function.args
+    positional = [*spec.posonlyargs, *spec.args]
+    defaults = [None] * (len(positional) - len(spec.defaults)) + spec.defaults
+    given = [(parameter.arg, default) for parameter, default in zip(positional, defaults, strict=True)]
+    keywords = [(p.arg, default) for p, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
+    names = {name for name, _ in (*given, *keywords)}
+    literal = all(default is None or _is_literal(default) for _, default in (*given, *keywords))
+    if not literal or not arguments.keys() <= names or (names - arguments.keys()) & bindings.keys():
+        return None
+    parts = [_said(*parameter, arguments) for parameter in given]
+    if spec.posonlyargs:
+        parts.insert(len(spec.posonlyargs), "/")
+    named = [_said(*parameter, arguments) for parameter in keywords] + constants
+    if spec.vararg is not None or named:
+        parts.append(f"*{spec.vararg.arg if spec.vararg is not None else ''}")
+    parts += named
+    if spec.kwarg is not None:
+        parts.append(f"**{spec.kwarg.arg}")
+    return ", ".join(parts)
+
+
+def _said(name: str, default: ast.expr | None, operands: Mapping[str, str]) -> str:
+    text = name if operands.get(name, name) == name else f"{name}->{operands[name]}"
+    return text if default is None else f"{text}={ast.unparse(default)}"
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_rotary(definition: Definition) -> bool:
+    return bool(_NAME.search(definition.qualname.rpartition(".")[2]))
+
+
+def _imported(view: ModuleView) -> Iterator[Site]:
+    """Rotary functions of other files: their code is not in this text."""
+    for statement in module_statements(view.document.tree):
+        if isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                if _NAME.search(alias.name):
+                    home = "." * statement.level + (statement.module or "")
+                    reason = f"it is defined in {home}, and its calls here are not followed"
+                    name = alias.asname or alias.name
+                    yield Site(
+                        OP, name, Status.UNBOUND, reason=reason, counted=False, lineno=statement.lineno
+                    )
+
+
+@cache
+def _variants() -> tuple[str, ...]:
+    """The reference functions, as their file lists them."""
+    tree = ast.parse(files("veomni_hook").joinpath(_REFERENCES).read_text("utf-8"))
+    listed = next(
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+    )
+    return tuple(ast.literal_eval(listed))

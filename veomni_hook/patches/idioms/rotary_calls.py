@@ -8,6 +8,8 @@ or in a function or lambda inside it. Found are calls by name, under a local or 
 from __future__ import annotations
 
 import ast
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,12 +21,12 @@ from veomni_hook.patches.structure.uses import global_uses
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.statements import module_statements
 
-__all__ = ["CallSite", "Calls"]
+__all__ = ["NOTES", "CallSite", "Calls"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Decorators of transformers that note a function for its own kernels; they neither call nor change it.
-_NOTES = "use_kernel"
+NOTES = "use_kernel"
 _LEAKS = "it is handed on here without being called"
 
 
@@ -78,15 +80,22 @@ class Calls:
 
     @cached_property
     def _tops(self) -> list[ast.stmt]:
-        """Top-level statements that mention a name, and classes that inherit from one of these."""
-        wanted = {*self._names, *self._aliases}
-        found: list[ast.stmt] = []
-        family: set[str] = set()
-        for node in self._view.document.tree.body:
-            bases = {getattr(base, "id", "") for base in getattr(node, "bases", ())}
-            if bases & family or any(name in self._view.document.text(node) for name in wanted):
-                found.append(node)
-                family.update([node.name] if isinstance(node, ast.ClassDef) else ())
+        """Top-level statements that mention a name; of classes only the members that do."""
+        names = "|".join(map(re.escape, (*self._names, *self._aliases)))
+        source = self._view.document.source
+        kept = re.findall(rf"\.(\w+)\s*=\s*(?:{names})\b", source)
+        mentioned = re.compile("|".join([names, *(rf"\.{name}\b" for name in kept)]))
+        lines = [self._view.document.lineno(found.start()) for found in mentioned.finditer(source)]
+
+        def mentions(node: ast.stmt) -> bool:
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+            return bisect_left(lines, first) < bisect_right(lines, node.end_lineno or first)
+
+        found = [node for node in self._view.document.tree.body if mentions(node)]
+        for number, node in enumerate(found):
+            if isinstance(node, ast.ClassDef):
+                body = [member for member in node.body if mentions(member)]
+                found[number] = _with_body(node, body)
         return found
 
     @cached_property
@@ -151,7 +160,7 @@ class Calls:
             return False
         decorated = self._parents.get(call)
         named = getattr(call.func, "id", getattr(call.func, "attr", ""))
-        return call in getattr(decorated, "decorator_list", ()) and named.startswith(_NOTES)
+        return call in getattr(decorated, "decorator_list", ()) and named.startswith(NOTES)
 
     def _is_alias(self, place: ast.expr) -> bool:
         assignment = self._parents.get(place)
@@ -259,6 +268,11 @@ class Calls:
             if isinstance(scope, (*_FUNCTIONS, ast.ClassDef)):
                 names.append(scope.name)
         return ".".join(reversed(names))
+
+
+def _with_body(node: ast.ClassDef, body: list[ast.stmt]) -> ast.ClassDef:
+    copied = ast.ClassDef(node.name, node.bases, node.keywords, body, node.decorator_list)
+    return ast.copy_location(copied, node)
 
 
 def _self_name(method: FunctionNode, owner: ast.ClassDef) -> str | None:

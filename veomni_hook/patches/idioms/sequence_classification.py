@@ -10,7 +10,7 @@ from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
 from veomni_hook.patches.idioms.splice import free_name, in_place
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.structure.plain import Unclear, chain, holds, is_plain
+from veomni_hook.patches.structure.plain import Unclear, chain, is_plain
 from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
@@ -18,9 +18,11 @@ __all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
 OP = "linear_cross_entropy"
 VARIANT = "last_token"
 CANDIDATES = (
-    "Every forward that binds pooled_logits to something made of logits: it scores all positions of a sequence "
-    "and classifies by one of them, or by a mean."
+    "Every forward that binds pooled_logits to something made of logits: it scores all positions of a "
+    "sequence and classifies by one of them, or by a mean."
 )
+#: A part of the op's candidates.
+PART = "sequence_classification"
 _POOLED = "pooled_logits"
 
 
@@ -35,7 +37,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         pooling = _pooling(forward) if _POOLED in view.text(forward) else None
         if pooling is None:
             continue
-        site = partial(Site, OP, f"{owner.name}.forward")
+        site = partial(Site, OP, f"{owner.name}.forward", part=PART)
         try:
             call, logits = _scored(forward, pooling)
         except Unclear as reason:
@@ -46,7 +48,11 @@ def find(view: ModuleView) -> Iterator[Site]:
             Status.ROUTED,
             variant=VARIANT,
             form=VARIANT,
-            captures={"score": view.text(call.func), "hidden_states": view.text(call.args[0]), "logits": logits},
+            captures={
+                "score": view.text(call.func),
+                "hidden_states": view.text(call.args[0]),
+                "logits": logits,
+            },
             splices=_splices(view, forward, call, slot.name),
             slots=(slot,),
             lineno=call.lineno,
@@ -62,7 +68,8 @@ def _pooling(forward: FunctionNode) -> ast.Assign | None:
 
 
 def _reads_logits(node: ast.AST) -> bool:
-    return any(isinstance(n, ast.Name) and n.id.endswith("logits") and n.id != _POOLED for n in ast.walk(node))
+    names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+    return any(name.endswith("logits") for name in names - {_POOLED})
 
 
 def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
@@ -72,25 +79,29 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
         raise Unclear("scores are pooled in one of several ways", pooling)
     if not isinstance(picked, ast.Subscript) or not isinstance(picked.value, ast.Name):
         raise Unclear(f"scores are not picked but computed: {ast.unparse(picked)[:60]}", picked)
-    if not isinstance(picked.slice, ast.Tuple) or len(picked.slice.elts) != 2:
-        raise Unclear("scores are not picked by row and position", picked)
-    if not (isinstance(rows := picked.slice.elts[0], ast.Call) and (chain(rows.func) or "").endswith(".arange")):
-        raise Unclear("scores are not picked from every row", picked)
+    index = picked.slice.elts if isinstance(picked.slice, ast.Tuple) else []
+    if len(index) != 2 or not isinstance(index[0], ast.Call) or not chain(index[0].func).endswith(".arange"):
+        raise Unclear("scores are not picked by row and position, from every row", picked)
     name = picked.value.id
-    bindings = [n for n in ast.walk(forward) if isinstance(n, ast.Name) and n.id == name and _stores(n)]
-    statement = next((s for s in forward.body if isinstance(s, ast.Assign) and s.targets[0] in bindings), None)
+    bindings = [node for node in _uses(forward, name) if not isinstance(node.ctx, ast.Load)]
+    assigned = (s for s in forward.body if isinstance(s, ast.Assign) and s.targets[0] in bindings)
+    statement = next(assigned, None)
     if len(bindings) != 1 or statement is None or len(statement.targets) != 1:
         raise Unclear(f"{name} is bound more than once, or in a branch", pooling)
     call = statement.value
-    if not isinstance(call, ast.Call) or not (chain(call.func) or "").startswith("self."):
+    if not isinstance(call, ast.Call) or not chain(call.func).startswith("self."):
         raise Unclear(f"{name} is not what a module returns", statement)
     if len(call.args) != 1 or call.keywords or not is_plain(call.args[0]):
         raise Unclear(f"{ast.unparse(call.func)} takes more than hidden states", call)
-    allowed = {id(picked.value), *_harmless(forward, name)}
-    for node in ast.walk(forward):
-        if isinstance(node, ast.Name) and node.id == name and not _stores(node) and id(node) not in allowed:
+    allowed = {id(picked.value), *map(id, bindings), *_harmless(forward, name)}
+    for node in _uses(forward, name):
+        if id(node) not in allowed:
             raise Unclear(f"{name} is used in another way", node)
     return call, name
+
+
+def _uses(forward: FunctionNode, name: str) -> list[ast.Name]:
+    return [node for node in ast.walk(forward) if isinstance(node, ast.Name) and node.id == name]
 
 
 def _harmless(forward: FunctionNode, name: str) -> Iterator[int]:
@@ -109,10 +120,6 @@ def _harmless(forward: FunctionNode, name: str) -> Iterator[int]:
             given = {keyword.arg: keyword.value for keyword in node.keywords}
             if chain(given.get(_POOLED, node)) == _POOLED and chain(given.get("logits", node)) == name:
                 yield id(given["logits"])
-
-
-def _stores(node: ast.Name) -> bool:
-    return not isinstance(node.ctx, ast.Load)
 
 
 def _splices(view: ModuleView, forward: FunctionNode, call: ast.Call, slot: str) -> tuple[Splice, ...]:

@@ -13,6 +13,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from veomni_hook.patches.idioms.site import Splice
 from veomni_hook.patches.idioms.splice import before_statement
@@ -21,15 +22,15 @@ from veomni_hook.patches.report import one_line
 from veomni_hook.patches.structure.scope import bound_names, local_names
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.reindent import string_lines
-from veomni_hook.patches.text.synthesise import render
 
 __all__ = ["Run", "blocks", "guard", "put_together", "target"]
 
 # Beyond this a guard would repeat more of upstream than it adds.
 _LONGEST_TAIL = 4
-_WIDTH = 120
 _OPAQUE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda, ast.comprehension)
 _COMPUTES = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
+_LAZY = (ast.IfExp, ast.BoolOp)
+_Node = TypeVar("_Node", bound=ast.AST)
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,20 @@ class Run:
                 return
             yield Run(self.function, self.block, first, self.last)
 
-    def as_function(self, result: ast.expr) -> ast.FunctionDef:
-        """A function of the locals that the run reads, ``self`` first, that returns ``result`` at its end."""
-        body = [each for each in self.statements if not isinstance(each, ast.Return)]
+    def as_function(self) -> ast.FunctionDef:
+        """A function of the locals that the run reads, ``self`` first, that returns the last statement's value."""
+        *before, last = self.statements
+        value = getattr(last, "value", None)
         local = local_names(self.function)
         owner = [argument.arg for argument in self.function.args.args[:1]]
-        names = dict.fromkeys([*owner, *(name for name in _loaded([*body, result]) if name in local)])
+        names = dict.fromkeys([*owner, *(name for name in _loaded([*before, value]) if name in local)])
         arguments = ast.arguments(
             posonlyargs=[], args=[ast.arg(name) for name in names], kwonlyargs=[], kw_defaults=[], defaults=[]
         )
-        last = self.statements[-1]
         made = ast.FunctionDef(
             name=self.function.name,
             args=arguments,
-            body=[*body, ast.copy_location(ast.Return(result), last)],
+            body=[*before, ast.copy_location(ast.Return(value), last)],
             decorator_list=[],
         )
         return ast.copy_location(made, last)
@@ -112,32 +113,32 @@ def put_together(
         statements: simple assignments and a last statement that has a value.
         taken: the expression in them that is computed by calling ``kernel`` with ``operands``.
         operands: upstream's expressions, wherever in ``statements``, by the names that the kernel has for
-            them; what stands elsewhere is taken as it is.
+            them; names, attributes and literals that stand nowhere there are taken as they are.
 
     Returns:
         None where something would be computed twice or not at all, or calls made in another order.
     """
-    if any(target(each) is None for each in statements[:-1]) or _opaque(statements[-1]):
-        return None
     value = getattr(statements[-1], "value", None)
-    if not isinstance(value, ast.expr):
+    if not isinstance(value, ast.expr) or _opaque(statements[-1]) or None in map(target, statements[:-1]):
         return None
     builder = _Builder()
     for statement in statements[:-1]:
         builder.assign(statement)
     result = builder.build(value)
-    given = [node for each in statements for node in _computed(each.value)]  # type: ignore[attr-defined]
-    if taken is not None:
-        whole = builder.built[taken]
-        inputs = {name: builder.built.get(node, node) for name, node in (operands or {}).items()}
+    given = [node for each in statements for node in _computed(getattr(each, "value"))]  # noqa: B009
+    if taken is not None and operands is not None:
+        whole = builder.built.get(taken)
+        foreign = any(node not in builder.built and any(_computed(node)) for node in operands.values())
+        if whole is None or foreign:
+            return None
+        inputs = {name: builder.built.get(node, node) for name, node in operands.items()}
         fused = {builder.upstream[node] for node in _computed(whole, stop=inputs.values())}
         given = [node for node in given if node not in fused]
         result = _replace(result, whole, _call(kernel, inputs, [builder.built[node] for node in given]))
-    made = [builder.upstream.get(node, node) for node in _computed(result)]
-    made = [node for node in made if taken is None or node in builder.built]
-    in_order = [node for node in made if isinstance(node, ast.Call)]
-    kept = [node for node in given if isinstance(node, ast.Call)] == in_order
-    return result if kept and Counter(made) == Counter(given) else None
+    made = [node for each in _computed(result) if (node := builder.upstream.get(each)) is not None]
+    calls = [node for node in made if isinstance(node, ast.Call)]
+    kept = calls == [node for node in given if isinstance(node, ast.Call)]
+    return result if kept and not builder.skips and Counter(made) == Counter(given) else None
 
 
 def guard(
@@ -195,6 +196,9 @@ class _Builder:
         self.known: dict[str, ast.expr] = {}
         self.built: dict[ast.AST, ast.expr] = {}
         self.upstream: dict[ast.AST, ast.AST] = {}
+        #: Whether something was put where it is not always evaluated.
+        self.skips = False
+        self._depth = 0
 
     def assign(self, statement: ast.stmt) -> None:
         name = target(statement)
@@ -209,12 +213,16 @@ class _Builder:
 
     def _build(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Name) and node.id in self.known:
-            return self.known[node.id]
-        made: ast.expr = self._copy(node)
+            made = self.known[node.id]
+            self.skips |= self._depth > 0 and any(True for _ in _computed(made))
+            return made
+        self._depth += isinstance(node, _LAZY)
+        made = self._copy(node)
+        self._depth -= isinstance(node, _LAZY)
         self.upstream[made] = node
         return made
 
-    def _copy(self, node: ast.AST) -> ast.AST:
+    def _copy(self, node: _Node) -> _Node:
         made = copy.copy(node)
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
@@ -240,36 +248,37 @@ def _computed(node: ast.AST, stop: Iterable[ast.AST] = ()) -> Iterator[ast.AST]:
 
 
 def _call(kernel: str, operands: Mapping[str, ast.expr], order: Sequence[ast.expr]) -> ast.Call:
-    """A call of the kernel that evaluates its operands in the given order."""
+    """A call of the kernel that evaluates its operands in the given order: by keywords, if need be."""
     position = {node: number for number, node in enumerate(order)}
-    last = len(position)
-    first = {name: min((position.get(n, last) for n in _computed(node)), default=last) for name, node in operands.items()}
-    names = sorted(operands, key=lambda name: first[name])
+    places = {
+        name: min((position.get(each, len(order)) for each in _computed(node)), default=len(order))
+        for name, node in operands.items()
+    }
     function = ast.Name(kernel, ast.Load())
-    moved = [name for name in names if first[name] < last] != [name for name in operands if first[name] < last]
-    if moved:
-        keywords = [ast.keyword(name, operands[name]) for name in names]
-        return ast.Call(function, [], keywords)
-    return ast.Call(function, list(operands.values()), [])
+    computed = [place for place in places.values() if place < len(order)]
+    if computed == sorted(computed):
+        return ast.Call(function, list(operands.values()), [])
+    names = sorted(operands, key=lambda name: places[name])
+    return ast.Call(function, [], [ast.keyword(name, operands[name]) for name in names])
 
 
-def _replace(node: ast.expr, old: ast.expr, new: ast.expr) -> ast.expr:
+def _replace(node: _Node, old: _Node, new: _Node) -> _Node:
     if node is old:
         return new
     for field, value in ast.iter_fields(node):
         if isinstance(value, list):
-            setattr(node, field, [_replace(item, old, new) if isinstance(item, ast.AST) else item for item in value])
+            setattr(
+                node,
+                field,
+                [_replace(item, old, new) if isinstance(item, ast.AST) else item for item in value],
+            )
         elif isinstance(value, ast.AST):
             setattr(node, field, _replace(value, old, new))
     return node
 
 
 def _indented(statements: Iterable[ast.stmt]) -> str:
-    lines = []
-    for statement in statements:
-        whole = ast.unparse(ast.fix_missing_locations(statement))
-        lines += [whole] if len(whole) <= _WIDTH else render(statement).split("\n")
-    return "\n".join(f"    {line}" if line else line for line in lines)
+    return "\n".join(f"    {ast.unparse(ast.fix_missing_locations(each))}" for each in statements)
 
 
 def _opaque(node: ast.AST) -> bool:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from veomni_hook.patches.text.document import Document, FunctionNode
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.graph.scope import Scope
 
 __all__ = ["ModuleView"]
 
@@ -16,6 +20,13 @@ class ModuleView:
 
     def __init__(self, document: Document) -> None:
         self.document = document
+
+    @cached_property
+    def scope(self) -> Scope:
+        """What the module's global names mean."""
+        from veomni_hook.patches.graph.scope import Scope
+
+        return Scope(self.document.tree)
 
     @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:

@@ -24,7 +24,7 @@ class Body:
         fingerprint: digest of what it does, see `veomni_hook.patches.structure.fingerprint`.
         signature: its parameters without annotations; of a class those of every method, one a line.
         line: where it begins.
-        text: its lines with decorators and comments, not indented.
+        text: its lines with decorators and comments, without docstrings, not indented.
         form: digest of what it computes, where it is straight-line code and a config overrides it.
     """
 

@@ -6,7 +6,9 @@ import ast
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 
+from veomni_hook.patches.graph import Scope, Unknown, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.idioms.reliance import relied_on
 from veomni_hook.patches.idioms.site import Site, Splice, Status
@@ -14,7 +16,7 @@ from veomni_hook.patches.lock.records import Body, LockedModule, LockedSite, Ove
 from veomni_hook.patches.selection import selected
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.structure.fingerprint import fingerprint
-from veomni_hook.patches.text.document import Definition, Document, FunctionNode
+from veomni_hook.patches.text.document import Definition, Document, FunctionNode, has_docstring
 from veomni_hook.patches.text.reindent import reindent
 
 __all__ = ["overrides_of", "snapshot"]
@@ -67,11 +69,13 @@ def snapshot(
         LockedSite(site.op, site.target, site.variant, site.form, _bodies_of(document, site))
         for site in routed
     )
-    names = {*overridden, *old, *(name for site in locked for name in site.bodies)}
+    names = sorted({*overridden, *old, *(name for site in locked for name in site.bodies)})
+    scope = Scope(document.tree)
+    bodies = {name: _body(document, name, scope, overridden=name in overridden) for name in names}
     return LockedModule(
         tuple(sorted(locked, key=lambda site: (site.target, site.op))),
         tuple(overrides),
-        {name: body for name in sorted(names) if (body := _body(document, name)) is not None},
+        {name: body for name, body in bodies.items() if body is not None},
         {(site.op, site.target): _why(site) for site in sites if site.status is not Status.ROUTED},
         dict(_renamed(document, old)),
     )
@@ -111,14 +115,43 @@ def _last(document: Document, name: str) -> Definition | None:
     return next(reversed(document.find(name)), None)
 
 
-def _body(document: Document, name: str) -> Body | None:
+def _body(document: Document, name: str, scope: Scope, *, overridden: bool) -> Body | None:
     definition = _last(document, name)
     if definition is None:
         return None
     node = definition.node
-    text = reindent(document.text(node), document.indent(node), "")
+    text = reindent(_without_docstrings(document, node), document.indent(node), "")
     line = document.lineno(document.span(node)[0])
-    return Body(fingerprint(node), _signature(node), line, tuple(text.splitlines()))
+    form = _form(definition, scope) if overridden else ""
+    return Body(fingerprint(node), _signature(node), line, tuple(text.splitlines()), form)
+
+
+def _form(definition: Definition, scope: Scope) -> str:
+    """Digest of what a function computes, with the names of its attributes: an override goes by these."""
+    node, owner = definition.node, definition.parents[-1]
+    if not isinstance(node, _FUNCTIONS):
+        return ""
+    form = canonical(node, scope, owner if isinstance(owner, ast.ClassDef) else None)
+    if isinstance(form, Unknown):
+        return ""
+    keys = [root.key for root in (form.result, *form.effects)]
+    return blake2b(b"".join(keys), digest_size=8).hexdigest()
+
+
+def _without_docstrings(document: Document, node: ast.AST) -> str:
+    """The text of a definition without docstrings, which are a good half of it and decide nothing."""
+    start, end = document.span(node)
+    parts = []
+    for inner in ast.walk(node):
+        if isinstance(inner, (*_FUNCTIONS, ast.ClassDef)) and has_docstring(inner) and len(inner.body) > 1:
+            docstring, following = inner.body[0], inner.body[1]
+            if document.begins_line(docstring) and document.begins_line(following):
+                parts.append((document.line_start(document.start(docstring)), document.end(docstring)))
+    text = ""
+    for first, last in sorted(parts):
+        text += document.source[start:first]
+        start = document.next_line(last)
+    return text + document.source[start:end]
 
 
 def _signature(node: ast.AST) -> str:

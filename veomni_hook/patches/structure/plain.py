@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Mapping
 
-__all__ = ["Unclear", "bound_name", "chain", "holds", "is_plain", "substituted"]
+__all__ = ["Unclear", "binding", "chain", "holds", "is_plain", "substituted"]
 
 _PARTS = (
     ast.Name,
@@ -29,9 +29,8 @@ _PARTS = (
     ast.unaryop,
 )
 # Methods of tensors, configs and mappings that only look.
-_METHODS = frozenset(
-    "contiguous float get get_decoder get_text_config reshape size to type_as view".split()  # noqa: SIM905
-)
+_TENSOR_METHODS = {"contiguous", "float", "reshape", "size", "to", "type_as", "view"}
+_METHODS = frozenset(_TENSOR_METHODS | {"get", "get_decoder", "get_text_config"})
 _FUNCTIONS = frozenset({"getattr", "isinstance", "len"})
 
 
@@ -84,15 +83,15 @@ def holds(statement: ast.AST, node: ast.AST) -> bool:
     return any(inner is node for inner in ast.walk(statement))
 
 
-def bound_name(statement: ast.stmt) -> str:
-    """The name to which a statement binds its ``value``, doing nothing else; or nothing."""
+def binding(statement: ast.stmt) -> tuple[str, ast.expr | None]:
+    """The name that a statement binds, and the value; an empty name and None if it does anything else."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target = statement.targets[0]
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        target: ast.expr = statement.targets[0]
+    elif isinstance(statement, ast.AnnAssign):
         target = statement.target
     else:
-        return ""
-    return target.id if isinstance(target, ast.Name) else ""
+        return "", None
+    return (target.id, statement.value) if isinstance(target, ast.Name) and statement.value else ("", None)
 
 
 class _Substitution(ast.NodeTransformer):

@@ -7,12 +7,11 @@ comprehensions in 3.12).
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.text.document import FunctionNode
 
-__all__ = ["bindings", "bound_names", "local_names", "nested_names", "parameter_names", "used_names"]
+__all__ = ["bound_names", "local_names", "nested_names", "parameter_names", "used_names"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -34,23 +33,6 @@ def local_names(function: FunctionNode) -> set[str]:
         if isinstance(node, ast.Global | ast.Nonlocal):
             declared.update(node.names)
     return names - declared
-
-
-def bindings(function: FunctionNode) -> Counter[str]:
-    """How often the function's own scope binds each name, parameters not counted.
-
-    What an ``if`` binds on its way to a ``return`` does not count: no code that follows sees it.
-    """
-    left = {
-        id(node)
-        for branch in _walk(function)
-        if isinstance(branch, ast.If) and isinstance(branch.body[-1], ast.Return | ast.Raise)
-        for statement in branch.body
-        for node in _walk(statement)
-    }
-    return Counter(
-        name for node in _own_scope(function.body) if id(node) not in left for name in _binds(node)
-    )
 
 
 def bound_names(nodes: Iterable[ast.AST]) -> set[str]:

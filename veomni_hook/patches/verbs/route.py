@@ -5,21 +5,26 @@ An idiom is this package's own code, so what is wrong with a route is an `IdiomE
 
 from __future__ import annotations
 
+import ast
+import re
+
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.idioms.site import Site
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType
+from veomni_hook.patches.structure.scope import bound_names, local_names, used_names
+from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.names import listed
 
 __all__ = ["plan_routes"]
-
-_DEFECT = "report this as a defect of veomni-hook"
 
 
 def plan_routes(plan: Plan) -> None:
     """Plan the splices of every route.
 
     Raises:
-        IdiomError: a splice lies outside the top-level definition that the route names.
+        IdiomError: a splice lies outside the top-level definition that the route names, or its code binds a
+            name that means something else to upstream's.
     """
     for index, step in plan.of_kind(PatchType.ROUTE.value):
         site = step.patch.site
@@ -29,16 +34,23 @@ def plan_routes(plan: Plan) -> None:
         for splice in site.splices:
             if not any(start <= splice.start and splice.end <= end for start, end in ranges):
                 line = plan.document.lineno(splice.start)
-                raise IdiomError(
-                    f"{step} writes outside of it, at line {line}",
-                    where=plan.where(index),
-                    fix=_DEFECT,
-                    target=site.target,
-                )
+                raise _defect(plan, index, f"writes outside of it, at line {line}")
             if splice.marker:
                 plan.mark(index, splice.start, splice.text)
             else:
                 plan.change(index, splice.start, splice.end, splice.text)
+        if taken := _taken(plan, site):
+            raise _defect(plan, index, f"binds names that the function uses itself: {listed(sorted(taken))}")
+
+
+def _defect(plan: Plan, index: int, what: str) -> IdiomError:
+    step = plan.steps[index]
+    return IdiomError(
+        f"{step} {what}",
+        where=plan.where(index),
+        fix="report this as a defect of veomni-hook",
+        target=step.target,
+    )
 
 
 def _holders(plan: Plan, site: Site) -> list[tuple[int, int]]:
@@ -51,3 +63,36 @@ def _holders(plan: Plan, site: Site) -> list[tuple[int, int]]:
         for node in nodes
         for start, _ in [document.span(node)]
     ]
+
+
+def _taken(plan: Plan, site: Site) -> set[str]:
+    """Names that the route's code binds though they are not its own.
+
+    What a condition binds (``:=``) has to be new to the function. A statement may assign what upstream
+    assigns, which is then what it answers for, but no name that upstream takes from outside the function.
+    """
+    conditions: set[str] = set()
+    bound: set[str] = set()
+    for splice in site.splices:
+        if not splice.marker and (tree := _parsed(splice.text)) is not None:
+            bound |= bound_names([tree])
+            conditions |= {n.target.id for n in ast.walk(tree) if isinstance(n, ast.NamedExpr)}
+    taken: set[str] = set()
+    for definition in plan.document.find(site.target):
+        node = definition.node
+        text = plan.document.source[slice(*plan.document.span(node))]
+        mentioned = {name for name in bound if re.search(rf"\b{name}\b", text)}
+        if mentioned and isinstance(node, FunctionNode):
+            assigned = (bound - conditions) & local_names(node)
+            taken |= (mentioned - assigned) & used_names([node])
+    return taken
+
+
+def _parsed(text: str) -> ast.Module | None:
+    """The tree of a splice: statements, statements that go on in upstream's (``else:``), or an expression."""
+    for form in (f"if 1:\n{text}", f"if 1:\n{text.rstrip()} pass", f"({text.strip()}\n)"):
+        try:
+            return ast.parse(form)
+        except SyntaxError:
+            continue
+    return None

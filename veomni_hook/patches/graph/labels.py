@@ -1,0 +1,64 @@
+"""Digests of forms that do not depend on what arguments and attributes are called."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from veomni_hook.patches.graph.forms import Form
+from veomni_hook.patches.graph.nodes import COMMUTATIVE, Node
+
+__all__ = ["digest"]
+
+_NAMED = ("argument", "attribute")
+
+
+def digest(form: Form | Node) -> str:
+    """16 hexadecimal characters, the same for forms that are equal up to names of arguments and attributes.
+
+    Names are abstracted first and operands sorted then, so a new name cannot change their order.
+    """
+    roots = (form.result, *form.effects) if isinstance(form, Form) else (form,)
+    shapes: dict[bytes, bytes] = {}
+    for root in roots:
+        _shape(root, shapes)
+    numbers: dict[bytes, int] = {}
+    done: dict[bytes, bytes] = {}
+    text = b"".join(_numbered(root, shapes, numbers, done) for root in roots)
+    return blake2b(text, digest_size=8).hexdigest()
+
+
+def _shape(root: Node, shapes: dict[bytes, bytes]) -> None:
+    """Digest every node under ``root`` without names."""
+    todo = [root]
+    while todo:
+        node = todo[-1]
+        missing = [argument for argument in node.args if argument.key not in shapes]
+        if missing and node.key not in shapes:
+            todo.extend(missing)
+            continue
+        todo.pop()
+        if node.key not in shapes:
+            parts = [shapes[argument.key] for argument in node.args]
+            shapes[node.key] = _hashed(node, sorted(parts) if node.op in COMMUTATIVE else parts)
+
+
+def _numbered(
+    node: Node, shapes: dict[bytes, bytes], numbers: dict[bytes, int], done: dict[bytes, bytes]
+) -> bytes:
+    found = done.get(node.key)
+    if found is None:
+        if node.op in _NAMED:
+            number = numbers.setdefault(node.key, len(numbers))
+            found = f"{node.op} {number}".encode()
+        else:
+            args = list(node.args)
+            if node.op in COMMUTATIVE:
+                args.sort(key=lambda argument: shapes[argument.key])
+            found = _hashed(node, [_numbered(argument, shapes, numbers, done) for argument in args])
+        done[node.key] = found
+    return found
+
+
+def _hashed(node: Node, parts: list[bytes]) -> bytes:
+    value = None if node.op in _NAMED else node.value
+    return blake2b(f"{node.op} {value!a} {len(parts)} ".encode() + b"|".join(parts), digest_size=16).digest()

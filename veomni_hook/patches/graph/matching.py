@@ -1,0 +1,222 @@
+"""Holding a formula against what a function computes.
+
+The arguments of the pattern are its holes. What a hole may stand for is a `Rule`; a hole that occurs twice
+has to be the same node twice. Operands of sums and products match in either order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from veomni_hook.patches.graph.forms import Form
+from veomni_hook.patches.graph.nodes import COMMUTATIVE, Node, constant, walk
+from veomni_hook.patches.graph.operations import DTYPES
+from veomni_hook.patches.graph.text import brief, can_be_said
+
+__all__ = [
+    "ANY",
+    "ARGUMENT",
+    "ATTRIBUTE",
+    "FUNCTION",
+    "NUMBER",
+    "TENSOR",
+    "Difference",
+    "Match",
+    "Rule",
+    "find",
+    "match",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a hole may stand for.
+
+    Attributes:
+        words: what is expected, for messages: ``an attribute``.
+        accepts: whether a node is such.
+    """
+
+    words: str
+    accepts: Callable[[Node], bool]
+
+
+def _is_number(node: Node) -> bool:
+    return node.op == "attribute" or (node.op == "constant" and type(node.value) in (int, float))
+
+
+ANY = Rule("anything", lambda node: True)
+ARGUMENT = Rule("an argument", lambda node: node.op == "argument")
+ATTRIBUTE = Rule("an attribute of self", lambda node: node.op == "attribute")
+#: A parameter, a buffer or an argument.
+TENSOR = Rule("an argument or an attribute of self", lambda node: node.op in ("argument", "attribute"))
+#: A number: an attribute of self or a literal.
+NUMBER = Rule("an attribute of self or a number", _is_number)
+#: What can be called, and said at the start of a function: ``self.act_fn``, ``F.silu``, ``ACT2FN[self.act]``.
+FUNCTION = Rule("a function", lambda node: node.op not in ("argument", "constant") and can_be_said(node))
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A formula that was found: what its holes stand for."""
+
+    node: Node
+    bindings: Mapping[str, Node] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where a formula is not what was found.
+
+    Attributes:
+        text: what was expected and what is there, with the line.
+        depth: how much of the pattern was found before, from 0 to 1: the nearest of several has the highest.
+        lineno: the upstream line.
+    """
+
+    text: str
+    depth: float
+    lineno: int = 0
+
+
+# Functions of one tensor that stand where a pattern calls a hole.
+_UNARY = {
+    "silu": ("torch.nn.functional.silu", ()),
+    "gelu": ("torch.nn.functional.gelu", (constant("none"),)),
+    "relu": ("torch.relu", ()),
+    "sigmoid": ("torch.sigmoid", ()),
+    "tanh": ("torch.tanh", ()),
+    "softplus": ("torch.nn.functional.softplus", (constant(1), constant(20))),
+}
+
+# Holes by name, and nodes of the pattern by key, to what they stand for.
+_Bound = dict["str | bytes", Node]
+
+
+def match(
+    pattern: Form | Node, found: Form | Node, rules: Mapping[str, Rule] | None = None
+) -> Match | Difference:
+    """Hold a formula against a form.
+
+    Args:
+        pattern: the formula; its arguments are holes.
+        found: what a function computes. Of two forms the effects have to match, too.
+        rules: what each hole may stand for; without a rule, anything.
+    """
+    matcher = _Matcher(rules or {})
+    pairs = [(_result(pattern), _result(found))]
+    if isinstance(pattern, Form) and isinstance(found, Form):
+        if len(pattern.effects) != len(found.effects):
+            effect = (found.effects or pattern.effects)[0]
+            return Difference(
+                f"expected {len(pattern.effects)} effects, found {brief(effect)} (line {effect.lineno})", 0
+            )
+        pairs += zip(pattern.effects, found.effects, strict=True)
+    for bound in matcher.all(pairs, {}):
+        return Match(_result(found), {name: node for name, node in bound.items() if isinstance(name, str)})
+    size = sum(1 for _ in walk(*(one for one, _ in pairs)))
+    return Difference(matcher.text, min(matcher.matched / max(size, 1), 0.99), matcher.lineno)
+
+
+def find(
+    pattern: Form | Node, where: Form | Node, rules: Mapping[str, Rule] | None = None
+) -> Iterator[Match]:
+    """Every node of a form that a formula matches, outermost first; in effects and on all ways, too."""
+    wanted = _result(pattern)
+    roots = (where.result, *where.effects) if isinstance(where, Form) else (where,)
+    for node in walk(*roots):
+        if node.op == wanted.op or wanted.op in ("argument", "call"):
+            made = match(wanted, node, rules)
+            if isinstance(made, Match):
+                yield made
+
+
+def _result(form: Form | Node) -> Node:
+    return form.result if isinstance(form, Form) else form
+
+
+class _Matcher:
+    """One search, with the furthest point that it came to."""
+
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
+        self.rules = rules
+        self.matched = -1
+        self.text = ""
+        self.lineno = 0
+
+    def all(self, pairs: list[tuple[Node, Node]], bound: _Bound) -> Iterator[_Bound]:
+        """Every way in which all pairs match together."""
+        if not pairs:
+            yield bound
+            return
+        for one in self.one(*pairs[0], bound):
+            yield from self.all(pairs[1:], one)
+
+    def one(self, pattern: Node, found: Node, bound: _Bound) -> Iterator[_Bound]:
+        """Every way in which a node of the pattern matches a node."""
+        known = bound.get(pattern.key)
+        if known is not None:
+            if known == found:
+                yield bound
+            else:
+                self.fail(known, found, bound)
+            return
+        for made in self.new(pattern, found, bound):
+            yield {**made, pattern.key: found}
+
+    def new(self, pattern: Node, found: Node, bound: _Bound) -> Iterator[_Bound]:
+        if pattern.op == "argument":
+            yield from self.hole(pattern, found, bound)
+            return
+        number = pattern.args[0] if pattern.op == "cast" else None
+        if number is not None and number.op == "argument" and found.op == "constant":
+            # A literal needs no cast, what a number is called does.
+            if self.rules.get(str(number.value)) is NUMBER:
+                yield from self.hole(number, found, bound)
+                return
+        if pattern.op == "call" and pattern.args[0].op == "argument" and found.op in _UNARY:
+            yield from self.unary(pattern, found, bound)
+            return
+        same = pattern.op == found.op and _static(pattern) == _static(found)
+        if not same or len(pattern.args) != len(found.args):
+            self.fail(pattern, found, bound)
+            return
+        yield from self.all(list(zip(pattern.args, found.args, strict=True)), bound)
+        if pattern.op in COMMUTATIVE:
+            yield from self.all(list(zip(pattern.args, reversed(found.args), strict=True)), bound)
+
+    def hole(self, pattern: Node, found: Node, bound: _Bound) -> Iterator[_Bound]:
+        name = str(pattern.value)
+        rule = self.rules.get(name, ANY)
+        known = bound.get(name)
+        if known is not None and known != found:
+            self.fail(known, found, bound)
+        elif not rule.accepts(found):
+            self.fail(pattern, found, bound, f"{rule.words} as {name}")
+        else:
+            yield {**bound, name: found}
+
+    def unary(self, pattern: Node, found: Node, bound: _Bound) -> Iterator[_Bound]:
+        path, rest = _UNARY[found.op]
+        if len(pattern.args) != 2 or found.args[1:] != rest:
+            self.fail(pattern, found, bound)
+            return
+        called = getattr(found.origin, "func", None)
+        callee = Node("global", (), DTYPES.get(path, path), called)
+        yield from self.all([(pattern.args[0], callee), (pattern.args[1], found.args[0])], bound)
+
+    def fail(self, pattern: Node, found: Node, bound: _Bound, words: str = "") -> None:
+        """Remember a difference, if it is the furthest."""
+        if len(bound) > self.matched:
+            self.matched = len(bound)
+            self.lineno = found.lineno
+            line = f" (line {found.lineno})" if found.lineno else ""
+            self.text = f"expected {words or brief(pattern)}, found {brief(found)}{line}"
+
+
+def _static(node: Node) -> object:
+    # Which occurrence of a call it is, is no part of a formula.
+    if node.op == "call" and isinstance(node.value, tuple):
+        return node.value[:2]
+    return type(node.value), node.value
