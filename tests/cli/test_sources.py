@@ -81,6 +81,7 @@ def test_a_package_that_does_not_tell_its_version(package: Path) -> None:
     [
         ("tinny", "unknown family 'tinny'"),
         ("transformers.models.tiny.modeling_no", "no module transformers.models.tiny.modeling_no"),
+        ("transformers.modeling_utils", "no module transformers.modeling_utils"),
         ("no.such.module", "no module no.such.module"),
         ("no_such_file.py", "no module no_such_file.py"),
     ],

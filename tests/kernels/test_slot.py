@@ -6,6 +6,7 @@ import gc
 import inspect
 import logging
 import pickle
+import types
 
 import pytest
 import torch
@@ -269,7 +270,7 @@ class TestAt:
 
     @pytest.fixture
     def slot(self):
-        return Slot("toy", "scaled", "some.module", self.parameters)
+        return Slot("toy", "scaled", __name__, self.parameters)
 
     def test_a_kernel_gets_the_operands_and_refusals_upstream_last(self, slot):
         owner = norm()
@@ -289,9 +290,19 @@ class TestAt:
         assert slot.at(norm(), lambda *call: call)(X, 1, 2, 3, 4) == (X, 1, 2, 3, 4)
 
     def test_keywords_named_like_its_own_arguments(self):
-        slot = Slot("toy", "scaled", "some.module", "self->a, owner->b, scale=1")
+        slot = Slot("toy", "scaled", __name__, "self->a, owner->b, scale=1")
         called = slot.at(norm(), lambda **call: call)(self=X, owner=1)
         assert called == ("fast", X, 1, 1)
+
+    def test_a_function_that_was_put_in_upstreams_place_runs(self, slot):
+        owner = norm()
+        other = types.FunctionType(upstream.__code__, {"__name__": "patching.library"})
+        assert slot.at(owner, other) is other
+        assert slot.outcome(owner) == (
+            "eager",
+            "the upstream function was replaced by one of another module",
+        )
+        assert slot.at(owner, functools.wraps(upstream)(other)) is not upstream
 
     @pytest.mark.parametrize("reason", ["eager", "inactive", "bare", "other"])
     def test_is_upstream_itself_where_nothing_comes_into_question(self, slot, reason):
@@ -300,15 +311,15 @@ class TestAt:
         elif reason == "inactive":
             set_active(False)
         elif reason == "bare":
-            slot = Slot("toy", "bare", "some.module")
+            slot = Slot("toy", "bare", __name__)
         else:
             set_choice("torch")
         assert slot.at(norm(), upstream) is upstream
 
     def test_a_reference_by_name_is_called_by_its_own_parameters(self):
         set_choice("toy=reference")
-        assert Slot("toy", "bare", "some.module").at(norm(), upstream)(X, 1).equal(X + 2)
-        assert Slot("toy", "bare", "some.module", "b, a").at(norm(), upstream)(1, X).equal(X + 2)
+        assert Slot("toy", "bare", __name__).at(norm(), upstream)(X, 1).equal(X + 2)
+        assert Slot("toy", "bare", __name__, "b, a").at(norm(), upstream)(1, X).equal(X + 2)
 
     def test_a_device_is_found_in_a_list_of_tensors(self, slot):
         assert slot.at(norm(), upstream)([X, X], 1)[0] == "fast"
@@ -317,12 +328,12 @@ class TestAt:
 
     def test_a_backend_without_this_variant_is_said_once(self, caplog):
         set_choice("toy=quick")
-        slot = Slot("toy", "bare", "some.module")
+        slot = Slot("toy", "bare", __name__)
         with caplog.at_level(logging.WARNING, "veomni_hook.kernels"):
             for _ in range(2):
                 assert slot.at(norm(), upstream) is upstream
         assert [record.getMessage() for record in caplog.records] == [
-            "some.module: toy/bare: upstream code: quick has no kernel for this variant"
+            f"{__name__}: toy/bare: upstream code: quick has no kernel for this variant"
         ]
 
     def test_pickles_with_its_parameters(self, slot):
@@ -371,7 +382,7 @@ def takes_index_one(owner, x, index, weights):
 @pytest.fixture
 def experts(toy):
     registry.add(Kernel("toy", "bare", "grouped", f"{__name__}:fast", refuses=f"{__name__}:takes_index_one"))
-    return experts_class(Slot("toy", "bare", "some.module"))
+    return experts_class(Slot("toy", "bare", __name__))
 
 
 class TestReached:
@@ -390,7 +401,7 @@ class TestReached:
 
     def test_it_asks_in_the_ops_order_where_it_has_parameters(self, toy):
         registry.add(Kernel("toy", "bare", "own", f"{__name__}:fast", refuses=f"{__name__}:second_is_tensor"))
-        slot = Slot("toy", "bare", "some.module", "x->b, index=1, weights->a=2")
+        slot = Slot("toy", "bare", __name__, "x->b, index=1, weights->a=2")
         experts_class(slot)()(X, weights=X)
         assert ASKED[0] == (X, X)
 
@@ -406,13 +417,13 @@ class TestReached:
                 return x
 
         forward = Experts.forward
-        assert Slot("toy", "bare", "some.module").reached(Experts) is Experts
+        assert Slot("toy", "bare", __name__).reached(Experts) is Experts
         assert Experts.forward is forward
 
-        class Inheriting(experts_class(Slot("toy", "bare", "some.module"))):
+        class Inheriting(experts_class(Slot("toy", "bare", __name__))):
             pass
 
-        assert Slot("toy", "bare", "some.module").reached(Inheriting) is Inheriting
+        assert Slot("toy", "bare", __name__).reached(Inheriting) is Inheriting
         assert "forward" not in vars(Inheriting)
 
     def test_copies_and_pickles_as_an_ordinary_class(self, experts):
@@ -428,7 +439,7 @@ def second_is_tensor(owner, *operands):
 class TestCompiled:
     def test_at_is_upstream_without_a_graph_break(self):
         global ROTARY
-        ROTARY = Slot("toy", "scaled", "some.module", "x->a, y->b, ids=None, scale=3")
+        ROTARY = Slot("toy", "scaled", __name__, "x->a, y->b, ids=None, scale=3")
         model = Attention()
         assert model(X)[0] == "fast"
         compiled = torch.compile(model, backend="eager", fullgraph=True)

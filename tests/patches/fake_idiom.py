@@ -37,7 +37,9 @@ def find(view: ModuleView) -> Iterator[Site]:
             variant="" if status is Status.MISSED else next(VARIANTS[o] for o in VARIANTS if o in operators),
             reason=reason,
             form=SALT + "-".join(operators),
-            splices=(Splice(start, start, ""),) if status is Status.ROUTED else (),
+            splices=(Splice(start, start, ""),)
+            if status is Status.ROUTED and "Whole" not in owner.name
+            else (),
             counted="call" not in owner.name.lower(),
             part="firsts" if owner.name.startswith("First") else "",
             lineno=forward.lineno,

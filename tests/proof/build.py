@@ -67,8 +67,10 @@ def value_for(name: str, parameter: inspect.Parameter, module: Any, owner: str, 
     return getattr(Small(), name)
 
 
-def build(cls: type[nn.Module], config: Any = None, **given: Any) -> nn.Module:
+def build(cls: type[nn.Module], config: Any = None, *, optional: bool = False, **given: Any) -> nn.Module:
     """An instance of ``cls`` with small sizes and random parameters, in eval mode.
+
+    With ``optional``, parameters whose default is None are given, too.
 
     Raises:
         Unbuildable: its constructor takes none of the values that were tried.
@@ -82,7 +84,8 @@ def build(cls: type[nn.Module], config: Any = None, **given: Any) -> nn.Module:
         if name in given:
             arguments[name] = given[name]
         elif parameter.default is not parameter.empty and name != "config":
-            continue
+            if optional and parameter.default is None:
+                arguments[name] = value_for(name, parameter, module, cls.__name__, config)
         else:
             arguments[name] = value_for(name, parameter, module, cls.__name__, config)
     try:

@@ -13,16 +13,20 @@ HIDDEN, INTERMEDIATE, VOCABULARY, HEADS, EXPERTS, TOP_K = 16, 24, 40, 4, 4, 2
 SIZES: tuple[tuple[str, Any], ...] = (
     (r"num_(local_|routed_|moe_)?experts$|n_routed_experts|moe_num_experts$|num_total_experts|total_experts", EXPERTS),
     (r"num_experts_per_tok|experts_per_token|(moe_)?top_?k(_experts)?$|moe_topk|num_selected_experts", TOP_K),
+    (r"group_size$", 8),
     (r"n_group$|num_groups$|num_expert_groups?|n_groups$", 2),
     (r"topk_group", 1),
     (r"(moe_)?(num_|n_)?shared_experts$", 1),
     (r"intermediate_size$|ffn_dim|n_inner|(^|_)d_ff$|mlp_dim|ffn_hidden_size|_intermediate_dim|feed_forward_dim",
      INTERMEDIATE),
+    (r"additional_vocab_size$", 0),
     (r"vocab_size$", VOCABULARY),
     (r"num_(attention_|key_value_|kv_)?heads|n_heads?$|num_query_heads|num_attention_heads", HEADS),
     (r"head_dim$|d_kv$|kv_channels|head_size", 8),
     (r"num_hidden_layers|num_layers|n_layers?$", 2),
-    (r"hidden_size|d_model|n_embd|embed_dim|hidden_dim|dim$|emb_dim|width|lora_rank|hidden_channels|channels", HIDDEN),
+    (r"^(num_labels|downsample_factor)$", 2),
+    (r"max_position", 64),
+    (r"hidden_size|output_size|embedding_size|d_model|n_embd|embed_dim|hidden_dim|dim$|emb_dim|width|lora_rank|hidden_channels|channels|normalized_shape", HIDDEN),
 )
 
 #: What a stand-in answers where neither the real configuration nor a size says anything.
@@ -36,6 +40,7 @@ NAMES: tuple[tuple[str, Any], ...] = (
     (r"scal|multiplier|alpha", 1.5),
     (r"limit", 0.7),
     (r"pad_token_id", 0),
+    (r"drop", 0.0),
     (r"token_id", 1),
 )
 

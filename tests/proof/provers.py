@@ -86,14 +86,23 @@ def prove_class(site: Any, module: Any, calls: Callable[[Any, nn.Module], Iterat
 
 
 def instances(cls: type[nn.Module]) -> Iterator[nn.Module]:
-    """The class as built, and with each of its flags turned, alone and together."""
-    first = build(cls)
-    yield first
+    """The class as built, with its optional arguments, and with each of its flags turned, alone and together."""
+    failure: Unbuildable | None = None
+    built: list[bool] = []
+    for optional in (False, True):
+        try:
+            yield build(cls, optional=optional)
+            built.append(optional)
+        except Unbuildable as error:
+            failure = failure or error
+    if failure is not None and not built:
+        raise failure
+    first = build(cls, optional=built[0])
     flags = [name for name, value in vars(first).items() if isinstance(value, bool) and not name.startswith("_")
              and name != "training"]
     for count in (1, 2):
         for turned in itertools.combinations(flags[:5], count):
-            owner = build(cls)
+            owner = build(cls, optional=built[0])
             for name in turned:
                 setattr(owner, name, not getattr(owner, name))
             yield owner

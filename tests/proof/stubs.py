@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 import textwrap
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_utils import PreTrainedModel
 
 from tests.proof.build import Unbuildable, family_config, randomise
-from tests.proof.configs import EXPERTS, HIDDEN, TOP_K, Small
+from tests.proof.configs import EXPERTS, TOP_K, Small
 
 __all__ = ["Inner", "Output", "model_around"]
 
@@ -46,7 +48,10 @@ class Output:
 
 
 class Inner(nn.Module):
-    """Stands for the inner model: returns the hidden states that it holds, whatever it is called with."""
+    """Stands for the inner model: returns the hidden states that it holds, whatever it is called with.
+
+    Parts that it is asked for are itself; numbers are those of a small configuration.
+    """
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
@@ -55,14 +60,27 @@ class Inner(nn.Module):
         self.dtype = hidden.dtype
         self.config = Small()
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or name in ("hidden", "router", "dtype", "config"):
+                raise
+            answer = getattr(Small(), name)
+            return self if answer is None else answer
+
     def forward(self, *_: Any, **__: Any) -> Output:
         """Answer."""
         # Not a leaf: heads that work in place would raise.
         return Output(self.hidden * 1, tuple(self.router.unbind()))
 
 
-def model_around(cls: type[nn.Module], forward: ast.FunctionDef, head: str, hidden: torch.Tensor) -> nn.Module:
+def model_around(
+    cls: type[nn.Module], forward: ast.FunctionDef, head: str, batch: int, length: int, also: frozenset[str]
+) -> nn.Module:
     """An instance of a model class whose inner model is an `Inner`, with a real head and a small configuration.
+
+    ``also`` names attributes that are needed and that the forward itself does not mention.
 
     Raises:
         Unbuildable: the head cannot be built.
@@ -70,38 +88,58 @@ def model_around(cls: type[nn.Module], forward: ast.FunctionDef, head: str, hidd
     module = sys.modules[cls.__module__]
     owner = cls.__new__(cls)
     nn.Module.__init__(owner)
-    config = Small(family_config(module, cls.__name__), return_dict=True, use_return_dict=True)
+    config = Small(
+        family_config(module, cls.__name__), return_dict=True, use_return_dict=True, pad_token_id=0, num_labels=2,
+        problem_type=None,
+    )  # fmt: skip
     owner.__dict__["config"] = config
     owner.__dict__["loss_type"] = _loss_type(cls)
     owner.__dict__["num_experts"], owner.__dict__["num_experts_per_tok"] = EXPERTS, TOP_K
     owner.__dict__["router_aux_loss_coef"] = 0.1
-    assigned = _assignments(cls)
-    used = {
+    maker = _Maker(owner, cls, config, module)
+    head_name = re.split(r"[.\[]", head.removeprefix("self."))[0]
+    built = maker.attribute(head_name)
+    linears = [m for m in built.modules() if isinstance(m, nn.Linear)] if isinstance(built, nn.Module) else []
+    if not linears:
+        raise Unbuildable(f"{cls.__name__}.{head_name} cannot be built: {'; '.join(maker.notes)}")
+    hidden = torch.randn(batch, length, linears[0].in_features)
+    receivers = {
+        node.func.value.attr if isinstance(node.func.value, ast.Attribute) else node.func.attr
+        for node in ast.walk(forward)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "self" in ast.unparse(node.func)
+    }
+    for name in sorted((_used(forward) | also) - {head_name, "config", "loss_function", "training"}):
+        if hasattr(owner, name):
+            continue
+        value = maker.attribute(name)
+        if isinstance(value, nn.Module) and not isinstance(value, PreTrainedModel):
+            hidden = torch.randn(batch, length, _width(value, hidden.shape[-1]))
+        elif name in receivers or isinstance(value, nn.Module):
+            setattr(owner, name, Inner(hidden))
+        else:
+            owner.__dict__[name] = getattr(config, name) if value is None else value
+    for name in ("model", "transformer"):
+        if not any(isinstance(child, Inner) for child in owner.children()):
+            setattr(owner, name, Inner(hidden))
+    for child in owner.children():
+        if isinstance(child, Inner):
+            child.hidden = nn.Parameter(hidden.clone())
+        else:
+            randomise(child)
+    return owner.train()
+
+
+def _width(part: nn.Module, width: int) -> int:
+    linears = [m.in_features for m in part.modules() if isinstance(m, nn.Linear)]
+    return linears[0] if linears else width
+
+
+def _used(forward: ast.FunctionDef) -> set[str]:
+    return {
         node.attr
         for node in ast.walk(forward)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
     }
-    called = {
-        node.func.attr
-        for node in ast.walk(forward)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name) and node.func.value.id == "self"
-    }
-    head_name = head.removeprefix("self.").split(".")[0]
-    setattr(owner, head_name, _head(owner, cls, head_name, assigned, config, module))
-    for name in sorted(used - {head_name, "config", "loss_function", "training"}):
-        if hasattr(owner, name):
-            continue
-        if name in called:
-            setattr(owner, name, Inner(hidden))
-        else:
-            value = _evaluate(assigned.get(name), owner, config, module)
-            owner.__dict__[name] = getattr(config, name) if value is None else value
-    if not any(isinstance(child, Inner) for child in owner.children()):
-        for name in ("model", "transformer"):
-            setattr(owner, name, Inner(hidden))
-    randomise(getattr(owner, head_name))
-    return owner.train()
 
 
 def _loss_type(cls: type) -> str:
@@ -111,40 +149,52 @@ def _loss_type(cls: type) -> str:
     return max(found, key=len) if found else "ForCausalLM"
 
 
-def _assignments(cls: type) -> dict[str, ast.expr]:
-    """What the constructors of a class assign to attributes, the most derived first."""
-    found: dict[str, ast.expr] = {}
-    for base in cls.__mro__:
-        init = vars(base).get("__init__")
-        if init is None or not base.__module__.startswith("transformers.models"):
-            continue
-        try:
+class _Maker:
+    """Makes attributes of a model as its constructors would, one by one."""
+
+    def __init__(self, owner: nn.Module, cls: type, config: Small, module: Any) -> None:
+        self.owner, self.config, self.module = owner, config, module
+        self.notes: list[str] = []
+        self.assigned: dict[str, tuple[ast.expr, Any]] = {}
+        for base in cls.__mro__:
+            init = vars(base).get("__init__")
+            if init is None or not base.__module__.startswith("transformers.mod"):
+                continue
+            if base.__module__ == "transformers.modeling_utils":
+                continue
             tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(init))))
-        except (OSError, TypeError, SyntaxError):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-                found.setdefault(node.targets[0].attr, node.value)
-    return found
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+                    self.assigned.setdefault(node.targets[0].attr, (node.value, sys.modules[base.__module__]))
 
+    def attribute(self, name: str) -> Any:
+        """Make ``self.name``, and what its expression reads from ``self``, on the owner."""
+        if name in self.owner.__dict__ or name in self.owner._modules:
+            return getattr(self.owner, name)
+        expression, home = self.assigned.get(name, (None, self.module))
+        if expression is None:
+            return None
+        for node in ast.walk(expression):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                if not hasattr(self.owner, node.attr) and node.attr != name:
+                    made = self.attribute(node.attr)
+                    if made is None:
+                        self.owner.__dict__[node.attr] = getattr(self.config, node.attr)
+        names = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
+        given = {n: self._local(n) for n in names if n not in vars(home) and n not in ("self", "config")}
+        try:
+            code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<init>", "eval")
+            value = eval(code, {**vars(home), **given, "self": self.owner, "config": self.config})
+        except Exception as error:  # what cannot be made alone is the inner model, or no part of the tail
+            self.notes.append(f"{ast.unparse(expression)}: {type(error).__name__}: {error}")
+            return None
+        if isinstance(value, nn.Module) and not isinstance(value, PreTrainedModel):
+            setattr(self.owner, name, value)
+        elif not isinstance(value, nn.Module):
+            self.owner.__dict__[name] = value
+        return value
 
-def _evaluate(expression: ast.expr | None, owner: nn.Module, config: Small, module: Any) -> Any:
-    if expression is None:
-        return None
-    code = compile(ast.Expression(expression), "<init>", "eval")
-    try:
-        return eval(code, {**vars(module), "self": owner, "config": config})  # noqa: S307 - upstream's own code
-    except Exception:
-        return None
+    def _local(self, name: str) -> Any:
+        import builtins
 
-
-def _head(
-    owner: nn.Module, cls: type, name: str, assigned: dict[str, ast.expr], config: Small, module: Any
-) -> nn.Module:
-    built = _evaluate(assigned.get(name), owner, config, module)
-    if not isinstance(built, nn.Module):
-        raise Unbuildable(f"{cls.__name__}.{name} cannot be built from its constructor")
-    linears = [m for m in built.modules() if isinstance(m, nn.Linear)]
-    if not linears or linears[-1].out_features > 4096 or linears[0].in_features != HIDDEN:
-        raise Unbuildable(f"{cls.__name__}.{name} is no small head: {built}")
-    return built
+        return vars(builtins)[name] if hasattr(builtins, name) else getattr(self.config, name)

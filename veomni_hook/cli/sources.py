@@ -45,11 +45,9 @@ class SourceTree:
             UsageError: one of them does not exist; the nearest names are in it.
         """
         found: dict[str, str] = {}
-        given = list(wanted)
-        for one in given or (*families(models=self.models), *SHARED):
+        shared = (module for module in SHARED if os.path.isfile(self.path(module)))
+        for one in list(wanted) or (*families(models=self.models), *shared):
             found |= self._named(one)
-        if not given:  # a release without a shared module is no mistake of the user's
-            found = {module: path for module, path in found.items() if os.path.isfile(path)}
         return dict(sorted(found.items()))
 
     def path(self, module: str) -> str:
@@ -59,9 +57,7 @@ class SourceTree:
     def _named(self, given: str) -> dict[str, str]:
         if given.endswith(".py"):
             return {given: _existing(given, given)}
-        if given in SHARED:
-            return {given: self.path(given)}
-        if given.startswith(f"{MODELS}."):
+        if given in SHARED or given.startswith(f"{MODELS}."):
             return {given: _existing(given, self.path(given))}
         if "." in given:
             return {given: _elsewhere(given)}

@@ -56,29 +56,28 @@ def select(op: str, variant: str, choice: Choice, system: System, known: Registr
     accepted = tuple(kernel for kernel, decision in zip(kernels, decisions, strict=True) if decision.accepted)
     if not accepted and any(kernel.backend == wanted for kernel in kernels):
         raise _cannot_run(op, variant, wanted, kernels, system)
-    decisions.append(Decision(EAGER, *_upstream(wanted, accepted)))
+    decisions.append(Decision(EAGER, *_upstream(wanted, accepted, kernels)))
     return Selection(op, variant, wanted, accepted, tuple(decisions))
 
 
-def _upstream(wanted: str, accepted: tuple[Kernel, ...]) -> tuple[bool, str]:
-    if wanted == EAGER:
-        return True, "chosen"
+def _upstream(wanted: str, accepted: tuple[Kernel, ...], kernels: list[Kernel]) -> tuple[bool, str]:
     if accepted:
         return wanted == AUTO, "the code to fall back to"
-    return True, "no kernel can run here" if wanted == AUTO else _without_kernel(wanted)
+    return True, _excluded(wanted, kernels) or "no kernel can run here"
 
 
 def excluded(op: str, variant: str, choice: Choice, known: Registry = registry) -> str | None:
     """Return why no kernel of ``op``/``variant`` comes into question on any system, or None if one does."""
-    wanted = choice.backend(op)
-    if any(_passed_over(kernel, wanted) is None for kernel in known.kernels(op, variant)):
+    return _excluded(choice.backend(op), known.kernels(op, variant))
+
+
+def _excluded(wanted: str, kernels: list[Kernel]) -> str | None:
+    if any(_passed_over(kernel, wanted) is None for kernel in kernels):
         return None
     if wanted == EAGER:
         return "eager is chosen"
-    return "it has no kernel besides the reference" if wanted == AUTO else _without_kernel(wanted)
-
-
-def _without_kernel(wanted: str) -> str:
+    if wanted == AUTO:
+        return "it has no kernel besides the reference"
     return f"{wanted} has no kernel for this variant"
 
 

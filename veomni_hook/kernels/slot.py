@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial, wraps
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
@@ -35,6 +36,7 @@ class Outcome(NamedTuple):
 
 
 _UPSTREAM = Outcome(EAGER, "no kernel can run here")
+_REPLACED = Outcome(EAGER, "the upstream function was replaced by one of another module")
 
 ModuleClass = TypeVar("ModuleClass", bound=type)
 
@@ -97,15 +99,21 @@ class Slot:
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call in the place of ``upstream``, with the very same arguments.
 
-        ``upstream`` itself where no kernel comes into question. Else a function that asks kernels with the
-        op's operands and, last, ``upstream``; the kernel that takes the call is called with the operands. It
-        calls ``upstream`` where all refuse, and where the arguments do not fit its parameters.
+        ``upstream`` itself where no kernel comes into question, and where it is a function of another module:
+        someone has put it in the place of the one that was recognised. Else a function that asks kernels
+        with the op's operands and, last, ``upstream``; the kernel that takes the call is called with the
+        operands. It calls ``upstream`` where all refuse, and where the arguments do not fit its parameters.
         """
         if self._is_compiling():
             return upstream
         if STATE.epoch != self._epoch or registry.version != self._version:
             self._refresh()
-        return upstream if self._idle is not None else partial(self._call, owner, upstream)
+        if self._idle is not None:
+            return upstream
+        if type(upstream) is FunctionType and upstream.__module__ != self.module_name:
+            self._note(owner, _REPLACED)
+            return upstream
+        return partial(self._call, owner, upstream)
 
     def reached(self, decorated: ModuleClass) -> ModuleClass:
         """Let calls of a module class reach the guard in its ``forward``, which another decorator covers.

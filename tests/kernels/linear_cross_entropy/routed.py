@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeAlias
 
 import torch
+from torch import nn
 from transformers import Qwen3Config
 
 from tests.patches.idioms.applied import spliced
@@ -22,6 +25,7 @@ from veomni_hook.patches.idioms.site import Site, Status
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
+Models: TypeAlias = tuple[nn.Module, nn.Module]
 QWEN3 = "transformers.models.qwen3.modeling_qwen3"
 
 
@@ -67,7 +71,7 @@ def tiny_config(**changes: object) -> Qwen3Config:
     return Qwen3Config(**{**sizes, **changes})
 
 
-def twins(module: ModuleType, kind: str, config: object) -> tuple[torch.nn.Module, torch.nn.Module]:
+def twins(module: ModuleType, kind: str, config: object) -> Models:
     """Return an upstream model of the class ``kind`` and its routed twin, equal weights, in training mode."""
     upstream = getattr(importlib.import_module(module.__name__.removesuffix("_routed")), kind)(config).train()
     routed = getattr(module, kind)(config).train()
@@ -75,7 +79,7 @@ def twins(module: ModuleType, kind: str, config: object) -> tuple[torch.nn.Modul
     return upstream, routed
 
 
-def pair(module: ModuleType, **changes: object) -> tuple[torch.nn.Module, torch.nn.Module]:
+def pair(module: ModuleType, **changes: object) -> Models:
     """Return the twins of a tiny Qwen3."""
     return twins(module, "Qwen3ForCausalLM", tiny_config(**changes))
 
@@ -86,3 +90,24 @@ def batch(rows: int = 2, length: int = 12) -> dict[str, torch.Tensor]:
     labels = input_ids.clone()
     labels[:, :3] = -100
     return {"input_ids": input_ids, "labels": labels}
+
+
+class Decoder(nn.Module):
+    """A head around its Linear; ``after`` is what it does to logits."""
+
+    def __init__(self, after: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.dense, self.out, self.after = nn.Linear(32, 32), nn.Linear(32, 61), after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.out(torch.tanh(self.dense(x)))
+        return logits if self.after is None else self.after(logits)
+
+
+def with_decoder(models: Models, after: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Models:
+    """Give both models a `Decoder` with equal weights as their head."""
+    for model in models:
+        model.lm_head = Decoder(after)
+        model.get_output_embeddings = lambda head=model.lm_head: head.out
+    models[1].lm_head.load_state_dict(models[0].lm_head.state_dict())
+    return models

@@ -9,7 +9,7 @@ import transformers.loss.loss_utils as loss_utils
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tests.kernels.linear_cross_entropy.routed import batch, pair
+from tests.kernels.linear_cross_entropy.routed import batch, pair, with_decoder
 from tests.kernels.matching import close
 from veomni_hook.kernels.linear_cross_entropy import causal_lm, losses
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
@@ -288,25 +288,6 @@ def test_the_reference_answers_in_eval_mode_and_without_gradients(patched):
         assert torch.equal(got.logits, expected.logits)
         assert not got.logits.requires_grad
     assert outcome(patched, model).backend == "reference"
-
-
-class Decoder(nn.Module):
-    def __init__(self, after=None):
-        super().__init__()
-        self.dense, self.out, self.after = nn.Linear(32, 32), nn.Linear(32, 61), after
-
-    def forward(self, x):
-        logits = self.out(torch.tanh(self.dense(x)))
-        return logits if self.after is None else self.after(logits)
-
-
-def with_decoder(models, after=None):
-    torch.manual_seed(3)
-    for model in models:
-        model.lm_head = Decoder(after)
-        model.get_output_embeddings = lambda head=model.lm_head: head.out
-    models[1].lm_head.load_state_dict(models[0].lm_head.state_dict())
-    return models
 
 
 def test_a_head_around_its_linear(patched):

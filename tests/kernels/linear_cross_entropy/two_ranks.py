@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.kernels.linear_cross_entropy.routed import batch, load, pair
+from tests.kernels.linear_cross_entropy.routed import batch, load, pair, with_decoder
 from tests.kernels.matching import close
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits, logits_are_read
 from veomni_hook.kernels.state import set_choice
@@ -72,6 +72,11 @@ def main() -> None:
         copies = pair(patched)
         train([sharded(model, policy) for model in copies], inputs, tolerance)
         print("FSDP2", name, flush=True)
+        if name == "bfloat16 out":
+            continue  # what the head's hook casts is not the loss that was computed inside it
+        copies = with_decoder(pair(patched))
+        train([sharded(model, policy) for model in copies], inputs, tolerance)
+        print("FSDP2, a head around its Linear", name, flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

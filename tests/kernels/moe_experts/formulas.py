@@ -13,7 +13,6 @@ ALPHA, LIMIT = 1.3, 0.4  # a limit that bites
 SENTINEL = EXPERTS
 
 
-
 def halves(values):
     return values[..., : values.shape[-1] // 2], values[..., values.shape[-1] // 2 :]
 
@@ -114,7 +113,9 @@ CASES = {
 
 def accumulation(case, hidden_states, top_k_weights):
     """The dtype that the results of ``case`` are added up in."""
-    return {"hidden": hidden_states.dtype, "weights": top_k_weights.dtype, "float32": torch.float32}[case.dtype]
+    return {"hidden": hidden_states.dtype, "weights": top_k_weights.dtype, "float32": torch.float32}[
+        case.dtype
+    ]
 
 
 def loop(case, hidden_states, top_k_index, top_k_weights, *weights):

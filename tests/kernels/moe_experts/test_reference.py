@@ -117,6 +117,42 @@ def test_experts_past_the_last_with_weights_return_their_input(with_weights):
     torch.testing.assert_close(result, kept + computed)
 
 
+def test_the_identity_may_be_a_module():
+    seen = []
+    identity = torch.nn.Identity()
+    identity.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    hidden_states, _, routing, gate_up, down = inputs(
+        CASES["gated"], ids=torch.tensor([[0, EXPERTS, EXPERTS]])
+    )
+    ids = torch.tensor([[0, EXPERTS, EXPERTS]])
+    rest = (ids, routing, gate_up, down, functional.silu, EXPERTS)
+    assert torch.equal(
+        reference.gated_or_identity(hidden_states, *rest, identity),
+        reference.gated_or_identity(hidden_states, *rest),
+    )
+    assert seen == [2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shared_gated(dtype):
+    hidden_states, weights = torch.randn(3, 4, HIDDEN).to(dtype), torch.rand(3, 4, 2).to(dtype)
+    gate, up = torch.randn(2, 2, INNER, HIDDEN).to(dtype)
+    down = torch.randn(2, HIDDEN, INNER).to(dtype)
+
+    def one_by_one(hidden_states, weights, gate, up, down):
+        total = 0
+        for expert in range(2):
+            rows = functional.silu(functional.linear(hidden_states, gate[expert]))
+            rows = rows * functional.linear(hidden_states, up[expert]) * weights[..., expert, None]
+            total = total + functional.linear(rows, down[expert]).float()
+        return total.to(hidden_states.dtype)
+
+    def ours(*operands):
+        return reference.shared_gated(*operands, functional.silu, 2)
+
+    assert_matches(ours, one_by_one, [hidden_states, weights, gate, up, down])
+
+
 def test_modules_by_a_mask():
     experts = [torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(EXPERTS)]
     ids = torch.tensor([[0], [3], [3], [1]])

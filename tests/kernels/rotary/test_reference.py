@@ -81,7 +81,6 @@ FORMS = {
     "half_split_cast_out": Form(),
     "half_split_fp32": Form(**FP32, casts_tables=True),
     "half_split_fp32_as_query": Form(**FP32, out="query"),
-    "half_split_all_fp32_as_query": Form(**FP32, casts_tables=True, out="query"),
     "half_split_reversed": Form(sign=-1, out="promoted"),
     "half_split_partial": Form(rotated=4, out="promoted"),
     "half_split_partial_optional_key": Form(rotated=4, out="promoted"),
@@ -116,6 +115,9 @@ OTHERS = {
     "pairs_matrix",
     "complex_pairs",
     "complex_pairs_moved",
+    "half_split_gathered_with_value",
+    "half_split_packed_heads",
+    "sections",
 }
 BROADCAST = {
     "half_width_halves_single",
@@ -146,7 +148,7 @@ def assert_same(one, other, *leaves):
 
 
 def test_every_variant_is_tested():
-    assert {*FORMS, *OTHERS} == {*OP.variants} == {*reference.__all__}
+    assert {*FORMS, *OTHERS} == {*OP.variants} == {name for name in reference.__all__ if "__" not in name}
     assert {each.variant for each in registry.kernels("rotary")} == {*OP.variants}
 
 
@@ -218,6 +220,38 @@ def test_tables_by_position():
     rows = [torch.stack([table[i] for i in ids.flatten()]).view(BATCH, LENGTH, WIDTH) for table in (cos, sin)]
     want = reference.half_split(q, k, *rows)
     assert_same(reference.half_split_gathered(q, k, cos, sin, ids), want, q, k)
+
+
+def test_the_value_turns_too():
+    q, k, v = (random(BATCH, HEADS, LENGTH, WIDTH).requires_grad_() for _ in range(3))
+    cos, sin = random(2, 7, WIDTH)
+    ids = torch.randint(0, 7, (BATCH, LENGTH))
+    first = reference.half_split_gathered(q, k, cos, sin, ids)
+    second = reference.half_split_gathered(v, v, cos, sin, ids)[:1]
+    assert_same(reference.half_split_gathered_with_value(q, k, v, cos, sin, ids), (*first, *second), q, k, v)
+
+
+@pytest.mark.parametrize("name", [name for name in reference.__all__ if "__" in name])
+def test_a_variant_in_other_words(name):
+    q, k = (random(BATCH, HEADS, LENGTH, WIDTH, dtype=K).requires_grad_() for _ in range(2))
+    cos, sin = random(2, BATCH, LENGTH, WIDTH)
+    want = getattr(reference, name.partition("__")[0])(q, k, cos, sin)
+    assert_same(getattr(reference, name)(q, k, cos, sin), want, q, k)
+
+
+def test_heads_side_by_side():
+    x = random(BATCH, LENGTH, HEADS * WIDTH).requires_grad_()
+    tables = random(2, LENGTH + 2, 1, 1, WIDTH)
+    heads = [x[..., i * WIDTH : (i + 1) * WIDTH] for i in range(HEADS)]
+    cos, sin = tables[:, :LENGTH, 0, 0].unbind()
+    want = torch.cat([FORMS["half_split"].turn(head, cos, sin, x.dtype) for head in heads], dim=-1)
+    assert_same(reference.half_split_packed_heads(x, tables, HEADS, WIDTH), want, x)
+
+
+def test_sections():
+    freqs = random(3, BATCH, LENGTH, 4).requires_grad_()
+    want = torch.stack([freqs[axis, ..., i] for i, axis in enumerate([0, 1, 1, 2])], dim=-1)
+    assert_same(reference.sections(freqs, [1, 2, 1]), want, freqs)
 
 
 def test_tables_by_section():

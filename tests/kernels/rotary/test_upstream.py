@@ -5,9 +5,9 @@ from types import MethodType
 import pytest
 import torch
 
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rotary import OP
-from veomni_hook.kernels.rotary.upstream import refuses, replaced
+from veomni_hook.kernels.rotary.upstream import refuses, refuses_wide, replaced
 
 
 def turn(q, k):
@@ -63,5 +63,18 @@ def test_every_reference_respects_a_hub_kernel():
     references = {each.variant: each for each in registry.kernels("rotary") if each.backend == "reference"}
     assert {*references} == {*OP.variants}
     for each in references.values():
-        assert each.refuses == "veomni_hook.kernels.rotary.upstream:refuses"
         assert each.load == OP.variants[each.variant].reference and not each.automatic
+        if each.variant in ("half_split_packed_heads", "sections"):
+            assert each.refuses is None  # asked in a method, where no other function is called
+        else:
+            assert load_attribute(each.refuses)(None, 1, FromHub())
+
+
+def test_float32_formulas_refuse_float64():
+    wide = torch.zeros(1, dtype=torch.float64)
+    assert "float64" in refuses_wide(None, torch.zeros(1), wide, turn)
+    assert refuses_wide(None, torch.zeros(1), 1, turn) is None and refuses_wide(None, FromHub())
+    asked = {
+        each.variant for each in registry.kernels("rotary") if (each.refuses or "").endswith("refuses_wide")
+    }
+    assert asked == {name for name in OP.variants if "fp32" in name}

@@ -202,6 +202,12 @@ ROUTED = {
         "        loss += 0.5 * aux_loss.to(loss.device)",
         "return Output(loss=loss, aux_loss=aux_loss, logits=logits)",
     ),
+    "moved labels used again": tail(
+        HEAD,
+        LOSS.replace("not None:\n", "not None:\n    labels = labels.to(logits.device)\n"),
+        "aux_loss = (labels == 3).sum()",
+        "return Output(loss=loss, aux_loss=aux_loss, logits=logits)",
+    ),
     "a local in the output": tail(
         HEAD, "states = (hidden,)", LOSS, "return Output(loss=loss, logits=logits, hidden_states=states)"
     ),

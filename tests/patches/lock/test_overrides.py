@@ -145,3 +145,11 @@ def test_a_site_under_a_projects_patch_is_the_projects() -> None:
     text = "class Norm:\n    def forward(self, x):\n        return self.scale * x\n"
     held = lock_of({"m": text}, config("Norm.forward")).modules["m"]
     assert held.sites == () and [one.target for one in held.overrides] == ["Norm.forward"]
+
+
+def test_code_without_a_form_goes_by_its_fingerprint(after: Compare) -> None:
+    before = BODY.replace("        return", "        while unknown(self):\n            pass\n        return")
+    (change,) = after(
+        before.replace("self.inner(x,", "self.inner(x + 1,"), config("Layer.forward"), before=before
+    )
+    assert (change.result, change.matters) == (FORMULA, True)

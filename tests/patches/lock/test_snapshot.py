@@ -15,6 +15,11 @@ def test_routed_sites_with_the_code_that_they_use() -> None:
     assert body.text[0] == "def forward(self, x):" and body.text[1] == "    # a comment"
 
 
+def test_a_site_that_is_routed_where_it_is_called_has_the_code_that_it_uses() -> None:
+    (site,) = snapshot("m", NORM.replace("class Norm", "class WholeNorm")).sites
+    assert site.bodies == ("WholeNorm.forward", "double")
+
+
 def test_decorators_belong_to_the_text() -> None:
     held = snapshot("m", NORM.replace("    def forward", "    @hub('x')\n    def forward"))
     assert held.bodies["Norm.forward"].text[:2] == ("@hub('x')", "def forward(self, x):")

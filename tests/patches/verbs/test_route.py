@@ -213,6 +213,61 @@ def test_which_bindings_disturb_upstream(
         patched(upstream, idioms=True)
 
 
+@pytest.mark.parametrize(
+    ("body", "splice", "taken"),
+    [
+        ("return kernel(x * 2)", "(kernel := x)", True),
+        ("return self.kernel(x * 2)", "(kernel := x)", False),
+        ("return kernel(x * 2)", "slot.kernel(x)", False),
+    ],
+)
+def test_what_an_expression_may_bind(patched: Any, idioms: Any, body: str, splice: str, taken: bool) -> None:
+    upstream = UPSTREAM.replace("return x * 2", body)
+    start = upstream.index("x * 2")
+    idioms(routed("Double.forward", Splice(start, start + 5, splice)))
+    if not taken:
+        assert splice in patched(upstream, idioms=True).text
+        return
+    with pytest.raises(IdiomError, match=r"binds names that the function uses itself: kernel"):
+        patched(upstream, idioms=True)
+
+
+@pytest.mark.parametrize("name", ["kernel", "other"])
+def test_what_a_statement_that_goes_on_in_upstreams_may_bind(patched: Any, idioms: Any, name: str) -> None:
+    upstream = UPSTREAM.replace("return x * 2", "y = x\n        return y if kernel else x")
+    start = upstream.index("        y = x")
+    text = f"        if ({name} := x):\n            y = 0\n        else:\n"
+    indented = Splice(start, start, "    "), Splice(start, start, f"        # [ROUTED] {name}\n", marker=True)
+    idioms(routed("Double.forward", indented[1], Splice(start, start, text), indented[0]))
+    if name == "other":
+        assert text + "            y = x" in patched(upstream, idioms=True).plain
+        return
+    with pytest.raises(IdiomError, match=r"itself: kernel"):
+        patched(upstream, idioms=True)
+
+
+def test_a_comment_binds_nothing(patched: Any, idioms: Any) -> None:
+    start = UPSTREAM.index("        return x * 2")
+    guard = Splice(start, start, "        if (kernel := None): return 1\n")
+    idioms(routed("Double.forward", Splice(start, start, "        # x = (x := 1)\n", marker=True), guard))
+    assert "# x = (x := 1)" in patched(UPSTREAM, idioms=True).text
+
+
+def test_a_route_may_end_its_definition_and_stand_above_it(patched: Any, run: Any, idioms: Any) -> None:
+    upstream = "if 1:\n    class A(object):\n        def forward(self, x):\n            x += 1\nB = 1\n"
+    above, below = upstream.index("    class"), upstream.index("B = 1")
+    idioms(
+        routed(
+            "A.forward",
+            Splice(above, above, "    @setattr_made\n"),
+            Splice(below, below, "            return x\n"),
+        )
+    )
+    code = "@config.add_helper\ndef setattr_made(cls):\n    cls.made = 1\n    return cls\n"
+    module = run(patched(upstream, code, idioms=True))["A"]
+    assert module.made == 1 and module().forward(1) == 2
+
+
 def test_what_a_user_binds_in_the_same_function_is_his(patched: Any, run: Any, idioms: Any) -> None:
     idioms(doubling.turn)
     code = """

@@ -77,6 +77,11 @@ class DeferredLogits:
         """The dtype that the logits will have; accelerate asks before it casts outputs."""
         return self._cast or self._transform.dtype or self._autocast or self._hidden_states.dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Where the logits will be; models move labels there."""
+        return self._hidden_states.device
+
     def float(self) -> DeferredLogits:
         """Return deferred logits that will be cast to float32, as accelerate does with outputs."""
         other = object.__new__(DeferredLogits)

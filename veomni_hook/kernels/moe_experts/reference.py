@@ -317,14 +317,17 @@ def gated_or_identity(
     down_proj: Tensor | None,
     act_fn: Callable[[Tensor], Tensor],
     num_experts: int,
+    identity: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """`gated` for ids below ``num_experts``; every other id is an expert that returns what it gets.
 
-    Without weights all of them are.
+    Without weights all of them are. ``identity`` is the module that upstream calls for these, if any.
     """
     result = torch.zeros_like(hidden_states)
     for index in torch.unique(top_k_index).tolist():
         expert: Callable[..., Tensor] = identity_expert
+        if identity is not None:
+            expert = partial(module_expert, module=identity)
         if index < num_experts and gate_up_proj is not None and down_proj is not None:
             weights = [gate_up_proj[index], down_proj[index]]
             expert = partial(_of_one_expert, partial(gated_expert, act_fn=act_fn), weights)

@@ -70,5 +70,5 @@ def grouped_topk(
     indices = torch.topk(allowed, top_k, dim=-1, sorted=sorted_)[1]
     weights = scores.gather(1, indices)
     if normalise:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        weights /= weights.sum(dim=-1, keepdim=True) + 1e-20
     return weights, indices

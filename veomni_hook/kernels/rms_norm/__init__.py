@@ -1,8 +1,8 @@
-"""RMS normalisation of the last dimension: ``x * rsqrt(mean(x^2) + eps)``, with a weight and a gate or without.
+"""RMS normalisation of the last dimension: ``x * rsqrt(mean(x^2) + eps)``, with weight and gate or without.
 
-Called with the operands of the variant's reference function, in its order, and asked with the same:
-``slot.kernel(self, hidden_states, weight, eps)``. In the formulas ``x32`` is x in float32 and ``rs`` the scale
-``rsqrt(mean(x32^2) + eps)``.
+Called with the operands of the variant's reference function, in its order, and asked with the same but the
+activation: ``slot.kernel(self, hidden_states, weight, eps)``. In the formulas ``x32`` is x in float32 and
+``rs`` the scale ``rsqrt(mean(x32^2) + eps)``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""RMSNorm by definition, one function for each formula: oracle, backend ``reference``, and what idioms look for.
+"""RMSNorm by definition, one function for each formula: the oracle, and what the idiom looks for.
 
-Every function normalises the last dimension of ``hidden_states`` ``[..., hidden]``; ``weight`` is ``[hidden]``
-and ``gate`` has the shape of ``hidden_states``. The formulas differ in where they cast, which changes a
-quarter of all bfloat16 results. The idiom reads this file as text: each body is the formula, step by step.
+Every function normalises the last dimension of ``hidden_states`` ``[..., hidden]``; ``weight`` is
+``[hidden]`` and ``gate`` has the shape of ``hidden_states``. The formulas differ in where they cast, which
+changes a quarter of all bfloat16 results. The idiom reads this file as text: each body is the formula, step
+by step.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def without_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) 
 
 
 def divided_by_root(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return ``weight * x / rms`` in float32, cast to the input's dtype; a quotient, which rounds otherwise."""
+    """Return ``weight * (x / rms)`` in float32, cast to the input's dtype; a quotient rounds otherwise."""
     x32 = hidden_states.float()
     normalised = x32 / torch.sqrt(x32.square().mean(dim=-1, keepdim=True) + eps)
     return (normalised * weight.float()).to(hidden_states.dtype)

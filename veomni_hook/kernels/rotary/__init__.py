@@ -76,7 +76,7 @@ KERNELS = (
             variant=name,
             backend=REFERENCE,
             load=f"{_REFERENCES}:{name}",
-            refuses="veomni_hook.kernels.rotary.upstream:refuses",
+            refuses=f"veomni_hook.kernels.rotary.upstream:refuses{'_wide' if 'fp32' in name else ''}",
             description="the formula in plain PyTorch: the oracle of the tests; for checking, not for speed",
             automatic=False,
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import FunctionType, MethodType
 from typing import Any
 
-__all__ = ["refuses", "replaced"]
+import torch
+
+__all__ = ["refuses", "refuses_wide", "replaced"]
 
 
 def replaced(upstream: Any) -> str | None:
@@ -26,3 +28,10 @@ def replaced(upstream: Any) -> str | None:
 def refuses(owner: Any, *operands: Any) -> str | None:
     """`replaced` for the last operand, as a kernel's rule."""
     return replaced(operands[-1])
+
+
+def refuses_wide(owner: Any, *operands: Any) -> str | None:
+    """`refuses`, and float64: formulas that say float32 once may say it of every operand, or not."""
+    if any(getattr(operand, "dtype", None) is torch.float64 for operand in operands):
+        return "an operand is float64, where formulas in float32 differ"
+    return refuses(owner, *operands)

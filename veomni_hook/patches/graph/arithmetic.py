@@ -9,7 +9,7 @@ from veomni_hook.patches.graph.nodes import Node, constant
 
 __all__ = ["arithmetic", "branch", "cast", "compare", "negative", "power", "updated"]
 
-_POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt"}
+_ROOTS = {0.5: "sqrt", -0.5: "rsqrt"}
 
 
 def cast(operand: Node, to: Node, origin: ast.expr | None = None) -> Node:
@@ -22,10 +22,10 @@ def cast(operand: Node, to: Node, origin: ast.expr | None = None) -> Node:
 def arithmetic(op: str, left: Node, right: Node, origin: ast.expr | None = None) -> Node:
     """``add``, ``sub``, ``mul`` or ``div`` of two values.
 
-    A minus moves out of a product and into a difference; ``x * x`` is a square; what float32 promotes is
-    cast; an integer literal that meets floating numbers is a floating one.
+    A minus moves out of a product and into a difference; ``x * x`` of float32 is a square; what float32
+    promotes is cast; an integer literal that meets floating numbers is a floating one.
     """
-    if op == "mul" and left == right:
+    if op == "mul" and left == right and dtype_of(left) == FLOAT32:
         return Node("square", (left,), None, origin)
     if op in ("mul", "div") and "neg" in (left.op, right.op):
         one, other = (side.args[0] if side.op == "neg" else side for side in (left, right))
@@ -50,9 +50,16 @@ def negative(operand: Node, origin: ast.expr | None = None) -> Node:
 
 
 def power(base: Node, exponent: Node, origin: ast.expr | None = None) -> Node:
-    """``base ** exponent``; squares and roots have names."""
-    if exponent.op == "constant" and exponent.value in _POWERS:
-        return Node(_POWERS[exponent.value], (base,), None, origin)
+    """``base ** exponent``; a square has a name, and a root of float32.
+
+    In bfloat16 a power of -0.5 rounds otherwise than ``rsqrt``, and autocast on CUDA computes powers, but not
+    products and roots, in float32. That is why ``x * x`` is a square in float32 only, too.
+    """
+    if exponent.op == "constant":
+        if exponent.value == 2:
+            return Node("square", (base,), None, origin)
+        if exponent.value in _ROOTS and dtype_of(base) == FLOAT32:
+            return Node(_ROOTS[exponent.value], (base,), None, origin)
     return Node("pow", (base, exponent), None, origin)
 
 

@@ -57,6 +57,7 @@ _DTYPE_ARGUMENT = {
 # What a part of which is a tensor, not an element of any sequence.
 _PARTED = frozenset("chunk split unbind cast add sub mul div unsqueeze cat stack".split())
 
+_WITH_DIMENSION = frozenset("argument unsqueeze cat stack slice chunk split flatten unflatten".split())
 #: Operations with the shape of their first operand.
 SAME_SHAPE = frozenset(
     "cast neg square sqrt rsqrt abs exp log sigmoid tanh relu silu gelu softplus clone detach within "
@@ -106,18 +107,22 @@ def has_dimension(node: Node) -> bool:
 
 
 def _has_dimension(node: Node) -> bool:
-    if node.op in ("argument", "unsqueeze", "cat", "stack", "slice", "chunk", "split"):
-        return True
     if node.op in ("add", "sub", "mul", "div"):
-        return any(has_dimension(argument) for argument in node.args)
-    if node.op in ("mean", "sum", "amax", "amin"):
-        return node.args[2] == _TRUE and has_dimension(node.args[0])
-    if node.op == "item":
-        return node.args[0].op in ("chunk", "split")
-    if _is_activation(node):
-        return has_dimension(node.args[1])
-    kept = node.op in SAME_SHAPE or node.op in ("transpose", "permute", "repeat_interleave")
-    return kept and has_dimension(node.args[0])
+        found = any(has_dimension(argument) for argument in node.args)
+    elif node.op in ("mean", "sum", "amax", "amin"):
+        found = node.args[2] == _TRUE and has_dimension(node.args[0])
+    elif node.op in ("reshape", "expand", "repeat"):
+        sizes = node.args[1]
+        found = sizes.op == "tuple" and any(size.op != "star" for size in sizes.args)
+    elif node.op == "item":
+        found = node.args[0].op in ("chunk", "split")
+    elif node.op in SAME_SHAPE or node.op in ("transpose", "permute", "repeat_interleave"):
+        found = has_dimension(node.args[0])
+    elif _is_activation(node):
+        found = has_dimension(node.args[1])
+    else:
+        found = node.op in _WITH_DIMENSION
+    return found
 
 
 def _known(node: Node) -> Node | None:
@@ -134,6 +139,8 @@ def _known(node: Node) -> Node | None:
         found = _BOOL
     elif op in _WHOLE:
         found = _INT64
+    elif op == "item" and node.args[0].op in ("topk", "sort"):
+        found = dtype_of(node.args[0].args[0]) if node.args[1] == constant(0) else _INT64
     elif op in _KEEPS or op in _KEEPS_FLOAT or (op == "item" and node.args[0].op in _PARTED):
         found = dtype_of(node.args[0])
     elif _is_activation(node):
@@ -163,17 +170,14 @@ def _common(node: Node) -> Node | None:
 
 
 def _is_activation(node: Node) -> bool:
-    """Whether a call applies a function that keeps dtype and shape: one of ACT2FN, or one that is an argument.
-
-    Of the functions that a function is given, only activations are called with one tensor.
-    """
+    """Whether a call keeps dtype and shape: of one of ACT2FN, or of a function that a reference is given."""
     if node.op != "call" or len(node.args) != 2:
         return False
     callee = node.args[0]
     if callee.op in ("index", "item"):
         callee = callee.args[0]
         return callee.op == "global" and str(callee.value).endswith("activations.ACT2FN")
-    return callee.op == "argument"
+    return "elementwise" in callee.facts
 
 
 def _is_mild(node: Node) -> bool:

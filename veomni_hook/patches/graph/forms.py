@@ -88,6 +88,8 @@ def canonical(
 def reference_form(path: str, function: str) -> Form:
     """The form of a reference function, from its source text.
 
+    A parameter annotated as a Callable is a function of one tensor that keeps dtype and shape.
+
     Args:
         path: the file, from the package's root: ``kernels/rms_norm/reference.py``.
         function: its name.
@@ -98,7 +100,7 @@ def reference_form(path: str, function: str) -> Form:
     scope = _reference_scope(path)
     if function not in scope.functions:
         raise ValueError(f"{path} defines no function {function}")
-    form = canonical(scope.functions[function], scope)
+    form = _made(scope.functions[function], scope, None, scope.functions[function].body, reference=True)
     if isinstance(form, Unknown):
         raise ValueError(f"{function} in {path}, line {form.lineno}: {form.reason}")
     return form
@@ -152,7 +154,12 @@ def _reference_scope(path: str) -> Scope:
 
 
 def _made(
-    function: FunctionNode, scope: Scope, owner: ast.ClassDef | None, body: Sequence[ast.stmt]
+    function: FunctionNode,
+    scope: Scope,
+    owner: ast.ClassDef | None,
+    body: Sequence[ast.stmt],
+    *,
+    reference: bool = False,
 ) -> Form | Unknown:
     if isinstance(function, ast.AsyncFunctionDef):
         return Unknown("an async function is not followed", function.lineno)
@@ -162,6 +169,9 @@ def _made(
     named = [*spec.posonlyargs, *spec.args, spec.vararg, *spec.kwonlyargs, spec.kwarg]
     names = tuple(p.arg for p in named if p is not None and p.arg != receiver)
     values = {name: Node("argument", (), name) for name in parameter_names(function)}
+    for parameter in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs) if reference else ():
+        if parameter.annotation is not None and "Callable" in ast.unparse(parameter.annotation):
+            values[parameter.arg].facts["elementwise"] = None
     if receiver:
         values[receiver] = Node("self")
     frame = entered(function, values, 0)

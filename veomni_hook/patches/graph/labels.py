@@ -15,13 +15,19 @@ _NAMED = ("argument", "attribute")
 def digest(form: Form | Node) -> str:
     """16 hexadecimal characters, the same for forms that are equal up to names of arguments and attributes.
 
-    Names are abstracted first and operands sorted then, so a new name cannot change their order.
+    Names are abstracted first and operands sorted then, so a new name cannot change their order. The arguments
+    that a form uses are told apart by their order in the signature, all else by its first place in the form.
     """
     roots = (form.result, *form.effects) if isinstance(form, Form) else (form,)
     shapes: dict[bytes, bytes] = {}
     for root in roots:
         _shape(root, shapes)
     numbers: dict[bytes, int] = {}
+    if isinstance(form, Form):
+        used = [
+            node for node in (Node("argument", (), name) for name in form.arguments) if node.key in shapes
+        ]
+        numbers = {node.key: number for number, node in enumerate(used)}
     done: dict[bytes, bytes] = {}
     text = b"".join(_numbered(root, shapes, numbers, done) for root in roots)
     return blake2b(text, digest_size=8).hexdigest()
@@ -53,7 +59,10 @@ def _numbered(
         else:
             args = list(node.args)
             if node.op in COMMUTATIVE:
-                args.sort(key=lambda argument: shapes[argument.key])
+                # Of operands alike but for names, those whose names have a number come in its order.
+                args.sort(
+                    key=lambda argument: (shapes[argument.key], numbers.get(argument.key, len(numbers)))
+                )
             found = _hashed(node, [_numbered(argument, shapes, numbers, done) for argument in args])
         done[node.key] = found
     return found

@@ -141,6 +141,7 @@ class _Matcher:
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self.rules = rules
+        self.begun = 0
         self.matched = -1
         self.text = ""
         self.lineno = 0
@@ -162,8 +163,12 @@ class _Matcher:
             else:
                 self.fail(known, found, bound)
             return
+        self.begun += 1
         for made in self.new(pattern, found, bound):
+            self.begun -= 1
             yield {**made, pattern.key: found}
+            self.begun += 1
+        self.begun -= 1
 
     def new(self, pattern: Node, found: Node, bound: _Bound) -> Iterator[_Bound]:
         if pattern.op == "argument":
@@ -208,8 +213,9 @@ class _Matcher:
 
     def fail(self, pattern: Node, found: Node, bound: _Bound, words: str = "") -> None:
         """Remember a difference, if it is the furthest."""
-        if len(bound) > self.matched:
-            self.matched = len(bound)
+        matched = len(bound) + self.begun - 1
+        if matched > self.matched:
+            self.matched = matched
             self.lineno = found.lineno
             line = f" (line {found.lineno})" if found.lineno else ""
             self.text = f"expected {words or brief(pattern)}, found {brief(found)}{line}"

@@ -26,6 +26,8 @@ _VIEWS = frozenset(
     "getattr carried".split()
 )
 # Results that may be, or may look into, any operand.
+# Sequences of results that are each in memory of their own.
+_APART = frozenset(("topk", "sort"))
 _KEEPERS = frozenset("tuple branch call loop and or dict star".split())
 _STEPS = 20_000
 
@@ -117,13 +119,21 @@ class Frame:
 
     def holders(self, node: Node) -> list[str]:
         """Every name whose value may share memory with ``node``."""
-        return [name for name, value in self.values.items() if node in set(roots(value))]
+        names = []
+        for name, value in self.values.items():
+            found = set(roots(value))
+            # The sequence that an element belongs to holds it, too; another element does not.
+            if node in found or (node.op == "item" and value.op != "item" and node.args[0] in found):
+                names.append(name)
+        return names
 
 
 def fresh(node: Node) -> bool:
     """Whether a value is in memory of its own, which no argument and no attribute can share."""
     if node.op == "branch":
         return fresh(node.args[1]) and fresh(node.args[2])
+    if node.op == "item" and node.args[0].op in _APART:
+        return True
     return node.op in _FRESH or (node.op == "carried" and fresh(node.args[0]))
 
 

@@ -8,7 +8,18 @@ from veomni_hook.patches.graph.nodes import Node
 
 __all__ = ["brief", "can_be_said", "source"]
 
-_TESTS = {"is": " is ", "and": " and ", "or": " or ", "eq": " == ", "lt": " < ", "le": " <= "}
+_OPERATORS = {"is": " is ", "and": " and ", "or": " or ", "eq": " == ", "lt": " < ", "le": " <= "}
+_CODE = {
+    "argument": "{value}",
+    "self": "{receiver}",
+    "attribute": "{receiver}.{value}",
+    "getattr": "{}.{value}",
+    "index": "{}[{}]",
+    "item": "{}[{}]",
+    "device": "{}.device",
+    "to_device": "{}.to({})",
+    "not": "not ({})",
+}
 _FORMS = {
     "add": "({} + {})",
     "sub": "({} - {})",
@@ -31,38 +42,28 @@ def source(node: Node, receiver: str = "self") -> str:
     """Code for ``node`` at the start of a function: ``self.variance_epsilon``, ``ACT2FN[self.act]``.
 
     Raises:
-        ValueError: it is more than names, attributes, literals and subscripts of such.
+        ValueError: it is more than names, attributes, literals, subscripts and tests of such.
     """
-    if node.op in ("argument", "self"):
-        return receiver if node.op == "self" else str(node.value)
-    if node.op == "attribute":
-        return f"{receiver}.{node.value}"
+    if not can_be_said(node):
+        raise ValueError(f"{brief(node)} is not code for the start of a function")
     if node.op == "constant":
         return repr(node.value) if node.value is not ... else "..."
     if node.op == "global" and node.origin is not None:
         return ast.unparse(node.origin)
-    if node.op in ("getattr", "index", "item"):
-        value, *elements = (source(argument, receiver) for argument in node.args)
-        return f"{value}.{node.value}" if node.op == "getattr" else f"{value}[{', '.join(elements)}]"
-    if node.op == "to_device" and node.args[1].op == "device":
-        value, place = source(node.args[0], receiver), source(node.args[1].args[0], receiver)
-        return f"{value}.to({place}.device)"
-    if node.op in _TESTS:
-        return _TESTS[node.op].join(f"({source(argument, receiver)})" for argument in node.args)
-    if node.op == "not":
-        return f"not ({source(node.args[0], receiver)})"
-    raise ValueError(f"{brief(node)} is not code for the start of a function")
+    parts = [source(argument, receiver) for argument in node.args]
+    if node.op in _OPERATORS:
+        return _OPERATORS[node.op].join(f"({part})" if " " in part else part for part in parts)
+    if node.op == "index":
+        parts = [parts[0], ", ".join(parts[1:])]
+    return _CODE[node.op].format(*parts, value=node.value, receiver=receiver)
 
 
 def can_be_said(node: Node) -> bool:
     """Whether `source` has code for ``node``."""
     if node.op == "global":
         return node.origin is not None
-    if node.op == "to_device":
-        return node.args[1].op == "device" and can_be_said(node.args[0]) and can_be_said(node.args[1].args[0])
-    if node.op in ("getattr", "index", "item", "not") or node.op in _TESTS:
-        return all(can_be_said(argument) for argument in node.args)
-    return node.op in ("argument", "self", "attribute", "constant")
+    known = node.op in _CODE or node.op in _OPERATORS or node.op == "constant"
+    return known and all(can_be_said(argument) for argument in node.args)
 
 
 def brief(node: Node, depth: int = 3) -> str:

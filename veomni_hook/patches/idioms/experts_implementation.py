@@ -16,7 +16,7 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.idioms.site import Site, Splice, Status
-from veomni_hook.patches.idioms.splice import before_body
+from veomni_hook.patches.idioms.splice import before_body, marker
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.text.document import FunctionNode
 
@@ -106,4 +106,4 @@ def _call_after(view: ModuleView, function: FunctionNode) -> tuple[Splice, ...]:
     at = document.next_line(document.end(function.body[-1]))
     lines = _code("note_request", _parameters(function)).splitlines()
     text = "".join(f"{indent}{line}\n" if line else "\n" for line in lines)
-    return Splice(at, at, f"{indent}# {_COMMENT}\n", marker=True), Splice(at, at, text)
+    return Splice(at, at, f"{indent}{marker(_COMMENT)}\n", marker=True), Splice(at, at, text)

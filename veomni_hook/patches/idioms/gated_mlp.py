@@ -258,7 +258,7 @@ class _Search:
         owner = self.method.args.args[0].arg
         condition = f"({self.kernel} := {slot}.kernel({', '.join([owner, *asked])})) is not None"
         comment = f"{OP}/{found.variant}: the product of activation and projection"
-        return guard(self.view, found.run, condition, answer, comment, returns=returns)
+        return guard(self.view, found.run, condition, [answer], comment, returns=returns)
 
     def at_hand(self, result: ast.expr) -> str:
         """A tensor that is there before the kernel is called: what its first operand is made of."""

@@ -346,14 +346,9 @@ def _only_with(value: ast.expr, step: Step) -> Step | None:
 
 
 def _only_argument(call: ast.expr) -> ast.expr:
-    if (
-        not isinstance(call, ast.Call)
-        or len(call.args) != 1
-        or call.keywords
-        or isinstance(call.args[0], ast.Starred)
-    ):
-        raise Unclear(f"{ast.unparse(call)[:60]} takes more than hidden states", call)
-    return call.args[0]
+    if isinstance(call, ast.Call) and len(call.args) == 1 and not call.keywords:
+        return call.args[0]
+    raise Unclear(f"{ast.unparse(call)[:60]} takes more than hidden states", call)
 
 
 def _popped(node: ast.expr) -> tuple[str, str, ast.expr] | None:

@@ -30,6 +30,7 @@ from veomni_hook.patches.graph import (
     match,
     reference_form,
     source,
+    walk,
 )
 from veomni_hook.patches.graph.nodes import constant, rebuild
 from veomni_hook.patches.idioms.experts_loop import (
@@ -211,16 +212,23 @@ def _with_floats(node: Node) -> Node:
 
 def _uniform(loop: Loop, form: Form) -> _Found:
     stacked = loop.computations[0].stacked
-    differences: list[tuple[float, str]] = []
+    differences: list[tuple[int, float, str]] = []
     for variant, dtype in _UNIFORM.items():
         bound = _bound(f"{variant}_expert", form, stacked)
-        if isinstance(bound, Difference):
-            differences.append((bound.depth, f"nearest {variant}: {bound.text}"))
-        elif dtype != loop.dtype:
-            differences.append((1, f"nearest {variant}: results are added up in {loop.dtype}, not {dtype}"))
-        else:
+        if not isinstance(bound, Difference):
+            if dtype != loop.dtype:
+                raise _Miss(f"nearest {variant}: results are added up in {loop.dtype}, not {dtype}")
             return _Found(variant, bound, _hashed(loop, [form]))
-    raise _Miss(max(differences)[1])
+        other = abs(_size(_pattern(f"{variant}_expert")) - _size(form))
+        differences.append((-other, bound.depth, f"nearest {variant}: {bound.text}"))
+    text = max(differences)[-1]
+    for name, held in {STATES: "rows", ROUTING: "weights", **stacked}.items():
+        text = text.replace(name, held)
+    raise _Miss(text)
+
+
+def _size(form: Form) -> int:
+    return sum(1 for _ in walk(form.result))
 
 
 def _or_identity(
@@ -230,10 +238,12 @@ def _or_identity(
     identity, real = loop.computations
     gated = _bound("gated_expert", forms[1], real.stacked)
     same = _bound("identity_expert", forms[0], identity.stacked)
+    module = "None"
     if isinstance(same, Difference):
         same = _bound("module_expert", forms[0], identity.stacked, {**_RULES, "module": FUNCTION})
-        if isinstance(same, dict) and not _is_identity(view, owner, same["module"]):
-            raise _Miss(f"nearest gated_or_identity: {same['module']} is no Identity")
+        module = same["module"] if isinstance(same, dict) else module
+        if isinstance(same, dict) and not _is_identity(view, owner, module):
+            raise _Miss(f"nearest gated_or_identity: {module} is no Identity")
     if isinstance(gated, Difference) or isinstance(same, Difference):
         text = gated.text if isinstance(gated, Difference) else same.text  # type: ignore[union-attr]
         raise _Miss(f"nearest gated_or_identity: {text}")
@@ -246,7 +256,8 @@ def _or_identity(
     ]
     if counts != [loop.count, number]:
         raise _Miss(f"nearest gated_or_identity: stacked over {' and '.join(counts)}")
-    return _Found("gated_or_identity", {**gated, "num_experts": number}, _hashed(loop, forms))
+    operands = {**gated, "num_experts": number, "identity": module}
+    return _Found("gated_or_identity", operands, _hashed(loop, forms))
 
 
 def _is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:

@@ -1,18 +1,320 @@
-"""Being written."""
+"""Routers of experts: from the logits to the weights and indices of each token's experts.
+
+The guard stands where the logits are known: the projection before it and casts, scaling and the order of what is
+returned after it are upstream's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 
-from veomni_hook.patches.idioms.site import Site
+from veomni_hook.patches.graph import (
+    ANY,
+    FUNCTION,
+    NUMBER,
+    Difference,
+    Form,
+    Node,
+    Rule,
+    Unknown,
+    canonical,
+    digest,
+    match,
+    reference_form,
+    source,
+    walk,
+)
+from veomni_hook.patches.graph.dtypes import dtype_of
+from veomni_hook.patches.graph.forms import decided
+from veomni_hook.patches.graph.nodes import constant, rebuild
+from veomni_hook.patches.graph.normal import renewed
+from veomni_hook.patches.graph.text import can_be_said
+from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.idioms.splice import free_name
+from veomni_hook.patches.idioms.takeover import Run, guard, loaded, replaced, target
 from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.structure.scope import bound_names
+from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "moe_router"
-CANDIDATES = ""
+CANDIDATES = (
+    "the forward of a class whose name contains Router, Gate or Gating, or a method whose name contains route, that "
+    "calls topk"
+)
+_REFERENCE = "kernels/moe_router/reference.py"
+_VARIANTS = ("grouped_topk", "biased_topk", "softmax_topk", "topk_softmax")
+# Where these operations have their dimension.
+_DIM = {"softmax": 1, "topk": 2, "gather": 1, "sum": 1}
+_PARTS = ("values", "indices")
+_CLASS = re.compile(r"Router|Gate|Gating")
+
+
+def _is_flag(node: Node) -> bool:
+    return node.op in ("attribute", "argument") or (node.op == "constant" and type(node.value) is bool)
+
+
+_FLAG = Rule("a flag", _is_flag)
+_RULES = {
+    "router_logits": ANY,
+    "bias": ANY,
+    "fill": ANY,
+    "score": FUNCTION,
+    "normalise": _FLAG,
+    "sorted_": _FLAG,
+    **dict.fromkeys(("top_k", "num_experts", "num_group", "topk_group", "epsilon"), NUMBER),
+}
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """A variant's formula, with what its flags and numbers are in it."""
+
+    variant: str
+    node: Node
+    fixed: tuple[tuple[str, bool | float], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A run that computes weights and indices, and the locals that hold them in the end.
+
+    ``rest`` is what its last statement does to the weights after the formula.
+    """
+
+    run: Run
+    pattern: _Pattern
+    weights: str
+    indices: str
+    bindings: Mapping[str, Node]
+    rest: ast.stmt | None = None
+
+
+@cache
+def _patterns() -> tuple[_Pattern, ...]:
+    """Every formula, also with a flag decided, and without an epsilon."""
+    found = []
+    for variant in _VARIANTS:
+        form = reference_form(_REFERENCE, variant)
+        node = _flat(form.result)
+        found.append(_Pattern(variant, node))
+        if "normalise" in form.arguments:
+            test = Node("argument", (), "normalise")
+            for outcome in (True, False):
+                found.append(_Pattern(variant, decided(node, test, outcome=outcome), (("normalise", outcome),)))
+        if "epsilon" in form.arguments:
+            found.append(_Pattern(variant, rebuild(node, _without_epsilon, renewed), (("epsilon", 0.0),)))
+    return tuple(found)
+
+
+def _without_epsilon(node: Node) -> Node | None:
+    is_sum = node.op == "add" and node.args[1] == Node("argument", (), "epsilon")
+    return node.args[0] if is_sum else None
 
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    yield from ()
+    if "topk" not in view.document.source:
+        return
+    for owner in view.classes.values():
+        for name, method in view.methods(owner).items():
+            named = name == "forward" and _CLASS.search(owner.name) is not None
+            if (named or "route" in name) and re.search(r"\btopk\(", view.text(method)):
+                yield _Search(view, owner, method).site()
+
+
+def _flat(node: Node, *, prove: bool = True) -> Node:
+    """One spelling of what is the same for ``[tokens, experts]``.
+
+    The last dimension is -1, a softmax in another dtype is one of a cast, parts of a result go by number, and what
+    is divided by its own sum in place is as in a new tensor.
+
+    Args:
+        prove: leave alone the dimensions of what may have been given more than two.
+    """
+    done: dict[bytes, Node] = {}
+
+    def visit(current: Node) -> Node:
+        if current.key not in done:
+            args = tuple(visit(argument) for argument in current.args)
+            made = Node(current.op, args, current.value, current.origin)
+            done[current.key] = _spelled(made, prove=prove)
+        return done[current.key]
+
+    return visit(node)
+
+
+def _spelled(node: Node, *, prove: bool) -> Node:
+    args = list(node.args)
+    place = _DIM.get(node.op)
+    if place is not None and args[place] == constant(1) and not (prove and _reshaped(args[0])):
+        args[place] = constant(-1)
+    if node.op == "softmax":
+        if args[2] == dtype_of(args[0]):
+            args[2] = constant(None)
+        elif args[2].op == "global":
+            args[0], args[2] = renewed(Node("cast", (args[0], args[2]))), constant(None)
+    if node.op == "getattr" and args[0].op == "topk" and node.value in _PARTS:
+        return Node("item", (args[0], constant(_PARTS.index(str(node.value)))), None, node.origin)
+    if node.op == "cast" and args[0].op == "div" and args[1] == dtype_of(args[0].args[0]):
+        weights, total = args[0].args
+        total = total.args[0] if total.op == "add" and total.args[1].op != "cast" else total
+        if total.op == "sum" and total.args[0] == weights:
+            return args[0]
+    return renewed(Node(node.op, tuple(args), node.value, node.origin))
+
+
+def _reshaped(node: Node) -> bool:
+    # Of a tensor with more dimensions another one is the last.
+    return any(inner.op in ("reshape", "expand", "unsqueeze", "unflatten", "index") for inner in walk(node))
+
+
+class _Search:
+    """Looks for one of the formulas in a method, statement by statement."""
+
+    def __init__(self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> None:
+        self.view = view
+        self.owner = owner
+        self.method = method
+        self.nearest: Difference | None = None
+
+    def site(self) -> Site:
+        """The method as a site."""
+        target = f"{self.owner.name}.{self.method.name}"
+        body = self.method.body
+        for last in range(len(body) - 1, -1, -1):
+            for first in range(last, -1, -1):
+                for found in self.at(Run(self.method, body, first, last)):
+                    if (splices := self.route(found)) is not None:
+                        return self.routed(found, splices, target)
+        reason = self.nearest.text if self.nearest is not None else "no weights and indices of a top k are computed here"
+        return Site(OP, target, Status.MISSED, reason=reason, lineno=self.method.lineno)
+
+    def at(self, run: Run) -> Iterator[_Found]:
+        """What a run computes in two of its locals."""
+        names = list(dict.fromkeys(name for each in run.statements for name in _assigned(each)))
+        form = self.form(run, names)
+        # A run that may return, or does more than compute, is none that a kernel stands in for.
+        if not isinstance(form, Form) or form.effects or len(form.result.args) != len(names):
+            return
+        held = [(name, _flat(node)) for name, node in zip(names, form.result.args, strict=True)]
+        calls = {node for _, value in held for node in walk(value) if node.op == "call"}
+        for pattern in _patterns():
+            for index_name, indices in held:
+                if indices.op != "item":
+                    continue
+                for weight_name, weights in held:
+                    for inner in self.made_of(run, weight_name, weights):
+                        pair = Node("tuple", (inner, indices))
+                        if inner.op != pattern.node.args[0].op or not calls <= set(walk(pair)):
+                            continue
+                        made = match(pattern.node, pair, _RULES)
+                        if isinstance(made, Difference):
+                            if self.nearest is None or made.depth > self.nearest.depth:
+                                self.nearest = made
+                            continue
+                        rest = self.rest(run, weight_name, inner) if inner is not weights else None
+                        yield _Found(run, pattern, weight_name, index_name, made.bindings, rest)
+
+    def made_of(self, run: Run, name: str, node: Node) -> Iterator[Node]:
+        """A value, and what its name's statement casts or scales, if that is the last one."""
+        yield node
+        inside = set(ast.walk(run.statements[-1])) if target(run.statements[-1]) == name else set()
+        yield from (inner for inner in walk(*node.args) if inner.origin is not None and inner.origin in inside)
+
+    def rest(self, run: Run, name: str, inner: Node) -> ast.stmt | None:
+        """The last statement of a run, with ``name`` in the place of a part of its value."""
+        value = replaced(getattr(run.statements[-1], "value", None), inner.origin, ast.Name(name, ast.Load()))
+        return ast.Assign([ast.Name(name, ast.Store())], value)
+
+    def form(self, run: Run, names: list[str]) -> Form | Unknown:
+        result = ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
+        last = ast.copy_location(ast.Return(result), run.statements[-1])
+        made = Run(self.method, [*run.statements, last], 0, len(run.statements)).as_function()
+        return canonical(made, self.view.scope, self.owner, body=made.body)
+
+    def route(self, found: _Found) -> tuple[Splice, ...] | None:
+        """The guard that computes what a run does; None if the code around it does not let one stand there."""
+        operands = self.operands(found)
+        if operands is None:
+            return None
+        kernel = free_name(self.method, "kernel")
+        answer = ast.parse(f"{found.weights}, {found.indices} = {kernel}({', '.join(operands.values())})").body
+        if found.rest is not None:
+            others = set(loaded([found.rest])) - {found.weights, found.indices}
+            if others & bound_names(found.run.statements):
+                return None
+            answer.append(found.rest)
+        slot = slot_name(OP, found.pattern.variant)
+        receiver = self.method.args.args[0].arg
+        condition = f"({kernel} := {slot}.kernel({receiver}, {operands['router_logits']})) is not None"
+        comment = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
+        return guard(self.view, found.run, condition, answer, comment)
+
+    def operands(self, found: _Found) -> dict[str, str] | None:
+        """What the kernel is called with, as code for the place before the run."""
+        bound = bound_names(found.run.statements)
+        fixed = dict(found.pattern.fixed)
+        texts = {}
+        for name in reference_form(_REFERENCE, found.pattern.variant).arguments:
+            if name in fixed:
+                texts[name] = repr(fixed[name])
+                continue
+            expression = self.expression(found.bindings[name])
+            if expression is None or bound & set(loaded([expression])) - set(_before(expression, found.run)):
+                return None
+            texts[name] = ast.unparse(expression)
+        return texts
+
+    def expression(self, node: Node) -> ast.expr | None:
+        """Upstream's code for what a hole stands for."""
+        if node.op == "cast" and node.origin is None:
+            node = node.args[0]  # a promotion, which the formula makes again
+        if can_be_said(node):
+            return ast.parse(source(node, self.method.args.args[0].arg), mode="eval").body
+        if node.op == "global":
+            # `logits.sigmoid()` names no function that could be handed on.
+            known = str(node.value).startswith("torch.") and self.view.scope.resolve("torch") == "torch"
+            return ast.parse(str(node.value), mode="eval").body if known else None
+        return node.origin
+
+    def routed(self, found: _Found, splices: tuple[Splice, ...], target: str) -> Site:
+        variant = found.pattern.variant
+        form = canonical(self.method, self.view.scope, self.owner)
+        return Site(
+            OP,
+            target,
+            Status.ROUTED,
+            variant,
+            form=digest(form if isinstance(form, Form) else Node("tuple", tuple(found.bindings.values()))),
+            captures=self.operands(found) or {},
+            splices=splices,
+            slots=(SlotSpec(slot_name(OP, variant), OP, variant),),
+            lineno=self.method.lineno,
+        )
+
+
+def _assigned(statement: ast.stmt) -> list[str]:
+    """The names that a statement assigns whatever happens."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        targets = [statement.target]
+    names = [node.id for each in targets for node in ast.walk(each) if isinstance(node, ast.Name)]
+    return [name for name in names if name != "_"]
+
+
+def _before(expression: ast.expr, run: Run) -> list[str]:
+    """The names that still have their values from before the run where an expression of its code stands."""
+    bound: set[str] = set()
+    for statement in run.statements:
+        if expression in set(ast.walk(statement)):
+            return [name for name in loaded([expression]) if name not in bound]
+        bound |= bound_names([statement])
+    # What is told by name alone is an argument of the run, with the value from before it.
+    return loaded([expression])

@@ -23,7 +23,7 @@ from veomni_hook.patches.structure.scope import bound_names, local_names
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.reindent import string_lines
 
-__all__ = ["Run", "blocks", "guard", "put_together", "target"]
+__all__ = ["Run", "blocks", "guard", "loaded", "put_together", "replaced", "target"]
 
 # Beyond this a guard would repeat more of upstream than it adds.
 _LONGEST_TAIL = 4
@@ -65,7 +65,7 @@ class Run:
         value = getattr(last, "value", None)
         local = local_names(self.function)
         owner = [argument.arg for argument in self.function.args.args[:1]]
-        names = dict.fromkeys([*owner, *(name for name in _loaded([*before, value]) if name in local)])
+        names = dict.fromkeys([*owner, *(name for name in loaded([*before, value]) if name in local)])
         arguments = ast.arguments(
             posonlyargs=[], args=[ast.arg(name) for name in names], kwonlyargs=[], kw_defaults=[], defaults=[]
         )
@@ -75,7 +75,7 @@ class Run:
             body=[*before, ast.copy_location(ast.Return(value), last)],
             decorator_list=[],
         )
-        return ast.copy_location(made, last)
+        return ast.copy_location(made, self.function)
 
 
 def blocks(function: FunctionNode) -> Iterator[list[ast.stmt]]:
@@ -141,38 +141,70 @@ def put_together(
     return result if kept and not builder.skips and Counter(made) == Counter(given) else None
 
 
+def replaced(whole: ast.expr, part: ast.expr, by: ast.expr) -> ast.expr:
+    """A copy of an expression with another in the place of a part of it."""
+    builder = _Builder()
+    made = builder.build(whole)
+    return _replace(made, builder.built[part], by)
+
+
 def guard(
-    view: ModuleView, run: Run, condition: str, answer: ast.stmt, comment: str, *, returns: bool = True
+    view: ModuleView,
+    run: Run,
+    condition: str,
+    answer: Sequence[ast.stmt],
+    comment: str,
+    *,
+    returns: bool = True,
 ) -> tuple[Splice, ...] | None:
     """The splices that let ``answer`` stand in for the run where ``condition`` holds; None if it cannot.
 
     Args:
-        answer: a statement that assigns what the run assigns, or returns.
+        answer: assigns what the run assigns and others read, or returns. What the run computes beside it from
+            earlier values stays.
         returns: whether the guard may return, past what else follows in the function.
     """
-    code = [answer] if isinstance(answer, ast.Return) else _to_the_end(run, answer) if returns else None
-    if code is not None:
-        text = f"if {condition}:\n" + _indented(code)
-        return before_statement(view, run.function, run.block[run.first], text, comment)
-    assigned = bound_names([answer])
-    lost = bound_names(run.statements) - assigned
-    outside = _loaded(run.function.body, skip=run.statements)
-    if lost & set(outside) or not all(view.document.begins_line(each) for each in run.statements):
-        return None
-    return _with_else(view, run, f"if {condition}:\n" + _indented([answer]), comment)
+    code: Sequence[ast.stmt] | None = answer
+    if not isinstance(answer[-1], ast.Return):
+        outside = set(loaded(run.function.body, skip=run.statements))
+        answer = [*answer, *_beside(run, outside & _lost(run, answer))]
+        if outside & _lost(run, answer) or not all(map(view.document.begins_line, run.statements)):
+            return None
+        code = _to_the_end(run, answer) if returns else None
+    head = f"if {condition}:\n"
+    if code is None:
+        return _with_else(view, run, head + _indented(answer), comment)
+    return before_statement(view, run.function, run.statements[0], head + _indented(code), comment)
 
 
-def _to_the_end(run: Run, answer: ast.stmt) -> list[ast.stmt] | None:
-    """The answer and what the function does after the run, in at most two statements."""
+def _lost(run: Run, answer: Sequence[ast.stmt]) -> set[str]:
+    return bound_names(run.statements) - bound_names(answer)
+
+
+def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
+    """The statements of a run that assign ``names``, as far as they do so from values of before it."""
+    found = [each for each in run.statements if bound_names([each]) & names]
+    bound = bound_names(run.statements)
+    for each in found:
+        if target(each) is None or bound & set(loaded([each])) - {target(each)}:
+            return []
+    targets = [target(each) for each in found]
+    # Of two assignments to one name the first is not what stays; what reads its own name reads the first value.
+    return found if len(set(targets)) == len(names) == len(found) else []
+
+
+def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
+    """The answer and what the function does after the run, shortly."""
     tail = run.tail
     ends = run.block is run.function.body and tail and isinstance(tail[-1], ast.Return)
-    lost = bound_names(run.statements) - bound_names([answer])
-    if not ends or len(tail) > _LONGEST_TAIL or lost & set(_loaded(tail)):
+    if not ends or len(tail) > _LONGEST_TAIL:
         return None
-    if target(answer) is not None and (value := put_together([answer, *tail])) is not None:
-        return [ast.Return(value)]
+    for number in range(len(answer)):
+        value = put_together([*answer[number:], *tail])
+        if value is not None:
+            return [*answer[:number], ast.Return(value)]
     value = put_together(tail)
-    return [answer, ast.Return(value)] if value is not None else None
+    return [*answer, ast.Return(value)] if value is not None else None
 
 
 def _with_else(view: ModuleView, run: Run, code: str, comment: str) -> tuple[Splice, ...]:
@@ -285,7 +317,7 @@ def _opaque(node: ast.AST) -> bool:
     return any(isinstance(each, _OPAQUE) for each in ast.walk(node))
 
 
-def _loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]:
+def loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]:
     """Every name that the code reads, in the order of the text."""
     found: list[str] = []
     for node in nodes:
@@ -293,5 +325,5 @@ def _loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]
             continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             found.append(node.id)
-        found += _loaded(ast.iter_child_nodes(node), skip)
+        found += loaded(ast.iter_child_nodes(node), skip)
     return found

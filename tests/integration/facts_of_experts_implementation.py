@@ -1,0 +1,193 @@
+"""Prints, as JSON, what provenance says of models made in many ways, and what their experts ran.
+
+Run by `test_experts_implementation`, with transformers imported ``before`` or ``after`` the hook.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+if sys.argv[1] == "late":
+    import transformers.modeling_utils
+
+import veomni_hook.install  # noqa: F401, I001
+import torch
+import transformers
+from transformers import MixtralConfig, MixtralForCausalLM, MixtralModel
+
+from veomni_hook import Kernel, register_kernel
+from veomni_hook.kernels.moe_experts import reference
+from veomni_hook.kernels.moe_experts.provenance import users_choice
+from veomni_hook.kernels.state import set_choice
+
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 32,
+    "num_local_experts": 4,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+TEXT = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 32,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "head_dim": 8,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4},
+}
+VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 16,
+    "deepstack_visual_indexes": [0],
+}
+
+
+def config(**options: Any) -> Any:
+    return MixtralConfig(**SIZES, **options)
+
+
+def causal_lm(**options: Any) -> Any:
+    return MixtralForCausalLM(config(**options))
+
+
+def nested(**options: Any) -> Any:
+    made = transformers.Qwen3VLMoeConfig(text_config=dict(TEXT), vision_config=dict(VISION), **options)
+    return transformers.Qwen3VLMoeForConditionalGeneration(made)
+
+
+def experts(model: Any) -> Any:
+    return next(module for module in model.modules() if type(module).__name__.endswith("Experts"))
+
+
+def choice(model: Any) -> str | None:
+    return users_choice(experts(model))
+
+
+def models() -> dict[str, Any]:
+    """Reasons by how the model was made; ``value`` is what its config ends up with."""
+    plain = causal_lm()
+    explicit = MixtralForCausalLM._from_config(
+        copy.deepcopy(plain.config), experts_implementation="grouped_mm"
+    )
+    requested, inner = causal_lm(), causal_lm()
+    requested.set_experts_implementation("grouped_mm")
+    inner.model.set_experts_implementation("eager")
+    generating = causal_lm()
+    generating.generate(torch.tensor([[1, 2]]), max_new_tokens=2, do_sample=False)
+    wrong = causal_lm()
+    try:
+        wrong.set_experts_implementation("nonsense")
+    except ValueError:
+        pass
+    found = {
+        "value": plain.config._experts_implementation,
+        "default": choice(plain),
+        "inner base model": choice(plain.model),
+        "second model of the config": choice(MixtralModel(plain.config)),
+        "model of a deep copy": choice(MixtralModel(copy.deepcopy(plain.config))),
+        "pickled": choice(pickle.loads(pickle.dumps(plain))),
+        "generated": choice(generating),
+        "refused request": choice(wrong),
+        "explicit, the default's value": choice(explicit),
+        "explicit, second model": choice(MixtralModel(explicit.config)),
+        "explicit, deep copy": choice(MixtralModel(copy.deepcopy(explicit.config))),
+        "explicit, pickled": choice(pickle.loads(pickle.dumps(explicit))),
+        "explicit, in the config": choice(causal_lm(experts_implementation="eager")),
+        "explicit, requested": choice(requested),
+        "explicit, of the inner model": choice(inner),
+    }
+    return found | nested_models() | loaded_models(plain, explicit)
+
+
+def nested_models() -> dict[str, Any]:
+    by_name, all_parts, inner, other = nested(), nested(), nested(), nested()
+    by_name.set_experts_implementation({"text_config": "eager"})
+    all_parts.set_experts_implementation("eager")
+    inner.model.language_model.set_experts_implementation("grouped_mm")
+    other.config._experts_implementation = {"vision_config": "eager"}
+    return {
+        "nested": choice(nested()),
+        "nested, another part chosen": choice(other),
+        "explicit, nested, by name": choice(by_name),
+        "explicit, nested, for all": choice(all_parts),
+        "explicit, nested, of the part": choice(inner),
+        "explicit, nested, in the config": choice(nested(experts_implementation="eager")),
+    }
+
+
+def loaded_models(plain: Any, explicit: Any) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        explicit.save_pretrained(folder)
+        saved = Path(folder, "config.json").read_text(encoding="utf-8")
+        load = MixtralForCausalLM.from_pretrained
+        resolved = plain.config
+        return {
+            "saved": "veomni" in saved or "veomni" in repr(explicit.config),
+            "loaded": choice(load(folder)),
+            "loaded with a used config": choice(load(folder, config=resolved)),
+            "explicit, loaded": choice(load(folder, experts_implementation="batched_mm")),
+            "explicit, loaded with a used config": choice(
+                load(folder, config=resolved, experts_implementation="grouped_mm")
+            ),
+            "explicit, by auto": choice(
+                transformers.AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager")
+            ),
+        }
+
+
+def runs() -> dict[str, Any]:
+    """What ran under ``auto`` and by name, where a kernel exists."""
+    register_kernel(
+        Kernel(
+            op="moe_experts", variant="gated", backend="tried", load="facts_of_experts_implementation:kernel"
+        )
+    )
+    ids = torch.arange(8)[None]
+    default, explicit = causal_lm(), causal_lm(experts_implementation="grouped_mm")
+    eager = causal_lm(experts_implementation="eager")
+    found = {}
+    for setting in ("auto", "moe_experts=tried", "eager"):
+        set_choice(setting)
+        for name, model in (("default", default), ("explicit", explicit), ("eager", eager)):
+            CALLS.clear()
+            model(ids)
+            found[f"{setting}, {name}"] = len(CALLS)
+    set_choice("auto")
+    CALLS.clear()
+    torch.compile(default, backend="eager", fullgraph=True)(ids)
+    found["compiled"] = len(CALLS)
+    return found
+
+
+CALLS: list[int] = []
+
+
+def kernel(*operands: Any) -> Any:
+    CALLS.append(1)
+    return reference.gated(*operands)
+
+
+if __name__ == "__main__":
+    sys.modules["facts_of_experts_implementation"] = sys.modules["__main__"]
+    transformers.logging.disable_progress_bar()
+    facts = {"models": models() if sys.argv[1] == "early" else {"default": choice(causal_lm())}}
+    facts["runs"] = runs()
+    print(json.dumps(facts))
