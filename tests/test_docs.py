@@ -48,3 +48,13 @@ def test_commands_and_files_that_documents_name_exist(document: str) -> None:
     assert {*re.findall(r"veomni-hook ([a-z]+)", source)} <= {*COMMANDS}
     for link in re.findall(r"\]\(([^):#]+)", source):
         assert (DOCS / link).exists(), link
+
+
+def test_the_pre_commit_hook_that_is_documented_is_the_one_that_is_offered() -> None:
+    offered = (DOCS.parent / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")
+    (name,) = re.findall(r"^- id: (\S+)$", offered, re.MULTILINE)
+    (entry,) = re.findall(r"^  entry: (.+)$", offered, re.MULTILINE)
+    document = (DOCS / "continuous-integration.md").read_text(encoding="utf-8")
+    assert re.findall(r"- id: (\S+)$", document, re.MULTILINE) == [name, name]
+    assert re.findall(r"entry: (.+)$", document, re.MULTILINE) == [entry]
+    assert entry.split()[0] == "veomni-hook" and entry.split()[1] in COMMANDS

@@ -33,7 +33,8 @@ def test_the_whole_report(tiny: Command, cache_dir: Path) -> None:
     }
     (spec,) = [row for row in report["specs"] if row["config"] == "tiny_config"]
     assert spec["from"] == "settings" and TINY in spec["patches"]
-    assert report["hardware"]["rms_norm"] == ["cast_before_weight: eager"]
+    (kernels,) = report["hardware"]["rms_norm"]
+    assert kernels.startswith("eager for ")
 
 
 def test_the_readable_form_shows_what_a_setting_beat(tiny: Command, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Builds the patched Qwen3 module beside the installed one, without the import hook.
+"""Builds the Qwen3 module that idioms route beside the installed one, without the import hook.
 
 The text is written where the hook would store it (transformers reads the model's name from the path) and run
 under a name of its own inside the upstream package, so that its relative imports work.
@@ -17,7 +17,6 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
 from veomni_hook.patches.engine import Origin, patch_source
-from veomni_hook.patches.models.qwen3 import config
 
 UPSTREAM = "transformers.models.qwen3.modeling_qwen3"
 NAME = "transformers.models.qwen3.modeling_qwen3_with_slots"
@@ -30,7 +29,7 @@ def load(folder: Path) -> ModuleType:
     upstream = importlib.util.find_spec(UPSTREAM)
     version = importlib.metadata.version("transformers")
     origin = Origin(UPSTREAM, upstream.origin, "transformers", version)
-    patched = patch_source(Path(upstream.origin).read_text(encoding="utf-8"), [config], origin)
+    patched = patch_source(Path(upstream.origin).read_text(encoding="utf-8"), [], origin, idioms=True)
     path = folder / "models" / "qwen3" / "modeling_qwen3.py"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(patched.text, encoding="utf-8")

@@ -5,7 +5,7 @@ from inspect import Parameter
 import pytest
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.binding import arguments_of, binder, operand_names
+from veomni_hook.kernels.binding import binder, operand_names
 from veomni_hook.kernels.registry import Op, Variant, registry
 
 OPERANDS = {"query": Parameter.empty, "cos": Parameter.empty, "dim": 1}
@@ -28,10 +28,6 @@ OPERANDS = {"query": Parameter.empty, "cos": Parameter.empty, "dim": 1}
 )
 def test_operands_come_in_the_ops_order(parameters, args, kwargs, expected):
     assert binder(parameters, OPERANDS)(*args, **kwargs) == expected
-
-
-def test_only_bound_leaves_the_rest_out():
-    assert binder("dim, query", OPERANDS, only_bound=True)("d", "q") == ("q", "d")
 
 
 @pytest.mark.parametrize(
@@ -81,14 +77,3 @@ def test_operands_are_the_references_parameters_unless_named(declared):
     assert operand_names("toy", "all") == {"a": Parameter.empty, "b": Parameter.empty, "c": 5}
     assert list(operand_names("toy", "some")) == ["c", "a", "x"]
     assert operand_names("toy", "some") == {"c": 5, "a": Parameter.empty, "x": Parameter.empty}
-
-
-def test_arguments_of_a_method():
-    def forward(self, x, index=None, *, weights=2):
-        return x
-
-    bind = arguments_of(forward)
-    assert bind(1) == (1, None, 2)
-    assert bind(1, weights=3, index=4) == (1, 4, 3)
-    with pytest.raises(TypeError):
-        bind()

@@ -10,7 +10,10 @@ from veomni_hook.kernels.explain import explain
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.state import set_active, set_choice
 
-SLOTS = {"veomni_rms_norm", "veomni_rotary", "veomni_gated_mlp", "veomni_linear_cross_entropy"}
+NORM = "veomni_rms_norm_cast_before_weight"
+ROTARY = "veomni_rotary_half_split"
+LOSS = "veomni_linear_cross_entropy_next_token"
+SLOTS = {NORM, ROTARY, LOSS, "veomni_gated_mlp_product"}
 
 
 def by_slot(explanation):
@@ -21,7 +24,7 @@ def test_a_module_shows_what_would_be_asked(patched):
     set_choice("rotary=eager")
     rows = by_slot(explain(patched))
     assert set(rows) == SLOTS
-    assert rows["veomni_rotary"].backend == "eager" and rows["veomni_rms_norm"].backend == "torch"
+    assert rows[ROTARY].backend == "eager" and rows[NORM].backend == "torch"
     assert not any(row.called for row in rows.values())
 
 
@@ -30,12 +33,12 @@ def test_a_model_shows_every_place_and_why(patched):
     upstream, model = pair(patched)
     rows = explain(model).rows
     assert {row.slot for row in rows} == SLOTS and not any(row.called for row in rows)
-    assert sum(row.slot == "veomni_rms_norm" for row in rows) == 1 + 2 * 4
+    assert sum(row.slot == NORM for row in rows) == 1 + 2 * 4
     model.eval()
     model(**batch())
     rows = explain(model).rows
     assert all(row.called for row in rows)
-    loss = by_slot(explain(model))["veomni_linear_cross_entropy"]
+    loss = by_slot(explain(model))[LOSS]
     assert (loss.backend, loss.place) == ("eager", "") and "eval" in loss.reason
     text = str(explain(model))
     assert "Qwen3RMSNorm x9: rms_norm/cast_before_weight: torch (chosen)" in text

@@ -7,6 +7,7 @@ import inspect
 import logging
 import pickle
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant, load_attribute, registry
 from veomni_hook.kernels.rms_norm.torch import rms_norm
-from veomni_hook.kernels.slot import Slot
+from veomni_hook.kernels.slot import Outcome, Slot
 from veomni_hook.kernels.state import set_active, set_choice
 
 
@@ -264,6 +265,35 @@ def upstream(x, y, ids=None, scale=3):
     return ("upstream", x, y, ids, scale)
 
 
+class TestYields:
+    @pytest.fixture
+    def chosen(self, toy):
+        held = registry._ops["toy"]
+        registry._ops["toy"] = Op("toy", held.variants, yields=f"{__name__}:flagged")
+        registry.add(
+            Kernel("toy", "bare", "grouped", f"{__name__}:fast", refuses=f"{__name__}:takes_index_one")
+        )
+        yield Slot("toy", "bare", __name__)
+
+    def test_what_the_user_chose_upstream_wins_over_auto(self, chosen):
+        owner, other = norm(), norm()
+        owner.flag = True
+        assert chosen.kernel(owner, X, 1, 2) is None
+        assert chosen.outcome(owner) == Outcome("eager", "it is flagged")
+        assert chosen.kernel(other, X, 1, 2) is fast
+
+    def test_a_kernel_by_name_wins_over_it(self, chosen):
+        owner = norm()
+        owner.flag = True
+        set_choice("toy=grouped")
+        assert chosen.kernel(owner, X, 1, 2) is fast
+        assert chosen.kernel(owner, X, 2, 2) is None
+
+
+def flagged(owner, x, index, weights):
+    return "it is flagged" if hasattr(owner, "flag") else None
+
+
 @pytest.mark.usefixtures("toy")
 class TestAt:
     parameters = "x->a, y->b, ids=None, scale=3"
@@ -399,11 +429,46 @@ class TestReached:
         with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
             owner()
 
-    def test_it_asks_in_the_ops_order_where_it_has_parameters(self, toy):
+    def test_the_guard_is_asked_once_with_its_own_operands(self, toy):
         registry.add(Kernel("toy", "bare", "own", f"{__name__}:fast", refuses=f"{__name__}:second_is_tensor"))
-        slot = Slot("toy", "bare", __name__, "x->b, index=1, weights->a=2")
-        experts_class(slot)()(X, weights=X)
-        assert ASKED[0] == (X, X)
+        slot = Slot("toy", "bare", __name__)
+        assert experts_class(slot)()(X, weights=X) == ("covered", X)
+        # Once on the way in; once more where the covering forward comes back to the guard.
+        assert [len(asked) for asked in ASKED] == [3, 3]
+        assert ASKED[0][0] is X and ASKED[0][1] == 1 and ASKED[0][2] is X
+
+    def test_a_taken_call_asks_once(self, toy):
+        registry.add(Kernel("toy", "bare", "own", f"{__name__}:fast", refuses=f"{__name__}:remembers"))
+        assert experts_class(Slot("toy", "bare", __name__))()(X) == ("fast", X, 1, 2)
+        assert len(ASKED) == 1
+
+    def test_the_wrapper_may_come_back_to_the_guard(self, experts):
+        owner = experts()
+        inner = type(owner).forward.__wrapped__.__wrapped__
+        assert owner(X, 3) == ("covered", X)
+        assert inner(owner, X, 3) is X
+        assert inner(owner, X) == ("fast", X, 1, 2)
+
+    def test_a_refused_call_inside_another_of_the_same_class(self, toy):
+        registry.add(Kernel("toy", "bare", "own", f"{__name__}:inner", refuses=f"{__name__}:takes_index_one"))
+        global INNER
+        outer, INNER = (experts_class(Slot("toy", "bare", __name__))() for _ in range(2))
+        assert outer(X) == ("covered", X)
+        INNER = type(outer)()
+        assert outer(X) == ("covered", X)
+
+    def test_what_a_kernel_raises_is_not_taken_for_a_refusal(self, toy):
+        registry.add(Kernel("toy", "bare", "own", f"{__name__}:failing"))
+        owner = experts_class(Slot("toy", "bare", __name__))()
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                owner(X)
+
+    def test_threads_do_not_answer_for_each_other(self, experts):
+        owner = experts()
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda index: owner(X, index), [1, 3] * 50))
+        assert found == [("fast", X, 1, 2), ("covered", X)] * 50
 
     def test_looks_like_the_forward_that_it_covers(self, experts):
         assert inspect.signature(experts.forward) == inspect.signature(inspect.unwrap(experts.forward))
@@ -428,6 +493,21 @@ class TestReached:
 
     def test_copies_and_pickles_as_an_ordinary_class(self, experts):
         assert copy.deepcopy(experts())(X) == ("fast", X, 1, 2)
+
+
+def remembers(owner, *operands):
+    ASKED.append(operands)
+
+
+INNER = None
+
+
+def inner(x, index, weights):
+    return INNER(x, 3)
+
+
+def failing(*operands):
+    return 1 / 0
 
 
 def second_is_tensor(owner, *operands):

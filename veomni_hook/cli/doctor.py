@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -198,7 +199,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
 
 
 def hardware(findings: Findings) -> dict[str, object]:
-    """Return what kernels are selected for here, and the kernel of each op; imports torch."""
+    """Return what kernels are selected for here, and the kernels of each op's formulas; imports torch."""
     from veomni_hook.cli.kernels import chosen_for, detected
     from veomni_hook.kernels.registry import registry
 
@@ -210,7 +211,9 @@ def hardware(findings: Findings) -> dict[str, object]:
     found: dict[str, object] = {"system": str(system)}
     try:
         for op in registry.ops().values():
-            found[op.name] = [f"{name}: {chosen_for(op.name, name)['kernel']}" for name in op.variants]
+            chosen = Counter(str(chosen_for(op.name, name)["kernel"]) for name in op.variants)
+            known = len(op.variants)
+            found[op.name] = [f"{kernel} for {count} of {known} formulas" for kernel, count in chosen.items()]
     except VeomniHookError as error:
         findings.problems.append(_one_line(error))
     return found

@@ -168,6 +168,7 @@ class Comparison:
         releases = f"transformers {self.old.transformers}, now {self.new.transformers}"
         output.emit_heading(f"{os.path.basename(self.path)} ({releases})")
         rows = [change for change in self.changes if change.result != LINE]
+        rows.sort(key=lambda change: not change.matters)
         if rows:
             cells = [(c.result, c.kind, f"{family_of(c.module)}: {c.target}", c.detail) for c in rows]
             output.emit_table(HEADERS, cells)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from veomni_hook.finders.finder import PatchFinder, is_target
+from veomni_hook.finders.finder import REMOTE_LOADING, PatchFinder, is_remote, is_target
 from veomni_hook.finders.state import STATE
 
 TYPE_CHECKING = False
@@ -181,7 +181,6 @@ def bind_slots() -> None:
 
 def _passed_by() -> dict[str, Outcome]:
     """Loaded targets that never asked the finder: too early, or claimed by a finder ahead of ours."""
-    from veomni_hook.finders.finder import REMOTE_LOADING, is_remote
     from veomni_hook.finders.outcome import Outcome
 
     remote = current_settings().remote_code
@@ -200,7 +199,7 @@ def _passed_by() -> dict[str, Outcome]:
 
 
 def _report_early_imports() -> None:
-    if any(is_target(name) for name in list(sys.modules)):
+    if any(is_target(name) or is_remote(name) for name in list(sys.modules)):
         from veomni_hook.finders import early
 
         early.report(early.affected())

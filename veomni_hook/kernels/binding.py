@@ -16,7 +16,7 @@ from typing import Any
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.registry import load_attribute, registry
 
-__all__ = ["arguments_of", "binder", "binder_for", "operand_names"]
+__all__ = ["binder", "binder_for", "operand_names"]
 
 _RENAMED = re.compile(r"(\w+)\s*->\s*(\w+)")
 
@@ -35,15 +35,12 @@ def operand_names(op: str, variant: str) -> dict[str, Any]:
     return {name: found.get(name, inspect.Parameter.empty) for name in names}
 
 
-def binder(
-    parameters: str, operands: Mapping[str, Any], *, only_bound: bool = False
-) -> Callable[..., tuple[Any, ...]]:
+def binder(parameters: str, operands: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
     """Return a function that takes upstream's arguments and returns the operands as a tuple.
 
     Args:
         parameters: upstream's parameters in source form; empty: they are the operands.
         operands: the op's operands in order, with their defaults.
-        only_bound: leave out operands that upstream has no parameter for, instead of filling in defaults.
 
     Raises:
         KernelError: ``parameters`` is not of this form, or an operand has neither a parameter nor a default.
@@ -59,8 +56,6 @@ def binder(
     for number, (operand, default) in enumerate(operands.items()):
         if operand in by_operand:
             values.append(ast.Name(by_operand[operand], ast.Load()))
-        elif only_bound:
-            continue
         elif default is inspect.Parameter.empty:
             raise _malformed(parameters, f"no parameter is the operand {operand!r}, which has no default")
         else:
@@ -74,27 +69,9 @@ def binder(
     return eval(code, constants)  # type: ignore[no-any-return]
 
 
-def arguments_of(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
-    """Return a function that takes a method's arguments without ``self`` and returns them in its order."""
-    signature = inspect.signature(method)
-    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-    count = len(signature.parameters)
-
-    def bind(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        if not kwargs and len(args) == count:
-            return args
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return tuple(bound.arguments.values())
-
-    return bind
-
-
-def binder_for(
-    op: str, variant: str, parameters: str, *, only_bound: bool = False
-) -> Callable[..., tuple[Any, ...]]:
+def binder_for(op: str, variant: str, parameters: str) -> Callable[..., tuple[Any, ...]]:
     """Return the `binder` for the operands of ``op``/``variant``."""
-    return binder(parameters, operand_names(op, variant), only_bound=only_bound)
+    return binder(parameters, operand_names(op, variant))
 
 
 def _signature(text: str, parameters: str) -> ast.arguments:

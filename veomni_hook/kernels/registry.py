@@ -119,10 +119,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class Op:
-    """An operation and its variants by name."""
+    """An operation and its variants by name.
+
+    ``yields`` names a function ``(owner, *operands) -> str | None`` that is asked under ``auto`` before every
+    kernel of the op, and returns why the upstream code has to run: the user chose it there.
+    """
 
     name: str
     variants: Mapping[str, Variant]
+    yields: str | None = None
 
 
 class Registry:

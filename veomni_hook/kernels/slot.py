@@ -11,6 +11,7 @@ code is what is compiled. Where no kernel can come into question it answers at t
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from functools import partial, wraps
 from types import FunctionType
@@ -39,6 +40,15 @@ _UPSTREAM = Outcome(EAGER, "no kernel can run here")
 _REPLACED = Outcome(EAGER, "the upstream function was replaced by one of another module")
 
 ModuleClass = TypeVar("ModuleClass", bound=type)
+
+
+class _NoKernelError(BaseException):
+    """Brings the answer of a guard to `Slot.reached`, through the method that the guard stands in."""
+
+    def __init__(self, slot: Slot, owner: Any) -> None:
+        super().__init__()
+        self.slot = slot
+        self.owner = owner
 
 
 class _Candidate(NamedTuple):
@@ -74,6 +84,8 @@ class Slot:
         self._outcomes: dict[int, tuple[ref[Any], list[Outcome]]] = {}
         self._refusals: dict[tuple[str, str], Outcome] = {}
         self._said: set[tuple[int, str, str]] = set()
+        # Per thread, the module whose call came through `reached` and whose guard has not been asked yet.
+        self._waiting: threading.local | None = None
 
     def __repr__(self) -> str:
         parameters = f", parameters={self.parameters!r}" if self.parameters else ""
@@ -94,7 +106,12 @@ class Slot:
             return None
         if STATE.epoch != self._epoch or registry.version != self._version:
             self._refresh()
-        return None if self._idle is not None else self._ask(owner, operands)
+        run = None if self._idle is not None else self._ask(owner, operands)
+        if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
+            self._waiting.owner = None
+            if run is None:
+                raise _NoKernelError(self, owner)
+        return run
 
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call in the place of ``upstream``, with the very same arguments.
@@ -118,29 +135,28 @@ class Slot:
     def reached(self, decorated: ModuleClass) -> ModuleClass:
         """Let calls of a module class reach the guard in its ``forward``, which another decorator covers.
 
-        For use above a class decorator that wraps ``forward`` (and says so in ``__wrapped__``). A call that a
-        kernel would take goes to the wrapped ``forward``, whose guard asks again; every other call goes to
-        the wrapper. Kernels are asked with the arguments of ``forward``, in its order, or, where the slot has
-        ``parameters``, with the operands among them, in the op's order.
+        For use above a class decorator that wraps ``forward`` (and says so in ``__wrapped__``). A call goes
+        to the wrapped ``forward``, whose first statement is the guard. If that finds no kernel, nothing has
+        run yet, and the call goes to the wrapper.
         """
         covering = vars(decorated).get("forward")
         guarded = getattr(covering, "__wrapped__", None)
         if covering is None or guarded is None:
             return decorated
-        from veomni_hook.kernels.binding import arguments_of, binder_for
-
-        bind = arguments_of(guarded)
-        if self.parameters:
-            bind = binder_for(self.op, self.variant, self.parameters, only_bound=True)
+        waiting = self._waiting = self._waiting or threading.local()
 
         @wraps(covering)
         def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if self._is_compiling():
+            if self._is_compiling() or self.idle is not None:
                 return covering(module, *args, **kwargs)
-            if STATE.epoch != self._epoch or registry.version != self._version:
-                self._refresh()
-            if self._idle is None and self._takes(bind, module, args, kwargs):
+            held, waiting.owner = getattr(waiting, "owner", None), module
+            try:
                 return guarded(module, *args, **kwargs)
+            except _NoKernelError as signal:
+                if signal.slot is not self or signal.owner is not module:
+                    raise
+            finally:
+                waiting.owner = held
             return covering(module, *args, **kwargs)
 
         # A statement, so that type checkers see no assignment to a method.
@@ -220,19 +236,6 @@ class Slot:
         run = self._ask(owner, (*operands, upstream))
         return upstream(*args, **kwargs) if run is None else run(*operands)
 
-    def _takes(
-        self,
-        bind: Callable[..., tuple[Any, ...]],
-        owner: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> bool:
-        try:
-            operands = bind(*args, **kwargs)
-        except TypeError:
-            return False  # upstream says itself what does not fit
-        return self._ask(owner, operands) is not None
-
     def _note(self, owner: Any, outcome: Outcome) -> None:
         key = id(owner)
         held = self._outcomes.get(key)
@@ -247,7 +250,9 @@ class Slot:
         selection = self.selection(device)
         candidates = []
         for kernel in selection.candidates:
-            rules = (kernel.refuses, kernel.loses if selection.choice == AUTO else None)
+            rules: tuple[str | None, ...] = (kernel.refuses,)
+            if selection.choice == AUTO:
+                rules = (registry.ops()[self.op].yields, kernel.refuses, kernel.loses)
             candidates.append(
                 _Candidate(
                     load_attribute(kernel.load),

@@ -11,9 +11,10 @@ from veomni_hook.patches.graph import digest
 SAME = {
     "float32": ["x.float()", "x.to(torch.float32)", "x.to(dtype=torch.float32)", "x.type(torch.float32)", "x.to(torch.float)"],
     "as another": ["x.to(y.dtype)", "x.type_as(y)", "x.to(dtype=y.dtype)"],
-    "square": ["x.pow(2)", "x ** 2", "x * x", "torch.square(x)", "x.square()", "torch.pow(x, 2)", "x.pow(exponent=2.0)"],
-    "inverse root": ["torch.rsqrt(x.abs())", "x.abs().pow(-0.5)", "torch.pow(torch.abs(x), -0.5)", "torch.abs(x) ** -0.5"],
-    "root": ["x.abs().sqrt()", "torch.abs(x) ** 0.5"],
+    "square": ["x.pow(2)", "x ** 2", "torch.square(x)", "x.square()", "torch.pow(x, 2)", "x.pow(exponent=2.0)"],
+    "square in float32": ["x.float() * x.float()", "x.float() ** 2", "x.float().square()", "torch.pow(x.float(), 2)"],
+    "inverse root": ["torch.rsqrt(x.float())", "x.float().pow(-0.5)", "torch.pow(x.float(), -0.5)", "x.float() ** -0.5"],
+    "root": ["x.float().sqrt()", "x.float() ** 0.5"],
     "mean": ["x.mean(-1, keepdim=True)", "torch.mean(x, dim=-1, keepdim=True)", "x.mean([-1], True)", "x.mean(axis=-1, keepdims=True)"],
     "product": ["x * y", "y * x", "torch.mul(x, y)", "x.mul(y)", "torch.multiply(y, x)"],
     "sum": ["x + y", "y.add(x)", "torch.add(x, y)", "torch.add(x, y, alpha=1)"],
@@ -22,7 +23,7 @@ SAME = {
     "softmax": ["F.softmax(x, dim=-1)", "x.softmax(-1)", "torch.softmax(x, dim=-1)", "nn.functional.softmax(x, -1)"],
     "silu": ["F.silu(x)", "torch.nn.functional.silu(x)", "nn.functional.silu(input=x)"],
     "first half": ["x[..., : x.shape[-1] // 2]", "x[..., 0 : x.size(-1) // 2 : 1]", "x.narrow(-1, 0, x.shape[-1] // 2)"],
-    "even": ["x[..., ::2]", "x[..., 0::2]", "x[..., slice_all::2]".replace("slice_all", "")],
+    "even": ["x[..., ::2]", "x[..., 0::2]"],
     "parts": ["x.split([2, 6], dim=-1)[1]", "torch.split(x, (2, 6), -1)[1]", "x[..., 2:]"],
     "unsqueeze": ["x.unsqueeze(1)", "x[:, None]", "torch.unsqueeze(x, dim=1)", "x[:, None, :]"],
     "trailing": ["x.unsqueeze(-1)", "x[..., None]"],
@@ -48,7 +49,7 @@ SAME = {
 @pytest.mark.parametrize("name", SAME)
 def test_spellings_have_one_form_and_the_same_bits(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x, y = torch.randn(4, 8).to(dtype), torch.randn(4, 8).to(dtype)
+    x, y = torch.rand(4, 8).to(dtype), torch.randn(4, 8).to(dtype)
     first, *others = SAME[name]
     expected = executed(one(first, "x, y"))(x, y)
     for other in others:
@@ -66,7 +67,9 @@ DIFFERENT = {
     "cast before or after": ["(x.float() * y.float()).to(x.dtype)", "x.float().to(x.dtype) * y"],
     "constant": ["x + 1e-6", "x + 1e-5"],
     "number type": ["x + 1", "x + 1.0", "x + True"],
-    "root": ["1 / x.sqrt()", "x.rsqrt()"],
+    "root": ["1 / x.float().sqrt()", "x.float().rsqrt()"],
+    # In bfloat16 these round differently; under autocast some are computed in float32.
+    "unknown dtype": ["x.pow(-0.5)", "x.rsqrt()", "x * x", "x.pow(2)", "x.sqrt()", "x.pow(0.5)"],
     "reduction": ["x.mean(-1)", "x.mean(-1, keepdim=True)", "x.mean(0)", "x.sum(-1)"],
     "half": ["x[..., : x.shape[-1] // 2]", "x[..., x.shape[-1] // 2 :]", "x[..., ::2]", "x[..., 1::2]"],
     "chunk": ["x.chunk(2, dim=-1)[0]", "x[..., : x.shape[-1] // 2]"],

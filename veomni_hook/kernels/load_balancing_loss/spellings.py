@@ -62,7 +62,7 @@ def by_bincount(
             rows = rows + probabilities.shape[0]
         else:
             zeros = torch.zeros(num_experts, dtype=torch.float32, device=device)
-            counts = counts + zeros.scatter_add_(0, experts.reshape(-1), mask.repeat_interleave(top_k))
+            counts = counts + zeros.scatter_add(0, experts.reshape(-1), mask.repeat_interleave(top_k))
             sums = sums + (probabilities.float() * mask.unsqueeze(-1)).sum(dim=0)
             rows = rows + mask.sum()
     return torch.sum(counts / rows * (sums / rows).unsqueeze(0)) * num_experts
@@ -91,7 +91,7 @@ def by_histc(
             rows = rows + probabilities.shape[0]
         else:
             zeros = torch.zeros(num_experts, dtype=torch.float32, device=device)
-            counts = counts + zeros.scatter_add_(0, experts.reshape(-1), mask.repeat_interleave(top_k))
+            counts = counts + zeros.scatter_add(0, experts.reshape(-1), mask.repeat_interleave(top_k))
             sums = sums + (probabilities.float() * mask.unsqueeze(-1)).sum(dim=0)
             rows = rows + mask.sum()
     return torch.sum(counts / rows * (sums / rows).unsqueeze(0)) * num_experts

@@ -34,6 +34,7 @@ OP = Op(
         name: Variant(formula, f"veomni_hook.kernels.moe_experts.reference:{name}")
         for name, formula in _FORMULAS.items()
     },
+    yields="veomni_hook.kernels.moe_experts.provenance:users_choice",
 )
 
 KERNELS: tuple[Kernel, ...] = ()

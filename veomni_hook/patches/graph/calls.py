@@ -207,6 +207,7 @@ def write(target: ast.expr, old: Node, new: Node, frame: Frame, trace: Trace) ->
     if not fresh(old) or not frame.borrowed.isdisjoint(roots(old)):
         raise UnclearError("a tensor that is not the function's own is changed in place", target, writes=True)
     trace.changes += 1
+    new.facts["own"] = None
     names = frame.holders(old)
     if isinstance(target, ast.Name) and names == [target.id]:
         frame.values[target.id] = new

@@ -39,6 +39,8 @@ _COMPARE = {
     ast.In: "in",
     ast.NotIn: "in",
 }
+# Twice what is found in practice; questions about a node go down to its leaves.
+_DEPTH = 150
 # Values that are there: `is None` is false of them.
 _PRESENT = frozenset(
     "add sub mul div cast square rsqrt sqrt neg tuple shape size dtype slice unsqueeze cat stack "
@@ -54,9 +56,10 @@ def evaluate(node: ast.expr, frame: Frame, trace: Trace) -> Node:
     """
     trace.step(node)
     handler = _HANDLERS.get(type(node))
-    if handler is None:
-        return _opaque(node, frame, trace)
-    return handler(node, frame, trace)
+    made = _opaque(node, frame, trace) if handler is None else handler(node, frame, trace)
+    if made.depth > _DEPTH:
+        raise UnclearError("the function is nested too deeply to be followed", node)
+    return made
 
 
 def unpacked(value: Node, targets: Sequence[ast.expr]) -> list[Node]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from veomni_hook.patches.graph.forms import Form
-from veomni_hook.patches.graph.nodes import COMMUTATIVE, Node
+from veomni_hook.patches.graph.nodes import COMMUTATIVE, Node, walk
 
 __all__ = ["digest"]
 
@@ -15,8 +15,8 @@ _NAMED = ("argument", "attribute")
 def digest(form: Form | Node) -> str:
     """16 hexadecimal characters, the same for forms that are equal up to names of arguments and attributes.
 
-    Names are abstracted first and operands sorted then, so a new name cannot change their order. The arguments
-    that a form uses are told apart by their order in the signature, all else by its first place in the form.
+    Names are abstracted first and operands sorted then, so a new name cannot change their order. Arguments
+    are told apart by their order in the signature, attributes by where they come first in the form.
     """
     roots = (form.result, *form.effects) if isinstance(form, Form) else (form,)
     shapes: dict[bytes, bytes] = {}
@@ -59,13 +59,17 @@ def _numbered(
         else:
             args = list(node.args)
             if node.op in COMMUTATIVE:
-                # Of operands alike but for names, those whose names have a number come in its order.
-                args.sort(
-                    key=lambda argument: (shapes[argument.key], numbers.get(argument.key, len(numbers)))
-                )
+                args.sort(key=lambda argument: shapes[argument.key])
+                if len({shapes[argument.key] for argument in args}) < len(args):
+                    # Alike but for names: those whose names have a number already come in its order.
+                    args.sort(key=lambda argument: sorted(_known(argument, numbers)))
             found = _hashed(node, [_numbered(argument, shapes, numbers, done) for argument in args])
         done[node.key] = found
     return found
+
+
+def _known(node: Node, numbers: dict[bytes, int]) -> list[int]:
+    return [numbers.get(inner.key, len(numbers)) for inner in walk(node) if inner.op in _NAMED]
 
 
 def _hashed(node: Node, parts: list[bytes]) -> bytes:

@@ -6,12 +6,12 @@ has to be the same node twice. Operands of sums and products match in either ord
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from veomni_hook.patches.graph.forms import Form
 from veomni_hook.patches.graph.nodes import COMMUTATIVE, Node, constant, walk
-from veomni_hook.patches.graph.operations import DTYPES
 from veomni_hook.patches.graph.text import brief, can_be_said
 
 __all__ = [
@@ -143,6 +143,7 @@ class _Matcher:
         self.rules = rules
         self.begun = 0
         self.matched = -1
+        self.place = 0
         self.text = ""
         self.lineno = 0
 
@@ -164,6 +165,8 @@ class _Matcher:
                 self.fail(known, found, bound)
             return
         self.begun += 1
+        if found.origin is not None:
+            self.place = found.origin.lineno
         for made in self.new(pattern, found, bound):
             self.begun -= 1
             yield {**made, pattern.key: found}
@@ -207,17 +210,16 @@ class _Matcher:
         if len(pattern.args) != 2 or found.args[1:] != rest:
             self.fail(pattern, found, bound)
             return
-        called = getattr(found.origin, "func", None)
-        callee = Node("global", (), DTYPES.get(path, path), called)
+        callee = Node("global", (), path, _function_of(found, path))
         yield from self.all([(pattern.args[0], callee), (pattern.args[1], found.args[0])], bound)
 
     def fail(self, pattern: Node, found: Node, bound: _Bound, words: str = "") -> None:
         """Remember a difference, if it is the furthest."""
-        matched = len(bound) + self.begun - 1
+        matched = sum(isinstance(key, bytes) for key in bound) + self.begun - 1
         if matched > self.matched:
             self.matched = matched
-            self.lineno = found.lineno
-            line = f" (line {found.lineno})" if found.lineno else ""
+            self.lineno = found.lineno or self.place
+            line = f" (line {self.lineno})" if self.lineno else ""
             self.text = f"expected {words or brief(pattern)}, found {brief(found)}{line}"
 
 
@@ -226,3 +228,12 @@ def _static(node: Node) -> object:
     if node.op == "call" and isinstance(node.value, tuple):
         return node.value[:2]
     return type(node.value), node.value
+
+
+def _function_of(node: Node, path: str) -> ast.expr | None:
+    """The function that upstream calls for ``node``; None for a method, and for a function that does more."""
+    call = node.origin
+    if not isinstance(call, ast.Call) or len(call.args) + len(call.keywords) != 1:
+        return None
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
+    return call.func if name == path.rpartition(".")[2] else None

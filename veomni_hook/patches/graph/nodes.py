@@ -25,12 +25,14 @@ class Node:
         value: what else belongs to it: a name, a constant.
         origin: the upstream expression that it stands for, if there is one.
         key: what two nodes share exactly if they are equal.
+        depth: how many nodes lie on the longest way down, itself included.
         facts: what has been found out about the node, by those who did.
     """
 
-    __slots__ = ("args", "facts", "key", "op", "origin", "value")
+    __slots__ = ("args", "depth", "facts", "key", "op", "origin", "value")
 
     key: bytes
+    depth: int
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class Node:
         self.value = value
         self.origin = origin
         self.facts: dict[str, Node | None] = {}
+        self.depth = 1 + max([argument.depth for argument in args], default=0)
         keys = [argument.key for argument in args]
         if op in COMMUTATIVE:
             keys.sort()

@@ -14,10 +14,10 @@ __all__ = ["Frame", "Trace", "UnclearError", "fresh", "merged", "roots"]
 
 # Results in memory of their own.
 _FRESH = frozenset(
-    "add sub mul div floordiv mod pow square sqrt rsqrt neg abs exp log sigmoid tanh silu gelu softplus "
+    "add sub mul div floordiv mod pow square sqrt rsqrt neg abs exp log sigmoid tanh relu silu gelu softplus "
     "softmax log_softmax matmul bmm linear mean sum clone cat stack zeros zeros_like ones_like one_hot where "
     "index_add masked_fill setitem repeat repeat_interleave maximum minimum scatter scatter_add gather "
-    "index_select cumsum sin cos outer arange eq ne lt le logical_not logical_and logical_or".split()
+    "index_select cumsum clamp clamp_min clamp_max sin cos outer arange eq ne lt le logical_not logical_and logical_or".split()
 )
 # Results that may be, or may look into, their first operand.
 _VIEWS = frozenset(
@@ -134,7 +134,7 @@ def fresh(node: Node) -> bool:
         return fresh(node.args[1]) and fresh(node.args[2])
     if node.op == "item" and node.args[0].op in _APART:
         return True
-    return node.op in _FRESH or (node.op == "carried" and fresh(node.args[0]))
+    return node.op in _FRESH or "own" in node.facts or (node.op == "carried" and fresh(node.args[0]))
 
 
 def roots(node: Node) -> Iterator[Node]:

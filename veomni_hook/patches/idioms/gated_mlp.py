@@ -30,7 +30,7 @@ from veomni_hook.patches.graph import (
 from veomni_hook.patches.idioms.projections import ACTIVATIONS, gated_products, holds_experts, is_activation
 from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
 from veomni_hook.patches.idioms.splice import free_name
-from veomni_hook.patches.idioms.takeover import Run, blocks, guard, put_together, target
+from veomni_hook.patches.idioms.takeover import Run, at_hand, blocks, called, guard, put_together, target
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.graph.text import can_be_said
@@ -77,24 +77,6 @@ def _multiplies(node: ast.AST) -> bool:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("mul", "multiply")
     )
-
-
-def _inner(node: ast.expr) -> ast.expr | None:
-    """What an expression is made of first: the argument of a call, the receiver of a method."""
-    if isinstance(node, ast.Call):
-        if node.args:
-            return node.args[0]
-        return node.func.value if isinstance(node.func, ast.Attribute) else None
-    if isinstance(node, ast.BinOp):
-        return node.left
-    # The first of several parts is no tensor, the tensor that is cut is one.
-    if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
-        return node.value
-    return None
-
-
-def _called(node: ast.Call) -> str:
-    return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -259,14 +241,3 @@ class _Search:
         condition = f"({self.kernel} := {slot}.kernel({', '.join([owner, *asked])})) is not None"
         comment = f"{OP}/{found.variant}: the product of activation and projection"
         return guard(self.view, found.run, condition, [answer], comment, returns=returns)
-
-    def at_hand(self, result: ast.expr) -> str:
-        """A tensor that is there before the kernel is called: what its first operand is made of."""
-        made = next(n for n in ast.walk(result) if isinstance(n, ast.Call) and _called(n) == self.kernel)
-        keywords = {keyword.arg: keyword.value for keyword in made.keywords}
-        node: ast.expr | None = keywords.get("gate", made.args[0] if made.args else None)
-        while node is not None and not isinstance(node, ast.Name):
-            node = _inner(node)
-        if isinstance(node, ast.Name):
-            return node.id
-        return self.method.args.args[1].arg

@@ -1,18 +1,227 @@
-"""Being written."""
+"""The load-balancing loss of a mixture of experts: which functions compute it, and a kernel slot at their calls.
+
+The loss is written in several ways that agree up to rounding; each has a spelling beside the reference. Only the
+callee of a call changes, to ``slot.at(self, callee)``: there is a module that a kernel belongs to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import copy
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
 
-from veomni_hook.patches.idioms.site import Site
+from veomni_hook.patches.graph import (
+    ARGUMENT,
+    Difference,
+    Form,
+    Match,
+    Node,
+    Scope,
+    Unknown,
+    canonical,
+    digest,
+    match,
+)
+from veomni_hook.patches.idioms.site import Site, Status, slot_name
+from veomni_hook.patches.idioms.splice import in_place
 from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.structure.calls import Calls, CallSite
+from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "load_balancing_loss"
-CANDIDATES = ""
+CANDIDATES = "a function whose name contains load_balancing_loss"
+_VARIANT = "softmax_topk"
+_SPELLINGS = "kernels/load_balancing_loss/spellings.py"
+_NAME = "load_balancing_loss"
+# Whether the logits are None, whether they are a tuple, whether the mask is None.
+_CASES = ((True, False, True), (False, False, True), (False, True, True), (False, True, False))
 
 
 def find(view: ModuleView) -> Iterator[Site]:
-    """Every candidate of a module."""
-    yield from ()
+    """Every function of a module that may compute the loss, and every call of one."""
+    if _NAME not in view.document.source:
+        return
+    functions = {name: node for name, node in view.functions.items() if _NAME in name}
+    calls = Calls(view.document, functions)
+    for name, node in functions.items():
+        found = _known(view, node)
+        if isinstance(found, Difference):
+            yield Site(OP, name, Status.MISSED, reason=found.text, lineno=node.lineno)
+            continue
+        form, parameters = found
+        slot = SlotSpec(slot_name(OP, _VARIANT), OP, _VARIANT, parameters)
+        sites = [_call(view, name, form, slot, site) for site in calls.sites(name)]
+        bound = not sites or any(site.status is Status.ROUTED for site in sites)
+        yield Site(
+            OP,
+            name,
+            Status.ROUTED if bound else Status.UNBOUND,
+            _VARIANT,
+            reason="" if sites and bound else "nothing calls it" if bound else sites[0].reason,
+            form=form,
+            lineno=node.lineno,
+        )
+        yield from sites
+
+
+def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite) -> Site:
+    callee = ast.unparse(site.node)
+    owned = bool(site.owner) and not site.only_if and view.text(site.node) == callee
+    return Site(
+        OP,
+        site.where or name,
+        Status.ROUTED if owned else Status.UNBOUND,
+        _VARIANT,
+        reason="" if owned else site.reason or "where it stands is not told",
+        form=form,
+        splices=(in_place(view, site.node, f"{slot.name}.at({site.owner}, {callee})"),) if owned else (),
+        slots=(slot,) if owned else (),
+        relies_on=(name,),
+        counted=False,
+        lineno=site.node.lineno,
+    )
+
+
+def _known(view: ModuleView, function: FunctionNode) -> tuple[str, str] | Difference:
+    """The digest of a function that computes the loss, and its parameters for the slot."""
+    forms = _forms(function, view.scope)
+    if isinstance(forms, Unknown):
+        return Difference(f"{forms.reason} (line {forms.lineno})", 0.0, forms.lineno)
+    nearest = Difference("it has other parameters", 0.0, function.lineno)
+    for spelling in _spellings():
+        found = [_matched(one, other) for one, other in zip(spelling, forms, strict=True)]
+        differences = [each for each in found if isinstance(each, Difference)]
+        if not differences:
+            operands = {str(node.value): name for each in found for name, node in _bindings(each).items()}
+            parameters = _parameters(function, operands)
+            if parameters is not None:
+                return "-".join(digest(form) for form in forms[2:]), parameters
+        elif differences[0].depth >= nearest.depth:
+            nearest = differences[0]
+    return nearest
+
+
+def _matched(pattern: Form, found: Form) -> Match | Difference:
+    return match(pattern, found, dict.fromkeys(pattern.arguments, ARGUMENT))
+
+
+def _bindings(made: Match | Difference) -> Mapping[str, Node]:
+    return made.bindings if isinstance(made, Match) else {}
+
+
+@cache
+def _spellings() -> tuple[tuple[Form, ...], ...]:
+    tree = ast.parse(files("veomni_hook").joinpath(_SPELLINGS).read_text("utf-8"))
+    scope = Scope(tree)
+    forms = [_forms(function, scope) for function in scope.functions.values()]
+    return tuple(form for form in forms if not isinstance(form, Unknown))
+
+
+def _forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
+    """What a function computes without logits, with logits in no tuple, without and with a mask."""
+    parameters = [parameter.arg for parameter in function.args.args]
+    if len(parameters) < 2:
+        return Unknown("it takes no logits and mask", function.lineno)
+    forms = []
+    for absent, is_tuple, unmasked in _CASES:
+        facts = {
+            f"{parameters[0]} is None": absent,
+            f"isinstance({parameters[0]}, tuple)": is_tuple,
+            f"{parameters[-1]} is None": unmasked,
+        }
+        made = copy.deepcopy(function)
+        made.body = _Case(facts).block(made.body)
+        form = canonical(made, scope, body=made.body)
+        if isinstance(form, Unknown):
+            return form
+        forms.append(form)
+    return tuple(forms)
+
+
+def _parameters(function: FunctionNode, operands: dict[str, str]) -> str | None:
+    """A parameter list with the operands' names; None if it is none that a slot can bind."""
+    spec = function.args
+    if spec.vararg or spec.kwarg or spec.kwonlyargs or {each.arg for each in spec.args} != set(operands):
+        return None
+    defaults: list[ast.expr | None] = [None] * (len(spec.args) - len(spec.defaults))
+    texts = []
+    for parameter, default in zip(spec.args, [*defaults, *spec.defaults], strict=True):
+        operand = operands[parameter.arg]
+        text = parameter.arg if operand == parameter.arg else f"{parameter.arg}->{operand}"
+        if default is not None and not isinstance(default, ast.Constant):
+            return None
+        texts.append(text if default is None else f"{text}={ast.unparse(default)}")
+    return ", ".join(texts)
+
+
+class _Case(ast.NodeTransformer):
+    """Writes a function for one case: tests that it decides are gone, list comprehensions are loops.
+
+    Args:
+        facts: tests as text, with their outcomes.
+    """
+
+    def __init__(self, facts: Mapping[str, bool]) -> None:
+        self.facts = facts
+        self.before: list[ast.stmt] = []
+        self.count = 0
+
+    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """The statements of a block that are left."""
+        made: list[ast.stmt] = []
+        for statement in statements:
+            outcome = self.outcome(statement.test) if isinstance(statement, ast.If) else None
+            if isinstance(statement, ast.If) and outcome is not None:
+                made += self.block(statement.body if outcome else statement.orelse)
+                continue
+            for name in ("body", "orelse"):
+                if inner := getattr(statement, name, None):
+                    setattr(statement, name, self.block(inner))
+            if not hasattr(statement, "body"):
+                self.visit(statement)
+            made += [*self.before, statement]
+            self.before = []
+        return made
+
+    def outcome(self, test: ast.expr) -> bool | None:
+        """What the facts say of a test."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self.outcome(test.operand)
+            return None if inner is None else not inner
+        if isinstance(test, ast.BoolOp):
+            decisive = isinstance(test.op, ast.Or)
+            found = [self.outcome(value) for value in test.values]
+            return decisive if decisive in found else None if None in found else not decisive
+        text = ast.unparse(test)
+        negated = text.replace(" is not ", " is ")
+        return not self.facts[negated] if text != negated and negated in self.facts else self.facts.get(text)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """What is added to a tensor that nobody else has is added in a new one."""
+        self.generic_visit(node)
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr == "scatter_add_":
+            made = function.value
+            if isinstance(made, ast.Call) and ast.unparse(made.func) == "torch.zeros":
+                function.attr = "scatter_add"
+        return node
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
+        """A list that is filled by a loop in front of the statement; names in it do not count any more."""
+        generator = node.generators[0]
+        if len(node.generators) > 1 or generator.ifs or generator.is_async:
+            return node
+        self.count += 1
+        name = f"veomni_list_{self.count}"
+        empty, loop = ast.parse(f"{name} = ()\nfor each in (): {name} = {name} + (each,)").body
+        assert isinstance(loop, ast.For)  # noqa: S101
+        loop.target, loop.iter = generator.target, generator.iter
+        added = next(inner for inner in ast.walk(loop.body[0]) if isinstance(inner, ast.Tuple))
+        added.elts = [node.elt]
+        self.before += [empty, loop]
+        return ast.copy_location(ast.Name(name, ast.Load()), node)

@@ -35,7 +35,7 @@ from veomni_hook.patches.graph.normal import renewed
 from veomni_hook.patches.graph.text import can_be_said
 from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
 from veomni_hook.patches.idioms.splice import free_name
-from veomni_hook.patches.idioms.takeover import Run, guard, loaded, replaced, target
+from veomni_hook.patches.idioms.takeover import Run, at_hand, guard, loaded, replaced, target
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.structure.scope import bound_names
@@ -189,38 +189,52 @@ class _Search:
         target = f"{self.owner.name}.{self.method.name}"
         body = self.method.body
         for last in range(len(body) - 1, -1, -1):
+            # If the formula is not in all that comes before, it is not in a part of that.
+            if next(self.at(Run(self.method, body, 0, last), whole=True), None) is None:
+                continue
             for first in range(last, -1, -1):
                 for found in self.at(Run(self.method, body, first, last)):
                     if (splices := self.route(found)) is not None:
                         return self.routed(found, splices, target)
-        reason = self.nearest.text if self.nearest is not None else "no weights and indices of a top k are computed here"
+        reason = self.nearest.text if self.nearest is not None else "no two locals hold weights and indices of a top k"
         return Site(OP, target, Status.MISSED, reason=reason, lineno=self.method.lineno)
 
-    def at(self, run: Run) -> Iterator[_Found]:
-        """What a run computes in two of its locals."""
+    def at(self, run: Run, *, whole: bool = False) -> Iterator[_Found]:
+        """What a run computes in two of its locals.
+
+        Args:
+            whole: the run is all that the method does so far, so that nothing depends on where it begins.
+        """
+        nodes = [node for each in run.statements for node in ast.walk(each)]
         names = list(dict.fromkeys(name for each in run.statements for name in _assigned(each)))
-        form = self.form(run, names)
-        # A run that may return, or does more than compute, is none that a kernel stands in for.
-        if not isinstance(form, Form) or form.effects or len(form.result.args) != len(names):
+        if any(isinstance(node, ast.Return) for node in nodes) or not any(map(_is_topk, nodes)):
             return
-        held = [(name, _flat(node)) for name, node in zip(names, form.result.args, strict=True)]
+        form = self.form(run, names)
+        # What does more than compute is nothing that a kernel stands in for.
+        if not isinstance(form, Form) or (form.effects and not whole):
+            return
+        held = [(name, _flat(node, prove=not whole)) for name, node in zip(names, form.result.args, strict=True)]
         calls = {node for _, value in held for node in walk(value) if node.op == "call"}
-        for pattern in _patterns():
-            for index_name, indices in held:
-                if indices.op != "item":
-                    continue
-                for weight_name, weights in held:
-                    for inner in self.made_of(run, weight_name, weights):
-                        pair = Node("tuple", (inner, indices))
-                        if inner.op != pattern.node.args[0].op or not calls <= set(walk(pair)):
-                            continue
-                        made = match(pattern.node, pair, _RULES)
-                        if isinstance(made, Difference):
-                            if self.nearest is None or made.depth > self.nearest.depth:
-                                self.nearest = made
-                            continue
+        for index_name, indices in held:
+            for weight_name, weights in held if indices.op == "item" else ():
+                for inner in self.made_of(run, weight_name, weights):
+                    pair = Node("tuple", (inner, indices))
+                    if not whole and not calls <= set(walk(pair)):
+                        continue
+                    for pattern, bindings in self.matches(pair):
                         rest = self.rest(run, weight_name, inner) if inner is not weights else None
-                        yield _Found(run, pattern, weight_name, index_name, made.bindings, rest)
+                        yield _Found(run, pattern, weight_name, index_name, bindings, rest)
+
+    def matches(self, pair: Node) -> Iterator[tuple[_Pattern, Mapping[str, Node]]]:
+        """The formulas that weights and indices are."""
+        for pattern in _patterns():
+            if pair.args[0].op != pattern.node.args[0].op:
+                continue
+            made = match(pattern.node, pair, _RULES)
+            if not isinstance(made, Difference):
+                yield pattern, made.bindings
+            elif self.nearest is None or made.depth > self.nearest.depth:
+                self.nearest = made
 
     def made_of(self, run: Run, name: str, node: Node) -> Iterator[Node]:
         """A value, and what its name's statement casts or scales, if that is the last one."""
@@ -253,7 +267,10 @@ class _Search:
             answer.append(found.rest)
         slot = slot_name(OP, found.pattern.variant)
         receiver = self.method.args.args[0].arg
-        condition = f"({kernel} := {slot}.kernel({receiver}, {operands['router_logits']})) is not None"
+        logits = at_hand(ast.parse(operands["router_logits"], mode="eval").body)
+        if logits is None:
+            return None
+        condition = f"({kernel} := {slot}.kernel({receiver}, {logits})) is not None"
         comment = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
         return guard(self.view, found.run, condition, answer, comment)
 
@@ -307,6 +324,10 @@ def _assigned(statement: ast.stmt) -> list[str]:
         targets = [statement.target]
     names = [node.id for each in targets for node in ast.walk(each) if isinstance(node, ast.Name)]
     return [name for name in names if name != "_"]
+
+
+def _is_topk(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "topk"
 
 
 def _before(expression: ast.expr, run: Run) -> list[str]:

@@ -27,11 +27,11 @@ from veomni_hook.patches.graph import (
     reference_form,
     source,
 )
-from veomni_hook.patches.idioms.rotary_calls import NOTES, Calls, CallSite
 from veomni_hook.patches.idioms.site import Site, Status, slot_name
 from veomni_hook.patches.idioms.splice import before_body, free_name, in_place
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.structure.calls import Calls, CallSite
 from veomni_hook.patches.text.document import Definition, FunctionNode
 from veomni_hook.patches.text.statements import module_statements
 
@@ -43,6 +43,8 @@ CANDIDATES = "Every function and method whose name matches apply.*(rotary|rope).
 _NAME = re.compile(r"apply.*(rotary|rope)", re.IGNORECASE)
 _MENTIONED = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
 _REFERENCES = "kernels/rotary/reference.py"
+# Decorators of transformers that note a function for its own kernels.
+_NOTES = "use_kernel"
 # Upstream may say in the code what others leave to the caller.
 _PLACE = Rule("an argument or a whole number", lambda n: n.op == "argument" or type(n.value) is int)
 
@@ -65,7 +67,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     found = [d for d in view.document.definitions() if isinstance(d.node, FunctionNode) and _is_rotary(d)]
     functions = [d for d in found if d.parents == (view.document.tree,)]
     known = {d.qualname: _known(view, d) for d in found}
-    calls = Calls(view, [d.qualname for d in functions])
+    calls = Calls(view.document, [d.qualname for d in functions], notes=_NOTES)
     slots = _Slots()
     for definition in found:
         formula = known[definition.qualname]
@@ -123,9 +125,8 @@ def _call(view: ModuleView, definition: Definition, known: _Known, slot: SlotSpe
         lineno=site.node.lineno,
     )
     callee = ast.unparse(site.node)
-    if not site.owner or view.text(site.node) != callee:
-        reason = site.reason or "where it stands is not told"  # in an f-string
-        return replace(row, status=Status.UNBOUND, reason=reason)
+    if not site.owner:
+        return replace(row, status=Status.UNBOUND, reason=site.reason)
     text = f"{slot.name}.at({site.owner}, {callee})"
     if site.only_if:
         text = f"({text} if {callee} is {site.only_if} else {callee})"
@@ -202,7 +203,7 @@ def _unsuited(view: ModuleView, definition: Definition) -> str:
     node, parent = definition.node, definition.parents[-1]
     assert isinstance(node, FunctionNode)  # noqa: S101
     for decorator in node.decorator_list:
-        if not ast.unparse(decorator).rpartition(".")[2].startswith(NOTES):
+        if not ast.unparse(decorator).rpartition(".")[2].startswith(_NOTES):
             return f"it is decorated with {ast.unparse(decorator)}"
     if isinstance(parent, ast.ClassDef):
         return "" if node.args.args else "a method without an instance"

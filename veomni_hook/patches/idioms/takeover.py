@@ -23,7 +23,7 @@ from veomni_hook.patches.structure.scope import bound_names, local_names
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.reindent import string_lines
 
-__all__ = ["Run", "blocks", "guard", "loaded", "put_together", "replaced", "target"]
+__all__ = ["Run", "at_hand", "blocks", "called", "guard", "loaded", "put_together", "replaced", "target"]
 
 # Beyond this a guard would repeat more of upstream than it adds.
 _LONGEST_TAIL = 4
@@ -139,6 +139,20 @@ def put_together(
     calls = [node for node in made if isinstance(node, ast.Call)]
     kept = calls == [node for node in given if isinstance(node, ast.Call)]
     return result if kept and not builder.skips and Counter(made) == Counter(given) else None
+
+
+def called(whole: ast.expr, kernel: str, name: str) -> ast.expr:
+    """What a kernel is called with first, or under ``name``, in an expression of `put_together`."""
+    calls = (node for node in ast.walk(whole) if isinstance(node, ast.Call))
+    call = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == kernel)
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None) or call.args[0]
+
+
+def at_hand(node: ast.expr | None) -> str | None:
+    """The name of a tensor that an expression is made of, for a kernel to decide by; None if none is seen."""
+    while node is not None and not isinstance(node, ast.Name):
+        node = _inner(node)
+    return node.id if node is not None else None
 
 
 def replaced(whole: ast.expr, part: ast.expr, by: ast.expr) -> ast.expr:
@@ -310,7 +324,27 @@ def _replace(node: _Node, old: _Node, new: _Node) -> _Node:
 
 
 def _indented(statements: Iterable[ast.stmt]) -> str:
-    return "\n".join(f"    {ast.unparse(ast.fix_missing_locations(each))}" for each in statements)
+    return "\n".join(f"    {_text(ast.fix_missing_locations(each))}" for each in statements)
+
+
+def _text(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple) and len(statement.value.elts) > 1:
+        return f"return {', '.join(map(ast.unparse, statement.value.elts))}"
+    return ast.unparse(statement)
+
+
+def _inner(node: ast.expr) -> ast.expr | None:
+    """What an expression is made of first: the argument of a call, the receiver of a method."""
+    if isinstance(node, ast.Call):
+        if node.args:
+            return node.args[0]
+        return node.func.value if isinstance(node.func, ast.Attribute) else None
+    if isinstance(node, ast.BinOp):
+        return node.left
+    # The first of several parts is no tensor, the tensor that is cut is one.
+    if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
+        return node.value
+    return None
 
 
 def _opaque(node: ast.AST) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from veomni_hook.patches.lock.pairs import Placed, moved, pairs
 from veomni_hook.patches.lock.records import Body, Lock, LockedModule, LockedSite, Override
+from veomni_hook.patches.lock.signatures import difference
 
 __all__ = [
     "FORMULA",
@@ -114,11 +115,9 @@ def _site(old: Lock, new: Lock, one: Placed, other: Placed) -> Iterator[Change]:
     result, detail = _verdict(old, new, one.site, other.site, text_changed=bool(changed))
     if not result and names:
         a, b = (bodies.get(name) for bodies, name in zip((first, second), names[0], strict=True))
-        if a is not None and b is not None and a.signature != b.signature:
-            result, detail = (
-                SIGNATURE,
-                f"{a.signature} is now {b.signature}; what is routed computes the same",
-            )
+        said = difference(a.signature, b.signature) if a is not None and b is not None else ""
+        if said:
+            result, detail = SIGNATURE, f"{said}; what is routed computes the same"
     if not result and changed:
         result, detail = TEXT, "what is routed computes the same"
     place = _new_place(one, other)
@@ -197,8 +196,8 @@ def _override(old: Lock, new: Lock, module: str, one: Override) -> Iterator[Chan
         yield Change(module, one.kind, one.target, GONE, f"{detail}; {one.config} patches it", matters=True)
         return
     result, detail = "", ""
-    if before.signature != after.signature:
-        result, detail = SIGNATURE, f"{before.signature} is now {after.signature}"
+    if said := difference(before.signature, after.signature):
+        result, detail = SIGNATURE, said
     elif before.fingerprint != after.fingerprint:
         result, detail = _body_change(before, after)
     elif before.line != after.line:

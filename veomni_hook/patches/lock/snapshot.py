@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -13,10 +12,11 @@ from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.idioms.reliance import relied_on
 from veomni_hook.patches.idioms.site import Site, Splice, Status
 from veomni_hook.patches.lock.records import Body, LockedModule, LockedSite, Override
+from veomni_hook.patches.lock.signatures import signature
 from veomni_hook.patches.selection import selected
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.structure.fingerprint import fingerprint
-from veomni_hook.patches.text.document import Definition, Document, FunctionNode, has_docstring
+from veomni_hook.patches.text.document import Definition, Document, has_docstring
 from veomni_hook.patches.text.reindent import reindent
 
 __all__ = ["overrides_of", "snapshot"]
@@ -123,7 +123,7 @@ def _body(document: Document, name: str, scope: Scope, *, overridden: bool) -> B
     text = reindent(_without_docstrings(document, node), document.indent(node), "")
     line = document.lineno(document.span(node)[0])
     form = _form(definition, scope) if overridden else ""
-    return Body(fingerprint(node), _signature(node), line, tuple(text.splitlines()), form)
+    return Body(fingerprint(node), signature(node), line, tuple(text.splitlines()), form)
 
 
 def _form(definition: Definition, scope: Scope) -> str:
@@ -152,23 +152,6 @@ def _without_docstrings(document: Document, node: ast.AST) -> str:
         text += document.source[start:first]
         start = document.next_line(last)
     return text + document.source[start:end]
-
-
-def _signature(node: ast.AST) -> str:
-    if isinstance(node, _FUNCTIONS):
-        return f"({ast.unparse(_bare(node))})"
-    if isinstance(node, ast.ClassDef):
-        methods = [item for item in node.body if isinstance(item, _FUNCTIONS)]
-        return "\n".join(f"{method.name}({ast.unparse(_bare(method))})" for method in methods)
-    return ""
-
-
-def _bare(function: FunctionNode) -> ast.arguments:
-    arguments = copy.deepcopy(function.args)
-    for node in ast.walk(arguments):
-        if isinstance(node, ast.arg):
-            node.annotation = None
-    return arguments
 
 
 def _renamed(document: Document, old: Mapping[str, str]) -> Iterator[tuple[str, str]]:

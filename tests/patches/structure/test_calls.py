@@ -4,8 +4,7 @@ import textwrap
 
 import pytest
 
-from veomni_hook.patches.idioms.rotary_calls import Calls
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.structure.calls import Calls
 from veomni_hook.patches.text.document import Document
 
 FUNCTION = """
@@ -15,7 +14,7 @@ def turn(q, k):
 
 
 def calls(text, *names):
-    return Calls(ModuleView(Document(FUNCTION + textwrap.dedent(text))), names or ("turn",))
+    return Calls(Document(FUNCTION + textwrap.dedent(text)), names or ("turn",), notes="use_kernel")
 
 
 def found(text, name="turn"):
@@ -87,6 +86,7 @@ def test_another_self(body):
         in_method("return turn(q, k)", signature="@staticmethod\n    def forward(q, k):"),
         in_method("return turn(q, k)", signature="@classmethod\n    def forward(cls, q, k):"),
         in_method("return turn(q, k)", head="class Plain:"),
+        in_method("return f'{turn(q, k)}'"),
         in_method("return turn(q, k)", signature="def forward():"),
     ],
 )

@@ -15,18 +15,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.structure.scope import bound_names, local_names, parameter_names
 from veomni_hook.patches.structure.uses import global_uses
-from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.document import Document, FunctionNode
 from veomni_hook.patches.text.statements import module_statements
 
-__all__ = ["NOTES", "CallSite", "Calls"]
+__all__ = ["CallSite", "Calls"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-# Decorators of transformers that note a function for its own kernels; they neither call nor change it.
-NOTES = "use_kernel"
 _LEAKS = "it is handed on here without being called"
 
 
@@ -55,12 +52,15 @@ class Calls:
     """The uses of some functions of one module.
 
     Args:
-        view: the module.
-        names: its functions.
+        document: the module.
+        names: its top-level functions.
+        notes: how the names of decorators begin that note a function for others, and neither call nor change
+            it: being given to one is no use.
     """
 
-    def __init__(self, view: ModuleView, names: Iterable[str]) -> None:
-        self._view = view
+    def __init__(self, document: Document, names: Iterable[str], *, notes: str = "") -> None:
+        self._document = document
+        self._notes = notes
         self._names = tuple(names)
         self._claimed: set[ast.expr] = set()
 
@@ -73,7 +73,7 @@ class Calls:
         """The line where the module binds ``name`` a second time, or 0."""
         lines = sorted(
             statement.lineno
-            for statement in module_statements(self._view.document.tree)
+            for statement in module_statements(self._document.tree)
             if name in _binds(statement)
         )
         return lines[1] if len(lines) > 1 else 0
@@ -82,16 +82,16 @@ class Calls:
     def _tops(self) -> list[ast.stmt]:
         """Top-level statements that mention a name; of classes only the members that do."""
         names = "|".join(map(re.escape, (*self._names, *self._aliases)))
-        source = self._view.document.source
+        source = self._document.source
         kept = re.findall(rf"\.(\w+)\s*=\s*(?:{names})\b", source)
         mentioned = re.compile("|".join([names, *(rf"\.{name}\b" for name in kept)]))
-        lines = [self._view.document.lineno(found.start()) for found in mentioned.finditer(source)]
+        lines = [self._document.lineno(found.start()) for found in mentioned.finditer(source)]
 
         def mentions(node: ast.stmt) -> bool:
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
             return bisect_left(lines, first) < bisect_right(lines, node.end_lineno or first)
 
-        found = [node for node in self._view.document.tree.body if mentions(node)]
+        found = [node for node in self._document.tree.body if mentions(node)]
         for number, node in enumerate(found):
             if isinstance(node, ast.ClassDef):
                 body = [member for member in node.body if mentions(member)]
@@ -102,7 +102,7 @@ class Calls:
     def _aliases(self) -> Mapping[str, str]:
         """Other global names of the functions: ``alias = name`` at the top level."""
         found: dict[str, str] = {}
-        for node in self._view.document.tree.body:
+        for node in self._document.tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
                 named = found.get(node.value.id, node.value.id)
                 for target in node.targets:
@@ -156,17 +156,17 @@ class Calls:
         call = self._parents.get(use)
         if isinstance(call, ast.List | ast.Tuple):
             call = self._parents.get(call)
-        if not isinstance(call, ast.Call):
+        if not isinstance(call, ast.Call) or not self._notes:
             return False
         decorated = self._parents.get(call)
         named = getattr(call.func, "id", getattr(call.func, "attr", ""))
-        return call in getattr(decorated, "decorator_list", ()) and named.startswith(NOTES)
+        return call in getattr(decorated, "decorator_list", ()) and named.startswith(self._notes)
 
     def _is_alias(self, place: ast.expr) -> bool:
         assignment = self._parents.get(place)
         return (
             isinstance(assignment, ast.Assign)
-            and assignment in self._view.document.tree.body
+            and assignment in self._document.tree.body
             and getattr(assignment.targets[0], "id", None) in self._aliases
         )
 
@@ -227,6 +227,9 @@ class Calls:
     def _call(self, node: ast.expr) -> CallSite:
         where = self._where(node)
         method, owner = self._method(node)
+        if self._in_string(node):
+            # Python 3.11 does not say where it stands.
+            return CallSite(node, where, reason="an f-string calls it")
         if method is None or owner is None:
             place = "a function" if where else "the module's top level"
             return CallSite(node, where, reason=f"{place} calls it, where no module is at hand")
@@ -239,6 +242,10 @@ class Calls:
             if name in _bound_in(scope):
                 return CallSite(node, where, reason=f"{name} is another name where it is called")
         return CallSite(node, where, name)
+
+    def _in_string(self, node: ast.AST) -> bool:
+        parent = self._parents.get(node)
+        return parent is not None and (isinstance(parent, ast.JoinedStr) or self._in_string(parent))
 
     def _around(self, node: ast.AST) -> Iterator[ast.AST]:
         """The scopes around a node, innermost first: functions, lambdas, comprehensions, classes."""

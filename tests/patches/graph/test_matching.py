@@ -1,0 +1,272 @@
+"""Formulas with holes, held against forms."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.patches.graph.code import form, method_form
+from veomni_hook.patches.graph import (
+    ANY,
+    ARGUMENT,
+    ATTRIBUTE,
+    FUNCTION,
+    NUMBER,
+    TENSOR,
+    Difference,
+    Match,
+    Node,
+    Rule,
+    branches,
+    find,
+    match,
+    reference_form,
+    source,
+)
+
+SCALED = form("def f(x, w, eps):\n    return w * (x.float() + eps).to(x.dtype)\n")
+RULES = {"x": ARGUMENT, "w": ATTRIBUTE, "eps": NUMBER}
+
+
+def method(body: str, arguments: str = "h"):
+    return method_form(f"class M(nn.Module):\n    def forward(self, {arguments}):\n        {body}\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "eps"),
+    [
+        ("return self.gain * (h.float() + self.epsilon).to(h.dtype)", "self.epsilon"),
+        ("y = h.to(torch.float32)\n        return (y + 1e-6).type_as(h) * self.gain", "1e-06"),
+        ("return self.gain * (self.cfg.eps + h.float()).to(h.dtype)", "self.cfg.eps"),
+        ("return self.gain * (h.float() + 1).to(h.dtype)", "1.0"),
+    ],
+)
+def test_holes_are_bound(body: str, eps: str) -> None:
+    found = match(SCALED, method(body), RULES)
+    assert isinstance(found, Match), found
+    assert {name: source(node) for name, node in found.bindings.items()} == {
+        "x": "h",
+        "w": "self.gain",
+        "eps": eps,
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return self.gain * (h.float() - self.eps).to(h.dtype)", "found (h.to(torch.float32) - self.eps"),
+        ("return self.gain * (h.float() + self.eps)", "as w, found self.gain.to(torch.float32)"),
+        ("return (self.gain * (h.float() + self.eps)).to(h.dtype)", "expected (w * "),
+        ("return h * (h.float() + self.eps).to(h.dtype)", "an attribute of self as w, found h"),
+        (
+            "return self.gain * (h.float() + k).to(h.dtype)",
+            "an attribute of self or a number as eps, found k",
+        ),
+        ("return self.gain * (h.float() + self.eps).to(k.dtype)", "expected h"),
+    ],
+)
+def test_the_first_difference_in_words(body: str, words: str) -> None:
+    found = match(SCALED, method(body, "h, k"), RULES)
+    assert isinstance(found, Difference)
+    assert words in found.text
+    assert f"(line {found.lineno})" in found.text
+    assert 0 <= found.depth < 1
+
+
+def test_nearer_is_deeper() -> None:
+    near = match(SCALED, method("return self.gain * (h.float() + k).to(h.dtype)", "h, k"), RULES)
+    far = match(SCALED, method("return h - 1"), RULES)
+    assert isinstance(near, Difference)
+    assert isinstance(far, Difference)
+    assert near.depth > far.depth
+
+
+def test_both_orders_are_tried_together() -> None:
+    # The first product matches in either order; only one of them leaves `b` for the second.
+    pattern = form("def f(a, b):\n    return (a * b) - b\n")
+    found = match(pattern, form("def f(p, q):\n    return (q * p) - p\n"))
+    assert isinstance(found, Match)
+    assert {name: source(node) for name, node in found.bindings.items()} == {"a": "q", "b": "p"}
+    assert isinstance(match(pattern, form("def f(p, q, r):\n    return (q * p) - r\n")), Difference)
+
+
+def test_a_hole_that_occurs_twice_is_one_value() -> None:
+    pattern = form("def f(a, b):\n    return a - a.float() * b\n")
+    assert isinstance(match(pattern, form("def f(p, q):\n    return p - p.float() * q\n")), Match)
+    assert isinstance(match(pattern, form("def f(p, q):\n    return p - q.float() * q\n")), Difference)
+
+
+def test_effects_have_to_match() -> None:
+    pattern = form("def f(x):\n    return x * 2\n")
+    assert isinstance(match(pattern, form("def f(x, log):\n    log(x)\n    return x * 2\n")), Difference)
+    assert isinstance(match(pattern.result, form("def f(x, log):\n    log(x)\n    return x * 2\n")), Match)
+
+
+#: Every module can be called, so a rule says which are activations.
+ACTIVATION = Rule("an activation", lambda node: FUNCTION.accepts(node) and node.value not in ("up", "gate"))
+GATED = form("def f(gate, up, act):\n    return act(gate) * up\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "act"),
+    [
+        ("return self.down(self.act_fn(self.gate(h)) * self.up(h))", "self.act_fn"),
+        ("return self.down(self.up(h) * F.silu(self.gate(h)))", "F.silu"),
+        ("return self.down(self.up(h) * nn.functional.gelu(self.gate(h)))", "nn.functional.gelu"),
+        ("return self.down(torch.mul(ACT2FN[self.kind](self.gate(h)), self.up(h)))", "ACT2FN[self.kind]"),
+    ],
+)
+def test_a_formula_inside(body: str, act: str) -> None:
+    (found,) = find(GATED, method(body), {"act": ACTIVATION})
+    assert source(found.bindings["act"]) == act
+    assert found.bindings["gate"].origin is not None
+    assert ast.unparse(found.bindings["gate"].origin) == "self.gate(h)"
+    assert ast.unparse(found.bindings["up"].origin or ast.Pass()) == "self.up(h)"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return self.act_fn(h) + self.up(h)",
+        "return F.gelu(h, approximate='tanh') * self.up(h)",
+        "return h.sigmoid() * self.up(h)",
+        "return self.act_fn(h, 2) * h",
+        "return (lambda x: x)(h) - h",
+    ],
+)
+def test_no_formula_inside(body: str) -> None:
+    assert not list(find(GATED, method(body), {"act": ACTIVATION, "up": ANY}))
+
+
+def test_a_function_that_does_more_is_not_the_activation() -> None:
+    text = """
+    def silu(x, scale):
+        return F.silu(x)
+
+    class M(nn.Module):
+        def forward(self, h):
+            return silu(h, 2) * h
+    """
+    assert not list(find(GATED, method_form(text), {"act": ACTIVATION}))
+
+
+def test_a_formula_on_every_way_and_in_loops() -> None:
+    text = """
+        if self.flag:
+            y = self.act(h) * self.up(h)
+        else:
+            y = F.silu(h) * h
+        for x in h:
+            y = y - self.act(x) * x
+        return y
+    """.strip()
+    found = list(find(GATED, method(text), {"act": ACTIVATION}))
+    assert sorted(source(one.bindings["act"]) for one in found) == ["F.silu", "self.act", "self.act"]
+
+
+def test_origins_are_upstreams_expressions() -> None:
+    found = method("y = h.float()\n        z = y * self.w\n        return z.to(h.dtype)")
+    assert ast.unparse(found.result.origin or ast.Pass()) == "z.to(h.dtype)"
+    assert ast.unparse(found.result.args[0].origin or ast.Pass()) == "y * self.w"
+
+
+def test_what_stands_for_a_followed_call_is_the_call() -> None:
+    text = """
+    class M(nn.Module):
+        def gated(self, both):
+            gate, up = both.chunk(2, dim=-1)
+            return self.act(gate) * up
+
+        def forward(self, h):
+            return self.down(self.gated(self.both(h)))
+    """
+    (found,) = find(GATED, method_form(text), {"act": ACTIVATION})
+    assert ast.unparse(found.node.origin or ast.Pass()) == "self.gated(self.both(h))"
+
+
+def test_a_sign_that_moved_is_nobodys_expression() -> None:
+    found = form("def f(x, y):\n    return -x * y\n").result
+    assert found.op == "neg"
+    assert ast.unparse(found.origin or ast.Pass()) == "-x * y"
+    assert found.args[0].origin is None
+
+
+def test_branches_are_formulas_with_tests() -> None:
+    text = "y = h.float()\n        if self.scaled:\n            y = y * self.w\n        return y.to(h.dtype)"
+    scaled, plain = branches(method(text))
+    assert [(source(test), outcome) for test, outcome in scaled.tests] == [("self.scaled", True)]
+    assert scaled.node == method("return (h.float() * self.w).to(h.dtype)").result
+    assert plain.node == method("return h.float().to(h.dtype)").result
+
+
+def test_a_test_decides_everywhere() -> None:
+    text = "y = h * 2 if self.a else h\n        z = y + 1 if self.a else y\n        return z - 3 if self.b else z"
+    leaves = branches(method(text))
+    assert len(leaves) == 4
+    assert leaves[0].node == method("return h * 2 + 1 - 3").result
+
+
+def test_many_tests_are_not_taken_apart() -> None:
+    body = (
+        "\n        ".join(f"h = h + {n} if self.t{n} else h * {n + 2}" for n in range(8))
+        + "\n        return h"
+    )
+    assert len(branches(method(body))) == 1
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("self.a.b", "self.a.b"),
+        ("ACT2FN[self.kind]", "ACT2FN[self.kind]"),
+        ("h.device", "h.device"),
+        ("self.w.to(h.device)", "self.w.to(h.device)"),
+        ("h is None", "h is None"),
+        ("not (h is None or self.a)", "not (h is None or self.a)".replace("h is None or", "(h is None) or")),
+        ("'text'", "'text'"),
+        ("h.cfg", "h.cfg"),
+        ("F.silu", "F.silu"),
+    ],
+)
+def test_code_for_the_start_of_a_function(expression: str, text: str) -> None:
+    assert source(method(f"return {expression}").result) == text
+
+
+def test_the_receiver_keeps_its_name() -> None:
+    found = method_form("class M:\n    def forward(this, x):\n        return this.w\n")
+    assert source(found.result, found.receiver) == "this.w"
+
+
+@pytest.mark.parametrize("expression", ["h + 1", "self.f(h)", "h.float()", "h.shape[0]", "(lambda: 1)"])
+def test_no_code_for_what_is_computed(expression: str) -> None:
+    with pytest.raises(ValueError, match="not code"):
+        source(method(f"return {expression}").result)
+
+
+def test_rules() -> None:
+    argument, attribute, number = (
+        Node("argument", (), "x"),
+        Node("attribute", (), "w"),
+        Node("constant", (), 0.5),
+    )
+    accepted = {
+        rule.words: [rule.accepts(node) for node in (argument, attribute, number)]
+        for rule in (ARGUMENT, ATTRIBUTE, TENSOR, NUMBER, FUNCTION)
+    }
+    assert list(accepted.values()) == [
+        [True, False, False],
+        [False, True, False],
+        [True, True, False],
+        [False, True, True],
+        [False, True, False],
+    ]
+    assert not NUMBER.accepts(Node("constant", (), None))
+    assert not NUMBER.accepts(Node("constant", (), True))
+
+
+def test_reference_functions() -> None:
+    found = reference_form("kernels/rms_norm/reference.py", "cast_before_weight")
+    assert found.arguments == ("hidden_states", "weight", "eps")
+    with pytest.raises(ValueError, match="no function nothing"):
+        reference_form("kernels/rms_norm/reference.py", "nothing")

@@ -1,0 +1,239 @@
+"""Statements: locals go forward, in-place changes are followed or refused, ways part and meet."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.patches.graph.code import executed, form, method_form, one, outcome, unknown
+from veomni_hook.patches.graph import Form, Unknown, digest
+
+
+def equal(first: str, second: str) -> bool:
+    return digest(form(first)) == digest(form(second))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = x.float()\n    z: object = y * 2\n    return z",
+        "x = x.float()\n    x = x * 2\n    return x",
+        "y, z = x.float(), 2\n    return y * z",
+        "[y, (z, w)] = [x.float(), (2, 3)]\n    return y * z",
+        "a = b = x.float()\n    return a * 2",
+        '"""Says something."""\n    pass\n    y = x.float()\n    del_me = 1\n    del del_me\n    return y * 2',
+        "return (y := x.float()) * 2",
+        "*rest, last = (1, 2, x.float())\n    return last * rest[1]",
+    ],
+)
+def test_locals_go_forward(body: str) -> None:
+    assert equal(f"def f(x):\n    {body}\n", one("x.float() * 2"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = x + 1.5\n    y *= 2\n    return y",
+        "y = x + 1.5\n    y = y.mul_(2)\n    return y",
+        "y = x + 1.5\n    y.mul_(2)\n    return y",
+        "return (x + 1.5).mul_(2)",
+        "y = x.clone() + 1.5\n    y.mul_(2)\n    return y".replace(".clone()", ""),
+    ],
+)
+def test_what_is_the_functions_own_may_change_in_place(body: str) -> None:
+    changed, plain = (
+        f"def f(x):\n    {body}\n",
+        "def f(x):\n    y = (x + 1.5) * 2\n    return y.to((x + 1.5).dtype)\n",
+    )
+    assert equal(changed, plain)
+    x = torch.randn(5).bfloat16()
+    assert torch.equal(executed(changed)(x), executed(plain)(x))
+
+
+def test_an_in_place_change_keeps_the_dtype() -> None:
+    changed = "def f(x, y):\n    z = x * 2\n    z *= y\n    return z\n"
+    assert not equal(changed, one("x * 2 * y", "x, y"))
+    assert equal(changed, "def f(x, y):\n    z = x * 2\n    return (z * y).to(z.dtype)\n")
+    x, y = torch.randn(4).bfloat16(), torch.randn(4)
+    assert executed(changed)(x, y).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x *= 2\n    return x",
+        "x.mul_(2)\n    return x",
+        "x[..., 0] = 1\n    return x",
+        "x[0] += 1\n    return x",
+        "y = x.float()\n    y *= 2\n    return y",  # the same tensor if x is float32
+        "y = x.view(-1)\n    y.add_(1)\n    return y",
+        "y = x[..., :2]\n    y += 1\n    return x",
+        "y = g(x)\n    y *= 2\n    return y",  # what g returns may be x
+        "y = x + 1\n    z = y.view(-1)\n    y *= 2\n    return z",
+        "y = x + 1\n    z = y\n    y *= 2\n    return z",
+        "y = x + 1\n    z = (y, 1)\n    y *= 2\n    return z",
+        "y = x + 1\n    z = g(y)\n    y.mul_(2)\n    return z",
+        "return F.relu(x, inplace=True)",
+        "return F.relu(x, True)",
+        "return F.silu(x, inplace=True)",
+        "return F.leaky_relu(x, 0.1, True)",
+        "return torch.add(x, 1, out=x)",
+        "torch.relu_(x)\n    return x",
+        "y = [x]\n    y += [x]\n    return y",
+        "return [z.mul_(2) for z in x]",
+        "y = x + 1\n    z = x and y.mul_(2)\n    return y",
+        "y = x + 1\n    z = y.mul_(2) if g else 0\n    return y",
+    ],
+)
+def test_a_change_that_others_may_see_is_refused(body: str) -> None:
+    reason = unknown(f"def f(x, g):\n    {body}\n")
+    assert any(words in reason for words in ("in place", "changes a value", "writes to a tensor"))
+
+
+def test_a_helper_may_not_change_its_callers_tensor() -> None:
+    helper = "def h(y):\n    y += 1\n    return y\n"
+    assert "in place" in unknown(f"{helper}def f(x):\n    y = x * 2\n    z = h(y)\n    return y\n")
+    assert "in place" in unknown(f"{helper}def f(x):\n    return h(x)\n")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while x:\n        x = x - 1\n    return x",
+        "try:\n        y = 1\n    except ValueError:\n        y = 2\n    return y",
+        "with open(x) as y:\n        z = y\n    return z",
+        "global y\n    y = x\n    return y",
+        "def g():\n        return x\n    return g",
+        "import math\n    return math",
+        "yield x",
+        "return y\n    y = x",
+        "if x:\n        y = 1\n    return y",
+        "for y in x:\n        pass\n    return y",
+        "x.flag = 1\n    return x",
+        "a, b = (x, x, x)\n    return a",
+        "return (y := x) and (z := y) and z",
+    ],
+)
+def test_what_is_not_followed_has_no_form(body: str) -> None:
+    found = outcome(f"def f(x):\n    {body}\n")
+    assert isinstance(found, Unknown)
+    assert found.reason
+    assert found.lineno > 5
+
+
+def test_an_async_function_has_no_form() -> None:
+    import ast
+
+    from veomni_hook.patches.graph import Scope, canonical
+
+    tree = ast.parse("async def f(x):\n    return x\n")
+    (function,) = tree.body
+    assert isinstance(function, ast.AsyncFunctionDef)
+    assert isinstance(canonical(function, Scope(tree)), Unknown)
+
+
+BRANCHES = [
+    "if c is None:\n        y = x\n    else:\n        y = x * 2\n    return y + 1",
+    "y = x\n    if c is not None:\n        y = y * 2\n    return y + 1",
+    "y = x if c is None else x * 2\n    return y + 1",
+    "y = x\n    if not c is None:\n        y = x * 2\n    else:\n        pass\n    return y + 1",
+]
+
+
+@pytest.mark.parametrize(("one_way", "other_way"), list(itertools.combinations(BRANCHES, 2)))
+def test_ways_meet_again(one_way: str, other_way: str) -> None:
+    assert equal(f"def f(x, c):\n    {one_way}\n", f"def f(x, c):\n    {other_way}\n")
+
+
+def test_an_early_return_parts_the_ways() -> None:
+    early = "def f(x, c):\n    if c is None:\n        return x\n    y = x * 2\n    return y\n"
+    assert equal(early, "def f(x, c):\n    return x if c is None else x * 2\n")
+    assert not equal(early, "def f(x, c):\n    return x * 2 if c is None else x\n")
+
+
+def test_the_same_on_both_ways_needs_no_test() -> None:
+    assert equal(
+        "def f(x, c):\n    if c:\n        y = x * 2\n    else:\n        y = 2 * x\n    return y\n",
+        one("x * 2", "x, c"),
+    )
+
+
+def test_a_check_is_a_way_that_raises() -> None:
+    raising = form("def f(x, c):\n    if c:\n        raise ValueError\n    return x\n")
+    assert digest(raising) == digest(form("def f(x, c):\n    assert not c\n    return x\n"))
+    assert digest(raising) != digest(form(one("x", "x, c")))
+
+
+def test_effects_are_part_of_the_form() -> None:
+    quiet = form("def f(x, log):\n    return x * 2\n")
+    loud = form("def f(x, log):\n    log(x)\n    return x * 2\n")
+    assert not quiet.effects
+    assert len(loud.effects) == 1
+    assert digest(quiet) != digest(loud)
+    pure = form("def f(x, log):\n    torch.exp(x)\n    x.float()\n    return x * 2\n")
+    assert digest(pure) == digest(quiet)
+
+
+def test_what_a_method_sets_it_reads_again() -> None:
+    found = method_form(
+        "class M:\n    def forward(self, x):\n        self.seen = x * 2\n        return self.seen\n"
+    )
+    assert [effect.op for effect in found.effects] == ["setattr"]
+    assert found.result.op == "mul"
+
+
+def test_an_effect_on_one_way_has_its_test() -> None:
+    found = method_form(
+        "class M:\n    def forward(self, x):\n        if self.on:\n            self.seen = x\n        return x\n"
+    )
+    assert [effect.op for effect in found.effects] == ["branch"]
+
+
+def test_two_calls_are_two_values() -> None:
+    twice = "def f(x, g):\n    return g(x) * g(x)\n"
+    once = "def f(x, g):\n    y = g(x)\n    return y * y\n"
+    assert not equal(twice, once)
+
+
+def test_a_call_that_draws_is_no_function_of_its_arguments() -> None:
+    twice = one("F.dropout(x, 0.5) + F.dropout(x, 0.5)")
+    once = "def f(x):\n    y = F.dropout(x, 0.5)\n    return y + y\n"
+    assert not equal(twice, once)
+    assert equal(one("F.elu(x) + F.elu(x)"), "def f(x):\n    y = F.elu(x)\n    return y + y\n")
+
+
+def test_contexts() -> None:
+    plain = "def f(x):\n    y = x * 2\n    return y\n"
+    held = "def f(x):\n    with torch.no_grad():\n        y = x * 2\n    return y\n"
+    assert not equal(plain, held)
+    assert equal(held, "def f(x):\n    with torch.no_grad():\n        return x * 2\n")
+    assert not equal(
+        held, "def f(x):\n    with torch.autocast('cuda', enabled=False):\n        y = x * 2\n    return y\n"
+    )
+    mask = "mask = F.one_hot(x, 4).permute(2, 1, 0)"
+    assert equal(
+        f"def f(x):\n    with torch.no_grad():\n        {mask}\n    return mask\n",
+        f"def f(x):\n    {mask}\n    return mask\n",
+    )
+    assert "context" in unknown("def f(x):\n    with x:\n        y = x * 2\n    return y\n")
+
+
+def test_a_very_long_function_is_given_up() -> None:
+    body = "\n".join("    y = x + 1" for _ in range(9000))
+    found = outcome(f"def f(x):\n{body}\n    return x\n")
+    assert isinstance(found, Unknown)
+    assert "long" in found.reason
+
+
+def test_a_very_deep_function_is_given_up() -> None:
+    body = "\n".join("    x = x + 1" for _ in range(900))
+    found = outcome(f"def f(x):\n{body}\n    return x\n")
+    assert isinstance(found, Unknown)
+    assert "deep" in found.reason
+
+
+def test_a_chain_of_uses_of_one_value_is_cheap() -> None:
+    body = "\n".join("    x = (x + y * 2) * (x - y.sum())" for _ in range(20))
+    assert isinstance(outcome(f"def f(x, y):\n{body}\n    return x.to(y.dtype)\n"), Form)

@@ -1,0 +1,98 @@
+"""Signatures as text, and what differs between two of them in words."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+
+from veomni_hook.patches.text.document import FunctionNode
+
+__all__ = ["difference", "signature"]
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def signature(node: ast.AST) -> str:
+    """Return a function's parameters without annotations; of a class those of every method, one a line."""
+    if isinstance(node, _FUNCTIONS):
+        return f"({ast.unparse(_bare(node))})"
+    if isinstance(node, ast.ClassDef):
+        methods = [item for item in node.body if isinstance(item, _FUNCTIONS)]
+        return "\n".join(f"{method.name}({ast.unparse(_bare(method))})" for method in methods)
+    return ""
+
+
+def difference(old: str, new: str) -> str:
+    """Return what differs between two signatures, or nothing if nothing does.
+
+    Raises:
+        SyntaxError: one of them is none of ours.
+    """
+    before, after = dict(_functions(old)), dict(_functions(new))
+    said = [f"no method {name} any more" for name in before if name not in after]
+    said += [f"new method {name}" for name in after if name not in before]
+    for name, arguments in before.items():
+        if name in after and (
+            found := _changed(dict(_parameters(arguments)), dict(_parameters(after[name])))
+        ):
+            said.append(f"{name}: {found}" if name else found)
+    return "; ".join(said)
+
+
+def _bare(function: FunctionNode) -> ast.arguments:
+    arguments = copy.deepcopy(function.args)
+    for node in ast.walk(arguments):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return arguments
+
+
+def _functions(text: str) -> Iterator[tuple[str, ast.arguments]]:
+    for line in text.splitlines():
+        name = line.partition("(")[0]
+        found = ast.parse(f"def f{line.removeprefix(name)}: ...").body[0]
+        if isinstance(found, _FUNCTIONS):
+            yield name, found.args
+
+
+def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, tuple[str, str | None]]]:
+    """Yield each parameter's name with its kind and default, in their order."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + [
+        ast.unparse(d) for d in arguments.defaults
+    ]
+    for index, (argument, default) in enumerate(zip(positional, defaults, strict=True)):
+        kind = "positional only" if index < len(arguments.posonlyargs) else "positional"
+        yield argument.arg, (kind, default)
+    if arguments.vararg is not None:
+        yield f"*{arguments.vararg.arg}", ("rest", None)
+    for argument, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield argument.arg, ("keyword only", ast.unparse(given) if given is not None else None)
+    if arguments.kwarg is not None:
+        yield f"**{arguments.kwarg.arg}", ("keywords", None)
+
+
+_Parameter = tuple[str, str | None]
+
+
+def _changed(before: dict[str, _Parameter], after: dict[str, _Parameter]) -> str:
+    dropped = [name for name in before if name not in after]
+    added = [_shown(name, after[name]) for name in after if name not in before]
+    other = [
+        f"{_shown(name, before[name])} is now {_shown(name, after[name])}"
+        for name in before
+        if name in after and before[name] != after[name]
+    ]
+    said = [f"no {', '.join(dropped)} any more"] if dropped else []
+    said += [f"new: {', '.join(added)}"] if added else []
+    said += other
+    if not said and [*before] != [*after]:
+        said = ["the parameters have another order"]
+    return "; ".join(said)
+
+
+def _shown(name: str, parameter: _Parameter) -> str:
+    kind, default = parameter
+    remark = f" ({kind})" if kind in ("positional only", "keyword only") else ""
+    return (name if default is None else f"{name}={default}") + remark
