@@ -1,7 +1,7 @@
 """The idioms over many transformers releases: `python -m scripts.releases [RELEASE...]`, or `make releases`.
 
 Downloads each release's wheel, unpacks it, runs `veomni-hook coverage --source` over it (nothing is installed
-or imported), writes the table to docs/releases.md, and fails where a share is below what the project promises.
+or imported), writes the table to docs/releases.md, and fails where a share is below what is promised.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def judged(path: Path) -> Totals:
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
         command = [sys.executable, "-m", "veomni_hook", "coverage", "--source", folder, "--totals", "--json"]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise SystemExit(f"coverage of {path.name} ended with status {done.returncode}; stderr says why")
     return {total["op"]: total for total in json.loads(done.stdout)}
 
 
@@ -104,8 +106,8 @@ def document(lines: Sequence[str]) -> str:
     head = (
         "# Coverage by release",
         "",
-        f"Written by `make releases` on {today}: routed candidates in per cent, with their numbers. What counts",
-        "as a candidate: [coverage.md](coverage.md).",
+        f"Written by `make releases` on {today}: routed candidates in per cent, with their numbers. What",
+        "counts as a candidate: [coverage.md](coverage.md).",
         "",
     )
     return "\n".join([*head, *lines]) + "\n"

@@ -22,7 +22,7 @@ def test_the_denominators_of_every_op_are_documented() -> None:
     document = text("coverage.md")
     for op, said in denominators().items():
         for sentence in said:
-            assert f"| `{op}` | {' '.join(sentence.split())} |" in document
+            assert f"- `{op}`: {' '.join(sentence.split())}" in document
 
 
 def test_the_keys_of_a_row_are_documented() -> None:

@@ -29,5 +29,5 @@ def test_no_patch_is_no_output(tiny: Command) -> None:
 def test_the_installed_qwen3(veomni: Command) -> None:
     done = veomni("diff", "qwen3")
     assert done.status == 0 and done.out.startswith("--- ")
-    assert "+veomni_rms_norm = " in done.out
+    assert "+veomni_rms_norm_cast_before_weight = " in done.out
     assert "[PATCHED" not in done.out and "+from transformers." not in done.out

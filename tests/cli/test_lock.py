@@ -186,3 +186,16 @@ def test_a_module_that_fails_is_named_and_hides_nothing(check: Check, installed:
 def test_a_family_that_does_not_exist_is_wrong_use(check: Check) -> None:
     done = check("--write-lock", "tinny")
     assert done.exit_code == 2 and not Path(lock.NAME).exists()
+
+
+def test_the_diff_of_a_definition_that_several_sites_use_is_shown_once(
+    check: Check, installed: Installed
+) -> None:
+    helper = "def helper(x):\n    return x * 2\n\n\n"
+    uses = NORM.replace("* x", "* helper(x)")
+    installed.file("tiny").write_text(helper + uses.format(name="One") + uses.format(name="Two"))
+    check("--write-lock", "tiny")
+    installed.edit("tiny", "* 2", "* 3")
+    done = check("--diffs")
+    assert done.stdout.count("+    return x * 3") == 1 and done.stdout.count("shown above") == 1
+    assert all("+    return x * 3" in change["diff"] for change in json.loads(check("--json").stdout))

@@ -59,6 +59,14 @@ def test_a_wheel_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "--no-deps" in command
 
 
+def test_a_release_in_which_something_fails_has_no_figures(tmp_path: Path) -> None:
+    path = tmp_path / "some.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("transformers/models/tiny/modeling_tiny.py", "def f(:\n")
+    with pytest.raises(SystemExit, match=r"some\.whl ended with status 1"):
+        judged(path)
+
+
 def test_a_wheel_is_judged_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "some.whl"
     with zipfile.ZipFile(path, "w") as archive:

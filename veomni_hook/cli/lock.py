@@ -157,6 +157,7 @@ class Comparison:
         for change in self.changes:
             fields = asdict(change)
             fields["verdict"] = fields.pop("result")
+            fields["diff"] = "".join(fields.pop("diffs"))
             fix = FIX if change.matters else ""
             found.append({"device": "any", "config": os.path.basename(self.path), "fix": fix, **fields})
         return found
@@ -172,10 +173,13 @@ class Comparison:
         if rows:
             cells = [(c.result, c.kind, f"{family_of(c.module)}: {c.target}", c.detail) for c in rows]
             output.emit_table(HEADERS, cells)
+        shown: set[str] = set()  # several sites may use one definition
         for change in rows:
             if change.diff and (change.matters or diffs):
                 output.emit_heading(f"\n{change.result}: {change.module}: {change.target}")
-                output.emit_code(change.diff, "diff")
+                fresh = [diff for diff in change.diffs if diff not in shown]
+                output.emit_code("".join(fresh) or "shown above\n", "diff")
+                shown.update(fresh)
         counts = Counter(change.result for change in self.changes)
         recorded = sum(len(held.sites) + len(held.overrides) for held in self.old.modules.values())
         said = [f"{recorded} recorded", *(f"{count} {result}" for result, count in counts.items())]

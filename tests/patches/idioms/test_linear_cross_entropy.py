@@ -321,6 +321,30 @@ def test_a_branch_that_uses_logits_is_left_to_upstream():
     assert torch.allclose(output.loss, plain + 0.5 * output.logits.logsumexp(-1).pow(2).mean())
 
 
+BRANCHES = {
+    "a step with something else than what is tested": "    logits = logits * self.config.scale",
+    "back to what was there before": "    logits = raw",
+    "two things at once": "    logits = logits * self.config.cap\n    hidden = hidden * 2",
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_branch_that_kernels_cannot_repeat_is_left_to_upstream(name):
+    text = tail(
+        HEAD,
+        "raw = logits",
+        "logits = logits / 2",
+        "if self.config.cap is not None:",
+        BRANCHES[name],
+        LOSS,
+        RETURN,
+    )
+    site = site_of(text)
+    assert site.status is Status.ROUTED
+    assert "if labels is not None and not self.config.cap is not None:" in site.splices[-1].text
+    assert site.captures["options"] == "dict(divisor=2)"
+
+
 MISSED = {
     "logits edited in place": (tail(HEAD, "logits[..., 0] = 0", LOSS, RETURN), "another way"),
     "logits edited by a method": (tail(HEAD, "logits.clamp_(max=3)", LOSS, RETURN), "another way"),

@@ -224,7 +224,8 @@ def test_what_a_miss_says():
     ("change", "reason"),
     [
         (lambda text: text.replace("def apply_", "@torch.no_grad()\ndef apply_"), "decorated with torch.no_grad()"),
-        (lambda text: text + "\napply_rotary_pos_emb = wrapped(apply_rotary_pos_emb)\n", "more than once"),
+        (lambda text: text + "\napply_rotary_pos_emb = wrapped(apply_rotary_pos_emb)\n", "not the only"),
+        (lambda text: text.replace("def apply_", "if True:\n  def apply_"), "not the only"),
         (lambda text: text.replace("def apply_", "async def apply_"), "async"),
         (lambda text: text.replace("unsqueeze_dim=1", "unsqueeze_dim=FIRST"), "parameters"),
         (lambda text: text.replace("(q, k, cos, sin, unsqueeze_dim=1)", "(x, q, k, cos, sin)").replace("(unsqueeze_dim)", "(x)"), ""),
@@ -237,7 +238,7 @@ def test_functions_that_are_not_looked_at(change, reason):
 
 
 @pytest.mark.parametrize(
-    "decorator", ['use_kernel_forward_from_hub("rotary_pos_emb")', 'hub.use_kernel_func_from_hub("x")']
+    "decorator", ['use_kernel_forward_from_hub("rotary.v2")', 'hub.use_kernel_func_from_hub("x")']
 )
 def test_hub_decorators_do_not_matter(decorator):
     text = MODULE.replace("def apply_", f"@{decorator}\ndef apply_").replace(
@@ -494,3 +495,11 @@ def test_declared_kernels_have_variants_that_are_recognised():
     for kernel in registry.kernels("rotary"):
         assert isinstance(kernel, Kernel) and kernel.variant in DECLARED.variants
     assert textwrap.dedent(rotary.CANDIDATES)
+
+
+@pytest.mark.parametrize(
+    ("signature", "status"), [("this, /, table, widths", Status.ROUTED), ("", Status.MISSED)]
+)
+def test_the_instance_of_a_method(signature, status):
+    text = HEAD + METHOD.replace("this, table, widths", signature)
+    assert only(text).status is status

@@ -87,6 +87,8 @@ def test_another_self(body):
         in_method("return turn(q, k)", signature="@classmethod\n    def forward(cls, q, k):"),
         in_method("return turn(q, k)", head="class Plain:"),
         in_method("return f'{turn(q, k)}'"),
+        in_method("return fn(q)", signature="def forward(self, q, fn=lambda q: turn(q, q)):"),
+        in_method("return q", signature="@wrapped(lambda q: turn(q, q))\n    def forward(self, q):"),
         in_method("return turn(q, k)", signature="def forward():"),
     ],
 )
@@ -102,6 +104,9 @@ def test_calls_without_a_module(text):
         in_method("fn = turn\nreturn self.inner(fn)"),
         in_method("global fn\nfn = turn\nreturn fn(q, k)"),
         in_method("return turn"),
+        in_method("return (one if turn else other)(q, k)"),
+        in_method("return partial(other, turn)(q, k)"),
+        in_method("return wrapped(turn)(q, k)"),
         in_method("return fn(q, k)", signature="def forward(self, q, k, fn=turn):"),
         in_method("self.fn, x = turn, 1"),
         in_method("other.fn = turn"),
@@ -172,6 +177,13 @@ def test_an_attribute_is_followed_into_subclasses():
         ("self", "Attention.forward", "turn"),
         ("self", "Local.forward", "turn"),
     ]
+
+
+def test_an_attribute_of_a_distant_subclass_and_of_others():
+    text = ATTRIBUTE.replace("class Elsewhere(Module)", "class Elsewhere(Local)")
+    assert found(text)[-1] == ("self", "Elsewhere.forward")
+    text = ATTRIBUTE.replace("return self.fn(k, q)", "return q.fn(k)")
+    assert found(text) == [("self", "Attention.forward")]
 
 
 def test_an_attribute_that_is_handed_on_is_a_leak():

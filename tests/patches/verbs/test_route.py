@@ -68,6 +68,9 @@ def test_the_text_around_routes_stays(patched: Any, idioms: Any) -> None:
     assert result.report.untouched == ("rotate", "turn", "Triple", "Plain")
     markers = [line.strip() for line in result.text.splitlines() if line not in result.plain.splitlines()]
     assert "# [ROUTED] double/times_two" in markers and "# [MODIFIED CLASS] Double: forward" in markers
+    text = result.text.splitlines()
+    call = next(number for number, line in enumerate(text) if "turn_half.at(" in line)
+    assert text[call - 1] == "        # [ROUTED] turn/half"
     assert "[ROUTED]" not in unified_diff(UPSTREAM, result, "pkg.upstream")
 
 

@@ -1,8 +1,9 @@
 """The gated middle of an MLP: ``activation(gate) * up`` and its relatives; the projections stay modules.
 
-Guards ask with ``slot.kernel(mlp, x, activation)``, where ``x`` is a tensor at hand before the projections, and
-call ``kernel(gate, up, activation, ...)`` after them, ``gate`` and ``up`` both ``[..., intermediate]``. The
-activation is whatever the module has: a kernel refuses those that it does not compute.
+Guards ask with ``slot.kernel(mlp, x, activation)``, where ``x`` is a tensor at hand before the projections,
+and call ``kernel(gate, up, activation, ...)`` after them, ``gate`` and ``up`` both ``[..., intermediate]``;
+where upstream evaluates operands in another order, by keywords. The activation is whatever the module has:
+a kernel refuses those that it does not compute.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ OP = Op(
         "product_float32": Variant(
             "(activation(float32(gate)) * float32(up)).to(gate.dtype)", f"{_REFERENCE}:product_float32"
         ),
-        "clamped": Variant("activation(min(gate, limit)) * clamp(up, -limit, limit)", f"{_REFERENCE}:clamped"),
+        "clamped": Variant(
+            "activation(min(gate, limit)) * clamp(up, -limit, limit)", f"{_REFERENCE}:clamped"
+        ),
         "clamped_after": Variant(
             "min(activation(gate), limit) * clamp(up, -limit, limit)", f"{_REFERENCE}:clamped_after"
         ),
         "scaled_sigmoid": Variant(
-            "(up' + 1) * gate' * sigmoid(alpha * gate'), gate' = min(gate, limit), up' = clamp(up, -limit, limit)",
+            "(u + 1) * g * sigmoid(alpha * g), g = min(gate, limit), u = clamp(up, -limit, limit)",
             f"{_REFERENCE}:scaled_sigmoid",
         ),
     },

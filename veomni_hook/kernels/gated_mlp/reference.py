@@ -26,7 +26,7 @@ def product_float32(gate: torch.Tensor, up: torch.Tensor, activation: Activation
 
 
 def clamped(gate: torch.Tensor, up: torch.Tensor, activation: Activation, limit: float) -> torch.Tensor:
-    """Return ``activation(gate) * up``, ``gate`` cut off above ``limit`` and ``up`` beyond it on both sides."""
+    """Return ``activation(gate) * up``, ``gate`` cut off above ``limit``, ``up`` on both sides."""
     return activation(gate.clamp(max=limit)) * up.clamp(min=-limit, max=limit)
 
 

@@ -1,7 +1,7 @@
 """The auxiliary loss that spreads a mixture-of-experts model's tokens over its experts.
 
-Called as ``kernel(gate_logits, num_experts, top_k, attention_mask)``: a tuple with ``[tokens, num_experts]`` for
-every layer, and a mask that is ``[batch, length]`` with ``batch * length == tokens``, or None.
+Called as ``kernel(gate_logits, num_experts, top_k, attention_mask)``: a tuple with ``[tokens, num_experts]``
+for every layer, and a mask that is ``[batch, length]`` with ``batch * length == tokens``, or None.
 """
 
 from __future__ import annotations

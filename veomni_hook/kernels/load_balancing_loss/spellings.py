@@ -1,7 +1,7 @@
 """Three ways to write the load-balancing loss, for the recogniser to read.
 
-They equal the reference up to rounding: all layers' tokens at once in the dtype of the logits, or layer by layer
-in float32, where the experts' shares are counted by ``bincount`` or by ``histc``.
+They equal the reference up to rounding: all layers' tokens at once in the dtype of the logits, or layer by
+layer in float32, where the experts' shares are counted by ``bincount`` or by ``histc``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def by_bincount(
     device = gate_logits[0].device
     counts = torch.zeros(num_experts, dtype=torch.float32, device=device)
     sums = torch.zeros(num_experts, dtype=torch.float32, device=device)
-    rows = 0.0
+    rows: torch.Tensor | float = 0.0
     if attention_mask is not None:
         mask = attention_mask.reshape(-1).to(device=device, dtype=torch.float32)
     for layer in gate_logits:
@@ -78,7 +78,7 @@ def by_histc(
     number = torch.float32 if device.type in ("cpu", "mps") else torch.int32
     counts = torch.zeros(num_experts, dtype=torch.float32, device=device)
     sums = torch.zeros(num_experts, dtype=torch.float32, device=device)
-    rows = 0.0
+    rows: torch.Tensor | float = 0.0
     if attention_mask is not None:
         mask = attention_mask.reshape(-1).to(device=device, dtype=torch.float32)
     for layer in gate_logits:

@@ -1,8 +1,8 @@
 """The router of a mixture-of-experts layer: which experts each token goes to, and with what weights.
 
 Guards stand behind the projection, which stays upstream's: ``slot.kernel(router, router_logits)`` asks and
-``kernel(router_logits, ...)`` answers ``(weights, indices)``, both ``[tokens, top_k]``. Casts and scaling of the
-weights afterwards stay upstream's, too.
+``kernel(router_logits, ...)`` answers ``(weights, indices)``, both ``[tokens, top_k]``. Casts and scaling of
+the weights afterwards stay upstream's, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ OP = Op(
     "moe_router",
     variants={
         "softmax_topk": Variant(
-            "top_k of softmax(float32(logits)); weights / sum(weights) if normalise", f"{_REFERENCE}:softmax_topk"
+            "top_k of softmax(float32(logits)); weights / sum(weights) if normalise",
+            f"{_REFERENCE}:softmax_topk",
         ),
         "topk_softmax": Variant("softmax over the top_k of logits", f"{_REFERENCE}:topk_softmax"),
         "biased_topk": Variant(
@@ -23,7 +24,7 @@ OP = Op(
             f"{_REFERENCE}:biased_topk",
         ),
         "grouped_topk": Variant(
-            "scores = sigmoid(logits) at the top_k of scores + bias within the topk_group best groups of experts; "
+            "scores = sigmoid(logits) at the top_k of scores + bias within the topk_group best groups; "
             "weights / (sum(weights) + 1e-20) if normalise",
             f"{_REFERENCE}:grouped_topk",
         ),

@@ -15,7 +15,7 @@ __all__ = ["biased_topk", "grouped_topk", "softmax_topk", "topk_softmax"]
 Routing = tuple[torch.Tensor, torch.Tensor]
 
 
-def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool) -> Routing:
+def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
     probabilities = torch.softmax(router_logits, dim=-1, dtype=torch.float32)
     weights, indices = torch.topk(probabilities, top_k, dim=-1)
@@ -36,7 +36,7 @@ def biased_topk(
     top_k: int,
     score: Callable[[torch.Tensor], torch.Tensor],
     epsilon: float,
-    sorted_: bool,
+    sorted_: bool,  # noqa: FBT001
 ) -> Routing:
     """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
     scores = score(router_logits)
@@ -45,18 +45,18 @@ def biased_topk(
     return weights / (weights.sum(dim=-1, keepdim=True) + epsilon), indices
 
 
-def grouped_topk(
+def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
     router_logits: torch.Tensor,
     bias: torch.Tensor,
     top_k: int,
     num_experts: int,
     num_group: int,
     topk_group: int,
-    normalise: bool,
+    normalise: bool,  # noqa: FBT001
     fill: float,
-    sorted_: bool,
+    sorted_: bool,  # noqa: FBT001
 ) -> Routing:
-    """Return sigmoid scores where ``scores + bias`` is largest among experts of the ``topk_group`` best groups.
+    """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups.
 
     A group is as good as its two best experts together; what is in no good group counts as ``fill``.
     """

@@ -175,6 +175,8 @@ def _method(node: ast.Call, receiver: Node, arguments: Arguments, place: tuple[F
     operation = operations.method(name)
     if operation is None or receiver.op in ("tuple", "dict", "shape"):
         return None
+    if name == "view" and any(map(is_dtype, (*arguments.positional, *arguments.keywords.values()))):
+        return None  # the same bits as another dtype
     if "**" in arguments.keywords or (operation.variadic is None and not arguments.plain):
         return None
     given = Arguments([receiver, *arguments.positional], arguments.keywords)

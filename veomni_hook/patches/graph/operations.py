@@ -31,7 +31,7 @@ _TABLE = """
 tm mul/multiply input other
 tm sub/subtract input other alpha=1
 tm add input other alpha=1
-tm div/divide/true_divide input other rounding_mode=None
+tm div/divide input other rounding_mode=None
 tm floor_divide input other
 tm remainder input other
 tm neg/negative input
@@ -95,7 +95,7 @@ f softmax input dim=None _stacklevel=3 dtype=None
 tm softmax input dim dtype=None
 f log_softmax input dim=None _stacklevel=3 dtype=None
 tm matmul input other
-tm mm/matmul input other
+tm mm input other
 tm bmm input mat2
 t einsum equation operands
 t cat/concat/concatenate tensors dim=0
@@ -134,13 +134,16 @@ t ones_like input dtype=None layout=None device=None requires_grad=False memory_
 t zeros *size dtype=None device=None
 t arange start end=None step=1 dtype=None device=None
 t outer input vec2
-tm view_as_complex input
-tm view_as_real input
+t view_as_complex input
+t view_as_real input
 t polar abs angle
 f rms_norm input normalized_shape weight=None eps=None
 f layer_norm input normalized_shape weight=None bias=None eps=1e-05
 f normalize input p=2.0 dim=1 eps=1e-12
 """
+
+# Operations that a wider one computes as well.
+_WIDER = {"mm": "matmul"}
 
 #: Spellings of dtypes to one each.
 DTYPES = {
@@ -183,8 +186,7 @@ def _table() -> dict[tuple[str, str], Operation]:
         places, names, *parameters = line.split(" ")
         pairs = [parameter.partition("=") for parameter in parameters]
         name, *aliases = names.split("/")
-        # `mm/matmul`: what stands for an operation of a wider name.
-        canonical = "matmul" if name == "mm" else name
+        canonical = _WIDER.get(name, name)
         operation = Operation(
             canonical,
             tuple(parameter.lstrip("*") for parameter, _, _ in pairs),

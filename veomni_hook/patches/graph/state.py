@@ -17,7 +17,8 @@ _FRESH = frozenset(
     "add sub mul div floordiv mod pow square sqrt rsqrt neg abs exp log sigmoid tanh relu silu gelu softplus "
     "softmax log_softmax matmul bmm linear mean sum clone cat stack zeros zeros_like ones_like one_hot where "
     "index_add masked_fill setitem repeat repeat_interleave maximum minimum scatter scatter_add gather "
-    "index_select cumsum clamp clamp_min clamp_max sin cos outer arange eq ne lt le logical_not logical_and logical_or".split()
+    "index_select cumsum clamp clamp_min clamp_max sin cos outer arange eq ne lt le logical_not logical_and "
+    "logical_or".split()
 )
 # Results that may be, or may look into, their first operand.
 _VIEWS = frozenset(

@@ -20,6 +20,7 @@ _CODE = {
     "to_device": "{}.to({})",
     "not": "not ({})",
 }
+_LONGEST = 90
 _FORMS = {
     "add": "({} + {})",
     "sub": "({} - {})",
@@ -66,15 +67,20 @@ def can_be_said(node: Node) -> bool:
     return known and all(can_be_said(argument) for argument in node.args)
 
 
-def brief(node: Node, depth: int = 3) -> str:
+def brief(node: Node) -> str:
     """A short description of a node for a message."""
+    text = _told(node, 3)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _told(node: Node, depth: int) -> str:
     if node.op == "global":
         return str(node.value).lstrip(":.")
     if node.op in ("argument", "constant", "attribute", "self"):
         return source(node)
     if depth == 0:
         return "…"
-    parts = [brief(argument, depth - 1) for argument in node.args]
+    parts = [_told(argument, depth - 1) for argument in node.args]
     form = _FORMS.get(node.op)
     if form is not None:
         return form.format(*parts)

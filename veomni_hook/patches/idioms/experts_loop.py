@@ -1,9 +1,9 @@
 """The loop over experts in normal form: who goes where, and what one expert does with its rows.
 
 Upstream writes it in many ways, all of which say: for every expert that somebody chose, take the rows of its
-tokens, compute, multiply by their routing weights, add to the result. `read_loop` checks that the statements
-around the computation say that, and gives the computation as a straight-line function of the rows, their
-weights and one expert's parameters, ready for `veomni_hook.patches.graph`.
+tokens, compute, multiply by their routing weights, add to the result. `read_loop` checks that the form of a
+``forward`` says that, and gives the computation in terms of the rows, their weights and one expert's share of
+what is stacked.
 
 Not told apart: whether the mask has a row for the id past the last expert, and whether the loop skips it.
 Where either would make a difference, upstream raises.
@@ -11,58 +11,39 @@ Where either would make a difference, upstream raises.
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from veomni_hook.patches.graph import Scope
-from veomni_hook.patches.text.document import FunctionNode, has_docstring
+from veomni_hook.patches.graph import Form, Node, branches, source, walk
+from veomni_hook.patches.graph.dtypes import FLOAT32
+from veomni_hook.patches.graph.forms import Leaf
+from veomni_hook.patches.graph.nodes import constant, is_constant, rebuild
+from veomni_hook.patches.graph.normal import renewed
+from veomni_hook.patches.graph.text import can_be_said
 
-__all__ = ["EXPERT", "ROUTING", "STATES", "Computation", "Loop", "OtherLoop", "read_loop", "statements_text"]
+__all__ = ["EXPERT", "ROUTING", "STATES", "Loop", "OtherLoop", "read_loop"]
 
-# Names of the normal form, which upstream does not use.
-#: The rows of an expert's tokens [rows, hidden], their routing weights [rows, 1], the expert's number.
-STATES, ROUTING, EXPERT = "expert_states__", "expert_routing__", "expert_number__"
-_TOKEN, _PLACE, _RESULT = "expert_token__", "expert_place__", "expert_result__"
-_STACKED = "expert_parameter{}__"
 
-_RESULT_BEGINS = re.compile(
-    r"torch\.zeros_like\((?P<hidden>\w+)(, dtype=(?P<dtype>[\w.]+))?(, device=(?P=hidden)\.device)?\)"
+def _argument(name: str) -> Node:
+    return Node("argument", (), name)
+
+
+#: The expert's number, the rows of its tokens [rows, hidden], their routing weights [rows, 1].
+EXPERT, STATES, ROUTING = (_argument(f"the expert's {name}") for name in ("number", "rows", "weights"))
+_TOKEN, _PLACE = (_argument(f"the expert's {name}") for name in ("tokens", "places"))
+_NONE = constant(None)
+_LAST_TWO = Node("tuple", (constant(-1), constant(-2)))
+_REVERSED = Node("tuple", (constant(2), constant(1), constant(0)))
+_NO_GRAD = Node("global", (), "torch.no_grad")
+# A string that is a word and the expert's number.
+_NUMBERED = re.compile(
+    r"JoinedStr\(values=\[Constant\(value='\w*'\), FormattedValue\(value=(Subscript\(value=)?Name\(id='\w+', "
+    r"ctx=Load\(\)\)(, slice=Constant\(value=0\), ctx=Load\(\)\))?, conversion=-1\)\]\)"
 )
-_HITS = re.compile(
-    r"torch\.greater\((?P<mask>.+)\.sum\(dim=\(-1, -2\)\), 0\)"
-    r"\.nonzero\((as_tuple=False)?\)(\.squeeze\(-1\))?"
-)
-_MASK = re.compile(
-    r"(torch\.nn\.functional\.one_hot\((?P<ids>\w+), num_classes=(?P<count>.+)\)|(?P<mask>\w+))"
-    r"\.permute\(2, 1, 0\)"
-)
-_ROUTED = re.compile(rf"(?P<weights>\w+)\[{_TOKEN}, {_PLACE}, None\]")
-_SHARE = re.compile(rf"(?P<held>self(\.\w+)*)\[({EXPERT}|f'\w*{{{EXPERT}}}')\]")
 
 
 class OtherLoop(Exception):
-    """The function is no such loop; the message says where it differs."""
-
-    def __init__(self, reason: str, node: ast.AST) -> None:
-        super().__init__(f"{reason} (line {getattr(node, 'lineno', 0)})")
-
-
-@dataclass(frozen=True, slots=True)
-class Computation:
-    """What one expert does.
-
-    Attributes:
-        function: ``(self, STATES, ROUTING, <an expert's parameters>)``, straight-line.
-        stacked: name of each expert's parameter to the source of what holds all of them.
-        test: when the loop takes this way, source text with ``EXPERT``; empty: always, or otherwise.
-    """
-
-    function: ast.FunctionDef
-    stacked: dict[str, str]
-    test: str
+    """The form is no such loop; the message says where it differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,302 +55,225 @@ class Loop:
         index: that for the chosen ids, or for the mask.
         weights: that for the routing weights.
         dtype: what the results are added up in: ``hidden``, ``weights`` (their dtypes) or ``float32``.
-        count: number of the mask's rows as source text, one more where the sentinel has a row. Empty where
-            ``index`` is the mask.
-        computations: one, or two where the loop chooses by the expert's number.
+        count: number of the mask's rows, one more where the sentinel has a row; None where ``index`` is the mask.
+        ways: what an expert computes: one formula, or two and the test in `EXPERT` that chooses.
+        stacked: name of each expert's share, an argument of the formulas, to what holds all of them.
     """
 
     hidden: str
     index: str
     weights: str
     dtype: str
-    count: str
-    computations: tuple[Computation, ...]
+    count: Node | None
+    ways: list[Leaf]
+    stacked: dict[str, Node]
+
+    def holds(self, count: str) -> bool:
+        """Whether ``count``, as source text, is how many experts there are, the sentinel's row aside."""
+        return self.count is not None and count in _counted(self.count)
 
 
-def read_loop(function: FunctionNode, scope: Scope) -> Loop:
+def read_loop(form: Form) -> Loop:
     """The normal form of a ``forward``.
 
     Raises:
         OtherLoop: it is something else.
     """
-    body = function.body[1:] if has_docstring(function) else function.body
-    loops = [statement for statement in body if isinstance(statement, ast.For)]
-    if len(loops) != 1 or loops[0].orelse or not isinstance(loops[0].target, ast.Name):
-        raise OtherLoop("no loop over experts", function)
-    at = body.index(loops[0])
-    reader = _Reader(function, scope)
-    for statement, detached in reader.flat(body[:at]):
-        reader.before(statement, detached=detached)
-    reader.loop(loops[0])
-    computations = tuple(reader.computations(loops[0]))
-    reader.after(body[at + 1 :], loops[0])
-    if not reader.weights or reader.empty not in ("", reader.hidden, reader.index, reader.weights):
-        raise OtherLoop("no routing weights, or another branch", loops[0])
-    return Loop(reader.hidden, reader.index, reader.weights, reader.dtype, reader.count, computations)
+    return _Reader().read(form)
 
 
-def statements_text(function: FunctionNode, scope: Scope) -> str:
-    """The body of a function as normalised source text, torch's functions under their full names."""
-    body = function.body[1:] if has_docstring(function) else function.body
-    return "\n".join(ast.unparse(_Dotted(scope).visit(_copied(statement))) for statement in body)
-
-
-@dataclass(slots=True)
 class _Reader:
-    function: FunctionNode
-    scope: Scope
-    #: Local names to what they stand for, in parameters, attributes and names of the normal form.
-    values: dict[str, ast.expr] = field(default_factory=dict)
-    #: Those of them that carry no gradient.
-    detached: set[str] = field(default_factory=set)
-    hidden: str = ""
-    index: str = ""
-    weights: str = ""
-    dtype: str = ""
-    count: str = ""
-    mask: str = ""
-    #: The parameter for which, if it is empty, the result is returned at once, as the loop would.
-    empty: str = ""
+    """One form, with what has been learnt of it."""
 
-    def flat(
-        self, statements: Iterable[ast.stmt], *, detached: bool = False
-    ) -> Iterator[tuple[ast.stmt, bool]]:
-        """The statements, and those under ``torch.no_grad()`` with True."""
-        for statement in statements:
-            if not isinstance(statement, ast.With):
-                yield statement, detached
-            elif [self.text(item) for item in statement.items] == ["torch.no_grad()"]:
-                yield from self.flat(statement.body, detached=True)
-            else:
-                raise OtherLoop("another with statement", statement)
+    def __init__(self) -> None:
+        self.hidden = self.index = self.weights = _NONE
+        self.mask = _NONE
+        self.count: Node | None = None
+        self.stacked: dict[str, Node] = {}
 
-    def before(self, statement: ast.stmt, *, detached: bool) -> None:
-        """Take in a statement in front of the loop."""
-        if isinstance(statement, ast.If):
-            empty = re.fullmatch(rf"if (\w+)\.numel\(\) == 0:\n    return {_RESULT}", self.text(statement))
-            if empty is None:
-                raise OtherLoop("another branch", statement)
-            self.empty = empty[1]
-            return
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        if not isinstance(statement, ast.Assign) or not isinstance(target, ast.Name) or statement.targets[1:]:
-            raise OtherLoop("a statement that is no assignment to one name", statement)
-        begins = _RESULT_BEGINS.fullmatch(self.text(statement.value))
-        if begins is None:
-            self.bind(target.id, self.full(statement.value), detached=detached)
-            return
-        self.hidden = self.parameter(begins["hidden"], statement)
-        self.dtype = self._result_dtype(begins["dtype"], statement)
-        self.bind(target.id, ast.Name(_RESULT, ast.Load()))
+    def read(self, form: Form) -> Loop:
+        result, empty = self._without_empty_case(form.result)
+        cast = result.args[1] if result.op == "cast" else None
+        loop = result.args[0] if cast is not None else result
+        if loop.op != "loop" or len(loop.args) != 3:
+            raise OtherLoop("no loop over experts")
+        iterated, start, step = loop.args
+        self._hits(self._routing(iterated))
+        dtype = self._start(start)
+        if (cast is None and dtype != "hidden") or cast not in (None, Node("dtype", (self.hidden,))):
+            raise OtherLoop("the result has another dtype")
+        if empty not in (None, start):
+            raise OtherLoop("it returns something else where nobody chose")
+        added = self._added(self._rows(self._routing(step)), dtype)
+        self._check_effects([self._rows(self._routing(effect)) for effect in form.effects], added)
+        names = {node.value for node in walk(added) if node.op == "argument"}
+        if not names <= {EXPERT.value, STATES.value, ROUTING.value, *self.stacked} or self.weights == _NONE:
+            raise OtherLoop("an expert computes with more than its rows, their weights and its parameters")
+        names_of = [str(node.value) for node in (self.hidden, self.index, self.weights)]
+        return Loop(*names_of, dtype, self.count, branches(added), self.stacked)
 
-    def loop(self, loop: ast.For) -> None:
+    def _without_empty_case(self, result: Node) -> tuple[Node, Node | None]:
+        """The result where an operand has elements, and what is returned where it has none."""
+        if result.op == "branch" and _is_empty_test(result.args[0]) is not None:
+            return result.args[2], result.args[1]
+        return result, None
+
+    def _routing(self, node: Node) -> Node:
+        """The graph with `EXPERT` for the expert's number, and without contexts around routing."""
+
+        def replace(inner: Node) -> Node | None:
+            if _is_number(inner):
+                return EXPERT
+            if inner.op == "within" and inner.args[1].args == (_NO_GRAD,) and _is_whole(inner.args[0]):
+                return self._routing(inner.args[0])
+            return None
+
+        return rebuild(node, replace, renewed)
+
+    def _hits(self, hits: Node) -> None:
         """Check that the loop runs over the experts with tokens."""
-        hits = _HITS.fullmatch(self.text(loop.iter))
-        mask = _MASK.fullmatch(hits["mask"]) if hits else None
-        if hits is None or mask is None or not self.hidden:
-            raise OtherLoop("it does not run over the experts with tokens", loop)
-        self.index = self.parameter(mask["ids"] or mask["mask"], loop)
-        self.count, self.mask = mask["count"] or "", hits["mask"]
-        self.bind(loop.target.id, ast.Name(EXPERT, ast.Load()))  # type: ignore[attr-defined]
+        if hits.op == "squeeze" and hits.args[1:] == (constant(-1),):
+            hits = hits.args[0]
+        compared = hits.args[0] if hits.op == "nonzero" and is_constant(hits.args[1], value=False) else _NONE
+        summed = compared.args[1] if compared.op == "lt" and is_constant(compared.args[0], 0) else _NONE
+        mask = summed.args[0] if summed.op == "sum" and summed.args[1] == _LAST_TWO else _NONE
+        if mask.op != "permute" or mask.args[1] != _REVERSED or not is_constant(summed.args[2], value=False):
+            raise OtherLoop(f"it does not run over the experts with tokens (line {hits.lineno})")
+        self.mask, self.index = mask, mask.args[0]
+        if self.index.op == "one_hot":
+            self.index, self.count = self.index.args
+        if self.index.op != "argument":
+            raise OtherLoop(f"the ids are no parameter (line {mask.lineno})")
 
-    def computations(self, loop: ast.For) -> Iterator[Computation]:
-        """What an expert computes, each way that the loop can take."""
-        *steps, (last, detached) = self.flat(loop.body)
-        ways: list[tuple[str, list[ast.stmt]]] = [("", [])]
-        for statement, without_gradient in steps:
-            if self._is_routing(statement):
-                continue
-            if without_gradient:
-                raise OtherLoop("a computation without gradient", statement)
-            if isinstance(statement, ast.If) and statement.orelse and len(ways) == 1:
-                common, test = ways[0][1], self.text(statement.test)
-                ways = [(test, [*common, *statement.body]), ("", [*common, *statement.orelse])]
-                continue
-            if isinstance(statement, ast.If):
-                raise OtherLoop("a condition that leaves something out", statement)
-            for _, way in ways:
-                way.append(statement)
-        added = self._added(last)
-        if added is None or detached:
-            raise OtherLoop("it does not end with adding to the result", last)
-        for test, way in ways:
-            yield self._computation(way, added, test)
-
-    def after(self, statements: list[ast.stmt], loop: ast.For) -> None:
-        """Check what is returned: the result, in the dtype of the hidden states."""
-        text = self.text(statements[0]) if len(statements) == 1 else ""
-        plain = text == f"return {_RESULT}" and self.dtype == "hidden"
-        if not plain and text != f"return {_RESULT}.to({self.hidden}.dtype)":
-            raise OtherLoop("it returns something else", statements[0] if statements else loop)
-
-    def full(self, node: ast.AST) -> ast.expr:
-        """A copy in terms of parameters, attributes and names of the normal form."""
-        return _Full(self).visit(_copied(node))  # type: ignore[no-any-return]
-
-    def text(self, node: ast.AST) -> str:
-        """The same as source text, functions under their full names."""
-        return ast.unparse(_Dotted(self.scope).visit(self.full(node)))
-
-    def bind(self, name: str, value: ast.expr, *, detached: bool = False) -> None:
-        """Let a local name stand for a value."""
-        self.values[name] = value
-        if detached:
-            self.detached.add(name)
-
-    def parameter(self, name: str, node: ast.AST) -> str:
-        """``name``, if it is a parameter of the function."""
-        if name not in [argument.arg for argument in self.function.args.args[1:]]:
-            raise OtherLoop(f"{name} is no parameter", node)
-        return name
-
-    def _result_dtype(self, text: str | None, node: ast.AST) -> str:
-        if text in (None, f"{self.hidden}.dtype"):
+    def _start(self, start: Node) -> str:
+        """What the results are added up in."""
+        if start.op != "zeros_like" or start.args[0].op != "argument":
+            raise OtherLoop(f"it does not begin with zeros like a parameter (line {start.lineno})")
+        self.hidden, dtype, layout, device, *_ = start.args
+        if layout != _NONE or device not in (_NONE, Node("device", (self.hidden,))):
+            raise OtherLoop(f"the result is on another device (line {start.lineno})")
+        if dtype in (_NONE, Node("dtype", (self.hidden,))):
             return "hidden"
-        if text == "torch.float32":
-            return text.removeprefix("torch.")
-        name, _, attribute = str(text).partition(".")
-        if attribute != "dtype":
-            raise OtherLoop("the result has another dtype", node)
-        self.weights = self.parameter(name, node)
+        if dtype == FLOAT32:
+            return "float32"
+        if dtype.op != "dtype" or dtype.args[0].op != "argument":
+            raise OtherLoop(f"the result has another dtype (line {start.lineno})")
+        self.weights = dtype.args[0]
         return "weights"
 
-    def _is_routing(self, statement: ast.stmt) -> bool:
-        """Take in a statement that computes nothing: it names the expert or its tokens, or skips nobody."""
-        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-            target, value = statement.targets[0], self.text(statement.value)
-            if isinstance(target, ast.Name) and value == EXPERT:
-                self.bind(target.id, ast.Name(EXPERT, ast.Load()))
-                return True
-            if value in (f"torch.where({self.mask}[{EXPERT}]{end})" for end in ("", ".squeeze(0)")):
-                names = [each.id for each in getattr(target, "elts", []) if isinstance(each, ast.Name)]
-                if len(names) != 2:
-                    raise OtherLoop("an expert's tokens have other names", statement)
-                for name, role in zip(names, (_PLACE, _TOKEN), strict=True):
-                    self.bind(name, ast.Name(role, ast.Load()))
-                return True
+    def _rows(self, node: Node) -> Node:
+        """The graph in terms of the rows, their weights and what one expert has of what is stacked."""
+        row = Node("index", (self.mask, EXPERT))
+        found = [
+            Node("nonzero", (each, constant(True))) for each in (row, Node("squeeze", (row, constant(0))))
+        ]
+        places = {
+            Node("item", (each, constant(n))).key: (_PLACE, _TOKEN)[n] for each in found for n in (0, 1)
+        }
+        node = rebuild(node, lambda inner: places.get(inner.key), renewed)
+        return rebuild(node, self._row, renewed)
+
+    def _row(self, node: Node) -> Node | None:
+        if node.op == "dtype" and node.args[0] == self.hidden:
+            return Node("dtype", (STATES,))
+        if node.op == "reshape" and node.args[0] == Node("index", (self.hidden, _NONE, _TOKEN)):
+            width = Node("size", (self.hidden, constant(-1)))
+            return STATES if node.args[1:] == (Node("tuple", (constant(-1), width)),) else None
+        if node.op != "index":
+            return None
+        held, *place = node.args
+        if held == self.hidden and place == [_TOKEN]:
+            return STATES
+        if held.op == "argument" and place == [_TOKEN, _PLACE, _NONE] and self.weights in (_NONE, held):
+            self.weights = held
+            return ROUTING
+        if held.op not in ("attribute", "self") or len(place) != 1 or not _is_share(place[0], held):
+            return None
+        name = f"the expert's {held.value or 'module'}"
+        self.stacked[name] = held
+        return _argument(name).at(node.origin)
+
+    def _added(self, step: Node, dtype: str) -> Node:
+        """What an expert adds to the result, without a cast to its dtype."""
+        while step.op == "branch" and step.args[1].op == "carried" and self._skips_nobody(step.args[0]):
+            step = step.args[2]
+        if step.op != "index_add" or step.args[0].op != "carried" or step.args[1:3] != (constant(0), _TOKEN):
+            raise OtherLoop(f"it does not add every expert's rows to the result (line {step.lineno})")
+        added, alpha = step.args[3:]
+        if not is_constant(alpha, 1):
+            raise OtherLoop(f"it adds a multiple (line {step.lineno})")
+        kept = [Node("dtype", (step.args[0],)), FLOAT32 if dtype == "float32" else _NONE]
+        kept.append(Node("dtype", (STATES,)) if dtype == "hidden" else _NONE)
+        return added.args[0] if added.op == "cast" and added.args[1] in kept else added
+
+    def _skips_nobody(self, test: Node) -> bool:
+        """Whether only the sentinel's row is left out, or an expert without tokens."""
+        if _is_empty_test(test) == _TOKEN:
+            return True
         # Of a mask with E rows id E has none, of one with E + 1 rows it is the last.
-        last = self.count.removesuffix(" + 1")
-        skipped = [f"if {test}:\n    continue" for test in (f"{EXPERT} == {last}", f"{_TOKEN}.numel() == 0")]
-        return self.text(statement) in skipped
+        last = [number for number in test.args if number != EXPERT]
+        if test.op != "eq" or len(last) != 1 or self.count is None or not can_be_said(last[0]):
+            return False
+        return source(last[0]) in _counted(self.count)
 
-    def _added(self, statement: ast.stmt) -> ast.expr | None:
-        """What is added to the result, without a cast to its dtype."""
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if not isinstance(call, ast.Call) or len(call.args) != 3 or call.keywords:
-            return None
-        if [self.text(each) for each in (call.func, *call.args[:2])] != [
-            f"{_RESULT}.index_add_",
-            "0",
-            _TOKEN,
-        ]:
-            return None
-        added = call.args[2]
-        casts = [f".to({_RESULT}.dtype)"] + [f".to({self.hidden}.dtype)"] * (self.dtype == "hidden")
-        if isinstance(added, ast.Call) and self.text(added).endswith(tuple(casts)):
-            return added.func.value  # type: ignore[attr-defined, no-any-return]
-        return added
-
-    def _computation(self, way: list[ast.stmt], added: ast.expr, test: str) -> Computation:
-        for statement in way:
-            self._check_step(statement)
-        stacked: dict[str, str] = {}
-        rows = _Full(self, stacked)
-        body = [rows.visit(_copied(statement)) for statement in way]
-        body.append(ast.copy_location(ast.Return(rows.visit(_copied(added))), added))
-        left = {node.id for each in body for node in ast.walk(each) if isinstance(node, ast.Name)}
-        if left & {_RESULT, _TOKEN, _PLACE, EXPERT, self.hidden, self.index, self.weights}:
-            raise OtherLoop("the computation uses more than its rows", way[0] if way else added)
-        names = ["self", STATES, ROUTING, *stacked]
-        arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
-        function = ast.FunctionDef("expert", arguments, body, [], lineno=added.lineno, col_offset=0)
-        return Computation(ast.fix_missing_locations(function), stacked, test)
-
-    def _check_step(self, statement: ast.stmt) -> None:
-        """A step of the computation binds names of its own, which the next expert does not see."""
-        if not isinstance(statement, ast.Assign):
-            raise OtherLoop("a statement that is no assignment", statement)
-        taken = {*self.values, *(argument.arg for argument in self.function.args.args)}
-        for node in (node for target in statement.targets for node in ast.walk(target)):
-            if isinstance(node, ast.Name) and node.id in taken:
-                raise OtherLoop(f"it changes {node.id}", statement)
-            if not isinstance(node, ast.Name | ast.Tuple | ast.expr_context):
-                raise OtherLoop("it writes into something", statement)
+    def _check_effects(self, effects: list[Node], added: Node) -> None:
+        """All that the loop calls has to be part of what is added, or to ask for a number."""
+        parts = {node.key for node in walk(added)}
+        for effect in effects:
+            if effect.key not in parts and effect not in (EXPERT, _TOKEN) and not _asks(effect):
+                raise OtherLoop(f"it also calls something (line {effect.lineno})")
 
 
-def _copied(node: Any) -> Any:
-    # Five times as fast as copy.deepcopy.
-    if isinstance(node, list):
-        return [_copied(each) for each in node]
-    if not isinstance(node, ast.AST):
-        return node
-    return ast.copy_location(
-        type(node)(**{name: _copied(value) for name, value in ast.iter_fields(node)}), node
-    )
+def _counted(count: Node) -> list[str]:
+    """The number of a mask's rows, and that without the sentinel's, as source text."""
+    found = [count] if can_be_said(count) else []
+    if count.op == "add" and constant(1) in count.args:
+        found += [number for number in count.args if number != constant(1) and can_be_said(number)]
+    return [source(number) for number in found]
 
 
-class _Full(ast.NodeTransformer):
-    """Puts values in place of locals, and names of the normal form where the code means these.
-
-    An expert's share of what is stacked becomes a parameter, noted in ``stacked``, where that is given.
-    """
-
-    def __init__(self, reader: _Reader, stacked: dict[str, str] | None = None) -> None:
-        self.reader = reader
-        self.stacked = stacked
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        value = self.reader.values.get(node.id) if isinstance(node.ctx, ast.Load) else None
-        if value is None:
-            return node
-        if self.stacked is not None and node.id in self.reader.detached:
-            raise OtherLoop(f"{node.id} carries no gradient", node)
-        full = ast.copy_location(_copied(value), node)
-        return self.visit_Attribute(full) if isinstance(full, ast.Attribute) else full
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        if self.stacked is not None and ast.unparse(node) == f"{self.reader.hidden}.dtype":
-            node.value = ast.Name(STATES, ast.Load())
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        text = ast.unparse(node)
-        if text in (f"{EXPERT}.item()", f"int({EXPERT})"):
-            return ast.Name(EXPERT, ast.Load())
-        hidden = self.reader.hidden
-        if text == f"{hidden}[None, {_TOKEN}].reshape(-1, {hidden}.shape[-1])":
-            return ast.Name(STATES, ast.Load())
-        return node
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        self.generic_visit(node)
-        text = ast.unparse(node)
-        if text == f"{EXPERT}[0]":
-            return ast.Name(EXPERT, ast.Load())
-        if text == f"{self.reader.hidden}[{_TOKEN}]":
-            return ast.Name(STATES, ast.Load())
-        routed, share = _ROUTED.fullmatch(text), _SHARE.fullmatch(text)
-        if routed is not None and routed["weights"] == (self.reader.weights or routed["weights"]):
-            self.reader.weights = self.reader.parameter(routed["weights"], node)
-            return ast.Name(ROUTING, ast.Load())
-        if share is None or self.stacked is None:
-            return node
-        known = {source: name for name, source in self.stacked.items()}
-        name = known.get(share["held"], _STACKED.format(len(known)))
-        self.stacked[name] = share["held"]
-        return ast.copy_location(ast.Name(name, ast.Load()), node)
+def _is_number(node: Node) -> bool:
+    """Whether a node is the number of the loop's expert."""
+    if node.op == "each":
+        return True
+    if node.op == "item" and is_constant(node.args[1], 0):
+        return _is_number(node.args[0])
+    if node.op == "int":
+        return _is_number(node.args[0])
+    if node.op != "call":
+        return False
+    callee, *arguments = node.args
+    if callee.op == "getattr" and callee.value == "item" and not arguments:
+        return _is_number(callee.args[0])
+    return callee == Node("global", (), "builtins.int") and len(arguments) == 1 and _is_number(arguments[0])
 
 
-class _Dotted(ast.NodeTransformer):
-    """Writes what a module's names mean."""
+def _is_empty_test(test: Node) -> Node | None:
+    """What ``x.numel() == 0`` asks about."""
+    calls = [node for node in test.args if node.op == "call" and node.args[0].op == "getattr"]
+    if test.op != "eq" or constant(0) not in test.args or len(calls) != 1:
+        return None
+    callee = calls[0].args[0]
+    return callee.args[0] if callee.value == "numel" and len(calls[0].args) == 1 else None
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        full = self.scope.dotted(node)
-        if full and not full.startswith(":"):
-            return ast.Name(full, ast.Load())
-        return self.generic_visit(node)
+def _is_share(place: Node, held: Node) -> bool:
+    """Whether an index is the expert's number, or, of a module itself, a name made of it."""
+    if held.op == "attribute":
+        return place == EXPERT
+    named = place.op == "call" and place.args[0].op == "opaque" and place.args[1:] == (EXPERT,)
+    return named and _NUMBERED.fullmatch(str(place.args[0].value)) is not None
+
+
+def _asks(effect: Node) -> bool:
+    callee = effect.args[0] if effect.op == "call" else _NONE
+    return (
+        callee.op == "getattr" and callee.value == "numel" and len(effect.args) == 1
+    ) or callee.op == "opaque"
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether a node has whole numbers, which carry no gradient."""
+    while node.op in ("squeeze", "permute", "item", "index", "sum", "within"):
+        node = node.args[0]
+    return node.op in ("one_hot", "nonzero", "lt")

@@ -1,7 +1,7 @@
 """Gated MLPs: ``activation(gate) * up`` and its clamped relatives, whatever stands around it.
 
-Only the elementwise middle goes to a kernel, so projections may be fused, biased, quantised or wrapped, and what
-follows (dropout, norm, multipliers) stays upstream's. Which activation it is, is for the kernel to ask.
+Only the elementwise middle goes to a kernel, so projections may be fused, biased, quantised or wrapped, and
+what follows (dropout, norm, multipliers) stays upstream's. Which activation it is, is for the kernel to ask.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from veomni_hook.patches.graph import (
     source,
     walk,
 )
+from veomni_hook.patches.graph.text import can_be_said
 from veomni_hook.patches.idioms.projections import ACTIVATIONS, gated_products, holds_experts, is_activation
 from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
 from veomni_hook.patches.idioms.splice import free_name
-from veomni_hook.patches.idioms.takeover import Run, at_hand, blocks, called, guard, put_together, target
+from veomni_hook.patches.idioms.takeover import guard
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.graph.text import can_be_said
+from veomni_hook.patches.structure.runs import Run, at_hand, blocks, called, put_together, target
 from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "gated_mlp"
 CANDIDATES = (
-    "a class, other than experts, that uses gate_proj, up_proj and down_proj, or a fused gate_up projection, and an "
-    "activation; or one that multiplies an activated projection with a projection"
+    "Every class, other than experts, that uses gate_proj, up_proj and down_proj, or a fused gate_up "
+    "projection, and an activation; or that multiplies an activated projection with a projection."
 )
 
 _REFERENCE = "kernels/gated_mlp/reference.py"
@@ -83,14 +84,22 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for owner in view.classes.values():
         text = view.text(owner)
-        if " * " not in text or _ACTIVATES.search(text) is None or holds_experts(owner):
+        if _ACTIVATES.search(text) is None or holds_experts(owner):
             continue
-        methods = [method for name, method in view.methods(owner).items() if name != "__init__"]
-        products = [product for method in methods for product in gated_products(owner, method)]
+        methods = [
+            method
+            for name, method in view.methods(owner).items()
+            if name != "__init__" and _may_be_gated(view.text(method))
+        ]
+        products = gated_products(owner, methods) if methods else []
         attributes = set(_OWN.findall(text))
         fused = any("gate_up" in name for name in attributes)
         if products or fused or attributes >= _PROJECTIONS:
             yield from _sites(view, owner, methods, products)
+
+
+def _may_be_gated(text: str) -> bool:
+    return (" * " in text or "mul(" in text) and _ACTIVATES.search(text) is not None
 
 
 def _sites(
@@ -232,8 +241,9 @@ class _Search:
         if result is None or (name is None and not isinstance(last, ast.Return)):
             return None
         answer = ast.Return(result) if name is None else ast.Assign([ast.Name(name, ast.Store())], result)
+        gate = at_hand(called(result, self.kernel, "gate")) or self.method.args.args[1].arg
         asked = [
-            self.at_hand(result),
+            gate,
             *(ast.unparse(found.operands[n]) for n in ("activation",) if n in found.operands),
         ]
         slot = slot_name(OP, found.variant)

@@ -1,7 +1,7 @@
-"""The load-balancing loss of a mixture of experts: which functions compute it, and a kernel slot at their calls.
+"""The load-balancing loss of a mixture of experts: the functions that compute it, and a slot at their calls.
 
-The loss is written in several ways that agree up to rounding; each has a spelling beside the reference. Only the
-callee of a call changes, to ``slot.at(self, callee)``: there is a module that a kernel belongs to.
+The loss is written in several ways that agree up to rounding; each has a spelling beside the reference. Only
+the callee of a call changes, to ``slot.at(self, callee)``: there is a module that a kernel belongs to.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from veomni_hook.patches.idioms.splice import in_place
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.structure.calls import Calls, CallSite
+from veomni_hook.patches.structure.cases import Case
 from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "load_balancing_loss"
-CANDIDATES = "a function whose name contains load_balancing_loss"
+CANDIDATES = "Every function whose name contains load_balancing_loss."
 _VARIANT = "softmax_topk"
 _SPELLINGS = "kernels/load_balancing_loss/spellings.py"
 _NAME = "load_balancing_loss"
@@ -135,7 +136,7 @@ def _forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
             f"{parameters[-1]} is None": unmasked,
         }
         made = copy.deepcopy(function)
-        made.body = _Case(facts).block(made.body)
+        made.body = Case(facts).block(made.body)
         form = canonical(made, scope, body=made.body)
         if isinstance(form, Unknown):
             return form
@@ -157,71 +158,3 @@ def _parameters(function: FunctionNode, operands: dict[str, str]) -> str | None:
             return None
         texts.append(text if default is None else f"{text}={ast.unparse(default)}")
     return ", ".join(texts)
-
-
-class _Case(ast.NodeTransformer):
-    """Writes a function for one case: tests that it decides are gone, list comprehensions are loops.
-
-    Args:
-        facts: tests as text, with their outcomes.
-    """
-
-    def __init__(self, facts: Mapping[str, bool]) -> None:
-        self.facts = facts
-        self.before: list[ast.stmt] = []
-        self.count = 0
-
-    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements of a block that are left."""
-        made: list[ast.stmt] = []
-        for statement in statements:
-            outcome = self.outcome(statement.test) if isinstance(statement, ast.If) else None
-            if isinstance(statement, ast.If) and outcome is not None:
-                made += self.block(statement.body if outcome else statement.orelse)
-                continue
-            for name in ("body", "orelse"):
-                if inner := getattr(statement, name, None):
-                    setattr(statement, name, self.block(inner))
-            if not hasattr(statement, "body"):
-                self.visit(statement)
-            made += [*self.before, statement]
-            self.before = []
-        return made
-
-    def outcome(self, test: ast.expr) -> bool | None:
-        """What the facts say of a test."""
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            inner = self.outcome(test.operand)
-            return None if inner is None else not inner
-        if isinstance(test, ast.BoolOp):
-            decisive = isinstance(test.op, ast.Or)
-            found = [self.outcome(value) for value in test.values]
-            return decisive if decisive in found else None if None in found else not decisive
-        text = ast.unparse(test)
-        negated = text.replace(" is not ", " is ")
-        return not self.facts[negated] if text != negated and negated in self.facts else self.facts.get(text)
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        """What is added to a tensor that nobody else has is added in a new one."""
-        self.generic_visit(node)
-        function = node.func
-        if isinstance(function, ast.Attribute) and function.attr == "scatter_add_":
-            made = function.value
-            if isinstance(made, ast.Call) and ast.unparse(made.func) == "torch.zeros":
-                function.attr = "scatter_add"
-        return node
-
-    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        """A list that is filled by a loop in front of the statement; names in it do not count any more."""
-        generator = node.generators[0]
-        if len(node.generators) > 1 or generator.ifs or generator.is_async:
-            return node
-        self.count += 1
-        name = f"veomni_list_{self.count}"
-        empty, loop = ast.parse(f"{name} = ()\nfor each in (): {name} = {name} + (each,)").body
-        assert isinstance(loop, ast.For)  # noqa: S101
-        loop.target, loop.iter = generator.target, generator.iter
-        added = next(inner for inner in ast.walk(loop.body[0]) if isinstance(inner, ast.Tuple))
-        added.elts = [node.elt]
-        self.before += [empty, loop]
-        return ast.copy_location(ast.Name(name, ast.Load()), node)

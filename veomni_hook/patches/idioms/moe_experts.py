@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 
 from veomni_hook.patches.graph import (
-    ARGUMENT,
     FUNCTION,
     NUMBER,
     TENSOR,
@@ -33,21 +32,12 @@ from veomni_hook.patches.graph import (
     walk,
 )
 from veomni_hook.patches.graph.nodes import constant, rebuild
-from veomni_hook.patches.idioms.experts_loop import (
-    EXPERT,
-    ROUTING,
-    STATES,
-    Computation,
-    Loop,
-    OtherLoop,
-    read_loop,
-    statements_text,
-)
+from veomni_hook.patches.idioms.experts_loop import EXPERT, ROUTING, STATES, Loop, OtherLoop, read_loop
 from veomni_hook.patches.idioms.site import Site, Status, slot_name
 from veomni_hook.patches.idioms.splice import before_body, decorate, free_name
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.document import FunctionNode, has_docstring
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -79,13 +69,12 @@ _UNIFORM = {
 _RULES: Mapping[str, Rule] = {
     "act_fn": FUNCTION,
     "norm": FUNCTION,
-    "module": ARGUMENT,
     "alpha": NUMBER,
     "limit": NUMBER,
 }
 #: Variants that are recognised as a whole.
 _WHOLE = ("batched_gated", "shared_gated")
-_WHOLE_RULES = {**_RULES, "hidden_size": NUMBER, "num_experts": NUMBER}
+_WHOLE_RULES: Mapping[str, Rule] = {**_RULES, "hidden_size": NUMBER, "num_experts": NUMBER}
 _GROUPED = re.compile(
     r"(?P<rows>\w+) = (?P<inputs>\w+)\.split\((?P<expert_size>\w+), dim=0\)\n"
     r"(?P<parts>\w+) = \[\]\n"
@@ -165,99 +154,80 @@ def _init(owner: ast.ClassDef) -> Iterator[ast.AST]:
 def _recognised(
     view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, shapes: Mapping[str, list[str]]
 ) -> _Found:
-    try:
-        loop = read_loop(forward, view.scope)
-    except OtherLoop as other:
-        return _as_a_whole(view, owner, forward, shapes, str(other))
-    forms = [_form(view, owner, computation) for computation in loop.computations]
-    relied = (f"{owner.name}.__init__", *(name for form in forms for name in form.inlined))
-    if len(forms) == 2:
-        found = _or_identity(view, owner, shapes, loop, forms)
-    elif not loop.count:
-        found = _by_mask(view, owner, loop, forms[0])
-    else:
-        found = _uniform(loop, forms[0])
-        _check_count(loop, shapes)
-    routing = {"hidden_states": loop.hidden, "top_k_index": loop.index, "top_k_weights": loop.weights}
-    return _Found(found.variant, {**routing, **found.operands}, found.form, relied)
-
-
-def _hashed(loop: Loop, forms: Sequence[Form]) -> str:
-    text = " ".join([loop.dtype, *map(digest, forms)])
-    return blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _form(view: ModuleView, owner: ast.ClassDef, computation: Computation) -> Form:
-    function = computation.function
-    form = canonical(function, view.scope, owner, body=function.body)
+    if (grouped := _GROUPED.fullmatch(_plain_text(view, forward))) is not None:
+        return _grouped(grouped, shapes)
+    form = canonical(forward, view.scope, owner)
     if isinstance(form, Unknown):
-        raise _Miss(f"what an expert computes: {form.reason} (line {form.lineno})")
-    return replace(form, result=_with_floats(form.result))
+        raise _Miss(f"it is not followed: {form.reason} (line {form.lineno})")
+    if all(node.op != "loop" for node in walk(form.result)):
+        return _as_a_whole(form)
+    try:
+        loop = read_loop(form)
+    except OtherLoop as other:
+        raise _Miss(f"nearest gated: {other}") from None
+    ways = [_with_floats(way.node) for way in loop.ways]
+    if len(ways) == 2:
+        variant, operands = _or_identity(view, owner, shapes, loop)
+    elif len(ways) > 2:
+        raise _Miss("nearest gated_or_identity: it goes more than two ways")
+    elif loop.count is None:
+        variant, operands = _by_mask(view, owner, loop)
+    else:
+        variant, operands = _uniform(loop, shapes)
+    routing = {"hidden_states": loop.hidden, "top_k_index": loop.index, "top_k_weights": loop.weights}
+    text = " ".join([loop.dtype, *map(digest, ways)])
+    hashed = blake2b(text.encode(), digest_size=8).hexdigest()
+    return _Found(variant, routing | operands, hashed, (f"{owner.name}.__init__", *form.inlined))
 
 
-@cache
-def _pattern(function: str) -> Form:
-    form = reference_form(_REFERENCE, function)
-    return replace(form, result=_with_floats(form.result))
-
-
-def _with_floats(node: Node) -> Node:
-    """The graph with 1.0 for 1: all that an expert computes is computed from floating-point rows."""
-
-    def as_float(inner: Node) -> Node | None:
-        return constant(float(inner.value), inner.origin) if type(inner.value) is int else None
-
-    return rebuild(node, as_float, lambda changed: changed)
-
-
-def _uniform(loop: Loop, form: Form) -> _Found:
-    stacked = loop.computations[0].stacked
+def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str, str]]:
+    """One formula for every expert."""
     differences: list[tuple[int, float, str]] = []
     for variant, dtype in _UNIFORM.items():
-        bound = _bound(f"{variant}_expert", form, stacked)
-        if not isinstance(bound, Difference):
-            if dtype != loop.dtype:
-                raise _Miss(f"nearest {variant}: results are added up in {loop.dtype}, not {dtype}")
-            return _Found(variant, bound, _hashed(loop, [form]))
-        other = abs(_size(_pattern(f"{variant}_expert")) - _size(form))
-        differences.append((-other, bound.depth, f"nearest {variant}: {bound.text}"))
-    text = max(differences)[-1]
-    for name, held in {STATES: "rows", ROUTING: "weights", **stacked}.items():
-        text = text.replace(name, held)
-    raise _Miss(text)
-
-
-def _size(form: Form) -> int:
-    return sum(1 for _ in walk(form.result))
+        bound = _bound(f"{variant}_expert", loop, 0)
+        if isinstance(bound, Difference):
+            other = abs(_size(_pattern(f"{variant}_expert").result) - _size(loop.ways[0].node))
+            differences.append((-other, bound.depth, f"nearest {variant}: {bound.text}"))
+            continue
+        if dtype != loop.dtype:
+            raise _Miss(f"nearest {variant}: results are added up in {loop.dtype}, not {dtype}")
+        for held in loop.stacked.values():
+            # The mask has to have a row for every expert, the sentinel's aside.
+            count = shapes.get(str(held.value), ["something unknown"])[0]
+            if not loop.holds(count):
+                raise _Miss(f"nearest {variant}: self.{held.value} is stacked over {count}")
+        return variant, bound
+    raise _Miss(max(differences)[-1])
 
 
 def _or_identity(
-    view: ModuleView, owner: ast.ClassDef, shapes: Mapping[str, list[str]], loop: Loop, forms: Sequence[Form]
-) -> _Found:
+    view: ModuleView, owner: ast.ClassDef, shapes: Mapping[str, list[str]], loop: Loop
+) -> tuple[str, dict[str, str]]:
     """Real experts below a number, and some past it that return what they get."""
-    identity, real = loop.computations
-    gated = _bound("gated_expert", forms[1], real.stacked)
-    same = _bound("identity_expert", forms[0], identity.stacked)
-    module = "None"
+    gated, same, module = _bound("gated_expert", loop, 1), _bound("identity_expert", loop, 0), "None"
     if isinstance(same, Difference):
-        same = _bound("module_expert", forms[0], identity.stacked, {**_RULES, "module": FUNCTION})
+        same = _bound("module_expert", loop, 0, {"module": FUNCTION})
         module = same["module"] if isinstance(same, dict) else module
-        if isinstance(same, dict) and not _is_identity(view, owner, module):
-            raise _Miss(f"nearest gated_or_identity: {module} is no Identity")
     if isinstance(gated, Difference) or isinstance(same, Difference):
         text = gated.text if isinstance(gated, Difference) else same.text  # type: ignore[union-attr]
         raise _Miss(f"nearest gated_or_identity: {text}")
-    start, end = f"{EXPERT} >= ", f" or {gated['gate_up_proj']} is None"
-    if not identity.test.startswith(start) or not identity.test.endswith(end) or loop.dtype != "hidden":
-        raise _Miss(f"nearest gated_or_identity: chosen by {identity.test}")
-    number = identity.test.removeprefix(start).removesuffix(end)
+    if module != "None" and not _is_identity(view, owner, module):
+        raise _Miss(f"nearest gated_or_identity: {module} is no Identity")
+    test = loop.ways[0].tests[0][0]
+    past, absent = test.args if test.op == "or" and len(test.args) == 2 else (test, test)
+    number = source(past.args[0]) if past.op == "le" and past.args[1] == EXPERT else ""
+    if (
+        absent.op != "is"
+        or source(absent.args[0]) != gated["gate_up_proj"]
+        or absent.args[1] != constant(None)
+    ):
+        number = ""
     counts = [
         shapes.get(gated[name].removeprefix("self."), [""])[0] for name in ("gate_up_proj", "down_proj")
     ]
-    if counts != [loop.count, number]:
-        raise _Miss(f"nearest gated_or_identity: stacked over {' and '.join(counts)}")
-    operands = {**gated, "num_experts": number, "identity": module}
-    return _Found("gated_or_identity", operands, _hashed(loop, forms))
+    if not loop.holds(counts[0]) or counts[1] != number or loop.dtype != "hidden":
+        raise _Miss(f"nearest gated_or_identity: another choice of experts (line {test.lineno})")
+    return "gated_or_identity", {**gated, "num_experts": number, "identity": module}
 
 
 def _is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
@@ -271,14 +241,14 @@ def _is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
     return made == ["torch.nn.Identity"]
 
 
-def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop, form: Form) -> _Found:
+def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop) -> tuple[str, dict[str, str]]:
     """Experts that are modules of a dictionary, chosen by a mask."""
-    bound = _bound("module_expert", form, loop.computations[0].stacked)
+    bound = _bound("module_expert", loop, 0)
     if isinstance(bound, Difference):
         raise _Miss(f"nearest modules: {bound.text}")
     if not _is_numbered(view, owner) or loop.dtype != "hidden":
         raise _Miss("nearest modules: they are not a dictionary's only values, in order")
-    return _Found("modules", {"experts": "self.values()"}, _hashed(loop, [form]))
+    return "modules", {"experts": "self.values()"}
 
 
 def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
@@ -300,31 +270,9 @@ def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
     )
 
 
-def _as_a_whole(
-    view: ModuleView,
-    owner: ast.ClassDef,
-    forward: FunctionNode,
-    shapes: Mapping[str, list[str]],
-    other: str,
-) -> _Found:
-    """Experts without the loop."""
-    grouped = _GROUPED.fullmatch(statements_text(forward, view.scope))
-    if grouped is not None:
-        weight = grouped["weight"]
-        if shapes.get(weight, [""])[0] != grouped["count"]:
-            raise _Miss(f"nearest grouped_linear: {weight} is not stacked over {grouped['count']}")
-        operands = {
-            "inputs": grouped["inputs"],
-            "expert_size": grouped["expert_size"],
-            "weight": f"self.{weight}",
-        }
-        return _Found("grouped_linear", operands, digest(_pattern("grouped_linear")))
-    if any(isinstance(node, ast.For | ast.While) for node in ast.walk(forward)):
-        raise _Miss(f"nearest gated: {other}")
-    form = canonical(forward, view.scope, owner)
-    if isinstance(form, Unknown):
-        raise _Miss(f"{other}; {form.reason} (line {form.lineno})")
-    differences = [(0.0, other)]
+def _as_a_whole(form: Form) -> _Found:
+    """Experts without a loop."""
+    differences: list[tuple[float, str]] = []
     for variant in _WHOLE:
         formula = reference_form(_REFERENCE, variant)
         made = match(formula, form, {name: _WHOLE_RULES.get(name, TENSOR) for name in formula.arguments})
@@ -335,26 +283,57 @@ def _as_a_whole(
     raise _Miss(max(differences)[1])
 
 
+def _plain_text(view: ModuleView, forward: FunctionNode) -> str:
+    """The body of a function as normalised source text, torch's functions under their full names."""
+    body = forward.body[1:] if has_docstring(forward) else forward.body
+    copied = ast.parse("\n".join(map(ast.unparse, body)))
+    for node in ast.walk(copied):
+        if isinstance(node, ast.Call) and view.scope.dotted(node.func).startswith("torch."):
+            node.func = ast.Name(view.scope.dotted(node.func))
+    return ast.unparse(copied)
+
+
+def _grouped(found: re.Match[str], shapes: Mapping[str, list[str]]) -> _Found:
+    """Lists of rows and results, which the graph does not follow."""
+    weight, count = found["weight"], found["count"]
+    if shapes.get(weight, [""])[0] != count:
+        raise _Miss(f"nearest grouped_linear: self.{weight} is not stacked over {count}")
+    operands = {"inputs": found["inputs"], "expert_size": found["expert_size"], "weight": f"self.{weight}"}
+    return _Found("grouped_linear", operands, digest(reference_form(_REFERENCE, "grouped_linear")))
+
+
 def _bound(
-    pattern: str, form: Form, stacked: Mapping[str, str], rules: Mapping[str, Rule] = _RULES
+    pattern: str, loop: Loop, way: int, more: Mapping[str, Rule] | None = None
 ) -> dict[str, str] | Difference:
     """What the operands of one expert's formula are for all experts, as source text."""
+    share = Rule("an expert's share", lambda node: node.op == "argument" and node.value in loop.stacked)
+    rules = {"states": Rule("the rows", STATES.__eq__), "routing": Rule("their weights", ROUTING.__eq__)}
     formula = _pattern(pattern)
-    made = match(formula, form, {name: rules.get(name, ARGUMENT) for name in formula.arguments})
+    rules |= {name: _RULES.get(name, share) for name in formula.arguments[2:]} | dict(more or {})
+    made = match(formula.result, _with_floats(loop.ways[way].node), rules)
     if isinstance(made, Difference):
         return made
-    operands = {name: source(made.bindings[name], "self") for name in formula.arguments}
-    if (operands.pop("states"), operands.pop("routing")) != (STATES, ROUTING):
-        return Difference("expected the rows and their weights in other places", 0)
-    return {name: stacked.get(text, text) for name, text in operands.items()}
+    held = {name: made.bindings[name] for name in formula.arguments[2:]}
+    return {name: source(loop.stacked.get(str(node.value), node)) for name, node in held.items()}
 
 
-def _check_count(loop: Loop, shapes: Mapping[str, list[str]]) -> None:
-    """What is stacked has to hold as many experts as the mask has rows, the sentinel's aside."""
-    for held in loop.computations[0].stacked.values():
-        count = shapes.get(held.removeprefix("self."), ["something unknown"])[0]
-        if loop.count.removesuffix(" + 1") != count:
-            raise _Miss(f"{held} is stacked over {count}, the mask over {loop.count}")
+@cache
+def _pattern(function: str) -> Form:
+    form = reference_form(_REFERENCE, function)
+    return replace(form, result=_with_floats(form.result))
+
+
+def _with_floats(node: Node) -> Node:
+    """The graph with 1.0 for 1: all that an expert computes is computed from floating-point rows."""
+
+    def as_float(inner: Node) -> Node | None:
+        return constant(float(inner.value), inner.origin) if type(inner.value) is int else None
+
+    return rebuild(node, as_float, lambda changed: changed)
+
+
+def _size(node: Node) -> int:
+    return sum(1 for _ in walk(node))
 
 
 def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: _Found) -> Site:

@@ -1,7 +1,7 @@
 """Routers of experts: from the logits to the weights and indices of each token's experts.
 
-The guard stands where the logits are known: the projection before it and casts, scaling and the order of what is
-returned after it are upstream's.
+The guard stands where the logits are known: the projection before it, and casts, scaling and the order of
+what is returned after it are upstream's.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from veomni_hook.patches.graph.normal import renewed
 from veomni_hook.patches.graph.text import can_be_said
 from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
 from veomni_hook.patches.idioms.splice import free_name
-from veomni_hook.patches.idioms.takeover import Run, at_hand, guard, loaded, replaced, target
+from veomni_hook.patches.idioms.takeover import guard
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.structure.runs import Run, at_hand, loaded, replaced, target
 from veomni_hook.patches.structure.scope import bound_names
 from veomni_hook.patches.text.document import FunctionNode
 
@@ -45,8 +46,8 @@ __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "moe_router"
 CANDIDATES = (
-    "the forward of a class whose name contains Router, Gate or Gating, or a method whose name contains route, that "
-    "calls topk"
+    "Every forward of a class whose name contains Router, Gate or Gating, and every method whose name "
+    "contains route, that calls topk."
 )
 _REFERENCE = "kernels/moe_router/reference.py"
 _VARIANTS = ("grouped_topk", "biased_topk", "softmax_topk", "topk_softmax")
@@ -107,7 +108,9 @@ def _patterns() -> tuple[_Pattern, ...]:
         if "normalise" in form.arguments:
             test = Node("argument", (), "normalise")
             for outcome in (True, False):
-                found.append(_Pattern(variant, decided(node, test, outcome=outcome), (("normalise", outcome),)))
+                found.append(
+                    _Pattern(variant, decided(node, test, outcome=outcome), (("normalise", outcome),))
+                )
         if "epsilon" in form.arguments:
             found.append(_Pattern(variant, rebuild(node, _without_epsilon, renewed), (("epsilon", 0.0),)))
     return tuple(found)
@@ -132,8 +135,8 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _flat(node: Node, *, prove: bool = True) -> Node:
     """One spelling of what is the same for ``[tokens, experts]``.
 
-    The last dimension is -1, a softmax in another dtype is one of a cast, parts of a result go by number, and what
-    is divided by its own sum in place is as in a new tensor.
+    The last dimension is -1, a softmax in another dtype is one of a cast, parts of a result go by number,
+    and what is divided by its own sum in place is as in a new tensor.
 
     Args:
         prove: leave alone the dimensions of what may have been given more than two.
@@ -196,7 +199,11 @@ class _Search:
                 for found in self.at(Run(self.method, body, first, last)):
                     if (splices := self.route(found)) is not None:
                         return self.routed(found, splices, target)
-        reason = self.nearest.text if self.nearest is not None else "no two locals hold weights and indices of a top k"
+        reason = (
+            self.nearest.text
+            if self.nearest is not None
+            else "no two locals hold weights and indices of a top k"
+        )
         return Site(OP, target, Status.MISSED, reason=reason, lineno=self.method.lineno)
 
     def at(self, run: Run, *, whole: bool = False) -> Iterator[_Found]:
@@ -213,7 +220,9 @@ class _Search:
         # What does more than compute is nothing that a kernel stands in for.
         if not isinstance(form, Form) or (form.effects and not whole):
             return
-        held = [(name, _flat(node, prove=not whole)) for name, node in zip(names, form.result.args, strict=True)]
+        held = [
+            (name, _flat(node, prove=not whole)) for name, node in zip(names, form.result.args, strict=True)
+        ]
         calls = {node for _, value in held for node in walk(value) if node.op == "call"}
         for index_name, indices in held:
             for weight_name, weights in held if indices.op == "item" else ():
@@ -240,12 +249,18 @@ class _Search:
         """A value, and what its name's statement casts or scales, if that is the last one."""
         yield node
         inside = set(ast.walk(run.statements[-1])) if target(run.statements[-1]) == name else set()
-        yield from (inner for inner in walk(*node.args) if inner.origin is not None and inner.origin in inside)
+        yield from (
+            inner for inner in walk(*node.args) if inner.origin is not None and inner.origin in inside
+        )
 
     def rest(self, run: Run, name: str, inner: Node) -> ast.stmt | None:
         """The last statement of a run, with ``name`` in the place of a part of its value."""
-        value = replaced(getattr(run.statements[-1], "value", None), inner.origin, ast.Name(name, ast.Load()))
-        return ast.Assign([ast.Name(name, ast.Store())], value)
+        value = getattr(run.statements[-1], "value", None)
+        if not isinstance(value, ast.expr) or inner.origin is None:
+            return None
+        return ast.Assign(
+            [ast.Name(name, ast.Store())], replaced(value, inner.origin, ast.Name(name, ast.Load()))
+        )
 
     def form(self, run: Run, names: list[str]) -> Form | Unknown:
         result = ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
@@ -254,12 +269,14 @@ class _Search:
         return canonical(made, self.view.scope, self.owner, body=made.body)
 
     def route(self, found: _Found) -> tuple[Splice, ...] | None:
-        """The guard that computes what a run does; None if the code around it does not let one stand there."""
+        """The guard for a run; None if the code around it does not let one stand there."""
         operands = self.operands(found)
         if operands is None:
             return None
         kernel = free_name(self.method, "kernel")
-        answer = ast.parse(f"{found.weights}, {found.indices} = {kernel}({', '.join(operands.values())})").body
+        answer = ast.parse(
+            f"{found.weights}, {found.indices} = {kernel}({', '.join(operands.values())})"
+        ).body
         if found.rest is not None:
             others = set(loaded([found.rest])) - {found.weights, found.indices}
             if others & bound_names(found.run.statements):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.text.document import FunctionNode
 
@@ -21,7 +21,7 @@ _RESHAPING = frozenset("chunk clamp float reshape split to type unbind unflatten
 
 
 def holds_experts(owner: ast.ClassDef) -> bool:
-    """Whether a class has the weights of several experts: by its name, or by parameters of three dimensions."""
+    """Whether a class holds the weights of several experts: by name, or in parameters of three dimensions."""
     if _EXPERTS.search(owner.name):
         return True
     for node in ast.walk(owner):
@@ -43,11 +43,10 @@ def is_activation(callee: ast.expr) -> bool:
     return bool(_ACTIVATION.search(name)) if name else _last_name(callee) in ACTIVATIONS
 
 
-def gated_products(owner: ast.ClassDef, function: FunctionNode) -> list[ast.expr]:
-    """The products in a method of an activated projection and a projection, or of halves of one."""
-    if not any(isinstance(node, ast.Call) and is_activation(node.func) for node in ast.walk(function)):
-        return []
-    return list(_Flow(owner).products(function.body))
+def gated_products(owner: ast.ClassDef, methods: Iterable[FunctionNode]) -> list[ast.expr]:
+    """The products in methods of an activated projection and a projection, or of halves of one."""
+    flow = _Flow(owner)
+    return [product for method in methods for product in flow.of(method)]
 
 
 class _Flow:
@@ -62,6 +61,11 @@ class _Flow:
             if (name := _of_self(target))
         }
         self.locals: dict[str, str] = {}
+
+    def of(self, method: FunctionNode) -> list[ast.expr]:
+        """The products of one method."""
+        self.locals = {}
+        return list(self.products(method.body))
 
     def products(self, body: list[ast.stmt]) -> Iterator[ast.expr]:
         for statement in body:

@@ -28,7 +28,10 @@ from veomni_hook.patches.graph import (
     reference_form,
     source,
 )
-from veomni_hook.patches.graph.text import can_be_said
+from veomni_hook.patches.graph import (
+    find as occurrences,
+)
+from veomni_hook.patches.graph.text import brief, can_be_said
 from veomni_hook.patches.idioms.site import Site, Status, slot_name
 from veomni_hook.patches.idioms.splice import before_body, before_statement, free_name
 from veomni_hook.patches.idioms.view import ModuleView
@@ -118,7 +121,7 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Site:
         return Site(OP, target, Status.MISSED, reason=routes.reason, form=digest(form), lineno=forward.lineno)
     code = "\n".join(_guard(route, form.receiver, free_name(forward, "kernel")) for route in routes)
     variants = list(dict.fromkeys(route.variant for route in routes))
-    comment = f"veomni-hook: {OP}/{'|'.join(variants)}"
+    comment = f"{OP}/{'|'.join(variants)}"
     place = (
         before_statement(view, forward, body[0], code, comment)
         if checks
@@ -173,7 +176,7 @@ def _routes(form: Form) -> list[_Route] | _Miss:
 
 
 def _recognised(form: Form, tests: tuple[tuple[Node, bool], ...]) -> _Route | _Miss:
-    nearest = _Miss("it computes none of the known formulas")
+    nearest = _Miss("", -1.0)
     for variant, pattern in _patterns():
         made = match(pattern, form, _RULES)
         if isinstance(made, Match):
@@ -181,6 +184,12 @@ def _recognised(form: Form, tests: tuple[tuple[Node, bool], ...]) -> _Route | _M
             return _Route(variant, tests, bindings)
         if made.depth > nearest.depth:
             nearest = _Miss(f"nearest: {variant}; {made.text}", made.depth)
+    if nearest.depth > 0:
+        return nearest
+    for variant, pattern in _patterns():
+        if any(occurrences(pattern, form, _RULES)):
+            found = f"{brief(form.result)} (line {form.result.lineno})"
+            return _Miss(f"nearest: {variant}; expected nothing after it, found {found}")
     return nearest
 
 

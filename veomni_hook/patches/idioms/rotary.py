@@ -15,7 +15,6 @@ from functools import cache
 from importlib.resources import files
 
 from veomni_hook.patches.graph import (
-    ARGUMENT,
     TENSOR,
     Match,
     Node,
@@ -27,6 +26,7 @@ from veomni_hook.patches.graph import (
     reference_form,
     source,
 )
+from veomni_hook.patches.graph.inline import receiver_name
 from veomni_hook.patches.idioms.site import Site, Status, slot_name
 from veomni_hook.patches.idioms.splice import before_body, free_name, in_place
 from veomni_hook.patches.idioms.view import ModuleView
@@ -46,7 +46,7 @@ _REFERENCES = "kernels/rotary/reference.py"
 # Decorators of transformers that note a function for its own kernels.
 _NOTES = "use_kernel"
 # Upstream may say in the code what others leave to the caller.
-_PLACE = Rule("an argument or a whole number", lambda n: n.op == "argument" or type(n.value) is int)
+_PLACE = Rule("an argument or a literal", lambda node: node.op in ("argument", "constant"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _method(view: ModuleView, definition: Definition, known: _Known) -> Site:
     """The row of a method: it asks in front of its body."""
     node = definition.node
     assert isinstance(node, FunctionNode)  # noqa: S101
-    receiver = node.args.args[0].arg
+    receiver = receiver_name(node)
     slot = SlotSpec(slot_name(OP, known.variant), OP, known.variant)
     kernel = free_name(node, "kernel")
     operands = ", ".join(source(bound, receiver) for bound in known.bindings.values())
@@ -185,8 +185,8 @@ def _known(view: ModuleView, definition: Definition) -> _Known | Site:
     nearest, depth = "", -1.0
     for name in _variants():
         pattern = reference_form(_REFERENCES, name)
-        rules = dict.fromkeys(pattern.arguments, TENSOR if form.receiver else ARGUMENT)
-        made = match(pattern, form, {**rules, "unsqueeze_dim": _PLACE})
+        rules = {**dict.fromkeys(pattern.arguments, TENSOR), "unsqueeze_dim": _PLACE}
+        made = match(pattern, form, rules)
         if isinstance(made, Match):
             bindings = {operand: made.bindings[operand] for operand in pattern.arguments}
             parameters = "" if form.receiver else _parameters(node, bindings)
@@ -203,13 +203,14 @@ def _unsuited(view: ModuleView, definition: Definition) -> str:
     node, parent = definition.node, definition.parents[-1]
     assert isinstance(node, FunctionNode)  # noqa: S101
     for decorator in node.decorator_list:
-        if not ast.unparse(decorator).rpartition(".")[2].startswith(_NOTES):
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if not ast.unparse(called).rpartition(".")[2].startswith(_NOTES):
             return f"it is decorated with {ast.unparse(decorator)}"
     if isinstance(parent, ast.ClassDef):
-        return "" if node.args.args else "a method without an instance"
-    if parent is not view.document.tree:
-        return "it is defined inside another block"
-    return "" if node.name in view.scope.functions else "the module binds its name more than once"
+        return "" if receiver_name(node) else "a method without an instance"
+    if view.scope.functions.get(node.name) is not node:
+        return "it is not the only definition of its name, at the top level"
+    return ""
 
 
 def _parameters(function: FunctionNode, bindings: Mapping[str, Node]) -> str | None:

@@ -1,165 +1,25 @@
-"""A run of statements that a kernel can stand in for, and the guard that lets it.
+"""The guard that lets a kernel stand in for a run of statements.
 
-A run is simple assignments of one block and the statement after them. Where the function goes straight on to
-its ``return``, the guard returns what the function would, and upstream's lines stay as they are; elsewhere the
-run goes to the ``else`` of the guard. What the guard says is put together from upstream's own expressions:
-each is evaluated once, and calls keep their order.
+Where the function goes straight on to its ``return``, the guard returns what the function would, and
+upstream's lines stay as they are; elsewhere the run goes to the ``else`` of the guard.
 """
 
 from __future__ import annotations
 
 import ast
-import copy
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 from veomni_hook.patches.idioms.site import Splice
 from veomni_hook.patches.idioms.splice import before_statement
 from veomni_hook.patches.idioms.view import ModuleView
-from veomni_hook.patches.report import one_line
-from veomni_hook.patches.structure.scope import bound_names, local_names
-from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.structure.runs import Run, loaded, put_together, target
+from veomni_hook.patches.structure.scope import bound_names
 from veomni_hook.patches.text.reindent import string_lines
 
-__all__ = ["Run", "at_hand", "blocks", "called", "guard", "loaded", "put_together", "replaced", "target"]
+__all__ = ["guard"]
 
 # Beyond this a guard would repeat more of upstream than it adds.
 _LONGEST_TAIL = 4
-_OPAQUE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda, ast.comprehension)
-_COMPUTES = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
-_LAZY = (ast.IfExp, ast.BoolOp)
-_Node = TypeVar("_Node", bound=ast.AST)
-
-
-@dataclass(frozen=True)
-class Run:
-    """The statements ``block[first:last + 1]`` of ``function``."""
-
-    function: FunctionNode
-    block: list[ast.stmt]
-    first: int
-    last: int
-
-    @property
-    def statements(self) -> list[ast.stmt]:
-        """The run itself, at least one statement."""
-        return self.block[self.first : self.last + 1]
-
-    @property
-    def tail(self) -> list[ast.stmt]:
-        """What follows it in its block."""
-        return self.block[self.last + 1 :]
-
-    def longer(self, limit: int) -> Iterator[Run]:
-        """The run, and the runs of up to ``limit`` statements that begin one assignment earlier each."""
-        for first in range(self.first, max(self.last - limit, -1), -1):
-            if first != self.first and target(self.block[first]) is None:
-                return
-            yield Run(self.function, self.block, first, self.last)
-
-    def as_function(self) -> ast.FunctionDef:
-        """A function of the locals that the run reads, ``self`` first, that returns the last statement's value."""
-        *before, last = self.statements
-        value = getattr(last, "value", None)
-        local = local_names(self.function)
-        owner = [argument.arg for argument in self.function.args.args[:1]]
-        names = dict.fromkeys([*owner, *(name for name in loaded([*before, value]) if name in local)])
-        arguments = ast.arguments(
-            posonlyargs=[], args=[ast.arg(name) for name in names], kwonlyargs=[], kw_defaults=[], defaults=[]
-        )
-        made = ast.FunctionDef(
-            name=self.function.name,
-            args=arguments,
-            body=[*before, ast.copy_location(ast.Return(value), last)],
-            decorator_list=[],
-        )
-        return ast.copy_location(made, self.function)
-
-
-def blocks(function: FunctionNode) -> Iterator[list[ast.stmt]]:
-    """Every list of statements of a function, outside functions and classes in it."""
-    pending: list[list[ast.stmt]] = [function.body]
-    while pending:
-        block = pending.pop()
-        yield block
-        for statement in block:
-            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                inner = (getattr(statement, name, None) for name in ("body", "orelse", "finalbody"))
-                pending += [each for each in inner if each]
-
-
-def target(statement: ast.stmt) -> str | None:
-    """The one name that a statement assigns a plain expression to; None if it does anything else."""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        name = statement.targets[0]
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        name = statement.target
-    else:
-        return None
-    return name.id if isinstance(name, ast.Name) and not _opaque(statement) else None
-
-
-def put_together(
-    statements: Sequence[ast.stmt],
-    taken: ast.expr | None = None,
-    operands: Mapping[str, ast.expr] | None = None,
-    kernel: str = "",
-) -> ast.expr | None:
-    """The value of the last of ``statements`` as one expression over what is known before the first.
-
-    Args:
-        statements: simple assignments and a last statement that has a value.
-        taken: the expression in them that is computed by calling ``kernel`` with ``operands``.
-        operands: upstream's expressions, wherever in ``statements``, by the names that the kernel has for
-            them; names, attributes and literals that stand nowhere there are taken as they are.
-
-    Returns:
-        None where something would be computed twice or not at all, or calls made in another order.
-    """
-    value = getattr(statements[-1], "value", None)
-    if not isinstance(value, ast.expr) or _opaque(statements[-1]) or None in map(target, statements[:-1]):
-        return None
-    builder = _Builder()
-    for statement in statements[:-1]:
-        builder.assign(statement)
-    result = builder.build(value)
-    given = [node for each in statements for node in _computed(getattr(each, "value"))]  # noqa: B009
-    if taken is not None and operands is not None:
-        whole = builder.built.get(taken)
-        foreign = any(node not in builder.built and any(_computed(node)) for node in operands.values())
-        if whole is None or foreign:
-            return None
-        inputs = {name: builder.built.get(node, node) for name, node in operands.items()}
-        fused = {builder.upstream[node] for node in _computed(whole, stop=inputs.values())}
-        given = [node for node in given if node not in fused]
-        result = _replace(result, whole, _call(kernel, inputs, [builder.built[node] for node in given]))
-    made = [node for each in _computed(result) if (node := builder.upstream.get(each)) is not None]
-    calls = [node for node in made if isinstance(node, ast.Call)]
-    kept = calls == [node for node in given if isinstance(node, ast.Call)]
-    return result if kept and not builder.skips and Counter(made) == Counter(given) else None
-
-
-def called(whole: ast.expr, kernel: str, name: str) -> ast.expr:
-    """What a kernel is called with first, or under ``name``, in an expression of `put_together`."""
-    calls = (node for node in ast.walk(whole) if isinstance(node, ast.Call))
-    call = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == kernel)
-    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None) or call.args[0]
-
-
-def at_hand(node: ast.expr | None) -> str | None:
-    """The name of a tensor that an expression is made of, for a kernel to decide by; None if none is seen."""
-    while node is not None and not isinstance(node, ast.Name):
-        node = _inner(node)
-    return node.id if node is not None else None
-
-
-def replaced(whole: ast.expr, part: ast.expr, by: ast.expr) -> ast.expr:
-    """A copy of an expression with another in the place of a part of it."""
-    builder = _Builder()
-    made = builder.build(whole)
-    return _replace(made, builder.built[part], by)
 
 
 def guard(
@@ -203,7 +63,7 @@ def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
         if target(each) is None or bound & set(loaded([each])) - {target(each)}:
             return []
     targets = [target(each) for each in found]
-    # Of two assignments to one name the first is not what stays; what reads its own name reads the first value.
+    # Of two assignments to one name the second is what stays, and what it reads is the first.
     return found if len(set(targets)) == len(names) == len(found) else []
 
 
@@ -235,129 +95,15 @@ def _with_else(view: ModuleView, run: Run, code: str, comment: str) -> tuple[Spl
     return splices
 
 
-class _Builder:
-    """Copies expressions with the names in them replaced by what has been assigned to them."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, ast.expr] = {}
-        self.built: dict[ast.AST, ast.expr] = {}
-        self.upstream: dict[ast.AST, ast.AST] = {}
-        #: Whether something was put where it is not always evaluated.
-        self.skips = False
-        self._depth = 0
-
-    def assign(self, statement: ast.stmt) -> None:
-        name = target(statement)
-        value = getattr(statement, "value", None)
-        if name is not None and isinstance(value, ast.expr):
-            self.known[name] = self.build(value)
-
-    def build(self, node: ast.expr) -> ast.expr:
-        made = self._build(node)
-        self.built[node] = made
-        return made
-
-    def _build(self, node: ast.expr) -> ast.expr:
-        if isinstance(node, ast.Name) and node.id in self.known:
-            made = self.known[node.id]
-            self.skips |= self._depth > 0 and any(True for _ in _computed(made))
-            return made
-        self._depth += isinstance(node, _LAZY)
-        made = self._copy(node)
-        self._depth -= isinstance(node, _LAZY)
-        self.upstream[made] = node
-        return made
-
-    def _copy(self, node: _Node) -> _Node:
-        made = copy.copy(node)
-        for field, value in ast.iter_fields(node):
-            if isinstance(value, list):
-                setattr(made, field, [self._part(item) for item in value])
-            else:
-                setattr(made, field, self._part(value))
-        return made
-
-    def _part(self, value: object) -> object:
-        if isinstance(value, ast.expr):
-            return self.build(value)
-        return self._copy(value) if isinstance(value, ast.AST) else value
-
-
-def _computed(node: ast.AST, stop: Iterable[ast.AST] = ()) -> Iterator[ast.AST]:
-    """What is computed in an expression, in order; not in the expressions of ``stop``."""
-    if any(node is each for each in stop):
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _computed(child, stop)
-    if isinstance(node, _COMPUTES):
-        yield node
-
-
-def _call(kernel: str, operands: Mapping[str, ast.expr], order: Sequence[ast.expr]) -> ast.Call:
-    """A call of the kernel that evaluates its operands in the given order: by keywords, if need be."""
-    position = {node: number for number, node in enumerate(order)}
-    places = {
-        name: min((position.get(each, len(order)) for each in _computed(node)), default=len(order))
-        for name, node in operands.items()
-    }
-    function = ast.Name(kernel, ast.Load())
-    computed = [place for place in places.values() if place < len(order)]
-    if computed == sorted(computed):
-        return ast.Call(function, list(operands.values()), [])
-    names = sorted(operands, key=lambda name: places[name])
-    return ast.Call(function, [], [ast.keyword(name, operands[name]) for name in names])
-
-
-def _replace(node: _Node, old: _Node, new: _Node) -> _Node:
-    if node is old:
-        return new
-    for field, value in ast.iter_fields(node):
-        if isinstance(value, list):
-            setattr(
-                node,
-                field,
-                [_replace(item, old, new) if isinstance(item, ast.AST) else item for item in value],
-            )
-        elif isinstance(value, ast.AST):
-            setattr(node, field, _replace(value, old, new))
-    return node
-
-
 def _indented(statements: Iterable[ast.stmt]) -> str:
     return "\n".join(f"    {_text(ast.fix_missing_locations(each))}" for each in statements)
 
 
 def _text(statement: ast.stmt) -> str:
-    if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple) and len(statement.value.elts) > 1:
+    if (
+        isinstance(statement, ast.Return)
+        and isinstance(statement.value, ast.Tuple)
+        and len(statement.value.elts) > 1
+    ):
         return f"return {', '.join(map(ast.unparse, statement.value.elts))}"
     return ast.unparse(statement)
-
-
-def _inner(node: ast.expr) -> ast.expr | None:
-    """What an expression is made of first: the argument of a call, the receiver of a method."""
-    if isinstance(node, ast.Call):
-        if node.args:
-            return node.args[0]
-        return node.func.value if isinstance(node.func, ast.Attribute) else None
-    if isinstance(node, ast.BinOp):
-        return node.left
-    # The first of several parts is no tensor, the tensor that is cut is one.
-    if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
-        return node.value
-    return None
-
-
-def _opaque(node: ast.AST) -> bool:
-    return any(isinstance(each, _OPAQUE) for each in ast.walk(node))
-
-
-def loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]:
-    """Every name that the code reads, in the order of the text."""
-    found: list[str] = []
-    for node in nodes:
-        if any(node is each for each in skip):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            found.append(node.id)
-        found += loaded(ast.iter_child_nodes(node), skip)
-    return found

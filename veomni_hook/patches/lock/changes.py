@@ -51,7 +51,7 @@ class Change:
         result: what happened, one of this module's constants.
         detail: the same in a sentence.
         matters: whether somebody has to look at it.
-        diff: the unified diff of the definitions; empty where no text changed.
+        diffs: a unified diff for each of its definitions whose text changed.
     """
 
     module: str
@@ -60,7 +60,12 @@ class Change:
     result: str
     detail: str
     matters: bool
-    diff: str = ""
+    diffs: tuple[str, ...] = ()
+
+    @property
+    def diff(self) -> str:
+        """The diffs of all definitions as one text; empty where no text changed."""
+        return "".join(self.diffs)
 
 
 def compare(old: Lock, new: Lock) -> list[Change]:
@@ -127,8 +132,8 @@ def _site(old: Lock, new: Lock, one: Placed, other: Placed) -> Iterator[Change]:
         result, detail = LINE, lines
     if result:
         matters = result in MATTERS
-        diff = _diff(old, new, one.module, other.module, names)
-        yield Change(one.module, one.site.op, one.site.target, result, detail, matters, diff)
+        diffs = _diffs(old, new, one.module, other.module, names)
+        yield Change(one.module, one.site.op, one.site.target, result, detail, matters, diffs)
 
 
 def _verdict(
@@ -155,12 +160,12 @@ def _lost(old: Lock, new: Lock, one: Placed) -> Change:
         return Change(one.module, site.op, site.target, GONE, "the module is not there", matters=True)
     reason = module.unrouted.get((site.op, site.target))
     if reason is not None:
-        diff = _diff(old, new, one.module, one.module, names)
-        return Change(one.module, site.op, site.target, NOT_ROUTED, reason, matters=True, diff=diff)
+        diffs = _diffs(old, new, one.module, one.module, names)
+        return Change(one.module, site.op, site.target, NOT_ROUTED, reason, matters=True, diffs=diffs)
     if site.target in module.bodies:
-        diff = _diff(old, new, one.module, one.module, names)
+        diffs = _diffs(old, new, one.module, one.module, names)
         detail = f"{site.target} is there, but nothing in it looks like {site.op}"
-        return Change(one.module, site.op, site.target, GONE, detail, matters=True, diff=diff)
+        return Change(one.module, site.op, site.target, GONE, detail, matters=True, diffs=diffs)
     known = module.renamed.get(site.target)
     detail = f"the same code is now {known}, and not routed" if known else f"there is no {site.target}"
     return Change(one.module, site.op, site.target, GONE, detail, matters=True)
@@ -205,8 +210,8 @@ def _override(old: Lock, new: Lock, module: str, one: Override) -> Iterator[Chan
     if result:
         matters = result in (SIGNATURE, FORMULA)
         remark = f"; {one.config} has to follow" if matters else ""
-        diff = _diff(old, new, module, module, [(one.target, one.target)])
-        yield Change(module, one.kind, one.target, result, detail + remark, matters, diff)
+        diffs = _diffs(old, new, module, module, [(one.target, one.target)])
+        yield Change(module, one.kind, one.target, result, detail + remark, matters, diffs)
 
 
 def _body_change(before: Body, after: Body) -> tuple[str, str]:
@@ -241,11 +246,13 @@ def _fingerprint(body: Body | None) -> str:
     return body.fingerprint if body is not None else ""
 
 
-def _diff(old: Lock, new: Lock, old_module: str, new_module: str, names: Sequence[tuple[str, str]]) -> str:
-    """The unified diff of definitions that have another text now."""
+def _diffs(
+    old: Lock, new: Lock, old_module: str, new_module: str, names: Sequence[tuple[str, str]]
+) -> tuple[str, ...]:
+    """The unified diffs of definitions that have another text now."""
     first = old.modules[old_module].bodies
     second = new.modules[new_module].bodies if new_module in new.modules else {}
-    parts: list[str] = []
+    found = []
     for one, other in names:
         a, b = first.get(one), second.get(other)
         lines = difflib.unified_diff(
@@ -255,5 +262,5 @@ def _diff(old: Lock, new: Lock, old_module: str, new_module: str, names: Sequenc
             f"{new_module}:{other} (transformers {new.transformers})",
             lineterm="",
         )
-        parts += lines
-    return "".join(f"{line}\n" for line in parts)
+        found.append("".join(f"{line}\n" for line in lines))
+    return tuple(diff for diff in found if diff)

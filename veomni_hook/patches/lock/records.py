@@ -129,7 +129,7 @@ def loads(text: str, where: str) -> Lock:
     Raises:
         LockError: it is no lock, or one of another schema.
     """
-    fix = "write it anew: veomni-hook check --write-lock"
+    fix = "remove it, and write it anew: veomni-hook check --write-lock"
     try:
         content = json.loads(text)
         schema = content["schema"]

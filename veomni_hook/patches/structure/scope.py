@@ -14,6 +14,21 @@ from veomni_hook.patches.text.document import FunctionNode
 __all__ = ["bound_names", "local_names", "nested_names", "parameter_names", "used_names"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Most nodes of a tree, which bind nothing; and the fields of the most frequent ones that hold nodes.
+_PLAIN = frozenset(
+    {ast.Attribute, ast.Constant, ast.Call, ast.Expr, ast.Assign, ast.BinOp, ast.Subscript, ast.keyword}
+)
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
+    ast.Name: (),
+    ast.Constant: (),
+    ast.Attribute: ("value",),
+    ast.Subscript: ("value", "slice"),
+    ast.Tuple: ("elts",),
+    ast.List: ("elts",),
+    ast.Starred: ("value",),
+    ast.keyword: ("value",),
+    ast.BinOp: ("left", "right"),
+}
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -75,17 +90,26 @@ def _walk(root: ast.AST) -> Iterator[ast.AST]:
     while todo:
         node = todo.pop()
         yield node
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if type(value) is list:
-                todo += [item for item in value if isinstance(item, ast.AST)]
-            elif isinstance(value, ast.AST) and name != "ctx":
-                todo.append(value)
+        todo += _children(node)
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    found: list[ast.AST] = []
+    for name in _FIELDS.get(type(node), node._fields):
+        value = getattr(node, name, None)
+        if type(value) is list:
+            found += [item for item in value if isinstance(item, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
 
 
 def _binds(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        yield node.id
+    if type(node) in _PLAIN:
+        return
+    if isinstance(node, ast.Name):
+        if not isinstance(node.ctx, ast.Load):
+            yield node.id
     elif isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -99,21 +123,23 @@ def _binds(node: ast.AST) -> Iterator[str]:
 
 
 def _own_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    # Nested scopes are yielded (a def binds its name) but not entered, save for what runs outside them.
-    for node in nodes:
+    """Every node of the scope, in no particular order.
+
+    Nested scopes are yielded (a def binds its name) but not entered, save for what runs outside them.
+    """
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
         yield node
         if isinstance(node, (*_FUNCTIONS, ast.Lambda)):
             arguments = node.args
-            outside = [*arguments.defaults, *(value for value in arguments.kw_defaults if value is not None)]
-            yield from _own_scope([*outside, *getattr(node, "decorator_list", [])])
+            todo += [*arguments.defaults, *(value for value in arguments.kw_defaults if value is not None)]
+            todo += getattr(node, "decorator_list", [])
         elif isinstance(node, ast.ClassDef):
-            keywords = [keyword.value for keyword in node.keywords]
-            yield from _own_scope([*node.bases, *keywords, *node.decorator_list])
+            todo += [*node.bases, *(keyword.value for keyword in node.keywords), *node.decorator_list]
         elif isinstance(node, _COMPREHENSIONS):
-            yield from _own_scope([node.generators[0].iter])
+            todo.append(node.generators[0].iter)
             # A walrus in a comprehension binds in the function around it.
-            for inner in _walk(node):
-                if isinstance(inner, ast.NamedExpr):
-                    yield inner.target
+            yield from (inner.target for inner in _walk(node) if isinstance(inner, ast.NamedExpr))
         else:
-            yield from _own_scope(ast.iter_child_nodes(node))
+            todo += _children(node)

@@ -15,10 +15,19 @@ from veomni_hook.patches.spec import Patch
 from veomni_hook.patches.structure.fingerprint import check_relies_on, fingerprint
 from veomni_hook.patches.structure.pattern import Capture
 from veomni_hook.patches.text.document import Definition, Document, FunctionNode
+from veomni_hook.patches.text.edit import Edit
 from veomni_hook.patches.text.names import listed
 from veomni_hook.patches.verbs.targets import resolve
 
-__all__ = ["check_body", "effects", "find_function", "marker", "refuse_names", "with_newlines"]
+__all__ = [
+    "check_body",
+    "effects",
+    "find_function",
+    "mark_statement",
+    "marker",
+    "refuse_names",
+    "with_newlines",
+]
 
 
 def find_function(document: Document, patch: Patch, where: str) -> tuple[Definition, FunctionNode]:
@@ -73,6 +82,19 @@ def marker(definition: Definition, patch: Patch, config: str) -> str:
     kind = "METHOD" if definition.kind == "method" else "FUNCTION"
     reason = patch.description or f"{patch.patch_type.value} of {patch.target}"
     return "# " + one_line(f"[PATCHED {kind}] {patch.target}: {reason}" + (f" ({config})" if config else ""))
+
+
+def mark_statement(document: Document, function: FunctionNode, offset: int, index: int, comment: str) -> Edit:
+    """A comment line above the innermost statement that holds ``offset`` and begins a line of its own."""
+    line = document.lineno(offset)
+    best: ast.AST = function
+    for node in ast.walk(function):
+        if isinstance(node, ast.stmt) and document.begins_line(node):
+            first, last = document.lineno(document.span(node)[0]), node.end_lineno or 0
+            if first <= line <= last and document.span(node)[0] >= document.span(best)[0]:
+                best = node
+    start = document.line_start(document.span(best)[0])
+    return Edit(start, start, f"{document.indent(best)}{comment}{document.newline}", index, marker=True)
 
 
 def with_newlines(document: Document, text: str) -> str:

@@ -22,6 +22,7 @@ from veomni_hook.patches.verbs.inplace import (
     check_body,
     effects,
     find_function,
+    mark_statement,
     marker,
     refuse_names,
     with_newlines,
@@ -58,7 +59,8 @@ def plan_rewrite(
     _check_replacement(replacement, function, pattern)
     found = pattern.find(function)
     pattern.require(document, function, found, patch.matches)
-    edits = [_marker(document, function, found[0], index, marker(definition, patch, config))] if found else []
+    comment = marker(definition, patch, config)
+    edits = [mark_statement(document, function, found[0].span(document)[0], index, comment)] if found else []
     for match in found:
         _check_captures(replacement, function, match, pattern)
         edits.append(_edit(document, function, match, pattern, replacement, index))
@@ -188,16 +190,3 @@ def _has_own_lines(document: Document, match: Match) -> bool:
     after = document.source[end : document.line_end(end)].strip()
     elif_ = document.source.startswith("elif", document.start(match.nodes[0]))
     return document.begins_line(match.nodes[0]) and not elif_ and (not after or after.startswith("#"))
-
-
-def _marker(document: Document, function: FunctionNode, match: Match, index: int, comment: str) -> Edit:
-    """A comment line above the innermost statement that holds the match and begins a line of its own."""
-    line = document.lineno(match.span(document)[0])
-    best: ast.AST = function
-    for node in ast.walk(function):
-        if isinstance(node, ast.stmt) and document.begins_line(node):
-            first, last = document.lineno(document.span(node)[0]), node.end_lineno or 0
-            if first <= line <= last and document.span(node)[0] >= document.span(best)[0]:
-                best = node
-    start = document.line_start(document.span(best)[0])
-    return Edit(start, start, f"{document.indent(best)}{comment}{document.newline}", index, marker=True)

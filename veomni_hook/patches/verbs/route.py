@@ -11,10 +11,12 @@ import re
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.idioms.site import Site
 from veomni_hook.patches.plan import Plan
+from veomni_hook.patches.report import one_line
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.structure.scope import bound_names, local_names, used_names
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.names import listed
+from veomni_hook.patches.verbs.inplace import mark_statement
 
 __all__ = ["plan_routes"]
 
@@ -39,6 +41,8 @@ def plan_routes(plan: Plan) -> None:
                 plan.mark(index, splice.start, splice.text)
             else:
                 plan.change(index, splice.start, splice.end, splice.text)
+        if not any(splice.marker for splice in site.splices):
+            _mark(plan, index, site)
         if taken := _taken(plan, site):
             raise _defect(plan, index, f"binds names that the function uses itself: {listed(sorted(taken))}")
 
@@ -63,6 +67,18 @@ def _holders(plan: Plan, site: Site) -> list[tuple[int, int]]:
         for node in nodes
         for start, _ in [document.span(node)]
     ]
+
+
+def _mark(plan: Plan, index: int, site: Site) -> None:
+    """Mark a route that only replaces expressions above the statement that holds the first of them."""
+    document = plan.document
+    start = min(splice.start for splice in site.splices)
+    for definition in document.find(site.target):
+        node = definition.node
+        if isinstance(node, FunctionNode) and document.start(node) <= start < document.end(node):
+            comment = one_line(f"[ROUTED] {plan.steps[index].reason}")
+            plan.edits.append(mark_statement(document, node, start, index, f"# {comment}"))
+            return
 
 
 def _taken(plan: Plan, site: Site) -> set[str]:

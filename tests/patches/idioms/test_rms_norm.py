@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.matching import TOLERANCE, close
+from tests.patches.idioms.applied import executed, spliced
+from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, NORM_METHOD, near, norm
+from veomni_hook.kernels.rms_norm import OP
+from veomni_hook.kernels.state import get_choice, set_choice
+from veomni_hook.patches.idioms import rms_norm
+from veomni_hook.patches.idioms.site import Site, Status
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.text.document import Document
+
+CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
+DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
+
+
+def sites(text: str) -> list[Site]:
+    return list(rms_norm.find(ModuleView(Document(text))))
+
+
+def only(text: str) -> Site:
+    (site,) = sites(text)
+    return site
+
+
+def module(variant: str, number: int) -> str:
+    return norm(FORMULAS[variant][number], HELPER)
+
+
+@pytest.fixture
+def _references() -> Iterator[None]:
+    before = get_choice()
+    set_choice("rms_norm=reference")
+    yield
+    set_choice(before)
+
+
+@pytest.mark.parametrize(("variant", "number"), CASES)
+def test_every_formula_is_routed(variant: str, number: int) -> None:
+    site = only(module(variant, number))
+    assert (site.op, site.status, site.variant, site.target) == (
+        "rms_norm",
+        Status.ROUTED,
+        variant,
+        "SomeRMSNorm.forward",
+    ), site.reason
+    assert [slot.name for slot in site.slots] == [f"veomni_rms_norm_{name}" for name in variant.split("|")]
+    assert site.captures["eps"] in ("self.eps", "self.variance_epsilon")
+
+
+@pytest.mark.usefixtures("_references")
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize(("variant", "number"), CASES)
+def test_the_reference_has_upstreams_bits(
+    variant: str, number: int, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    text = module(variant, number)
+    site = only(text)
+    upstream, patched = executed(text), executed(text, [site])
+    for options, taken in _ways(variant):
+        found = [
+            _run(scope, options, dtypes, gated="gate" in text.split("def forward")[1][:40])
+            for scope in (upstream, patched)
+        ]
+        for place, (got, expected) in enumerate(zip(found[1], found[0], strict=True)):
+            assert (got is None) == (expected is None)
+            if got is not None and expected is not None:
+                assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+                # Of gradients the parts are added up in another order.
+                assert torch.equal(got, expected) or place
+                close(got, expected, max(TOLERANCE[got.dtype], TOLERANCE[dtypes[0]]))
+        slot = patched[f"veomni_rms_norm_{taken}"]
+        assert slot.outcome(patched["last"]).backend == "reference"
+
+
+def _ways(variant: str) -> list[tuple[dict[str, Any], str]]:
+    """Options of the module under which each formula of a variant runs."""
+    first, _, second = variant.partition("|")
+    if second == "unweighted":
+        return [({"scaled": True}, first), ({"scaled": False}, second)]
+    if second:
+        return [({"group_size": None}, first), ({"group_size": 4}, second)]
+    return [({}, first)]
+
+
+def _run(
+    scope: dict[str, Any], options: dict[str, Any], dtypes: tuple[torch.dtype, torch.dtype], *, gated: bool
+) -> list[torch.Tensor | None]:
+    torch.manual_seed(3)
+    owner = scope["SomeRMSNorm"](8, **options)
+    for parameter in owner.parameters():
+        parameter.data = parameter.data.to(dtypes[1])
+    scope["last"] = owner
+    inputs = [(torch.randn(2, 3, 8) * 3).to(dtypes[0]).requires_grad_() for _ in range(1 + gated)]
+    result = owner(*inputs)
+    result.backward(torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(result.dtype))
+    return [result.detach(), *(tensor.grad for tensor in inputs), owner.weight.grad]
+
+
+@pytest.mark.usefixtures("_references")
+@pytest.mark.parametrize("variant", ["gate_before_norm", "gate_before_norm_grouped"])
+def test_without_a_gate(variant: str) -> None:
+    text = module(variant, 0)
+    upstream, patched = (
+        _run(scope, {}, DTYPES[1], gated=False) for scope in (executed(text), executed(text, [only(text)]))
+    )
+    assert patched[0] is not None and upstream[0] is not None
+    assert torch.equal(patched[0], upstream[0])
+
+
+def test_every_variant_has_a_lookalike() -> None:
+    assert {name for variant in FORMULAS for name in variant.split("|")} == set(OP.variants)
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_near_misses_are_missed(name: str) -> None:
+    ending, reason = NEAR[name]
+    site = only(near(ending))
+    assert site.status is Status.MISSED
+    assert site.reason.startswith(reason), site.reason
+    assert "expected" in site.reason and "(line " in site.reason
+    assert not site.splices and not site.slots and site.form
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("h.pow(2).mean(-1, keepdim=True)", "(h - h.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True)"),
+        ("h.pow(2)", "h.pow(3)"),
+        ("mean(-1, keepdim=True)", "mean(-2, keepdim=True)"),
+        ("mean(-1, keepdim=True)", "sum(-1, keepdim=True)"),
+        ("h * torch.rsqrt", "h / torch.rsqrt"),
+        ("h * torch.rsqrt", "kind * torch.rsqrt"),
+        ("+ self.variance_epsilon", "- self.variance_epsilon"),
+        ("+ self.variance_epsilon", "+ h"),
+        ("+ self.variance_epsilon", ".clamp(min=self.variance_epsilon)"),
+        ("self.weight * h.to(kind)", "self.weight[None] * h.to(kind)"),
+        ("h = h.to(torch.float32)", "h = h.to(torch.float64)"),
+        ("h = h.to(torch.float32)", "h *= 1"),
+        ("h = h.to(torch.float32)", "self.seen = h = h.to(torch.float32)"),
+    ],
+)
+def test_a_changed_formula_is_missed(old: str, new: str) -> None:
+    text = norm(FORMULAS["cast_before_weight"][0])
+    assert old in text
+    site = only(text.replace(old, new))
+    assert site.status is Status.MISSED
+    assert site.reason
+
+
+def test_a_weight_is_not_one_plus_weight() -> None:
+    plain, shifted = only(module("weight_before_cast", 1)), only(module("one_plus_weight", 0))
+    assert (plain.variant, shifted.variant) == ("weight_before_cast", "one_plus_weight")
+    assert plain.form != shifted.form
+
+
+def test_where_one_way_is_unknown_nothing_is_routed() -> None:
+    text = module("weight_before_cast|unweighted", 0).replace(
+        "return out.type_as(v)", "else:\n            out = out + 1\n        return out.type_as(v)"
+    )
+    assert only(text).status is Status.MISSED
+
+
+def test_a_test_that_is_computed_is_no_test_for_a_guard() -> None:
+    text = module("weight_before_cast|unweighted", 0).replace("if self.scaled", "if v.sum() > 0")
+    site = only(text)
+    assert site.status is Status.MISSED
+    assert "test" in site.reason
+
+
+def test_the_guard_as_text() -> None:
+    text = module("cast_before_weight", 0)
+    assert textwrap.dedent(
+        """
+        def forward(self, h):
+            # [ROUTED] rms_norm/cast_before_weight
+            if (kernel := veomni_rms_norm_cast_before_weight.kernel(self, h, self.weight, self.variance_epsilon)) is not None:
+                return kernel(h, self.weight, self.variance_epsilon)
+            kind = h.dtype
+        """
+    ).strip() in textwrap.dedent(spliced(text, [only(text)]).split("self.activation = ")[1].split("\n", 1)[1])
+
+
+def test_the_guard_stands_after_checks_and_takes_a_free_name() -> None:
+    text = module("cast_before_weight", 2).replace("power", "kernel")
+    body = spliced(text, [only(text)])
+    assert (
+        body.index("raise ValueError")
+        < body.index("if (veomni_kernel :=")
+        < body.index("kernel = torch.mean")
+    )
+
+
+def test_an_activation_is_not_looked_up_for_the_question() -> None:
+    text = module("cast_before_weight_gated", 1)
+    asked, _, called = spliced(text, [only(text)]).partition("is not None")
+    assert "gate, self.weight, self.eps))" in asked
+    assert "gate, self.weight, self.eps, ACT2FN[self.activation])" in called
+
+
+def test_what_a_route_relies_on() -> None:
+    assert only(module("one_plus_weight", 0)).relies_on == ("SomeRMSNorm._norm",)
+    assert only(module("cast_before_weight", 3)).relies_on == ("_rms",)
+
+
+def test_a_helper_that_a_class_of_the_file_overrides() -> None:
+    text = (
+        module("one_plus_weight", 0)
+        + "class Other(SomeRMSNorm):\n    def _norm(self, v):\n        return v\n"
+    )
+    assert only(text).status is Status.MISSED
+
+
+def test_an_inherited_forward_counts_with_its_parent() -> None:
+    text = module("cast_before_weight", 0) + "class OtherRMSNorm(SomeRMSNorm):\n    pass\n"
+    assert [site.target for site in sites(text)] == ["SomeRMSNorm.forward"]
+
+
+@pytest.mark.parametrize(
+    ("forward", "count"),
+    [
+        (FORMULAS["cast_before_weight"][0], 1),
+        (FORMULAS["cast_to_weight"][0], 1),
+        (NORM_METHOD + "\ndef forward(self, v):\n    return self._norm(v) * 2\n", 1),
+        (
+            "def forward(self, v):\n    m = v.mean(-1, keepdim=True)\n    p = (v - m).pow(2).mean(-1, keepdim=True)\n    return (v - m) * torch.rsqrt(p)\n",
+            0,
+        ),
+        ("def forward(self, v):\n    return torch.rsqrt(v.pow(2).mean() - self.eps * v.mean())\n", 0),
+        ("def forward(self, v):\n    return v.mean(-1)\n", 0),
+        ("def forward(self, v):\n    return v.pow(2)\n", 0),
+        ("def other(self, v):\n    return v * v.pow(2).mean()\n", 0),
+    ],
+)
+def test_candidates_by_structure(forward: str, count: int) -> None:
+    assert len(sites(norm(forward).replace("SomeRMSNorm", "Scale"))) == count
+
+
+def test_candidates_by_name() -> None:
+    assert (
+        only(HEAD + "class GatedRMSNorm:\n    def forward(self, x):\n        return self.norm(x)\n").status
+        is Status.MISSED
+    )
+    assert not sites(HEAD + "class RMSNorm(Base):\n    pass\n")
+    assert not sites(HEAD + "class LayerNorm:\n    def forward(self, x):\n        return x\n")
+
+
+def test_a_form_that_is_not_known_says_why() -> None:
+    site = only(HEAD + "class RMSNorm:\n    def forward(self, x):\n        while x:\n            pass\n")
+    assert site.status is Status.MISSED
+    line = HEAD.count("\n") + 3
+    assert site.reason == f"While is not followed (line {line})"

@@ -1,0 +1,80 @@
+"""A function as it is in one case: what known outcomes of its tests leave of it.
+
+Beside that, list comprehensions become loops and additions to a new tensor go to another, so that the
+canonical form follows them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+__all__ = ["Case"]
+
+
+class Case(ast.NodeTransformer):
+    """Writes a function for one case: tests that it decides are gone, list comprehensions are loops.
+
+    Args:
+        facts: tests as text, with their outcomes.
+    """
+
+    def __init__(self, facts: Mapping[str, bool]) -> None:
+        self.facts = facts
+        self.before: list[ast.stmt] = []
+        self.count = 0
+
+    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """The statements of a block that are left."""
+        made: list[ast.stmt] = []
+        for statement in statements:
+            outcome = self.outcome(statement.test) if isinstance(statement, ast.If) else None
+            if isinstance(statement, ast.If) and outcome is not None:
+                made += self.block(statement.body if outcome else statement.orelse)
+                continue
+            for name in ("body", "orelse"):
+                if inner := getattr(statement, name, None):
+                    setattr(statement, name, self.block(inner))
+            if not hasattr(statement, "body"):
+                self.visit(statement)
+            made += [*self.before, statement]
+            self.before = []
+        return made
+
+    def outcome(self, test: ast.expr) -> bool | None:
+        """What the facts say of a test."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self.outcome(test.operand)
+            return None if inner is None else not inner
+        if isinstance(test, ast.BoolOp):
+            decisive = isinstance(test.op, ast.Or)
+            found = [self.outcome(value) for value in test.values]
+            return decisive if decisive in found else None if None in found else not decisive
+        text = ast.unparse(test)
+        negated = text.replace(" is not ", " is ")
+        return not self.facts[negated] if text != negated and negated in self.facts else self.facts.get(text)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """What is added to a tensor that nobody else has is added in a new one."""
+        self.generic_visit(node)
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr == "scatter_add_":
+            made = function.value
+            if isinstance(made, ast.Call) and ast.unparse(made.func) == "torch.zeros":
+                function.attr = "scatter_add"
+        return node
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
+        """A list that is filled by a loop in front of the statement; names in it do not count any more."""
+        generator = node.generators[0]
+        if len(node.generators) > 1 or generator.ifs or generator.is_async:
+            return node
+        self.count += 1
+        name = f"veomni_list_{self.count}"
+        empty, loop = ast.parse(f"{name} = ()\nfor each in (): {name} = {name} + (each,)").body
+        assert isinstance(loop, ast.For)  # noqa: S101
+        loop.target, loop.iter = generator.target, generator.iter
+        added = next(inner for inner in ast.walk(loop.body[0]) if isinstance(inner, ast.Tuple))
+        added.elts = [node.elt]
+        self.before += [empty, loop]
+        return ast.copy_location(ast.Name(name, ast.Load()), node)
