@@ -40,7 +40,9 @@ def main(
     Console().print(table)
     failures = [verdict for verdict in verdicts if verdict.failed]
     for verdict in failures:
-        print(f"{verdict.outcome}: {verdict.module} {verdict.target} {verdict.op}/{verdict.variant}: {verdict.detail}")
+        print(
+            f"{verdict.outcome}: {verdict.module} {verdict.target} {verdict.op}/{verdict.variant}: {verdict.detail}"
+        )
     print(f"{len(verdicts)} routed sites, {len(failures)} without proof")
     if output is not None:
         output.write_text(json.dumps([v.to_dict() for v in verdicts], indent=1) + "\n", encoding="utf-8")

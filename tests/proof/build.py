@@ -51,7 +51,9 @@ def family_config(module: Any, owner: str) -> Any:
 
 
 def _shared(one: str, other: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
 
 
 def value_for(name: str, parameter: inspect.Parameter, module: Any, owner: str, config: Any = None) -> Any:

@@ -33,7 +33,8 @@ def tensors(value: Any, prefix: str = "output") -> dict[str, torch.Tensor]:
 def run(call: Callable[..., Any], inputs: dict[str, torch.Tensor], owner: nn.Module | None = None) -> Run:
     """Call with fresh leaves for ``inputs``, backpropagate a fixed cotangent, and collect everything."""
     leaves = {
-        name: value.detach().clone().requires_grad_(value.is_floating_point()) for name, value in inputs.items()
+        name: value.detach().clone().requires_grad_(value.is_floating_point())
+        for name, value in inputs.items()
     }
     if owner is not None:
         owner.zero_grad(set_to_none=True)

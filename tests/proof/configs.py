@@ -11,14 +11,19 @@ HIDDEN, INTERMEDIATE, VOCABULARY, HEADS, EXPERTS, TOP_K = 16, 24, 40, 4, 4, 2
 
 #: Attribute names and their values, first match wins; sizes are small and differ, so that a swap is an error.
 SIZES: tuple[tuple[str, Any], ...] = (
-    (r"num_(local_|routed_|moe_)?experts$|n_routed_experts|moe_num_experts$|num_total_experts|total_experts", EXPERTS),
+    (
+        r"num_(local_|routed_|moe_)?experts$|n_routed_experts|moe_num_experts$|num_total_experts|total_experts",
+        EXPERTS,
+    ),
     (r"num_experts_per_tok|experts_per_token|(moe_)?top_?k(_experts)?$|moe_topk|num_selected_experts", TOP_K),
     (r"group_size$", 8),
     (r"n_group$|num_groups$|num_expert_groups?|n_groups$", 2),
     (r"topk_group", 1),
     (r"(moe_)?(num_|n_)?shared_experts$", 1),
-    (r"intermediate_size$|ffn_dim|n_inner|(^|_)d_ff$|mlp_dim|ffn_hidden_size|_intermediate_dim|feed_forward_dim",
-     INTERMEDIATE),
+    (
+        r"intermediate_size$|ffn_dim|n_inner|(^|_)d_ff$|mlp_dim|ffn_hidden_size|_intermediate_dim|feed_forward_dim",
+        INTERMEDIATE,
+    ),
     (r"additional_vocab_size$", 0),
     (r"vocab_size$", VOCABULARY),
     (r"num_(attention_|key_value_|kv_)?heads|n_heads?$|num_query_heads|num_attention_heads", HEADS),
@@ -26,7 +31,10 @@ SIZES: tuple[tuple[str, Any], ...] = (
     (r"num_hidden_layers|num_layers|n_layers?$", 2),
     (r"^(num_labels|downsample_factor)$", 2),
     (r"max_position", 64),
-    (r"hidden_size|output_size|embedding_size|d_model|n_embd|embed_dim|hidden_dim|dim$|emb_dim|width|lora_rank|hidden_channels|channels|normalized_shape", HIDDEN),
+    (
+        r"hidden_size|output_size|embedding_size|d_model|n_embd|embed_dim|hidden_dim|dim$|emb_dim|width|lora_rank|hidden_channels|channels|normalized_shape",
+        HIDDEN,
+    ),
 )
 
 #: What a stand-in answers where neither the real configuration nor a size says anything.
@@ -62,23 +70,18 @@ class Small:
             raise AttributeError(name)
         if name in self._values:
             return self._values[name]
-        found = getattr(self._real, name, None) if self._real is not None else None
-        if isinstance(found, int | float | None) and not isinstance(found, bool):
-            for pattern, value in SIZES:
-                if re.search(pattern, name):
-                    return value
         if name == "get_text_config":
-            return lambda *_, **__: getattr(self, "text_config", self) if self._real is not None else self
+            return lambda *_, **__: self if self._real is None else getattr(self, "text_config", self)
+        found = getattr(self._real, name, None)
+        if found is None or (isinstance(found, int | float) and not isinstance(found, bool)):
+            size = _first(SIZES, name)
+            if size is not None:
+                return size
         if hasattr(found, "to_dict"):
             return Small(found)
-        if found is not None or (self._real is not None and hasattr(self._real, name)):
+        if found is not None or hasattr(self._real, name):
             return found
-        if name.endswith("_config"):
-            return Small()
-        for pattern, value in NAMES:
-            if re.search(pattern, name):
-                return value
-        return None
+        return Small() if name.endswith("_config") else _first(NAMES, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._values[name] = value
@@ -87,3 +90,7 @@ class Small:
         """As a mapping would answer."""
         found = getattr(self, name)
         return default if found is None else found
+
+
+def _first(table: tuple[tuple[str, Any], ...], name: str) -> Any:
+    return next((value for pattern, value in table if re.search(pattern, name)), None)

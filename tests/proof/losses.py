@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from tests.proof.build import Unbuildable
-from tests.proof.compare import Run, agree, run
+from tests.proof.call_sites import prove_call_site
+from tests.proof.compare import Run, agree
 from tests.proof.configs import EXPERTS, HIDDEN, TOP_K, VOCABULARY
 from tests.proof.provers import DTYPES, both, slots_of, with_kernels
 from tests.proof.stubs import Inner, model_around
@@ -74,7 +75,10 @@ def _prove_call(
             if isinstance(inner, Inner):
                 inner.dtype = dtype
         given = arguments(forward, site.variant) | (extra if site.variant == "next_token" else {})
-        given = {k: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in given.items()}
+        given = {
+            k: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+            for k, v in given.items()
+        }
 
         def step(owner: nn.Module = owner, given: dict[str, Any] = given) -> Run:
             done = _step(owner, given)
@@ -94,7 +98,9 @@ def _concrete(cls: type[nn.Module]) -> type[nn.Module]:
         return cls
     from transformers.modeling_utils import PreTrainedModel
 
-    made = type(cls.__name__, (cls, PreTrainedModel), {"__module__": cls.__module__, "base_model_prefix": "model"})
+    made = type(
+        cls.__name__, (cls, PreTrainedModel), {"__module__": cls.__module__, "base_model_prefix": "model"}
+    )
     return made  # type: ignore[return-value]
 
 
@@ -142,6 +148,8 @@ def _step(owner: nn.Module, given: dict[str, Any]) -> Run:
 
 def prove_load_balancing_loss(site: Any, module: Any) -> str:
     """Prove an auxiliary loss through ``slot.at``: several layers, without and with a mask."""
+    if not site.counted:
+        return prove_call_site(site, module)
     upstream = getattr(module, site.target)
     slots = [slot for slot in slots_of(module, site.op) if slot.variant == site.variant]
     if not slots:
@@ -161,5 +169,4 @@ def prove_load_balancing_loss(site: Any, module: Any) -> str:
             if not taken:
                 raise Unbuildable(f"the guard was not taken: {refused}")
             bitwise &= agree(expected, found, dtype=dtype)
-    _ = run
     return "equal" if bitwise else "rounding"

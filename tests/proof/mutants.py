@@ -70,7 +70,9 @@ def _find(tree: ast.Module, name: str) -> ast.FunctionDef | None:
 
 
 def _changes(function: ast.FunctionDef, draw: random.Random) -> Iterator[_Change]:
-    reads = sorted({n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)})
+    reads = sorted(
+        {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    )
     local = {a.arg for a in function.args.args} | {
         n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     }
@@ -87,55 +89,81 @@ def _changes(function: ast.FunctionDef, draw: random.Random) -> Iterator[_Change
 
 def _of_node(node: ast.AST, names: list[str], draw: random.Random) -> Iterator[_Change]:
     where = f"line {getattr(node, 'lineno', 0)}"
-    if isinstance(node, ast.BinOp):
-        for other in _OPERATORS.get(type(node.op), ()):
-            yield (
-                f"{where}: {type(node.op).__name__} to {other.__name__}",
-                lambda n=node, o=other: setattr(n, "op", o()),
-            )
+    kinds: tuple[tuple[type[ast.AST], Callable[..., Iterator[_Change]]], ...] = (
+        (ast.BinOp, _of_operator),
+        (ast.Constant, _of_constant),
+        (ast.UnaryOp, _of_sign),
+        (ast.Name, _of_name),
+        (ast.Call, _of_call),
+        (ast.Return, _of_return),
+        (ast.Slice, _of_slice),
+    )
+    for kind, changes in kinds:
+        if isinstance(node, kind):
+            yield from changes(node, where, names, draw)
 
-        def turn(n: ast.BinOp = node) -> None:
-            n.left, n.right = n.right, n.left
 
-        yield f"{where}: operands of {type(node.op).__name__} swapped", turn
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        value = node.value
+def _of_operator(node: ast.BinOp, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
+    for other in _OPERATORS.get(type(node.op), ()):
+        label = f"{where}: {type(node.op).__name__} to {other.__name__}"
+        yield label, lambda other=other: setattr(node, "op", other())
+
+    def turn() -> None:
+        node.left, node.right = node.right, node.left
+
+    yield f"{where}: operands of {type(node.op).__name__} swapped", turn
+
+
+def _of_constant(node: ast.Constant, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
+    value = node.value
+    if isinstance(value, int | float):
         new = (not value) if isinstance(value, bool) else draw.choice((value + 1, -value, value * 2))
-        yield f"{where}: {value} to {new}", lambda n=node, v=new: setattr(n, "value", v)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        yield f"{where}: sign dropped", lambda n=node: setattr(n, "op", ast.UAdd())
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names and len(names) > 1:
-        new_name = draw.choice([name for name in names if name != node.id])
-        yield f"{where}: {node.id} to {new_name}", lambda n=node, v=new_name: setattr(n, "id", v)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        attribute = node.func
-        if attribute.attr in _METHODS:
-            yield (
-                f"{where}: {attribute.attr} to {_METHODS[attribute.attr]}",
-                lambda a=attribute: setattr(a, "attr", _METHODS[a.attr]),
-            )
-        if attribute.attr in _CASTS:
+        yield f"{where}: {value} to {new}", lambda: setattr(node, "value", new)
 
-            def drop(n: ast.Call = node, a: ast.Attribute = attribute) -> None:
-                n.func, n.args, n.keywords = ast.Attribute(a.value, "clone", ast.Load()), [], []
 
-            yield f"{where}: cast .{attribute.attr} dropped", drop
-        for keyword in node.keywords:
-            if keyword.arg is not None:
-                yield (
-                    f"{where}: keyword {keyword.arg} dropped",
-                    lambda n=node, k=keyword: n.keywords.remove(k),
-                )
-    if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Tuple):
+def _of_sign(node: ast.UnaryOp, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
+    if isinstance(node.op, ast.USub):
+        yield f"{where}: sign dropped", lambda: setattr(node, "op", ast.UAdd())
 
-        def cast(n: ast.Return = node) -> None:
-            assert n.value is not None
-            n.value = ast.Call(ast.Attribute(n.value, "float", ast.Load()), [], [])
 
-        yield f"{where}: result cast to float32", cast
-    if isinstance(node, ast.Slice) and (node.lower is None) != (node.upper is None):
+def _of_name(node: ast.Name, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
+    others = [name for name in names if name != node.id]
+    if isinstance(node.ctx, ast.Load) and node.id in names and others:
+        new = draw.choice(others)
+        yield f"{where}: {node.id} to {new}", lambda: setattr(node, "id", new)
 
-        def other_half(n: ast.Slice = node) -> None:
-            n.lower, n.upper = n.upper, n.lower
 
-        yield f"{where}: other half of a slice", other_half
+def _of_call(node: ast.Call, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
+    attribute = node.func
+    if not isinstance(attribute, ast.Attribute):
+        return
+    if attribute.attr in _METHODS:
+        other = _METHODS[attribute.attr]
+        yield f"{where}: {attribute.attr} to {other}", lambda: setattr(attribute, "attr", other)
+    if attribute.attr in _CASTS:
+
+        def drop() -> None:
+            node.func = ast.Attribute(attribute.value, "clone", ast.Load())
+            node.args, node.keywords = [], []
+
+        yield f"{where}: cast .{attribute.attr} dropped", drop
+    for keyword in node.keywords:
+        if keyword.arg is not None:
+            label = f"{where}: keyword {keyword.arg} dropped"
+            yield label, lambda keyword=keyword: node.keywords.remove(keyword)
+
+
+def _of_return(node: ast.Return, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
+    value = node.value
+    if value is not None and not isinstance(value, ast.Tuple):
+        cast = ast.Call(ast.Attribute(value, "float", ast.Load()), [], [])
+        yield f"{where}: result cast to float32", lambda: setattr(node, "value", cast)
+
+
+def _of_slice(node: ast.Slice, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
+    if (node.lower is None) != (node.upper is None):
+
+        def turn() -> None:
+            node.lower, node.upper = node.upper, node.lower
+
+        yield f"{where}: other half of a slice", turn

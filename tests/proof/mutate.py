@@ -70,7 +70,9 @@ def judge(name: str, op: str, target: str, count: int, seed: int) -> list[Judged
         if not sites:
             judged.append(("refused", label))
             continue
-        patched = patch_source(source, [], Origin(name, str(loader.upstream), "transformers", "0"), idioms=True)
+        patched = patch_source(
+            source, [], Origin(name, str(loader.upstream), "transformers", "0"), idioms=True
+        )
         module = _module(original, patched.text)
         try:
             with warnings.catch_warnings():
@@ -109,7 +111,11 @@ def _bodies(tree: ast.Module, target: str) -> list[str]:
         for used in ast.walk(node) if node is not None else ():
             if isinstance(used, ast.Name) and used.id in functions and used.id.startswith("rotate"):
                 todo.append(used.id)
-            if isinstance(used, ast.Attribute) and used.attr in methods and used.attr not in ("forward", "__init__"):
+            if (
+                isinstance(used, ast.Attribute)
+                and used.attr in methods
+                and used.attr not in ("forward", "__init__")
+            ):
                 todo.append(f"{owner}.{used.attr}")
     return found
 
@@ -141,9 +147,10 @@ def main(
     totals: Counter[tuple[str, str]] = Counter()
     wrong: list[str] = []
     context = multiprocessing.get_context("spawn")
-    with Progress(console=Console(stderr=True)) as progress, ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_start
-    ) as pool:
+    with (
+        Progress(console=Console(stderr=True)) as progress,
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_start) as pool,
+    ):
         task = progress.add_task("mutating", total=len(chosen))
         running = {pool.submit(judge, *one, count, draw.randrange(1 << 30)): one for one in chosen}
         for done in as_completed(running):

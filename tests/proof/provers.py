@@ -20,7 +20,17 @@ from tests.proof.configs import EXPERTS, HIDDEN, TOP_K
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.state import get_choice, set_choice
 
-__all__ = ["DTYPES", "Inputs", "both", "class_prover", "expert_calls", "layer_calls", "norm_calls", "slots_of", "with_kernels"]
+__all__ = [
+    "DTYPES",
+    "Inputs",
+    "both",
+    "class_prover",
+    "expert_calls",
+    "layer_calls",
+    "norm_calls",
+    "slots_of",
+    "with_kernels",
+]
 
 DTYPES = (torch.float32, torch.bfloat16)
 Inputs = dict[str, torch.Tensor]
@@ -52,7 +62,9 @@ def both(
     found = with_kernels("reference", lambda: run(call, inputs, owner))
     outcomes = [(slot, held[1][0]) for slot in slots for held in slot._outcomes.values()]
     taken = {slot.variant for slot, outcome in outcomes if outcome.backend == "reference"}
-    refusals = [f"{slot.variant}: {outcome.reason}" for slot, outcome in outcomes if outcome.backend != "reference"]
+    refusals = [
+        f"{slot.variant}: {outcome.reason}" for slot, outcome in outcomes if outcome.backend != "reference"
+    ]
     return expected, found, taken, refusals
 
 
@@ -72,8 +84,17 @@ def prove_class(site: Any, module: Any, calls: Callable[[Any, nn.Module], Iterat
                 bound = getattr(owner, method.split(".")[0])
                 try:
                     expected, found, taken, refused = both(module, site.op, owner, bound, typed)
-                except (TypeError, RuntimeError, IndexError, AttributeError, ValueError, AssertionError) as error:
-                    notes.append(f"{ {k: list(v.shape) for k, v in typed.items()} }: {type(error).__name__}: {error}")
+                except (
+                    TypeError,
+                    RuntimeError,
+                    IndexError,
+                    AttributeError,
+                    ValueError,
+                    AssertionError,
+                ) as error:
+                    notes.append(
+                        f"{ {k: list(v.shape) for k, v in typed.items()} }: {type(error).__name__}: {error}"
+                    )
                     continue
                 notes += refused
                 if taken:
@@ -98,8 +119,11 @@ def instances(cls: type[nn.Module]) -> Iterator[nn.Module]:
     if failure is not None and not built:
         raise failure
     first = build(cls, optional=built[0])
-    flags = [name for name, value in vars(first).items() if isinstance(value, bool) and not name.startswith("_")
-             and name != "training"]
+    flags = [
+        name
+        for name, value in vars(first).items()
+        if isinstance(value, bool) and not name.startswith("_") and name != "training"
+    ]
     for count in (1, 2):
         for turned in itertools.combinations(flags[:5], count):
             owner = build(cls, optional=built[0])
@@ -189,5 +213,3 @@ def class_prover(
 ) -> Callable[[Any, Any], str]:
     """The prover of an op whose sites are methods of classes that can be built alone."""
     return lambda site, module: prove_class(site, module, calls(site))
-
-

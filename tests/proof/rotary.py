@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from tests.proof.build import Unbuildable
+from tests.proof.call_sites import prove_call_site
 from tests.proof.compare import Differs, agree
 from tests.proof.provers import DTYPES, Inputs, both, slots_of
 
@@ -24,7 +24,7 @@ BATCH, HEADS, LENGTH, WIDTH = 2, 3, 5, 16
 def prove_rotary(site: Any, module: Any) -> str:
     """Prove a module-level rotary function through ``slot.at``, a call site by its text."""
     if not site.counted:
-        return _call_site(site, module)
+        return prove_call_site(site, module)
     upstream = getattr(module, site.target)
     wanted = set(site.variant.split("|"))
     slots = [slot for slot in slots_of(module, "rotary") if slot.variant in wanted]
@@ -33,19 +33,14 @@ def prove_rotary(site: Any, module: Any) -> str:
             return _uncalled(site, upstream)
         raise Unbuildable("the module has no slot for it")
     names = list(inspect.signature(inspect.unwrap(upstream)).parameters)
-    bitwise, reached, notes = True, set(), []
-    for dtype, table_dtype in ((d, t) for d in DTYPES for t in dict.fromkeys((d, torch.float32))):
-        for inputs, options in layouts(names):
-            typed = {
-                k: v.to(table_dtype if k in ("cos", "sin") else dtype) if v.is_floating_point() else v
-                for k, v in inputs.items()
-            }
-            for slot in slots:
+    bitwise, notes = True, []
+    reached: set[tuple[str, torch.dtype]] = set()
+    for slot, dtype in itertools.product(slots, DTYPES):
+        for table_dtype in dict.fromkeys((dtype, torch.float32)):
+            for inputs, options in layouts(names):
+                typed = {name: _typed(name, v, dtype, table_dtype) for name, v in inputs.items()}
                 owner = nn.Module()
-
-                def call(slot: Any = slot, owner: nn.Module = owner, **given: Any) -> Any:
-                    return slot.at(owner, upstream)(**given, **options)
-
+                call = partial(_through, slot, owner, upstream, options)
                 try:
                     expected, found, taken, refused = both(module, "rotary", owner, call, typed)
                 except (TypeError, RuntimeError, IndexError, ValueError, AttributeError) as error:
@@ -61,55 +56,14 @@ def prove_rotary(site: Any, module: Any) -> str:
     return "equal" if bitwise else "rounding"
 
 
-def _call_site(site: Any, module: Any) -> str:
-    """A bound call is upstream's call of upstream's function, with ``slot.at(owner, ...)`` around its callee."""
-    loader: Any = module.__spec__.loader
-    patched, upstream = (
-        definition(ast.parse(Path(path).read_text(encoding="utf-8")), site.target)
-        for path in (module.__file__, loader.upstream)
-    )
-    slots = {slot.name for slot in site.slots}
-    bound = _Unbound(slots)
-    unbound = bound.visit(patched)
-    if not bound.seen:
-        raise Unbuildable("no call is bound")
-    if ast.dump(unbound) != ast.dump(upstream) and not _only_inserted(unbound, upstream):
-        raise Differs("the patched definition is not upstream's around its bound calls")
-    return "equal"
+def _through(slot: Any, owner: nn.Module, upstream: Any, options: dict[str, Any], **given: Any) -> Any:
+    return slot.at(owner, upstream)(**given, **options)
 
 
-class _Unbound(ast.NodeTransformer):
-    def __init__(self, slots: set[str]) -> None:
-        self.slots, self.seen = slots, 0
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        function = node.func
-        at = isinstance(function, ast.Attribute) and function.attr == "at"
-        if at and isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-            if function.value.id in self.slots and len(node.args) == 2 and not node.keywords:
-                self.seen += 1
-                return node.args[1]
-        return node
-
-
-def _only_inserted(patched: ast.AST, upstream: ast.AST) -> bool:
-    """Whether every statement of upstream's is there, in order; guards of other ops stand between them."""
-    wanted = [ast.dump(s) for s in getattr(upstream, "body", [])]
-    found = iter([ast.dump(s) for s in getattr(patched, "body", [])])
-    return all(statement in found for statement in wanted)
-
-
-def definition(tree: ast.Module, target: str) -> ast.AST:
-    """The definition that a target names."""
-    body: list[ast.stmt] = tree.body
-    found: ast.stmt | None = None
-    for part in target.split("."):
-        kinds = (ast.FunctionDef, ast.ClassDef)
-        found = next(s for s in reversed(body) if isinstance(s, kinds) and s.name == part)
-        body = found.body
-    assert found is not None
-    return found
+def _typed(name: str, value: torch.Tensor, dtype: torch.dtype, table: torch.dtype) -> torch.Tensor:
+    if not value.is_floating_point():
+        return value
+    return value.to(table if name in ("cos", "sin") else dtype)
 
 
 def layouts(names: list[str]) -> Iterator[tuple[Inputs, dict[str, Any]]]:
@@ -125,12 +79,12 @@ def layouts(names: list[str]) -> Iterator[tuple[Inputs, dict[str, Any]]]:
         inputs: Inputs = {}
         options: dict[str, Any] = {}
         for name in names:
-            if "cos" in name or "sin" in name and "sinusoidal" not in name:
+            if "cos" in name or ("sin" in name and "sinusoidal" not in name):
                 inputs[name] = torch.randn(*table, part)
             elif "freqs" in name:
                 angles = torch.rand(*(table if len(table) == 2 else (BATCH, LENGTH)), WIDTH // 2)
                 inputs[name] = torch.polar(torch.ones_like(angles), angles)
-            elif name == "position_ids" and "value" in names or name == "position_ids" and "v" in names:
+            elif name == "position_ids" and ("value" in names or "v" in names):
                 inputs[name] = torch.arange(LENGTH).repeat(BATCH, 1)
             elif name in ("unsqueeze_dim",):
                 if dim is not None:

@@ -106,7 +106,9 @@ def model_around(
     receivers = {
         node.func.value.attr if isinstance(node.func.value, ast.Attribute) else node.func.attr
         for node in ast.walk(forward)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "self" in ast.unparse(node.func)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and "self" in ast.unparse(node.func)
     }
     for name in sorted((_used(forward) | also) - {head_name, "config", "loss_function", "training"}):
         if hasattr(owner, name):
@@ -175,7 +177,11 @@ class _Maker:
         if expression is None:
             return None
         for node in ast.walk(expression):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
+            ):
                 if not hasattr(self.owner, node.attr) and node.attr != name:
                     made = self.attribute(node.attr)
                     if made is None:

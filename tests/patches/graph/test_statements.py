@@ -73,6 +73,8 @@ def test_an_in_place_change_keeps_the_dtype() -> None:
         "y = g(x)\n    y *= 2\n    return y",  # what g returns may be x
         "y = x + 1\n    z = y.view(-1)\n    y *= 2\n    return z",
         "y = x + 1\n    z = y\n    y *= 2\n    return z",
+        "y = x + 1\n    z = y.float()\n    y *= 2\n    return z",  # the same tensor if y is float32
+        "y = x + 1\n    y.__imul__(2)\n    return y",
         "y = x + 1\n    z = (y, 1)\n    y *= 2\n    return z",
         "y = x + 1\n    z = g(y)\n    y.mul_(2)\n    return z",
         "return F.relu(x, inplace=True)",

@@ -168,6 +168,8 @@ def _method(node: ast.Call, receiver: Node, arguments: Arguments, place: tuple[F
     function = node.func
     assert isinstance(function, ast.Attribute)  # noqa: S101
     name = function.attr
+    if name.startswith("__i") and name.endswith("__"):
+        raise UnclearError(f"{name} changes a tensor in place", node, writes=True)
     if name.endswith("_") and not name.endswith("__"):
         return _in_place(node, name[:-1], receiver, arguments, place)
     if name in ("to", "type", "type_as", *_CASTS):

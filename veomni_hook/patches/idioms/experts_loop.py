@@ -55,7 +55,7 @@ class Loop:
         index: that for the chosen ids, or for the mask.
         weights: that for the routing weights.
         dtype: what the results are added up in: ``hidden``, ``weights`` (their dtypes) or ``float32``.
-        count: number of the mask's rows, one more where the sentinel has a row; None where ``index`` is the mask.
+        count: number of the mask's rows, one more where the sentinel has a row; None where ``index`` is it.
         ways: what an expert computes: one formula, or two and the test in `EXPERT` that chooses.
         stacked: name of each expert's share, an argument of the formulas, to what holds all of them.
     """
@@ -109,8 +109,8 @@ class _Reader:
         names = {node.value for node in walk(added) if node.op == "argument"}
         if not names <= {EXPERT.value, STATES.value, ROUTING.value, *self.stacked} or self.weights == _NONE:
             raise OtherLoop("an expert computes with more than its rows, their weights and its parameters")
-        names_of = [str(node.value) for node in (self.hidden, self.index, self.weights)]
-        return Loop(*names_of, dtype, self.count, branches(added), self.stacked)
+        hidden, index, weights = (str(node.value) for node in (self.hidden, self.index, self.weights))
+        return Loop(hidden, index, weights, dtype, self.count, branches(added), self.stacked)
 
     def _without_empty_case(self, result: Node) -> tuple[Node, Node | None]:
         """The result where an operand has elements, and what is returned where it has none."""
@@ -179,19 +179,17 @@ class _Reader:
         if node.op == "reshape" and node.args[0] == Node("index", (self.hidden, _NONE, _TOKEN)):
             width = Node("size", (self.hidden, constant(-1)))
             return STATES if node.args[1:] == (Node("tuple", (constant(-1), width)),) else None
-        if node.op != "index":
-            return None
-        held, *place = node.args
-        if held == self.hidden and place == [_TOKEN]:
+        if node == Node("index", (self.hidden, _TOKEN)):
             return STATES
+        held, *place = node.args if node.op == "index" else (_NONE,)
         if held.op == "argument" and place == [_TOKEN, _PLACE, _NONE] and self.weights in (_NONE, held):
             self.weights = held
             return ROUTING
-        if held.op not in ("attribute", "self") or len(place) != 1 or not _is_share(place[0], held):
-            return None
-        name = f"the expert's {held.value or 'module'}"
-        self.stacked[name] = held
-        return _argument(name).at(node.origin)
+        if held.op in ("attribute", "self") and len(place) == 1 and _is_share(place[0], held):
+            name = f"the expert's {held.value or 'module'}"
+            self.stacked[name] = held
+            return _argument(name).at(node.origin)
+        return None
 
     def _added(self, step: Node, dtype: str) -> Node:
         """What an expert adds to the result, without a cast to its dtype."""

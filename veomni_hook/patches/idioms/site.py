@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from veomni_hook.patches.records import SlotSpec
 
 __all__ = ["Site", "Splice", "Status", "slot_name"]
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """What became of a candidate."""
 
     #: A guard asks a slot here.
