@@ -63,6 +63,21 @@ print(json.dumps([m.Scaled().forward(1), "# changed" in m.__loader__.get_source(
     assert ran.result == [1007, True, True]
 
 
+def test_a_module_that_is_executed_again_answers_with_its_new_source(remote: Python) -> None:
+    ran = remote(
+        f"""
+import json, pathlib, {NAME} as m
+from veomni_hook.finders.remote import spec_from_file_location
+path = pathlib.Path(m.__file__)
+path.write_text(path.read_text().replace("scale = 2", "scale = 7  # changed"))
+spec = spec_from_file_location(m.__name__, path)
+spec.loader.exec_module(m)
+print(json.dumps([m.Scaled().forward(1), m.__loader__ is m.__spec__.loader is spec.loader, "# changed" in m.__loader__.get_source(m.__name__)]))
+"""
+    )
+    assert ran.result == [1007, True, True]
+
+
 def test_in_memory_only_source_and_traceback_are_the_patched_ones(remote: Python, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ran = remote(

@@ -53,7 +53,7 @@ def test_a_function_that_became_a_module_is_upstreams_until_a_kernel_replaces_it
     assert "hub" in replaced(module)
 
 
-@pytest.mark.parametrize("other", [FromHub(), len, object()], ids=str)
+@pytest.mark.parametrize("other", [FromHub(), len, object()], ids=["module", "builtin", "object"])
 def test_other_objects_are_not(other):
     assert "hub" in replaced(other)
 

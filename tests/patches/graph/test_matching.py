@@ -139,15 +139,16 @@ def test_no_formula_inside(body: str) -> None:
     assert not list(find(GATED, method(body), {"act": ACTIVATION, "up": ANY}))
 
 
-def test_a_function_that_does_more_is_not_the_activation() -> None:
-    text = """
-    def silu(x, scale):
-        return F.silu(x)
-
-    class M(nn.Module):
-        def forward(self, h):
-            return silu(h, 2) * h
-    """
+@pytest.mark.parametrize(
+    ("helper", "call"),
+    [
+        ("def silu(x, scale):\n    return F.silu(x)\n", "silu(h, 2)"),
+        ("def silu(pair):\n    return F.silu(pair[0])\n", "silu(h)"),
+        ("", "F.silu(h.float()).to(torch.float32)"),
+    ],
+)
+def test_a_function_that_does_more_is_not_the_activation(helper: str, call: str) -> None:
+    text = f"{helper}class M(nn.Module):\n    def forward(self, h):\n        return {call} * h\n"
     assert not list(find(GATED, method_form(text), {"act": ACTIVATION}))
 
 

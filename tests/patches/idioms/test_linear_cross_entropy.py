@@ -463,6 +463,10 @@ MISSED = {
         ),
         "used after the loss",
     ),
+    "what is popped are the labels": (
+        ROUTED["popped keyword"].replace("labels=labels", "labels=shifted"),
+        "uses what was popped",
+    ),
     "what is popped goes elsewhere": (
         ROUTED["popped keyword"].replace('"shift_labels"', '"ignore_index"'),
         "popped from kwargs",
@@ -527,6 +531,9 @@ def test_what_is_copied_asks_the_slots_of_other_sites(monkeypatch):
     assert f"aux_loss = {slot.name}.at(self, balance)(hidden, 0.1)" in guard
     assert slot in site.slots
     assert slot not in site_of(ROUTED["plain"]).slots
+    elsewhere = Site("load_balancing_loss", "squash", Status.ROUTED, splices=splices[1:], slots=(slot,))
+    monkeypatch.setattr(load_balancing_loss, "find", lambda view: [elsewhere])
+    assert slot not in site_of(ROUTED["auxiliary loss"]).slots
 
 
 LISTED = '''
@@ -559,6 +566,25 @@ def test_other_losses_are_listed_too():
     assert site.target == "Detector.forward" and site.status is Status.MISSED and site.counted
     assert site.reason.startswith(idiom.NOT_CAUSAL) and "self.device, self.config, boxes=" in site.reason
     assert idiom.NOT_CAUSAL in idiom.CANDIDATES
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (
+            "class Wide(nn.Linear):\n    def forward(self, x):\n        return super().forward(x)[..., :11]",
+            "Wide",
+        ),
+        ("class Wide(nn.Linear):\n    extra = 1", None),
+        ("class Wide(nn.Module):\n    def forward(self, x):\n        return x", None),
+    ],
+)
+def test_a_head_that_is_a_linear_of_the_files_own(kind, reason):
+    text = source(ROUTED["plain"]).replace("class Decoder", f"{kind}\n\n\nclass Decoder")
+    text = text.replace("        self.heads", "        self.lm_head = Wide(8, 11)\n        self.heads")
+    (site,) = idiom.find(ModuleView(Document(text)))
+    assert site.status is (Status.ROUTED if reason is None else Status.MISSED)
+    assert reason is None or f"self.lm_head is a {reason}" in site.reason
 
 
 def test_a_forward_in_one_line_cannot_take_a_guard():

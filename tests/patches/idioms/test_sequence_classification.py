@@ -195,6 +195,10 @@ def test_scores_are_where_and_as_many_as_the_hidden_states():
 PICK = "pooled_logits = logits[torch.arange(batch, device=logits.device), last]"
 MISSED = {
     "a mean": (TAIL.replace(PICK, "pooled_logits = logits.mean(dim=1)"), "not picked but computed"),
+    "rows by a mask, which takes positions too": (
+        TAIL.replace(PICK, "pooled_logits = logits[ids.bool(), last]"),
+        "from every row",
+    ),
     "the first position": (TAIL.replace(PICK, "pooled_logits = logits[:, 0]"), "not picked by row"),
     "chosen in a branch": (
         TAIL.replace(PICK, f"if batch:\n    {PICK}\nelse:\n    pooled_logits = logits[:, 0]"),

@@ -142,7 +142,7 @@ def refuses(head: Any, linear: Any) -> str | None:
     if reason is not None or linear is head:
         return reason
     for module in head.modules():
-        if module is not linear and any(inner is linear for inner in module.modules()):
+        if any(inner is linear for inner in module.modules()):
             reason = calls_refuse(module)
             if reason is not None:
                 return reason

@@ -72,7 +72,10 @@ def call(node: ast.Call, frame: Frame, trace: Trace, evaluate: Evaluate) -> Node
         made = _method(node, receiver, arguments, (frame, trace))
     if made is None:
         return _unknown(node, callee, arguments, trace)
-    return made if made.origin is node else made.at(node)
+    if made.origin is not node:
+        facts, made = made.facts, made.at(node)
+        made.facts.update((fact, None) for fact in ("followed", "own") if fact in facts)
+    return made
 
 
 def _own_method(callee: Node, function: ast.expr, frame: Frame, trace: Trace) -> Callee | None:

@@ -66,7 +66,9 @@ def followed(callee: Callee, arguments: Arguments, frame: Frame, trace: Trace) -
     if result is not None and result.op == "raise":
         return None
     trace.inlined[f"{home.name}.{function.name}" if home is not None else function.name] = None
-    return Node("constant") if result is None else result
+    made = Node("constant") if result is None else Node(result.op, result.args, result.value)
+    made.facts["followed"] = None
+    return made
 
 
 def super_method(function: ast.expr, frame: Frame, trace: Trace) -> Callee | None:

@@ -233,7 +233,8 @@ def _static(node: Node) -> object:
 def _function_of(node: Node, path: str) -> ast.expr | None:
     """The function that upstream calls for ``node``; None for a method, and for a function that does more."""
     call = node.origin
-    if not isinstance(call, ast.Call) or len(call.args) + len(call.keywords) != 1:
+    alone = isinstance(call, ast.Call) and len(call.args) + len(call.keywords) == 1
+    if not isinstance(call, ast.Call) or not alone or "followed" in node.facts:
         return None
     name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
     return call.func if name == path.rpartition(".")[2] else None

@@ -21,7 +21,7 @@ from veomni_hook.patches.idioms.splice import before_statement
 from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.structure.fingerprint import serialise
-from veomni_hook.patches.structure.plain import Unclear
+from veomni_hook.patches.structure.plain import Unclear, chain
 from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["CANDIDATES", "NOT_CAUSAL", "OP", "find"]
@@ -44,10 +44,11 @@ def find(view: ModuleView) -> Iterator[Site]:
     for owner, forward in view.forwards():
         calls = loss_calls(forward) if ".loss_function" in view.text(forward) else ()
         if calls and not classifies_sequences(forward):
-            yield _site(view, f"{owner.name}.forward", forward, calls)
+            yield _site(view, owner, forward, calls)
 
 
-def _site(view: ModuleView, target: str, forward: FunctionNode, calls: Sequence[ast.Call]) -> Site:
+def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: Sequence[ast.Call]) -> Site:
+    target = f"{owner.name}.forward"
     causal = [call for call in calls if passes_vocabulary(call)]
     part = PARTS[0] if causal else PARTS[1]
     missed = partial(Site, op=OP, target=target, status=Status.MISSED, part=part)
@@ -59,6 +60,7 @@ def _site(view: ModuleView, target: str, forward: FunctionNode, calls: Sequence[
         return missed(reason=f"nearest is {VARIANT}: several losses (lines {lines})", lineno=causal[0].lineno)
     try:
         tail = read_tail(forward, causal[0], view.scope.dotted)
+        _check_head(view, owner, tail)
         return _routed(view, target, forward, tail)
     except (Unclear, ValueError) as reason:
         return missed(reason=f"nearest is {VARIANT}: {reason}", lineno=causal[0].lineno)
@@ -73,7 +75,7 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
         splices += here
         slots += other.slots if here else ()
     code = guard(view, forward, tail, slot.name, splices)
-    comment = f"{OP}/{VARIANT}: the loss from hidden states; logits are computed when they are read"
+    comment = f"{OP}/{VARIANT}: logits are computed when they are read"
     return Site(
         op=OP,
         target=target,
@@ -86,6 +88,17 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
         part=PARTS[0],
         lineno=tail.statement.lineno,
     )
+
+
+def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
+    """Leave a head alone that is a Linear of this module's own making: no kernel knows what it does."""
+    for node in ast.walk(view.methods(owner).get("__init__", owner)):
+        if not isinstance(node, ast.Assign) or chain(node.targets[0]) != chain(tail.head):
+            continue
+        made = view.classes.get(chain(node.value.func)) if isinstance(node.value, ast.Call) else None
+        bases = [] if made is None else [view.scope.dotted(base) for base in made.bases]
+        if made is not None and "torch.nn.Linear" in bases and "forward" in view.methods(made):
+            raise Unclear(f"{chain(tail.head)} is a {made.name}, a Linear with a forward of its own", node)
 
 
 def _within(view: ModuleView, splice: Splice, node: ast.stmt) -> bool:

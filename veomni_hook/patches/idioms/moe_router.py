@@ -61,12 +61,17 @@ def _is_flag(node: Node) -> bool:
     return node.op in ("attribute", "argument") or (node.op == "constant" and type(node.value) is bool)
 
 
+def _is_function(node: Node) -> bool:
+    # `logits.sigmoid()` names no function, but there is one.
+    return FUNCTION.accepts(node) or (node.op == "global" and str(node.value).startswith("torch."))
+
+
 _FLAG = Rule("a flag", _is_flag)
 _RULES = {
     "router_logits": ANY,
     "bias": ANY,
     "fill": ANY,
-    "score": FUNCTION,
+    "score": Rule("a function", _is_function),
     "normalise": _FLAG,
     "sorted_": _FLAG,
     **dict.fromkeys(("top_k", "num_experts", "num_group", "topk_group", "epsilon"), NUMBER),
@@ -289,7 +294,7 @@ class _Search:
             return None
         condition = f"({kernel} := {slot}.kernel({receiver}, {logits})) is not None"
         comment = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
-        return guard(self.view, found.run, condition, answer, comment)
+        return guard(self.view, found.run, condition, answer, comment, beside=True)
 
     def operands(self, found: _Found) -> dict[str, str] | None:
         """What the kernel is called with, as code for the place before the run."""

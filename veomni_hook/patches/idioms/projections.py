@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.text.document import FunctionNode
 
-__all__ = ["ACTIVATIONS", "gated_products", "holds_experts", "is_activation", "own_attributes"]
+__all__ = ["ACTIVATIONS", "gated_products", "holds_experts", "is_activation"]
 
 #: Functions that are activations of an MLP; gates of attention (sigmoid, tanh) are none.
 ACTIVATIONS = frozenset(
@@ -24,17 +24,13 @@ def holds_experts(owner: ast.ClassDef) -> bool:
     """Whether a class holds the weights of several experts: by name, or in parameters of three dimensions."""
     if _EXPERTS.search(owner.name):
         return True
-    for node in ast.walk(owner):
-        if isinstance(node, ast.Call) and _last_name(node.func) == "Parameter" and node.args:
-            made = node.args[0]
-            if isinstance(made, ast.Call) and len(made.args) >= 3:
-                return True
+    for _, value in _set_up(owner):
+        for node in ast.walk(value):
+            if isinstance(node, ast.Call) and _last_name(node.func) == "Parameter" and node.args:
+                made = node.args[0]
+                if isinstance(made, ast.Call) and len(made.args) >= 3:
+                    return True
     return False
-
-
-def own_attributes(owner: ast.ClassDef) -> set[str]:
-    """Every attribute of ``self`` that the code of a class names."""
-    return {name for node in ast.walk(owner) if (name := _of_self(node))}
 
 
 def is_activation(callee: ast.expr) -> bool:
@@ -53,13 +49,7 @@ class _Flow:
     """Follows projections through the locals of a method, statement by statement."""
 
     def __init__(self, owner: ast.ClassDef) -> None:
-        self.projections = {
-            name
-            for node in ast.walk(owner)
-            if isinstance(node, ast.Assign) and _makes_projection(node.value)
-            for target in node.targets
-            if (name := _of_self(target))
-        }
+        self.projections = {name for name, value in _set_up(owner) if _makes_projection(value)}
         self.locals: dict[str, str] = {}
 
     def of(self, method: FunctionNode) -> list[ast.expr]:
@@ -107,6 +97,19 @@ class _Flow:
         if isinstance(node.func, ast.Attribute) and node.func.attr in _RESHAPING:
             return self.kind(node.func.value) or (self.kind(node.args[0]) if node.args else "")
         return ""
+
+
+def _set_up(owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """The attributes that a class gives its instances, and what they are."""
+    made = [node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    statements = [statement for method in made for statement in method.body]
+    for statement in statements:
+        for name in ("body", "orelse"):
+            statements += getattr(statement, name, [])
+        value = getattr(statement, "value", None)
+        for target in statement.targets if isinstance(statement, ast.Assign) else []:
+            if isinstance(value, ast.expr) and (name := _of_self(target)):
+                yield name, value
 
 
 def _makes_projection(value: ast.expr) -> bool:

@@ -30,18 +30,21 @@ def guard(
     comment: str,
     *,
     returns: bool = True,
+    beside: bool = False,
 ) -> tuple[Splice, ...] | None:
     """The splices that let ``answer`` stand in for the run where ``condition`` holds; None if it cannot.
 
     Args:
-        answer: assigns what the run assigns and others read, or returns. What the run computes beside it from
-            earlier values stays.
+        answer: assigns what the run assigns and others read, or returns.
         returns: whether the guard may return, past what else follows in the function.
+        beside: whether what else others read may be computed once more, after the answer; the run computes
+            and does nothing else.
     """
     code: Sequence[ast.stmt] | None = answer
     if not isinstance(answer[-1], ast.Return):
         outside = set(loaded(run.function.body, skip=run.statements))
-        answer = [*answer, *_beside(run, outside & _lost(run, answer))]
+        if beside:
+            answer = [*answer, *_beside(run, outside & _lost(run, answer))]
         if outside & _lost(run, answer) or not all(map(view.document.begins_line, run.statements)):
             return None
         code = _to_the_end(run, answer) if returns else None
@@ -60,11 +63,17 @@ def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
     found = [each for each in run.statements if bound_names([each]) & names]
     bound = bound_names(run.statements)
     for each in found:
-        if target(each) is None or bound & set(loaded([each])) - {target(each)}:
+        if target(each) is None or bound & set(loaded([each])) - {target(each)} or _calls_module(run, each):
             return []
     targets = [target(each) for each in found]
     # Of two assignments to one name the second is what stays, and what it reads is the first.
     return found if len(set(targets)) == len(names) == len(found) else []
+
+
+def _calls_module(run: Run, statement: ast.stmt) -> bool:
+    calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+    receiver = run.function.args.args[0].arg
+    return any(isinstance(each, ast.Attribute) and receiver in loaded([each.value]) for each in calls)
 
 
 def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:

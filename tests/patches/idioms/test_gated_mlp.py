@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.kernels.matching import gradients
+from tests.patches.idioms.applied import executed, spliced
+from veomni_hook.kernels.state import get_choice, set_choice
+from veomni_hook.patches.idioms import gated_mlp
+from veomni_hook.patches.idioms.site import Site, Status
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.text.document import Document
+
+HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+SETUP = """
+self.gate_proj = nn.Linear(6, 8, bias=True)
+self.up_proj = nn.Linear(6, 8, bias=False)
+self.down_proj = nn.Linear(8, 6)
+self.gate_up_proj = nn.Linear(6, 16)
+self.norm = nn.LayerNorm(8)
+self.drop = nn.Dropout(0.5)
+self.act_fn = activation
+self.limit, self.alpha = 0.3, 1.7
+"""
+HALVES = "gate, up = self.gate_up_proj(x).chunk(2, dim=-1)\n"
+# Body of forward(self, x), variant, and what the guard has to say.
+FORMULAS = {
+    "nested": (
+        "return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))",
+        "product",
+        "return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x), self.act_fn))",
+    ),
+    "by name": (
+        "y = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))\nreturn y",
+        "product",
+        "return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x), self.act_fn))",
+    ),
+    "step by step": (
+        "a = self.act_fn(self.gate_proj(x))\nx = self.up_proj(x)\nx = a * x\nreturn self.down_proj(x)",
+        "product",
+        "return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x), self.act_fn))",
+    ),
+    "up first": (
+        "return self.down_proj(self.up_proj(x) * self.act_fn(self.gate_proj(x)))",
+        "product",
+        "kernel(up=self.up_proj(x), gate=self.gate_proj(x), activation=self.act_fn)",
+    ),
+    "after it": (
+        "y = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\ny = self.drop(self.norm(y))\n"
+        "y = self.down_proj(y)\nreturn self.drop(y) * self.alpha",
+        "product",
+        "return self.drop(self.down_proj(self.drop(self.norm(kernel(",
+    ),
+    "branch behind": (
+        "y = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\nif self.training:\n    y = self.drop(y)\n"
+        "return self.down_proj(y)",
+        "product",
+        "y = kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)\n        else:",
+    ),
+    "first half": (
+        HALVES + "return self.down_proj(up * self.act_fn(gate))",
+        "product",
+        "return self.down_proj(kernel(gate, up, self.act_fn))",
+    ),
+    "second half": (
+        HALVES + "return self.down_proj(self.act_fn(up) * gate)",
+        "product",
+        "return self.down_proj(kernel(up, gate, self.act_fn))",
+    ),
+    "parts": (
+        "both = self.gate_up_proj(x).split(8, dim=-1)\nreturn self.down_proj(self.act_fn(both[0]) * both[1])",
+        "product",
+        ".kernel(self, x, self.act_fn)",
+    ),
+    "function": (
+        "return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))",
+        "product",
+        "kernel(self.gate_proj(x), self.up_proj(x), F.silu)",
+    ),
+    "float32": (
+        "gate, up = self.gate_proj(x), self.up_proj(x)\n"
+        "return self.down_proj((self.act_fn(gate.float()) * up.to(torch.float32)).type_as(gate))",
+        "product_float32",
+        "return self.down_proj(kernel(gate, up, self.act_fn))",
+    ),
+    "clamped": (
+        "gate = torch.clamp(self.gate_proj(x), max=self.limit)\n"
+        "up = self.up_proj(x).clamp(-self.limit, self.limit)\nreturn self.down_proj(self.act_fn(gate) * up)",
+        "clamped",
+        "return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x), self.act_fn, self.limit))",
+    ),
+    "clamped after": (
+        "gate = self.act_fn(self.gate_proj(x)).clamp(max=self.limit)\n"
+        "up = self.up_proj(x).clamp(min=-self.limit, max=self.limit)\nreturn self.down_proj(gate * up)",
+        "clamped_after",
+        "return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x), self.act_fn, self.limit))",
+    ),
+    "scaled sigmoid": (
+        HALVES + "gate = gate.clamp(max=self.limit)\nup = up.clamp(min=-self.limit, max=self.limit)\n"
+        "return self.down_proj((up + 1.0) * (gate * torch.sigmoid(gate * self.alpha)))",
+        "scaled_sigmoid",
+        "return self.down_proj(kernel(gate, up, self.alpha, self.limit))",
+    ),
+    # Clamps that are not the known ones stay upstream's, around what goes to the kernel.
+    "other limits": (
+        "gate = self.gate_proj(x).clamp(max=self.limit)\nup = self.up_proj(x).clamp(min=-self.alpha, max=self.limit)\n"
+        "return self.down_proj(self.act_fn(gate) * up)",
+        "product",
+        "kernel(gate, up, self.act_fn)",
+    ),
+    "two-sided gate": (
+        "gate = self.gate_proj(x).clamp(-self.limit, self.limit)\n"
+        "up = self.up_proj(x).clamp(-self.limit, self.limit)\nreturn self.down_proj(self.act_fn(gate) * up)",
+        "product",
+        "kernel(gate, up, self.act_fn)",
+    ),
+    "two activations": (
+        "return self.down_proj(self.act_fn(self.gate_proj(x)) * self.act_fn(self.up_proj(x)))",
+        "product",
+        "kernel(",
+    ),
+    "the name is taken": (
+        "kernel = 2.0\nreturn self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * kernel",
+        "product",
+        "if (veomni_kernel := ",
+    ),
+    "two products": (
+        "y = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\nx = self.down_proj(y)\n"
+        "return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))",
+        "product",
+        "y = kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)\n        else:",
+    ),
+}
+NEAR_MISSES = {
+    "activation of the product": "return self.down_proj(self.act_fn(self.gate_proj(x) * self.up_proj(x)))",
+    "sigmoid by hand": (
+        "gate = self.gate_proj(x)\nreturn self.down_proj(gate * torch.sigmoid(gate) * self.up_proj(x))"
+    ),
+    "sum": "return self.down_proj(self.act_fn(self.gate_proj(x)) + self.up_proj(x))",
+    "used twice": (
+        "gate = self.act_fn(self.gate_proj(x))\ny = self.down_proj(gate * self.up_proj(x))\n"
+        "return y + gate.sum()"
+    ),
+    "something between": (
+        "gate = self.act_fn(self.gate_proj(x))\nx = self.norm(gate).sum(-1, keepdim=True) + x\n"
+        "return self.down_proj(gate * self.up_proj(x))"
+    ),
+}
+
+
+def module(body: str, name: str = "SomeMLP") -> str:
+    setup, body = (textwrap.indent(text.strip("\n"), "        ") for text in (SETUP, body))
+    return (
+        f"{HEAD}class {name}(nn.Module):\n    def __init__(self, activation):\n        super().__init__()\n"
+        f"{setup}\n    def forward(self, x):\n        # upstream's comment\n{body}\n"
+    )
+
+
+def sites(text: str) -> list[Site]:
+    return list(gated_mlp.find(ModuleView(Document(text))))
+
+
+def only(text: str) -> Site:
+    (site,) = sites(text)
+    return site
+
+
+@pytest.fixture
+def choose() -> Iterator[Any]:
+    before = get_choice()
+    yield set_choice
+    set_choice(before)
+
+
+def pair(body: str, activation: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, Any, dict[str, Any]]:
+    """The upstream module, the routed one with the same weights, and the globals of the routed one."""
+    text = module(body)
+    upstream = executed(text)["SomeMLP"](activation).to(dtype)
+    scope = executed(text, sites(text))
+    routed = scope["SomeMLP"](activation).to(dtype)
+    routed.load_state_dict(upstream.state_dict())
+    return upstream, routed, scope
+
+
+def outcomes(scope: dict[str, Any], owner: Any) -> set[str]:
+    slots = [value for name, value in scope.items() if name.startswith("veomni_gated_mlp")]
+    return {outcome.backend for slot in slots if (outcome := slot.outcome(owner)) is not None}
+
+
+def assert_same(upstream: Any, routed: Any, dtype: torch.dtype) -> None:
+    """Compare outputs, gradients of input and parameters, and the random numbers that were drawn."""
+    found = []
+    x = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for each in (upstream, routed):
+        torch.manual_seed(5)
+        each.zero_grad()
+        outputs, grads = gradients(each, [x], [True])
+        found.append([*outputs, *grads, *(p.grad for p in each.parameters()), torch.rand(2)])
+    for one, other in zip(*found, strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_every_formula_is_routed(name):
+    body, variant, guard = FORMULAS[name]
+    site = only(module(body))
+    assert (site.status, site.variant, site.target) == (Status.ROUTED, variant, "SomeMLP.forward"), (
+        site.reason
+    )
+    assert [slot.name for slot in site.slots] == [f"veomni_gated_mlp_{variant}"]
+    assert guard in spliced(module(body), [site])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.GELU(approximate="tanh")], ids=["silu", "gelu"])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_guarded_path_is_the_upstream_one(name, activation, dtype, choose):
+    choose("gated_mlp=reference")
+    upstream, routed, scope = pair(FORMULAS[name][0], activation, dtype)
+    assert_same(upstream, routed, dtype)
+    assert outcomes(scope, routed) == {"reference"}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_upstreams_path_is_still_there(name, choose):
+    choose("eager")
+    upstream, routed, scope = pair(FORMULAS[name][0], nn.SiLU())
+    assert_same(upstream, routed, torch.float32)
+    assert outcomes(scope, routed) <= {"eager"}
+
+
+@pytest.mark.parametrize("name", ["nested", "up first", "branch behind", "function", "clamped"])
+def test_a_kernel_for_silu_takes_silu_only(name, choose):
+    choose("gated_mlp=torch")
+    for activation, backend in ((nn.SiLU(), "torch"), (nn.GELU(approximate="tanh"), "eager")):
+        upstream, routed, scope = pair(FORMULAS[name][0], activation)
+        assert_same(upstream, routed, torch.float32)
+        assert outcomes(scope, routed) == {"torch" if name == "function" else backend}
+
+
+class WithAdapter(nn.Module):
+    """A projection as PEFT wraps it: random numbers are drawn in the order of the calls."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.base(nn.functional.dropout(x, 0.5))
+
+
+@pytest.mark.parametrize("name", ["nested", "step by step", "up first", "branch behind", "clamped"])
+def test_wrapped_projections_run_once_and_in_order(name, choose):
+    choose("gated_mlp=reference")
+    upstream, routed, _ = pair(FORMULAS[name][0], nn.SiLU())
+    for each in (upstream, routed):
+        for projection in ("gate_proj", "up_proj", "down_proj"):
+            setattr(each, projection, WithAdapter(getattr(each, projection)))
+    assert_same(upstream, routed, torch.float32)
+    assert [each.calls for each in routed.modules() if isinstance(each, WithAdapter)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses_are_counted_and_not_routed(name):
+    site = only(module(NEAR_MISSES[name]))
+    assert (site.status, site.splices, site.counted) == (Status.MISSED, (), True)
+    assert site.reason
+
+
+def test_a_miss_says_what_differs():
+    assert "line" in only(module(NEAR_MISSES["activation of the product"])).reason
+
+
+def test_other_names_count_where_projections_are_multiplied():
+    text = (
+        f"{HEAD}class SomeBlock(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.w1, self.w2 = None, None\n        self.w1 = nn.Linear(2, 2)\n        self.w3 = nn.Linear(2, 2)\n"
+        "    def forward(self, x):\n        return F.silu(self.w1(x)) * self.w3(x)\n"
+        "class Gate(nn.Module):\n    def __init__(self):\n        self.gate = nn.Linear(2, 2)\n"
+        "    def forward(self, x, y):\n        return F.silu(self.gate(x)) * y\n"
+    )
+    assert [site.target for site in sites(text)] == ["SomeBlock.forward"]
+
+
+@pytest.mark.parametrize("name", ["SomeExperts", "SomeNaiveMoe"])
+def test_experts_are_none(name):
+    assert sites(module(FORMULAS["nested"][0], name)) == []
+
+
+def test_stacked_weights_are_experts():
+    text = module(FORMULAS["nested"][0]).replace(
+        "self.limit", "self.stacked = nn.Parameter(torch.empty(2, 3, 4))\n        self.limit", 1
+    )
+    assert sites(text) == []
+
+
+def test_digests_do_not_depend_on_names():
+    one = only(module(FORMULAS["nested"][0]))
+    other = only(module(FORMULAS["by name"][0].replace("y", "result")))
+    assert one.form == other.form != only(module(FORMULAS["clamped"][0])).form
+
+
+def test_projections_of_another_name_are_captured():
+    site = only(module(FORMULAS["second half"][0]))
+    assert dict(site.captures) == {"gate": "up", "up": "gate", "activation": "self.act_fn"}

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.matching import gradients
+from tests.patches.idioms.applied import executed, spliced
+from veomni_hook.kernels.load_balancing_loss import spellings
+from veomni_hook.kernels.state import get_choice, set_choice
+from veomni_hook.patches.idioms import load_balancing_loss
+from veomni_hook.patches.idioms.site import Site, Status
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.text.document import Document
+
+HEAD = "import torch\nfrom torch.nn import functional\nLogits = object\n"
+MODEL = """
+class SomeForCausalLM(torch.nn.Module):
+    def forward(self, logits, mask=None):
+        loss = load_balancing_loss_func(logits, 5, 2, mask)
+        return loss
+"""
+NAME = "def load_balancing_loss_func("
+
+
+def loss(name: str) -> str:
+    return inspect.getsource(getattr(spellings, name)).replace(f"def {name}(", NAME)
+
+
+def module(name: str, model: str = MODEL) -> str:
+    return HEAD + loss(name) + model
+
+
+def sites(text: str) -> list[Site]:
+    return list(load_balancing_loss.find(ModuleView(Document(text))))
+
+
+@pytest.fixture
+def choose() -> Iterator[Any]:
+    before = get_choice()
+    yield set_choice
+    set_choice(before)
+
+
+@pytest.mark.parametrize("name", spellings.__all__)
+def test_the_function_counts_and_its_call_is_routed(name):
+    function, call = sites(module(name))
+    assert (function.target, function.status, function.counted) == (
+        "load_balancing_loss_func",
+        Status.ROUTED,
+        True,
+    ), function.reason
+    assert (call.target, call.status, call.counted) == ("SomeForCausalLM.forward", Status.ROUTED, False)
+    text = spliced(module(name), [function, call])
+    assert (
+        "loss = veomni_load_balancing_loss_softmax_topk.at(self, load_balancing_loss_func)(logits, 5, 2, mask)"
+        in text
+    )
+    assert loss(name) in text
+
+
+PADDED = torch.ones(2, 9, dtype=torch.int64)
+PADDED[0, 6:] = 0
+
+
+@pytest.mark.parametrize("mask", [None, PADDED], ids=["none", "padding"])
+@pytest.mark.parametrize("name", spellings.__all__)
+def test_the_routed_call_is_the_upstream_one(name, mask, choose):
+    choose("load_balancing_loss=reference")
+    text = module(name)
+    found = sites(text)
+    scope = executed(text, found)
+    model, upstream = scope["SomeForCausalLM"](), executed(text)["SomeForCausalLM"]()
+    logits = [torch.randn(18, 5) for _ in range(3)]
+    results = [
+        gradients(lambda *given, each=each: each(given, mask), logits, [True] * 3)
+        for each in (model, upstream)
+    ]
+    for (one,), (other,) in zip(*results, strict=True) if False else [(results[0][0], results[1][0])]:
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(results[0][1], results[1][1])
+    assert scope["veomni_load_balancing_loss_softmax_topk"].outcome(model).backend == "reference"
+
+
+@pytest.mark.parametrize("nothing", [None, [torch.randn(18, 5)]], ids=["none", "a list"])
+def test_zero_without_a_tuple(nothing, choose):
+    choose("load_balancing_loss=reference")
+    text = module("by_histc")
+    assert executed(text, sites(text))["SomeForCausalLM"]()(nothing) == 0
+
+
+# What is replaced, by what, in which spelling.
+MUTANTS = [
+    ("at_once", "dim=-1)", "dim=0)"),
+    ("at_once", "chosen.float().mean(dim=0)", "chosen.float().mean(dim=1)"),
+    ("at_once", "mask.sum(dim=0)", "chosen.sum(dim=0)"),
+    ("at_once", "* num_experts\n", "* top_k\n"),
+    ("at_once", "return 0\n", "return 1\n"),
+    ("at_once", "shares * means", "shares + means"),
+    ("at_once", "not isinstance(gate_logits, tuple)", "isinstance(gate_logits, tuple)"),
+    ("at_once", "if attention_mask is None:", "if attention_mask is not None:"),
+    ("at_once", "for layer in gate_logits]", "for layer in gate_logits[1:]]"),
+    ("by_bincount", "counts / rows", "counts / top_k"),
+    ("by_bincount", "rows = rows + mask.sum()", "rows = mask.sum()"),
+    ("by_bincount", "probabilities.float().sum(dim=0)", "probabilities.sum(dim=0)"),
+    ("by_bincount", "mask.repeat_interleave(top_k)", "mask.repeat(top_k)"),
+    ("by_histc", "max=num_experts)", "max=top_k)"),
+    ("by_histc", '("cpu", "mps")', '("cpu",)'),
+    ("by_histc", "rows = rows + probabilities.shape[0]", "rows = rows + probabilities.shape[1]"),
+    ("by_histc", "counts = counts + torch.histc", "counts = counts - torch.histc"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), MUTANTS)
+def test_another_formula_is_missed(name, old, new):
+    assert old in loss(name)
+    text = HEAD + loss(name).replace(old, new) + MODEL
+    (site,) = sites(text)
+    assert (site.status, site.splices, site.counted) == (Status.MISSED, (), True)
+    assert site.reason
+
+
+def test_names_and_defaults_are_those_of_the_function():
+    text = loss("by_histc")
+    for old, new in (
+        ("gate_logits", "router_logits"),
+        ("num_experts", "count"),
+        ("layer", "each"),
+        ("top_k", "k"),
+    ):
+        text = text.replace(old, new)
+    call = sites(HEAD + text + MODEL)[1]
+    (slot,) = call.slots
+    assert slot.parameters == (
+        "router_logits->gate_logits, count->num_experts, k->top_k=2, attention_mask=None"
+    )
+
+
+def test_a_call_without_a_module_is_unbound():
+    function, call = sites(
+        module("by_histc", "\ndef helper(logits):\n    return load_balancing_loss_func(logits, 5)\n")
+    )
+    assert (function.status, call.status, call.counted) == (Status.UNBOUND, Status.UNBOUND, False)
+    assert call.reason and not call.splices
+
+
+def test_a_function_that_nothing_calls():
+    (site,) = sites(module("by_histc", ""))
+    assert (site.status, site.reason) == (Status.ROUTED, "nothing calls it")
+
+
+def test_digests_tell_formulas_not_names():
+    one, other = sites(module("by_histc"))[0], sites(module("by_bincount"))[0]
+    renamed = sites(HEAD + loss("by_histc").replace("counts", "numbers") + MODEL)[0]
+    assert one.form == renamed.form != other.form

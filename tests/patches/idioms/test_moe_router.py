@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.matching import TOLERANCE, close, gradients
+from tests.patches.idioms.applied import executed, spliced
+from veomni_hook.kernels.state import get_choice, set_choice
+from veomni_hook.patches.idioms import moe_router
+from veomni_hook.patches.idioms.site import Site, Status
+from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.text.document import Document
+
+HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+SETUP = """
+self.weight = nn.Parameter(torch.randn(8, 6))
+self.bias = nn.Parameter(torch.randn(8) * 0.1)
+self.top_k, self.num_experts, self.groups, self.kept_groups, self.scale = 3, 8, 4, 2, 2.5
+self.renormalise, self.epsilon = True, 1e-3
+self.score_fn = nn.Sigmoid()
+"""
+LOGITS = "logits = F.linear(x.reshape(-1, 6), self.weight)\n"
+TOP = "weights, indices = torch.topk(probs, self.top_k, dim=-1)\n"
+SOFTMAX = LOGITS + "probs = F.softmax(logits, dim=-1, dtype=torch.float)\n" + TOP
+BIASED = (
+    LOGITS
+    + "scores = logits.float().sigmoid()\n_, indices = torch.topk(scores + self.bias, self.top_k, sorted=False)\n"
+    "weights = scores.gather(1, indices)\n"
+)
+GROUPED = LOGITS.replace("F.linear", "F.linear") + (
+    "scores = logits.sigmoid()\nchoice = scores + self.bias\n"
+    "best = choice.view(-1, self.groups, self.num_experts // self.groups).topk(2, dim=-1)[0].sum(-1)\n"
+    "group = torch.topk(best, k=self.kept_groups, dim=-1, sorted=False).indices\n"
+    "mask = torch.zeros_like(best)\nmask.scatter_(1, group, 1)\n"
+    "mask = mask.unsqueeze(-1).expand(-1, self.groups, self.num_experts // self.groups)\n"
+    "choice = choice.masked_fill(~mask.reshape(-1, self.num_experts).bool(), FILL)\n"
+    "indices = torch.topk(choice, k=self.top_k, dim=-1, sorted=False)[1]\nweights = scores.gather(1, indices)\n"
+)
+# Body of forward(self, x), variant, and what the guard calls the kernel with.
+FORMULAS = {
+    "softmax": (
+        SOFTMAX + "if self.renormalise:\n    weights /= weights.sum(dim=-1, keepdim=True)\n"
+        "return logits, weights.to(logits.dtype), indices",
+        "softmax_topk",
+        "kernel(logits, self.top_k, self.renormalise)",
+    ),
+    "softmax, always divided": (
+        SOFTMAX
+        + "weights = weights / weights.sum(-1, keepdim=True)\nresult = weights\nreturn result, indices",
+        "softmax_topk",
+        "kernel(logits, self.top_k, True)",
+    ),
+    "softmax, never divided": (
+        SOFTMAX + "return indices, weights * self.scale",
+        "softmax_topk",
+        "kernel(logits, self.top_k, False)",
+    ),
+    "softmax of a cast, by dimension 1": (
+        LOGITS + "probs = torch.softmax(logits.float(), 1)\n" + TOP + "return weights, indices",
+        "softmax_topk",
+        "kernel(logits, self.top_k, False)",
+    ),
+    "probabilities are returned": (
+        LOGITS
+        + "logits = F.softmax(logits, dim=-1, dtype=torch.float)\n"
+        + TOP.replace("probs", "logits")
+        + "weights /= weights.sum(dim=-1, keepdim=True)\nreturn logits, weights, indices",
+        "softmax_topk",
+        "return F.softmax(logits, dim=-1, dtype=torch.float), weights, indices",
+    ),
+    # What is done to the weights afterwards stays upstream's, and so do values that it needs.
+    "softmax, divided by another sum": (
+        SOFTMAX + "weights = weights / probs.sum(-1, keepdim=True)\nreturn weights, indices",
+        "softmax_topk",
+        "kernel(logits, self.top_k, False)",
+    ),
+    "something before": (
+        SOFTMAX.replace("probs = F.softmax(logits", "extra = self.score_fn(logits)\nprobs = F.softmax(extra")
+        + "return weights + extra.sum(), indices",
+        "softmax_topk",
+        "kernel(extra, self.top_k, False)",
+    ),
+    "softmax of the largest": (
+        LOGITS + "values, indices = logits.topk(self.top_k, dim=-1)\n"
+        "weights = torch.softmax(values, dim=1, dtype=values.dtype)\nreturn logits, weights, indices",
+        "topk_softmax",
+        "kernel(logits, self.top_k)",
+    ),
+    "softmax of the largest, cast": (
+        LOGITS + "values, indices = logits.topk(self.top_k, dim=-1)\n"
+        "weights = torch.softmax(values, dim=-1).type_as(x)\nprint(end='')\nreturn logits, weights, indices",
+        "topk_softmax",
+        "weights = weights.type_as(x)\n        else:",
+    ),
+    "bias": (
+        BIASED
+        + "weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)\nreturn indices, weights * self.scale",
+        "biased_topk",
+        "kernel(logits.float(), self.bias, self.top_k, torch.sigmoid, 1e-20, False)",
+    ),
+    "bias, no epsilon": (
+        BIASED + "weights /= weights.sum(dim=-1, keepdim=True)\nreturn weights, indices",
+        "biased_topk",
+        "kernel(logits.float(), self.bias, self.top_k, torch.sigmoid, 0.0, False)",
+    ),
+    "bias, another score": (
+        BIASED.replace("logits.float().sigmoid()", "self.score_fn(logits)").replace(", sorted=False", "")
+        + "weights = weights / (weights.sum(dim=-1, keepdim=True) + self.epsilon)\nreturn weights, indices",
+        "biased_topk",
+        "kernel(logits, self.bias, self.top_k, self.score_fn, self.epsilon, True)",
+    ),
+    "groups": (
+        GROUPED.replace("FILL", "float('-inf')")
+        + "if self.renormalise:\n    total = weights.sum(dim=-1, keepdim=True) + 1e-20\n    weights /= total\n"
+        "weights = weights * self.scale\nreturn logits, weights, indices",
+        "grouped_topk",
+        "self.num_experts, self.groups, self.kept_groups, self.renormalise, float('-inf'), False)",
+    ),
+    "groups, zero elsewhere": (
+        GROUPED.replace("FILL", "0.0") + "return weights, indices",
+        "grouped_topk",
+        "self.kept_groups, False, 0.0, False)",
+    ),
+}
+NEAR_MISSES = {
+    "divided by another sum": SOFTMAX
+    + "weights = weights / probs.sum(-1, keepdim=True)\nreturn weights, indices",
+    "divided along the tokens": (
+        LOGITS + "values, indices = logits.topk(self.top_k, dim=-1)\nweights = torch.softmax(values, dim=0)\n"
+        "return weights, indices"
+    ),
+    "the smallest": (SOFTMAX.replace("dim=-1)\n", "dim=-1, largest=False)\n") + "return weights, indices"),
+    "softmax in the logits' dtype": SOFTMAX.replace(", dtype=torch.float", "") + "return weights, indices",
+    "the bias weighs": (
+        BIASED.replace("scores.gather", "(scores + self.bias).gather")
+        + "weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)\nreturn weights, indices"
+    ),
+    "other indices": (
+        BIASED.replace("scores.gather(1, indices)", "scores.gather(1, indices + 0)")
+        + "weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)\nreturn weights, indices"
+    ),
+    "three of a group": (
+        GROUPED.replace("FILL", "0.0").replace("topk(2,", "topk(1,") + "return weights, indices"
+    ),
+    "another mask": GROUPED.replace("FILL", "0.0").replace("~mask", "mask") + "return weights, indices",
+}
+
+
+TWO_SOFTMAXES = ("probabilities are returned", "softmax, divided by another sum")
+
+
+def module(body: str, name: str = "SomeRouter", method: str = "forward") -> str:
+    setup, body = (textwrap.indent(text.strip("\n"), "        ") for text in (SETUP, body))
+    return (
+        f"{HEAD}class {name}(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"{setup}\n    def {method}(self, x):\n{body}\n"
+    )
+
+
+def sites(text: str) -> list[Site]:
+    return list(moe_router.find(ModuleView(Document(text))))
+
+
+def only(text: str) -> Site:
+    (site,) = sites(text)
+    return site
+
+
+@pytest.fixture
+def choose() -> Iterator[Any]:
+    before = get_choice()
+    yield set_choice
+    set_choice(before)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_every_formula_is_routed(name):
+    body, variant, guard = FORMULAS[name]
+    site = only(module(body))
+    assert (site.status, site.variant, site.target) == (Status.ROUTED, variant, "SomeRouter.forward"), (
+        site.reason
+    )
+    assert [slot.name for slot in site.slots] == [f"veomni_moe_router_{variant}"]
+    assert guard in spliced(module(body), [site])
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_guarded_path_is_the_upstream_one(name, dtype, backend, choose):
+    choose(f"moe_router={backend}")
+    text = module(FORMULAS[name][0])
+    upstream = executed(text)["SomeRouter"]().to(dtype)
+    scope = executed(text, sites(text))
+    routed = scope["SomeRouter"]().to(dtype)
+    routed.load_state_dict(upstream.state_dict())
+    x = torch.randn(2, 7, 6).to(dtype)
+    found = []
+    for each in (upstream, routed):
+        outputs, grads = gradients(lambda x, each=each: tuple(each(x)), [x], [True])
+        found.append([*outputs, *grads, each.weight.grad])
+    for number, (one, other) in enumerate(zip(*found, strict=True)):
+        assert one.dtype is other.dtype
+        if number < len(outputs) or name not in TWO_SOFTMAXES:
+            assert torch.equal(one, other)
+        else:
+            # Upstream sums two gradients of one softmax, the guarded path those of two.
+            close(one, other, TOLERANCE[dtype])
+    (slot,) = (value for key, value in scope.items() if key.startswith("veomni_moe_router"))
+    assert slot.outcome(routed).backend == backend
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses_are_counted_and_not_routed(name):
+    site = only(module(NEAR_MISSES[name]))
+    assert (site.status, site.splices, site.counted) == (Status.MISSED, (), True), site.captures
+    assert site.reason
+
+
+def test_routing_methods_of_other_classes_count():
+    text = module(FORMULAS["softmax"][0], "SomeBlock", "route_tokens_to_experts")
+    assert (only(text).target, only(text).status) == ("SomeBlock.route_tokens_to_experts", Status.ROUTED)
+    assert sites(module(FORMULAS["softmax"][0], "SomeBlock")) == []
+
+
+def test_a_router_without_top_k_is_no_candidate():
+    assert sites(module(LOGITS + "return logits")) == []
+
+
+def test_digests_do_not_depend_on_names():
+    body = FORMULAS["softmax"][0]
+    one, other = (
+        only(module(body)),
+        only(module(body.replace("weights", "w").replace("self.top_k", "self.k"))),
+    )
+    assert one.form == other.form != only(module(FORMULAS["bias"][0])).form
