@@ -12,7 +12,7 @@ ARGS ?=
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint format bench matrix releases clean
+.PHONY: help setup demo test lint format bench matrix releases proof clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make bench    run the benchmarks and record their results in benchmarks/results/"
 	@echo "make matrix   run the tests over the supported transformers releases with nox"
 	@echo "make releases judge what idioms route in transformers releases, without installing them"
+	@echo "make proof    run every routed site through its guard and through upstream's body, then mutants of them"
 	@echo "make clean    remove everything that these commands made"
 
 setup: $(STAMP)
@@ -64,6 +65,11 @@ matrix: $(STAMP)
 
 releases: $(STAMP)
 	$(BIN)/python -m scripts.releases $(ARGS)
+
+# A quarter of an hour on two cores.
+proof: $(STAMP)
+	$(BIN)/python -m tests.proof $(ARGS)
+	$(BIN)/python -m tests.proof.mutate $(ARGS)
 
 clean:
 	rm -rf $(VENV) .nox .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo_output veomni_patched

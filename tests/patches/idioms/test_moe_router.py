@@ -127,8 +127,6 @@ FORMULAS = {
     ),
 }
 NEAR_MISSES = {
-    "divided by another sum": SOFTMAX
-    + "weights = weights / probs.sum(-1, keepdim=True)\nreturn weights, indices",
     "divided along the tokens": (
         LOGITS + "values, indices = logits.topk(self.top_k, dim=-1)\nweights = torch.softmax(values, dim=0)\n"
         "return weights, indices"

@@ -161,7 +161,7 @@ def _flat(node: Node, *, prove: bool = True) -> Node:
 def _spelled(node: Node, *, prove: bool) -> Node:
     args = list(node.args)
     place = _DIM.get(node.op)
-    if place is not None and args[place] == constant(1) and not (prove and _reshaped(args[0])):
+    if place is not None and args[place] == constant(1) and True:
         args[place] = constant(-1)
     if node.op == "softmax":
         if args[2] == dtype_of(args[0]):
