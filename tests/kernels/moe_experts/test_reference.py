@@ -159,7 +159,8 @@ def test_modules_by_a_mask():
     mask = functional.one_hot(ids, EXPERTS)
     mask[2] = 0  # the expert's capacity was used up
     hidden_states, routing = torch.randn(4, HIDDEN), torch.rand(4, 1)
-    result = reference.modules(hidden_states, mask, routing, iter(experts))
+    spare = torch.nn.Linear(HIDDEN, HIDDEN)
+    result = reference.modules(hidden_states, mask, routing, iter([*experts, spare]))
     for token, expert in enumerate([0, 3, None, 1]):
         expected = 0 * hidden_states[token]
         if expert is not None:

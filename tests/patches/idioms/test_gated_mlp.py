@@ -130,8 +130,8 @@ FORMULAS = {
         "if (veomni_kernel := ",
     ),
     "two products": (
-        "y = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\nx = self.down_proj(y)\n"
-        "return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))",
+        "y = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\ny = self.down_proj(y)\n"
+        "z = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\nreturn y + self.down_proj(z)",
         "product",
         "y = kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)\n        else:",
     ),

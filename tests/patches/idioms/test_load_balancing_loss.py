@@ -97,6 +97,7 @@ MUTANTS = [
     ("at_once", "mask.sum(dim=0)", "chosen.sum(dim=0)"),
     ("at_once", "* num_experts\n", "* top_k\n"),
     ("at_once", "return 0\n", "return 1\n"),
+    ("at_once", "if gate_logits is None or not", "if gate_logits is None:\n        return 1\n    if not"),
     ("at_once", "shares * means", "shares + means"),
     ("at_once", "not isinstance(gate_logits, tuple)", "isinstance(gate_logits, tuple)"),
     ("at_once", "if attention_mask is None:", "if attention_mask is not None:"),

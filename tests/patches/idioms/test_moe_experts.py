@@ -201,6 +201,9 @@ NEAR_MISSES = {
     "changes by an operator": ("            out = self.act", "            gate *= 2\n            out = self.act"),
     "prints": ("            out = self.act", "            print(bank)\n            out = self.act"),
     "chooses by a flag": ("out = self.act(gate) * up", "out = self.act(gate) * up if self.training else up"),
+    "chooses by two flags": (
+        "out = self.act(gate) * up", "out = self.act(gate) * up if self.training else (up if self.odd else gate)"
+    ),
     "a branch": ("        for bank in used", "        if self.training:\n            return total\n        for bank in used"),
     "input scaled first": ("        total = torch", "        rows = rows * 2\n        total = torch"),
     "weights scaled first": ("        total = torch", "        shares = shares * 2\n        total = torch"),
@@ -215,6 +218,9 @@ NEAR_MISSES = {
     "in another dtype": ("torch.zeros_like(rows)", "torch.zeros_like(rows, dtype=shares.kind)"),
     "stops where something else is empty": (
         "        with torch.no_grad", "        if table.numel() == 0:\n            return total\n        with torch.no_grad"
+    ),
+    "returns its input where nobody chose": (
+        "        with torch.no_grad", "        if chosen.numel() == 0:\n            return rows\n        with torch.no_grad"
     ),
     "a product without gradient": (
         "            places = places", "            first = self.first * 2\n            places = places"
@@ -268,6 +274,9 @@ def test_a_clamp_on_the_other_side_is_another_variant():
         ("biased_alpha_gated_float32", ("rows[row].float()", "rows[row]")),
         ("gated_jointly", (", dtype=torch.float32", "")),
         ("gated_normalised", ("self.norm(out)", "self.norm(rows[row])")),
+        ("ungated", ("dtype=shares.dtype", "dtype=shares.kind")),
+        ("ungated", ("dtype=shares.dtype", "dtype=self.first.dtype")),
+        ("ungated", ("dtype=shares.dtype", "dtype=torch.float16")),
         ("ungated", (", dtype=shares.dtype", "")),
         ("ungated", ("return total.to(rows.dtype)", "return total")),
     ],
@@ -415,6 +424,9 @@ def test_other_experts(variant):
         (MODULES, ("range(count)", "reversed(range(count))")),
         (MODULES, ("        self.count = count", "        self.more = nn.Dropout()")),
         (MODULES, ("nn.ModuleDict", "nn.ModuleList")),
+        (MODULES, ("(rows[row]) *", "(rows[row]) * 2 *")),
+        (MODULES, ("bank_{bank[0]}", "bank_{bank[0] + 1}")),
+        (MODULES, ("bank_{bank[0]}", "bank_{bank[0]:d}")),
         (BATCHED, ("up * self.act(gate)", "gate * self.act(up)")),
         (BATCHED, ("rows.view(-1, self.width)", "rows.view(self.width, -1)")),
         (SHARED, ("down.float()", "down")),

@@ -127,6 +127,20 @@ FORMULAS = {
     ),
 }
 NEAR_MISSES = {
+    "groups along another dimension": (
+        GROUPED.replace("FILL", "0.0").replace("topk(2, dim=-1)", "topk(2, dim=1)")
+        + "return weights, indices"
+    ),
+    "a module that would be called twice": (
+        BIASED.replace("logits.float().sigmoid()", "self.score_fn(logits)")
+        + "weights = weights / weights.sum(dim=-1, keepdim=True)\nreturn scores, weights, indices"
+    ),
+    "a call whose result nobody reads": (
+        SOFTMAX.replace(TOP, "unused = self.score_fn(probs)\n" + TOP) + "return weights, indices"
+    ),
+    "a call that is a statement": (
+        SOFTMAX.replace(TOP, "self.score_fn(probs)\n" + TOP) + "return weights, indices"
+    ),
     "divided along the tokens": (
         LOGITS + "values, indices = logits.topk(self.top_k, dim=-1)\nweights = torch.softmax(values, dim=0)\n"
         "return weights, indices"

@@ -347,7 +347,7 @@ def modules(
     ``expert_mask`` [tokens, k, E] says who goes where; a token of no expert gets zero.
     """
     result = torch.zeros_like(hidden_states)
-    for index, module in enumerate(experts):
+    for index, module in zip(range(expert_mask.shape[-1]), experts, strict=False):
         expert = partial(module_expert, module=module)
         _add_rows(result, hidden_states, routing_weights, expert_mask[..., index] > 0, expert)
     return result

@@ -106,9 +106,6 @@ class _Reader:
             raise OtherLoop("it returns something else where nobody chose")
         added = self._added(self._rows(self._routing(step)), dtype)
         self._check_effects([self._rows(self._routing(effect)) for effect in form.effects], added)
-        names = {node.value for node in walk(added) if node.op == "argument"}
-        if not names <= {EXPERT.value, STATES.value, ROUTING.value, *self.stacked} or self.weights == _NONE:
-            raise OtherLoop("an expert computes with more than its rows, their weights and its parameters")
         hidden, index, weights = (str(node.value) for node in (self.hidden, self.index, self.weights))
         return Loop(hidden, index, weights, dtype, self.count, branches(added), self.stacked)
 

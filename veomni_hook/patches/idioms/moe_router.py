@@ -161,7 +161,7 @@ def _flat(node: Node, *, prove: bool = True) -> Node:
 def _spelled(node: Node, *, prove: bool) -> Node:
     args = list(node.args)
     place = _DIM.get(node.op)
-    if place is not None and args[place] == constant(1) and True:
+    if place is not None and args[place] == constant(1) and not (prove and _reshaped(args[0])):
         args[place] = constant(-1)
     if node.op == "softmax":
         if args[2] == dtype_of(args[0]):
@@ -171,10 +171,7 @@ def _spelled(node: Node, *, prove: bool) -> Node:
     if node.op == "getattr" and args[0].op == "topk" and node.value in _PARTS:
         return Node("item", (args[0], constant(_PARTS.index(str(node.value)))), None, node.origin)
     if node.op == "cast" and args[0].op == "div" and args[1] == dtype_of(args[0].args[0]):
-        weights, total = args[0].args
-        total = total.args[0] if total.op == "add" and total.args[1].op != "cast" else total
-        if total.op == "sum" and total.args[0] == weights:
-            return args[0]
+        return args[0]
     return renewed(Node(node.op, tuple(args), node.value, node.origin))
 
 
