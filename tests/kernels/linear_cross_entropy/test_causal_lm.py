@@ -357,3 +357,27 @@ def test_an_output_that_cannot_wait_gets_its_logits(patched):
     loss, logits, finish = causal_lm.reference_output(model, hidden, model.lm_head, labels, 61, {})
     output = finish(SimpleNamespace(loss=loss, logits=logits))
     assert torch.equal(output.logits, model.lm_head(hidden))
+
+
+def test_what_is_known_of_logits_that_nobody_has_read(patched):
+    _, model = pair(patched)
+    hidden, labels = torch.randn(2, 12, 32), torch.randint(0, 61, (2, 12))
+    call = (model.bfloat16(), hidden.bfloat16(), model.lm_head, labels, 61, {})
+    for options, dtype in (({}, torch.bfloat16), ({"dtype": torch.float32}, torch.float32)):
+        logits = causal_lm.reference_output(*call, options).logits
+        assert logits.device == hidden.device
+        assert logits.dtype is dtype is logits.compute().dtype
+
+
+def test_a_head_that_turns_the_request_down_gives_upstreams_logits(patched):
+    _, model = pair(patched)
+    model.lm_head = with_decoder((model, model), after=lambda logits: logits + 1)[0].lm_head
+    hidden, labels = torch.randn(2, 12, 32), torch.randint(0, 61, (2, 12))
+    loss, logits, finish = causal_lm.reference_output(
+        model, hidden, model.lm_head, labels, 61, {"num_items_in_batch": 7}, {"scale": 2.0, "softcap": 3.0}
+    )
+    expected = torch.tanh(model.lm_head(hidden) * 2 / 3) * 3
+    assert torch.equal(logits, expected)
+    assert torch.equal(loss, loss_utils.ForCausalLMLoss(expected, labels, 61, num_items_in_batch=7))
+    made = CausalLMOutputWithPast(loss=loss, logits=logits)
+    assert finish(made) is made

@@ -7,7 +7,7 @@ import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func as upstream
 
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.load_balancing_loss.reference import softmax_topk
+from veomni_hook.kernels.load_balancing_loss.reference import softmax_topk, softmax_topk_in_dtype
 
 BATCH, LENGTH, EXPERTS, TOP_K = 2, 9, 5, 2
 
@@ -22,8 +22,9 @@ def masks():
     return [None, padded, padded.bool()]
 
 
+@pytest.mark.parametrize("function", [softmax_topk, softmax_topk_in_dtype])
 @pytest.mark.parametrize("mask", masks(), ids=["none", "padding", "bool"])
-def test_by_counting(mask):
+def test_by_counting(mask, function):
     given = layers()
     kept = [1] * (BATCH * LENGTH) if mask is None else mask.flatten().int().tolist()
     share, probability, tokens = [0.0] * EXPERTS, [0.0] * EXPERTS, 0
@@ -38,7 +39,12 @@ def test_by_counting(mask):
             for index in range(EXPERTS):
                 probability[index] += powers[index] / sum(powers)
     expected = EXPERTS * sum(s * p for s, p in zip(share, probability, strict=True)) / tokens**2
-    assert softmax_topk(given, EXPERTS, TOP_K, mask).item() == pytest.approx(expected, rel=1e-5)
+    assert function(given, EXPERTS, TOP_K, mask).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_means_of_one_are_rounded():
+    given = tuple(layer * 3 for layer in layers(dtype=torch.bfloat16))
+    assert softmax_topk(given, EXPERTS) != softmax_topk_in_dtype(given, EXPERTS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -50,7 +56,8 @@ def test_is_the_installed_releases_loss(mask, dtype):
     def theirs(*logits):
         return upstream(logits, EXPERTS, TOP_K, mask)
 
-    assert_matches(ours, theirs, layers(dtype=dtype))
+    # Up to some release upstream's is the other variant, whose means are rounded.
+    assert_matches(ours, theirs, layers(dtype=dtype), tolerance=0.06 if dtype is torch.bfloat16 else None)
 
 
 @pytest.mark.parametrize("nothing", [None, [], list(layers())], ids=["none", "no list", "a list"])

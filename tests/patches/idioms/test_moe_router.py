@@ -233,6 +233,21 @@ def test_near_misses_are_counted_and_not_routed(name):
     assert site.reason
 
 
+@pytest.mark.parametrize("name", ["softmax of the largest", "softmax of a cast, by dimension 1"])
+def test_where_the_second_dimension_may_not_be_the_last(name, choose):
+    choose("moe_router=reference")
+    text = module(FORMULAS[name][0].replace("x.reshape(-1, 6)", "x"))
+    found = only(text)
+    assert "if logits.ndim == 2 and (kernel := " in spliced(text, [found])
+    assert "ndim" not in spliced(module(FORMULAS[name][0]), [only(module(FORMULAS[name][0]))])
+    upstream, routed = executed(text)["SomeRouter"](), executed(text, [found])["SomeRouter"]()
+    routed.load_state_dict(upstream.state_dict())
+    for shape in ((5, 6), (2, 5, 6)):
+        x = torch.randn(shape)
+        for one, other in zip(upstream(x), routed(x), strict=True):
+            assert torch.equal(one, other)
+
+
 def test_routing_methods_of_other_classes_count():
     text = module(FORMULAS["softmax"][0], "SomeBlock", "route_tokens_to_experts")
     assert (only(text).target, only(text).status) == ("SomeBlock.route_tokens_to_experts", Status.ROUTED)

@@ -16,6 +16,10 @@ OP = Op(
             "probability = softmax(logits), share = how often e is in its top_k",
             "veomni_hook.kernels.load_balancing_loss.reference:softmax_topk",
         ),
+        "softmax_topk_in_dtype": Variant(
+            "the same with mean probabilities in the dtype of the logits, not in float32",
+            "veomni_hook.kernels.load_balancing_loss.reference:softmax_topk_in_dtype",
+        ),
     },
 )
 

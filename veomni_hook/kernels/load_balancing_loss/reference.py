@@ -1,14 +1,17 @@
-"""The load-balancing loss by definition: the oracle for tests and benchmarks."""
+"""The load-balancing loss by definition: the oracles for tests and benchmarks."""
 
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
-__all__ = ["softmax_topk"]
+__all__ = ["softmax_topk", "softmax_topk_in_dtype"]
+
+Logits = tuple[torch.Tensor, ...] | None
 
 
 def softmax_topk(
-    gate_logits: tuple[torch.Tensor, ...] | None,
+    gate_logits: Logits,
     num_experts: int,
     top_k: int = 2,
     attention_mask: torch.Tensor | None = None,
@@ -31,3 +34,33 @@ def softmax_topk(
     share = (chosen * kept[:, None]).sum(dim=0) / kept.sum()
     probability = (probabilities.float() * kept[:, None]).sum(dim=0) / kept.sum()
     return num_experts * torch.sum(share * probability)
+
+
+def softmax_topk_in_dtype(
+    gate_logits: Logits, num_experts: int, top_k: int = 2, attention_mask: torch.Tensor | None = None
+) -> torch.Tensor | int:
+    """Return the loss, with the mean probabilities in the dtype of the logits.
+
+    The operands and the result are those of `softmax_topk`.
+    """
+    if gate_logits is None or not isinstance(gate_logits, tuple):
+        return 0
+    if isinstance(gate_logits, tuple):
+        device = gate_logits[0].device
+        logits = torch.cat([layer.to(device) for layer in gate_logits])
+    probabilities = functional.softmax(logits, dim=-1)
+    _, experts = probabilities.topk(top_k)
+    chosen = functional.one_hot(experts, num_experts)
+    if attention_mask is None:
+        shares = chosen.float().mean(dim=0)
+        means = probabilities.mean(dim=0)
+    else:
+        batch, length = attention_mask.shape
+        layers = logits.shape[0] // (batch * length)
+        mask = attention_mask[None, :, :, None, None].expand((layers, batch, length, top_k, num_experts))
+        mask = mask.reshape(-1, top_k, num_experts).to(device)
+        shares = (chosen.float() * mask).sum(dim=0) / mask.sum(dim=0)
+        mask = attention_mask[None, :, :, None].expand((layers, batch, length, num_experts))
+        mask = mask.reshape(-1, num_experts).to(device)
+        means = (probabilities * mask).sum(dim=0) / mask.sum(dim=0)
+    return torch.sum(shares * means.unsqueeze(0)) * num_experts

@@ -1,7 +1,7 @@
-"""Three ways to write the load-balancing loss, for the recogniser to read.
+"""Two more ways to write ``softmax_topk``, for the recogniser to read.
 
-They equal the reference up to rounding: all layers' tokens at once in the dtype of the logits, or layer by
-layer in float32, where the experts' shares are counted by ``bincount`` or by ``histc``.
+They equal the reference up to rounding: the sums are made layer by layer, and the experts' shares are counted
+by ``bincount`` or by ``histc``.
 """
 
 from __future__ import annotations
@@ -9,36 +9,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-__all__ = ["at_once", "by_bincount", "by_histc"]
+__all__ = ["by_bincount", "by_histc"]
 
 Logits = tuple[torch.Tensor, ...] | None
-
-
-def at_once(
-    gate_logits: Logits, num_experts: int, top_k: int = 2, attention_mask: torch.Tensor | None = None
-) -> torch.Tensor | int:
-    """Return the loss, from one-hot choices of all layers in one tensor."""
-    if gate_logits is None or not isinstance(gate_logits, tuple):
-        return 0
-    if isinstance(gate_logits, tuple):
-        device = gate_logits[0].device
-        logits = torch.cat([layer.to(device) for layer in gate_logits])
-    probabilities = functional.softmax(logits, dim=-1)
-    _, experts = probabilities.topk(top_k)
-    chosen = functional.one_hot(experts, num_experts)
-    if attention_mask is None:
-        shares = chosen.float().mean(dim=0)
-        means = probabilities.mean(dim=0)
-    else:
-        batch, length = attention_mask.shape
-        layers = logits.shape[0] // (batch * length)
-        mask = attention_mask[None, :, :, None, None].expand((layers, batch, length, top_k, num_experts))
-        mask = mask.reshape(-1, top_k, num_experts).to(device)
-        shares = (chosen.float() * mask).sum(dim=0) / mask.sum(dim=0)
-        mask = attention_mask[None, :, :, None].expand((layers, batch, length, num_experts))
-        mask = mask.reshape(-1, num_experts).to(device)
-        means = (probabilities * mask).sum(dim=0) / mask.sum(dim=0)
-    return torch.sum(shares * means.unsqueeze(0)) * num_experts
 
 
 def by_bincount(

@@ -36,8 +36,6 @@ __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "load_balancing_loss"
 CANDIDATES = "Every function whose name contains load_balancing_loss."
-_VARIANT = "softmax_topk"
-_SPELLINGS = "kernels/load_balancing_loss/spellings.py"
 _NAME = "load_balancing_loss"
 # Whether the logits are None, whether they are a tuple, whether the mask is None.
 _CASES = ((True, False, True), (False, False, True), (False, True, True), (False, True, False))
@@ -54,15 +52,14 @@ def find(view: ModuleView) -> Iterator[Site]:
         if isinstance(found, Difference):
             yield Site(OP, name, Status.MISSED, reason=found.text, lineno=node.lineno)
             continue
-        form, parameters = found
-        slot = SlotSpec(slot_name(OP, _VARIANT), OP, _VARIANT, parameters)
+        form, slot = found
         sites = [_call(view, name, form, slot, site) for site in calls.sites(name)]
         bound = not sites or any(site.status is Status.ROUTED for site in sites)
         yield Site(
             OP,
             name,
             Status.ROUTED if bound else Status.UNBOUND,
-            _VARIANT,
+            slot.variant,
             reason="" if sites and bound else "nothing calls it" if bound else sites[0].reason,
             form=form,
             lineno=node.lineno,
@@ -77,7 +74,7 @@ def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite
         OP,
         site.where or name,
         Status.ROUTED if owned else Status.UNBOUND,
-        _VARIANT,
+        slot.variant,
         reason="" if owned else site.reason or "where it stands is not told",
         form=form,
         splices=(in_place(view, site.node, f"{slot.name}.at({site.owner}, {callee})"),) if owned else (),
@@ -88,20 +85,21 @@ def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite
     )
 
 
-def _known(view: ModuleView, function: FunctionNode) -> tuple[str, str] | Difference:
-    """The digest of a function that computes the loss, and its parameters for the slot."""
+def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec] | Difference:
+    """The digest of a function that computes the loss, and the slot for its calls."""
     forms = _forms(function, view.scope)
     if isinstance(forms, Unknown):
         return Difference(f"{forms.reason} (line {forms.lineno})", 0.0, forms.lineno)
     nearest = Difference("it has other parameters", 0.0, function.lineno)
-    for spelling in _spellings():
+    for variant, spelling in _spellings():
         found = [_matched(one, other) for one, other in zip(spelling, forms, strict=True)]
         differences = [each for each in found if isinstance(each, Difference)]
         if not differences:
             operands = {str(node.value): name for each in found for name, node in _bindings(each).items()}
             parameters = _parameters(function, operands)
             if parameters is not None:
-                return "-".join(digest(form) for form in forms[2:]), parameters
+                slot = SlotSpec(slot_name(OP, variant), OP, variant, parameters)
+                return "-".join(digest(form) for form in forms[2:]), slot
         elif differences[0].depth >= nearest.depth:
             nearest = differences[0]
     return nearest
@@ -116,11 +114,17 @@ def _bindings(made: Match | Difference) -> Mapping[str, Node]:
 
 
 @cache
-def _spellings() -> tuple[tuple[Form, ...], ...]:
-    tree = ast.parse(files("veomni_hook").joinpath(_SPELLINGS).read_text("utf-8"))
-    scope = Scope(tree)
-    forms = [_forms(function, scope) for function in scope.functions.values()]
-    return tuple(form for form in forms if not isinstance(form, Unknown))
+def _spellings() -> tuple[tuple[str, tuple[Form, ...]], ...]:
+    """Every way in which a variant is written, with the variant."""
+    found = []
+    for path, variant in (("reference.py", ""), ("spellings.py", "softmax_topk")):
+        text = files("veomni_hook").joinpath("kernels", OP, path).read_text("utf-8")
+        scope = Scope(ast.parse(text))
+        for name, function in scope.functions.items():
+            forms = _forms(function, scope)
+            if not isinstance(forms, Unknown):
+                found.append((variant or name, forms))
+    return tuple(found)
 
 
 def _forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:

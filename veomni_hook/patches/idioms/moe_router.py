@@ -53,6 +53,7 @@ _REFERENCE = "kernels/moe_router/reference.py"
 _VARIANTS = ("grouped_topk", "biased_topk", "softmax_topk", "topk_softmax")
 # Where these operations have their dimension.
 _DIM = {"softmax": 1, "topk": 2, "gather": 1, "sum": 1}
+_SAME_RANK = ("linear", "cast", "mul", "div", "softmax", "sigmoid", "tanh")
 _PARTS = ("values", "indices")
 _CLASS = re.compile(r"Router|Gate|Gating")
 
@@ -91,7 +92,8 @@ class _Pattern:
 class _Found:
     """A run that computes weights and indices, and the locals that hold them in the end.
 
-    ``rest`` is what its last statement does to the weights after the formula.
+    ``rest`` is what its last statement does to the weights after the formula; ``flat`` says that the last
+    dimension is the last one of ``[tokens, experts]`` only.
     """
 
     run: Run
@@ -100,6 +102,7 @@ class _Found:
     indices: str
     bindings: Mapping[str, Node]
     rest: ast.stmt | None = None
+    flat: bool = False
 
 
 @cache
@@ -175,6 +178,21 @@ def _spelled(node: Node, *, prove: bool) -> Node:
     return renewed(Node(node.op, tuple(args), node.value, node.origin))
 
 
+def _is_matrix(node: Node) -> bool:
+    """Whether logits are known to be ``[tokens, experts]``: made of what was given two dimensions."""
+    if node.op == "reshape":
+        return node.args[1].op == "tuple" and len(node.args[1].args) == 2
+    if node.op == "call":
+        return len(node.args) == 2 and _is_matrix(node.args[1])
+    return node.op in _SAME_RANK and _is_matrix(node.args[0])
+
+
+def _by_number(node: Node) -> bool:
+    """Whether an operation takes the second dimension, which is the last one of a matrix."""
+    place = _DIM.get(node.op)
+    return place is not None and node.args[place] == constant(1)
+
+
 def _reshaped(node: Node) -> bool:
     # Of a tensor with more dimensions another one is the last.
     return any(inner.op in ("reshape", "expand", "unsqueeze", "unflatten", "index") for inner in walk(node))
@@ -188,6 +206,7 @@ class _Search:
         self.owner = owner
         self.method = method
         self.nearest: Difference | None = None
+        self.is_matrix = False
 
     def site(self) -> Site:
         """The method as a site."""
@@ -195,8 +214,10 @@ class _Search:
         body = self.method.body
         for last in range(len(body) - 1, -1, -1):
             # If the formula is not in all that comes before, it is not in a part of that.
-            if next(self.at(Run(self.method, body, 0, last), whole=True), None) is None:
+            known = next(self.at(Run(self.method, body, 0, last), whole=True), None)
+            if known is None:
                 continue
+            self.is_matrix = _is_matrix(known.bindings["router_logits"])
             for first in range(last, -1, -1):
                 for found in self.at(Run(self.method, body, first, last)):
                     if (splices := self.route(found)) is not None:
@@ -234,7 +255,9 @@ class _Search:
                         continue
                     for pattern, bindings in self.matches(pair):
                         rest = self.rest(run, weight_name, inner) if inner is not weights else None
-                        yield _Found(run, pattern, weight_name, index_name, bindings, rest)
+                        raw = (form.result.args[names.index(name)] for name in (weight_name, index_name))
+                        flat = any(map(_by_number, walk(*raw)))
+                        yield _Found(run, pattern, weight_name, index_name, bindings, rest, flat)
 
     def matches(self, pair: Node) -> Iterator[tuple[_Pattern, Mapping[str, Node]]]:
         """The formulas that weights and indices are."""
@@ -290,6 +313,8 @@ class _Search:
         if logits is None:
             return None
         condition = f"({kernel} := {slot}.kernel({receiver}, {logits})) is not None"
+        if found.flat and not self.is_matrix:
+            condition = f"{logits}.ndim == 2 and {condition}"
         comment = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
         return guard(self.view, found.run, condition, answer, comment, beside=True)
 

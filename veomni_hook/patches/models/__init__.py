@@ -3,9 +3,9 @@
 ``<family>.py`` in this folder holds the patch configs of ``transformers.models.<family>.modeling_<family>``,
 ``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share.
 
-A spec is for what holds for one module alone and no formula tells: a model whose code has to change, or a site
-that must not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find them in
-every module; where a spec names a site, they leave it alone. So there may be no family here at all.
+A spec is for what holds for one module alone and no formula tells: a model whose code has to change, or a
+site that must not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find
+them in every module; where a spec names a site, they leave it alone. So there may be no family here at all.
 """
 
 from __future__ import annotations
