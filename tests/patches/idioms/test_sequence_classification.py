@@ -8,7 +8,6 @@ from torch import nn
 
 from tests.kernels.matching import close
 from tests.patches.idioms.applied import executed, spliced
-from veomni_hook.kernels.linear_cross_entropy.pooled import Scores
 from veomni_hook.kernels.state import STATE, set_choice
 from veomni_hook.patches.idioms import linear_cross_entropy
 from veomni_hook.patches.idioms import sequence_classification as idiom
@@ -185,11 +184,6 @@ def test_all_positions_are_scored_for_who_may_look_at_them(change, reason):
     loss, _ = routed(*inputs())
     assert loss.requires_grad
     assert slot.outcome(routed).backend == "eager" and reason in slot.outcome(routed).reason
-
-
-def test_scores_are_where_and_as_many_as_the_hidden_states():
-    scores = Scores(torch.zeros(2, 5, 8), nn.Identity())
-    assert scores.device.type == "cpu" and scores.shape == (2, 5)
 
 
 PICK = "pooled_logits = logits[torch.arange(batch, device=logits.device), last]"
