@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.idioms.site import Site, Status, slot_name
-from veomni_hook.patches.idioms.splice import before_body, free_name, in_place
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site, Status, slot_name
+from veomni_hook.patches.routes.splice import before_body, free_name, in_place
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.spec import SlotSpec
 
 DOUBLE = SlotSpec(slot_name("double", "times_two"), "double", "times_two")

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from types import ModuleType
 
-from veomni_hook.patches.idioms.site import Site, Splice, Status
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site, Splice, Status
+from veomni_hook.patches.routes.view import ModuleView
 
 OP = "scaling"
 CANDIDATES = "a forward that uses scale"

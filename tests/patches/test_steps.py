@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from veomni_hook.patches.idioms.config import routes
-from veomni_hook.patches.idioms.site import Site, Splice, Status
+from veomni_hook.patches.routes.config import routes
+from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.spec import SlotSpec
 from veomni_hook.patches.steps import patch_steps, surroundings
 from veomni_hook.patches.text.document import Document

@@ -53,7 +53,7 @@ def judge(name: str, op: str, target: str, count: int, seed: int) -> list[Judged
     from tests.proof.compare import Differs
     from veomni_hook.patches.engine import Origin, patch_source
     from veomni_hook.patches.idioms.recognise import recognise
-    from veomni_hook.patches.idioms.site import Status
+    from veomni_hook.patches.routes.site import Status
     from veomni_hook.patches.text.document import Document
 
     original = import_module(name)

@@ -60,7 +60,7 @@ def modules(families: Sequence[str] = ()) -> list[str]:
 def routed(module: str, ops: Iterable[str] = ()) -> list[Any]:
     """The routed sites of a module, read from its source without importing it."""
     from veomni_hook.patches.idioms.recognise import recognise
-    from veomni_hook.patches.idioms.site import Status
+    from veomni_hook.patches.routes.site import Status
     from veomni_hook.patches.text.document import Document
 
     spec = find_spec("transformers")

@@ -180,7 +180,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
     """Return every config module with who named it and, if loaded, the modules that it patches."""
     from veomni_hook.cli.spec_sources import BUILT_IN, load_sources, names
     from veomni_hook.cli.target_options import import_from_here
-    from veomni_hook.patches.idioms.config import NAME
+    from veomni_hook.patches.routes.config import NAME
 
     import_from_here()
     named = names(settings)

@@ -94,7 +94,7 @@ def _routed(files: dict[str, str], jobs: int | None) -> tuple[list[dict[str, Any
     from veomni_hook.cli.survey import survey
     from veomni_hook.errors import VeomniHookError
     from veomni_hook.patches.coverage import ERROR, ROUTED, examine
-    from veomni_hook.patches.idioms.site import slot_name
+    from veomni_hook.patches.routes.site import slot_name
 
     rows: list[dict[str, Any]] = []
     failed = False

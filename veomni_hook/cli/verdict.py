@@ -14,7 +14,7 @@ from importlib.util import decode_source
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import IdiomError, PatchError, VeomniHookError
-from veomni_hook.patches.idioms.config import NAME
+from veomni_hook.patches.routes.config import NAME
 from veomni_hook.patches.spec import PatchType
 
 if TYPE_CHECKING:

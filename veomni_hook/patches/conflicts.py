@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from veomni_hook.errors import PatchConflictError
-from veomni_hook.patches.idioms.config import NAME
-from veomni_hook.patches.idioms.reliance import covered, relied_on
-from veomni_hook.patches.idioms.site import Site
 from veomni_hook.patches.plan import Origin, Step
 from veomni_hook.patches.report import YieldedPatch
+from veomni_hook.patches.routes.config import NAME
+from veomni_hook.patches.routes.reliance import covered, relied_on
+from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.spec import PatchConfig, PatchType
 from veomni_hook.patches.steps import patch_steps, surroundings
 from veomni_hook.patches.text.document import Document

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from veomni_hook.patches.idioms import recognise as recogniser
-from veomni_hook.patches.idioms.site import Site, Status
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 __all__ = ["ERROR", "ROUTED", "Row", "Total", "denominators", "examine", "totals"]

@@ -14,10 +14,10 @@ from typing import Any
 from veomni_hook.errors import ConfigError, PatchTargetError
 from veomni_hook.patches.adopt import adopt
 from veomni_hook.patches.conflicts import declared_steps, same_config
-from veomni_hook.patches.idioms.config import missed, routes
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin, Plan
 from veomni_hook.patches.report import AppliedPatch, PatchReport
+from veomni_hook.patches.routes.config import missed, routes
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Placed, apply_edits, place_edits

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from veomni_hook.patches.idioms.site import Site
+    from veomni_hook.patches.routes.site import Site
 
 __all__ = [
     "ImportSpec",

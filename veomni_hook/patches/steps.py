@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from veomni_hook.patches.adopt import adopt_helper
-from veomni_hook.patches.idioms.config import NAME
 from veomni_hook.patches.plan import Step
+from veomni_hook.patches.routes.config import NAME
 from veomni_hook.patches.selection import is_present, selected
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType, SlotSpec
 from veomni_hook.patches.text.document import Document

@@ -3,8 +3,8 @@
 import types
 
 from veomni_hook.patches.idioms import recognise
-from veomni_hook.patches.idioms.site import Site, Status
-from veomni_hook.patches.idioms.splice import before_body
+from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.routes.splice import before_body
 
 OP = "scaling"
 CANDIDATES = "a forward that uses scale"

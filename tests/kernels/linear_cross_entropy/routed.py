@@ -21,8 +21,8 @@ from transformers import Qwen3Config
 from tests.patches.idioms.applied import spliced
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.patches.idioms import linear_cross_entropy, sequence_classification
-from veomni_hook.patches.idioms.site import Site, Status
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 Models: TypeAlias = tuple[nn.Module, nn.Module]

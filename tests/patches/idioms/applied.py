@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from veomni_hook.kernels.slot import Slot
-from veomni_hook.patches.idioms.site import Site
+from veomni_hook.patches.routes.site import Site
 
 
 def spliced(source: str, sites: Iterable[Site]) -> str:

@@ -191,12 +191,12 @@ def _rms(h, epsilon=1e-6):
 NEAR = {
     "cast swapped": ("return (self.weight * h.to(kind)).to(torch.float32)", "nearest"),
     "cast in between": ("return (self.weight.to(kind) * h).to(kind)", "nearest"),
-    "two plus weight": ("return (h * (2.0 + self.weight.float())).to(kind)", "nearest: one_plus_weight"),
+    "two plus weight": ("return (h * (2.0 + self.weight.float())).to(kind)", "nearest is one_plus_weight"),
     "minus weight": ("return (h * (1.0 - self.weight.float())).to(kind)", "nearest"),
     "weight added": ("return self.weight + h.to(kind)", "nearest"),
     "bias": ("return self.weight * h.to(kind) + self.bias", "nearest"),
     "weight twice": ("return self.weight * self.weight * h.to(kind)", "nearest"),
-    "another dtype": ("return self.weight * h.to(torch.bfloat16)", "nearest: cast_before_weight"),
+    "another dtype": ("return self.weight * h.to(torch.bfloat16)", "nearest is cast_before_weight"),
 }
 
 

@@ -5,8 +5,8 @@ import pytest
 from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.moe_experts import provenance
 from veomni_hook.patches.idioms import experts_implementation
-from veomni_hook.patches.idioms.site import Status
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Status
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 CONFIG = '''

@@ -11,9 +11,9 @@ from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.state import STATE, set_choice
 from veomni_hook.patches.idioms import linear_cross_entropy as idiom
 from veomni_hook.patches.idioms import load_balancing_loss
-from veomni_hook.patches.idioms.site import Site, Splice, Status
-from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.site import Site, Splice, Status
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 SLOT = "veomni_linear_cross_entropy_next_token"

@@ -12,8 +12,8 @@ from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.load_balancing_loss import reference, spellings
 from veomni_hook.kernels.state import get_choice, set_choice
 from veomni_hook.patches.idioms import load_balancing_loss
-from veomni_hook.patches.idioms.site import Site, Status
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 HEAD = "import torch\nfrom torch.nn import functional\nLogits = object\n"

@@ -19,8 +19,8 @@ from tests.patches.idioms.experts_lookalikes import (
 )
 from veomni_hook.kernels.state import STATE, set_choice
 from veomni_hook.patches.idioms import moe_experts
-from veomni_hook.patches.idioms.site import Site, Status
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 COUNT, WIDTH, INNER, TOKENS, TOP_K = 5, 8, 6, 19, 3
@@ -241,10 +241,10 @@ def test_near_misses(name):
 
 def test_a_miss_says_what_is_nearest_and_where_it_differs():
     reason = reason_of(changed(GATED, NEAR_MISSES["scaled"]))
-    assert re.fullmatch(r"nearest gated\w*: expected .* found .*second.* \(line \d+\)", reason)
+    assert re.fullmatch(r"nearest is gated\w*: expected .* found .*second.* \(line \d+\)", reason)
     line = 1 + GATED[: GATED.index("if bank")].count("\n")
     reason = reason_of(changed(GATED, NEAR_MISSES["first expert left out"]))
-    assert reason == f"nearest gated: it does not add every expert's rows to the result (line {line})"
+    assert reason == f"nearest is gated: it does not add every expert's rows to the result (line {line})"
 
 
 def test_a_clamp_on_the_other_side_is_another_variant():

@@ -11,8 +11,8 @@ from tests.kernels.matching import TOLERANCE, close, gradients
 from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.state import get_choice, set_choice
 from veomni_hook.patches.idioms import moe_router
-from veomni_hook.patches.idioms.site import Site, Status
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.patches import doubling
+from tests.patches.idioms.applied import spliced
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.idioms.recognise import IDIOMS, idioms, recognise
-from veomni_hook.patches.idioms.site import Site
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 
@@ -38,3 +41,25 @@ def test_every_idiom_says_what_it_is_for() -> None:
     assert len(idioms()) == len(IDIOMS)
     for idiom in idioms():
         assert idiom.OP and idiom.CANDIDATES and callable(idiom.find), idiom.__name__
+
+
+def test_the_idiom_of_the_documents() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "patches.md").read_text(encoding="utf-8")
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "CANDIDATES" in b)
+    names: dict[str, Any] = {}
+    modules = "graph routes.ask routes.site routes.splice routes.view records structure.scope".split()
+    for module in modules:
+        exec(f"from veomni_hook.patches.{module} import *", names)
+    exec("from __future__ import annotations\n" + block, names)
+    names["FORMULAS"] = "kernels/gated_mlp/reference.py"
+    upstream = (
+        "from torch.nn.functional import silu\n"
+        "class Gate:\n    def forward(self, gate, up):\n        return silu(gate) * up\n"
+        "class Tanh:\n    def forward(self, gate, silu):\n        return gate.tanh() + silu\n"
+        "class Other:\n    def forward(self, x):\n        return x\n"
+    )
+    routed, missed = names["find"](ModuleView(Document(upstream)))
+    assert (routed.target, routed.status) == ("Gate.forward", Status.ROUTED)
+    assert "kernel(self, *operands)" in spliced(upstream, [routed])
+    assert (missed.target, missed.status) == ("Tanh.forward", Status.MISSED)
+    assert missed.reason.startswith("nearest is ")

@@ -13,8 +13,8 @@ from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, N
 from veomni_hook.kernels.rms_norm import OP
 from veomni_hook.kernels.state import get_choice, set_choice
 from veomni_hook.patches.idioms import rms_norm
-from veomni_hook.patches.idioms.site import Site, Status
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
@@ -188,8 +188,9 @@ def test_the_guard_as_text() -> None:
         """
         def forward(self, h):
             # [ROUTED] rms_norm/cast_before_weight
-            if (kernel := veomni_rms_norm_cast_before_weight.kernel(self, h, self.weight, self.variance_epsilon)) is not None:
-                return kernel(h, self.weight, self.variance_epsilon)
+            operands = (h, self.weight, self.variance_epsilon)
+            if (kernel := veomni_rms_norm_cast_before_weight.kernel(self, *operands)) is not None:
+                return kernel(*operands)
             kind = h.dtype
         """
     ).strip() in textwrap.dedent(spliced(text, [only(text)]).split("self.activation = ")[1].split("\n", 1)[1])
@@ -205,11 +206,21 @@ def test_the_guard_stands_after_checks_and_takes_a_free_name() -> None:
     )
 
 
-def test_an_activation_is_not_looked_up_for_the_question() -> None:
+def test_a_kernel_decides_by_all_that_it_computes_with_each_looked_up_once() -> None:
     text = module("cast_before_weight_gated", 1)
-    asked, _, called = spliced(text, [only(text)]).partition("is not None")
-    assert "gate, self.weight, self.eps))" in asked
-    assert "gate, self.weight, self.eps, ACT2FN[self.activation])" in called
+    body = spliced(text, [only(text)]).partition("[ROUTED]")[2]
+    guard = body.partition("return ")[0]
+    assert "gate, self.weight, self.eps, ACT2FN[self.activation])" in guard
+    assert guard.count("ACT2FN") == 1
+
+
+def test_operands_are_looked_up_only_where_the_tests_hold() -> None:
+    text = module("weight_before_cast|unweighted", 0)
+    lines = [line.strip() for line in spliced(text, [only(text)]).partition("[ROUTED]")[2].splitlines()]
+    assert lines.index("if self.scaled:") < next(
+        number for number, line in enumerate(lines) if line.startswith("operands = (")
+    )
+    assert "if not self.scaled:" in lines
 
 
 def test_what_a_route_relies_on() -> None:

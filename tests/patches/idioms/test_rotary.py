@@ -14,8 +14,8 @@ from veomni_hook.kernels.rotary import OP as DECLARED
 from veomni_hook.kernels.rotary import reference
 from veomni_hook.kernels.state import STATE, set_choice
 from veomni_hook.patches.idioms import rotary
-from veomni_hook.patches.idioms.site import Status
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Status
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 HALVES = """
@@ -374,8 +374,9 @@ def test_a_method_asks_in_front_of_its_body():
     site = only(HEAD + METHOD)
     assert (site.target, site.variant) == ("Attention.apply_mrope", "sections")
     text = "".join(splice.text for splice in site.splices)
-    assert "if (veomni_kernel := veomni_rotary_sections.kernel(this, table, widths)) is not None:" in text
-    assert "return veomni_kernel(table, widths)" in text
+    assert "operands = (table, widths)\n" in text
+    assert "if (veomni_kernel := veomni_rotary_sections.kernel(this, *operands)) is not None:" in text
+    assert "return veomni_kernel(*operands)" in text
     assert site.slots[0].parameters == ""
 
 

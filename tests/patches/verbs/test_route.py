@@ -7,10 +7,10 @@ import pytest
 
 from tests.patches import doubling
 from veomni_hook.errors import IdiomError, PatchConflictError
-from veomni_hook.patches.idioms.site import Site, Splice, Status
-from veomni_hook.patches.idioms.splice import before_body
-from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.render import unified_diff
+from veomni_hook.patches.routes.site import Site, Splice, Status
+from veomni_hook.patches.routes.splice import before_body
+from veomni_hook.patches.routes.view import ModuleView
 
 UPSTREAM = doubling.UPSTREAM
 

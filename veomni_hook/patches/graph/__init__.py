@@ -20,6 +20,7 @@ from veomni_hook.patches.graph.matching import (
     match,
 )
 from veomni_hook.patches.graph.nodes import Node, walk
+from veomni_hook.patches.graph.references import recognised, reference_names
 from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.graph.text import source
 
@@ -42,7 +43,9 @@ __all__ = [
     "digest",
     "find",
     "match",
+    "recognised",
     "reference_form",
+    "reference_names",
     "source",
     "walk",
 ]

@@ -17,7 +17,7 @@ from veomni_hook.patches.graph.statements import run
 from veomni_hook.patches.structure.scope import parameter_names
 from veomni_hook.patches.text.document import FunctionNode
 
-__all__ = ["Form", "Leaf", "Unknown", "branches", "canonical", "decided", "reference_form"]
+__all__ = ["Form", "Leaf", "Unknown", "branches", "canonical", "decided", "reference_form", "reference_scope"]
 
 _MOST_TESTS = 6
 
@@ -97,7 +97,7 @@ def reference_form(path: str, function: str) -> Form:
     Raises:
         ValueError: there is no such function, or it has no form.
     """
-    scope = _reference_scope(path)
+    scope = reference_scope(path)
     if function not in scope.functions:
         raise ValueError(f"{path} defines no function {function}")
     form = _made(scope.functions[function], scope, None, scope.functions[function].body, reference=True)
@@ -149,7 +149,8 @@ def decided(node: Node, test: Node, *, outcome: bool) -> Node:
 
 
 @cache
-def _reference_scope(path: str) -> Scope:
+def reference_scope(path: str) -> Scope:
+    """The names of a reference file; ``path`` from the package's root."""
     return Scope(ast.parse(files("veomni_hook").joinpath(path).read_text("utf-8")))
 
 

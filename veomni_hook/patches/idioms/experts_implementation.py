@@ -15,9 +15,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.idioms.site import Site, Splice, Status
-from veomni_hook.patches.idioms.splice import before_body, marker
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site, Splice, Status
+from veomni_hook.patches.routes.splice import before_body, marker
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["CANDIDATES", "OP", "find"]

@@ -19,21 +19,17 @@ from veomni_hook.patches.graph import (
     Form,
     Node,
     Rule,
-    Unknown,
-    canonical,
-    digest,
     match,
     reference_form,
     source,
     walk,
 )
-from veomni_hook.patches.graph.text import can_be_said
-from veomni_hook.patches.idioms.projections import ACTIVATIONS, gated_products, holds_experts, is_activation
-from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
-from veomni_hook.patches.idioms.splice import free_name
-from veomni_hook.patches.idioms.takeover import guard
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.readers.projections import ACTIVATIONS, gated_products, holds_experts, is_activation
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.method import Method
+from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.runs import Run, at_hand, blocks, called, put_together, target
 from veomni_hook.patches.text.document import FunctionNode
 
@@ -50,7 +46,6 @@ _REFERENCE = "kernels/gated_mlp/reference.py"
 _VARIANTS = ("scaled_sigmoid", "clamped", "clamped_after", "product_float32", "product")
 _LONGEST = 6
 _PROJECTIONS = {"gate_proj", "up_proj", "down_proj"}
-_NOTHING = ast.Constant(None)
 _OWN = re.compile(r"\bself\.(\w+)")
 _ACTIVATES = re.compile(rf"\bself\.\w*act|\b({'|'.join(sorted(ACTIVATIONS))}|sigmoid)\b")
 
@@ -134,120 +129,89 @@ class _Found:
     taken: ast.expr
 
 
-class _Search:
+class _Search(Method):
     """Looks for gated products in one method."""
 
     def __init__(
         self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode, products: Sequence[ast.expr]
     ) -> None:
-        self.view = view
-        self.owner = owner
-        self.method = method
+        super().__init__(view, owner, method)
         self.products = products
         self.differences: list[Difference] = []
-        self.kernel = free_name(method, "kernel")
 
     def site(self) -> Site | None:
         """The method as a site, if a product in it is routed."""
-        found = [
-            one
-            for block in blocks(self.method)
-            for index in range(len(block))
-            for one in self.at(block, index)
-        ]
-        splices: list[Splice] = []
-        variants: dict[str, None] = {}
-        captures: dict[str, str] = {}
-        for one in found:
-            made = self.route(one, returns=one is found[-1])
-            if made is None:
-                text = (
-                    f"{one.variant}: the code around line {one.taken.lineno} cannot be put in another order"
-                )
-                self.differences.append(Difference(text, 1.0, one.taken.lineno))
-                continue
-            splices += made
-            variants[one.variant] = None
-            captures = captures or {name: ast.unparse(operand) for name, operand in one.operands.items()}
-        if not splices:
+        places = ((block, index) for block in blocks(self.method) for index in range(len(block)))
+        found = [one for place in places if (one := self.at(*place)) is not None]
+        routed = [(one, made) for one in found if (made := self.route(one, returns=one is found[-1]))]
+        if not routed:
             return None
-        form = canonical(self.method, self.view.scope, self.owner)
+        variants = list(dict.fromkeys(one.variant for one, _ in routed))
         return Site(
             op=OP,
-            target=f"{self.owner.name}.{self.method.name}",
+            target=self.target,
             status=Status.ROUTED,
             variant="|".join(variants),
-            form=digest(form) if isinstance(form, Form) else "",
-            captures=captures,
-            splices=tuple(splices),
+            form=self.digest(),
+            captures={name: ast.unparse(operand) for name, operand in routed[0][0].operands.items()},
+            splices=tuple(splice for _, made in routed for splice in made),
             slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
             lineno=self.method.lineno,
         )
 
-    def at(self, block: list[ast.stmt], index: int) -> Iterator[_Found]:
+    def at(self, block: list[ast.stmt], index: int) -> _Found | None:
         """The product that a statement computes, alone or together with assignments before it."""
         value = getattr(block[index], "value", None)
         if not isinstance(value, ast.expr) or not any(map(_multiplies, ast.walk(value))):
-            return
-        runs = list(Run(self.method, block, index, index).longer(_LONGEST))
-        forms = [self.form(run) for run in runs]
+            return None
+        runs = [(run, self.form(run)) for run in Run(self.method, block, index, index).longer(_LONGEST)]
         inside = set(ast.walk(value))
         for variant in _VARIANTS:
-            for run, form in zip(runs, forms, strict=True):
+            pattern = reference_form(_REFERENCE, variant)
+            for run, form in runs:
                 for node in walk(form.result) if form is not None else ():
-                    if node.origin not in inside:
-                        continue
-                    if (operands := self.operands(reference_form(_REFERENCE, variant), node)) is not None:
-                        yield _Found(run, variant, operands, node.origin)
-                        return
+                    operands = self.operands(pattern, node) if node.origin in inside else None
+                    if operands is not None and node.origin is not None:
+                        return _Found(run, variant, operands, node.origin)
+        return None
 
     def form(self, run: Run) -> Form | None:
-        made = run.as_function()
-        form = canonical(made, self.view.scope, self.owner, body=made.body)
-        if isinstance(form, Unknown):
-            self.differences.append(Difference(f"{form.reason} (line {form.lineno})", 0.0, form.lineno))
-            return None
-        return form
+        form = self.form_of(run)
+        if isinstance(form, Form):
+            return form
+        self.differences.append(Difference(f"{form.reason} (line {form.lineno})", 0.0, form.lineno))
+        return None
 
     def operands(self, pattern: Form, node: Node) -> dict[str, ast.expr] | None:
         """The operands of a formula that a node is, as upstream's expressions."""
         wanted = not self.products or any(inner.origin in self.products for inner in walk(node))
-        if node.op != pattern.result.op or node.origin is None or not wanted:
+        if node.op != pattern.result.op or not wanted:
             return None
         found = match(pattern.result, node, _RULES)
         if isinstance(found, Difference):
             self.differences.append(found)
             return None
         bound = {name: self.expression(found.bindings[name]) for name in pattern.arguments}
-        return (
-            {name: operand for name, operand in bound.items() if operand is not None}
-            if all(bound.values())
-            else None
-        )
+        said = {name: operand for name, operand in bound.items() if operand is not None}
+        return said if len(said) == len(bound) else None
 
-    def expression(self, node: Node) -> ast.expr | None:
-        """Upstream's expression for a node."""
-        if node.op == "global" and self.view.scope.dotted(node.origin or _NOTHING) in ("", f":{node.value}"):
-            return None
-        if can_be_said(node):
-            return ast.parse(source(node, self.method.args.args[0].arg), mode="eval").body
-        return node.origin
-
-    def route(self, found: _Found, *, returns: bool) -> tuple[Splice, ...] | None:
-        """The guard for a product; None if the code around it does not let one stand there."""
+    def route(self, found: _Found, *, returns: bool) -> tuple[Splice, ...]:
+        """The guard for a product; nothing if the code around it does not let one stand there."""
         result = put_together(found.run.statements, found.taken, found.operands, self.kernel)
         last = found.run.statements[-1]
         name = target(last)
-        if result is None or (name is None and not isinstance(last, ast.Return)):
-            return None
-        answer = ast.Return(result) if name is None else ast.Assign([ast.Name(name, ast.Store())], result)
-        gate = at_hand(called(result, self.kernel, "gate")) or self.method.args.args[1].arg
-        asked = [
-            gate,
-            *(ast.unparse(found.operands[n]) for n in ("activation",) if n in found.operands),
-        ]
-        slot = slot_name(OP, found.variant)
-        owner = self.method.args.args[0].arg
-        condition = f"({self.kernel} := {slot}.kernel({', '.join([owner, *asked])})) is not None"
-        comment = f"{OP}/{found.variant}: the product of activation and projection"
-        return guard(self.view, found.run, condition, [answer], comment, returns=returns)
+        made = None
+        if result is not None and (name is not None or isinstance(last, ast.Return)):
+            store = ast.Return(result) if name is None else ast.Assign([ast.Name(name, ast.Store())], result)
+            gate = at_hand(called(result, self.kernel, "gate")) or self.method.args.args[1].arg
+            asked = [self.receiver, gate]
+            asked += [ast.unparse(found.operands[n]) for n in ("activation",) if n in found.operands]
+            slot = slot_name(OP, found.variant)
+            condition = f"({self.kernel} := {slot}.kernel({', '.join(asked)})) is not None"
+            comment = f"{OP}/{found.variant}: the product of activation and projection"
+            made = guard(self.view, found.run, condition, [store], comment, returns=returns)
+        if made is None:
+            line = found.taken.lineno
+            text = f"{found.variant}: the code around line {line} cannot be put in another order"
+            self.differences.append(Difference(text, 1.0, line))
+        return made or ()

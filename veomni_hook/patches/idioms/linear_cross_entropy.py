@@ -14,12 +14,13 @@ from hashlib import blake2b
 
 from veomni_hook.patches.idioms import load_balancing_loss
 from veomni_hook.patches.idioms.loss_guard import guard, operands
-from veomni_hook.patches.idioms.loss_tail import Tail, loss_calls, passes_vocabulary, read_tail
 from veomni_hook.patches.idioms.sequence_classification import is_candidate as classifies_sequences
-from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
-from veomni_hook.patches.idioms.splice import before_statement
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.readers.loss_tail import Tail, loss_calls, passes_vocabulary, read_tail
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.routes.splice import before_statement
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.structure.attributes import initialised
 from veomni_hook.patches.structure.fingerprint import serialise
 from veomni_hook.patches.structure.plain import Unclear, chain
 from veomni_hook.patches.text.document import FunctionNode
@@ -92,13 +93,13 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
 
 def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
     """Leave a head alone that is a Linear of this module's own making: no kernel knows what it does."""
-    for node in ast.walk(view.methods(owner).get("__init__", owner)):
-        if not isinstance(node, ast.Assign) or chain(node.targets[0]) != chain(tail.head):
+    for name, value in initialised(owner):
+        if chain(tail.head) != f"self.{name}" or not isinstance(value, ast.Call):
             continue
-        made = view.classes.get(chain(node.value.func)) if isinstance(node.value, ast.Call) else None
+        made = view.classes.get(chain(value.func))
         bases = [] if made is None else [view.scope.dotted(base) for base in made.bases]
         if made is not None and "torch.nn.Linear" in bases and "forward" in view.methods(made):
-            raise Unclear(f"{chain(tail.head)} is a {made.name}, a Linear with a forward of its own", node)
+            raise Unclear(f"self.{name} is a {made.name}, a Linear with a forward of its own", value)
 
 
 def _within(view: ModuleView, splice: Splice, node: ast.stmt) -> bool:

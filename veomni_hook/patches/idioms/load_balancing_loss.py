@@ -10,7 +10,6 @@ import ast
 import copy
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 
 from veomni_hook.patches.graph import (
     ARGUMENT,
@@ -24,12 +23,15 @@ from veomni_hook.patches.graph import (
     digest,
     match,
 )
-from veomni_hook.patches.idioms.site import Site, Status, slot_name
-from veomni_hook.patches.idioms.splice import in_place
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.graph.forms import reference_scope
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.site import Site, Status, slot_name
+from veomni_hook.patches.routes.splice import in_place
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.calls import Calls, CallSite
 from veomni_hook.patches.structure.cases import Case
+from veomni_hook.patches.structure.parameters import parameters_as
+from veomni_hook.patches.structure.scope import parameter_names
 from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -96,8 +98,8 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec] | D
         differences = [each for each in found if isinstance(each, Difference)]
         if not differences:
             operands = {str(node.value): name for each in found for name, node in _bindings(each).items()}
-            parameters = _parameters(function, operands)
-            if parameters is not None:
+            parameters = parameters_as(function, operands)
+            if parameters is not None and parameter_names(function) == operands.keys():
                 slot = SlotSpec(slot_name(OP, variant), OP, variant, parameters)
                 return "-".join(digest(form) for form in forms[2:]), slot
         elif differences[0].depth >= nearest.depth:
@@ -118,8 +120,7 @@ def _spellings() -> tuple[tuple[str, tuple[Form, ...]], ...]:
     """Every way in which a variant is written, with the variant."""
     found = []
     for path, variant in (("reference.py", ""), ("spellings.py", "softmax_topk")):
-        text = files("veomni_hook").joinpath("kernels", OP, path).read_text("utf-8")
-        scope = Scope(ast.parse(text))
+        scope = reference_scope(f"kernels/{OP}/{path}")
         for name, function in scope.functions.items():
             forms = _forms(function, scope)
             if not isinstance(forms, Unknown):
@@ -146,19 +147,3 @@ def _forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
             return form
         forms.append(form)
     return tuple(forms)
-
-
-def _parameters(function: FunctionNode, operands: dict[str, str]) -> str | None:
-    """A parameter list with the operands' names; None if it is none that a slot can bind."""
-    spec = function.args
-    if spec.vararg or spec.kwarg or spec.kwonlyargs or {each.arg for each in spec.args} != set(operands):
-        return None
-    defaults: list[ast.expr | None] = [None] * (len(spec.args) - len(spec.defaults))
-    texts = []
-    for parameter, default in zip(spec.args, [*defaults, *spec.defaults], strict=True):
-        operand = operands[parameter.arg]
-        text = parameter.arg if operand == parameter.arg else f"{parameter.arg}->{operand}"
-        if default is not None and not isinstance(default, ast.Constant):
-            return None
-        texts.append(text if default is None else f"{text}={ast.unparse(default)}")
-    return ", ".join(texts)

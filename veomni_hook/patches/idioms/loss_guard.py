@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from veomni_hook.patches.idioms.loss_tail import Tail
-from veomni_hook.patches.idioms.site import Splice
-from veomni_hook.patches.idioms.splice import free_name
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.readers.loss_tail import Tail
+from veomni_hook.patches.routes.site import Splice
+from veomni_hook.patches.routes.splice import free_name
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.reindent import reindent
 

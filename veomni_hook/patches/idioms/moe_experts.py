@@ -1,6 +1,6 @@
 """Experts: classes that send tokens through stacked weights, told apart by what one expert computes.
 
-`veomni_hook.patches.idioms.experts_loop` reads the loop; what one expert does in it is compared with the
+`veomni_hook.patches.readers.experts_loop` reads the loop; what one expert does in it is compared with the
 functions ``*_expert`` of the op's reference. Experts without that loop are compared with a reference as a
 whole. A kernel is called with operands in the order of the variant's reference.
 """
@@ -20,23 +20,25 @@ from veomni_hook.patches.graph import (
     TENSOR,
     Difference,
     Form,
-    Match,
     Node,
     Rule,
     Unknown,
     canonical,
     digest,
     match,
+    recognised,
     reference_form,
     source,
     walk,
 )
 from veomni_hook.patches.graph.nodes import constant, rebuild
-from veomni_hook.patches.idioms.experts_loop import EXPERT, ROUTING, STATES, Loop, OtherLoop, read_loop
-from veomni_hook.patches.idioms.site import Site, Status, slot_name
-from veomni_hook.patches.idioms.splice import before_body, decorate, free_name
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.readers.experts_loop import EXPERT, ROUTING, STATES, Loop, OtherLoop, read_loop
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.ask import ask
+from veomni_hook.patches.routes.site import Site, Status, slot_name
+from veomni_hook.patches.routes.splice import before_body, decorate
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.structure.attributes import initialised, statements_of_init
 from veomni_hook.patches.text.document import FunctionNode, has_docstring
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -49,7 +51,6 @@ CANDIDATES = (
 
 _PARAMETER = re.compile(r"(torch\.)?nn\.Parameter\(torch\.\w+\(.+\)\)", re.DOTALL)
 _STACKED = 3
-_LINE = 80
 _NUMBERED = re.compile(r"for (\w+) in range\([\w.]+\):\n    self\[f'\w*\{\1\}'\]")
 _REFERENCE = "kernels/moe_experts/reference.py"
 #: Variants of one formula for every expert, with what their results are added up in.
@@ -130,25 +131,15 @@ def _parameters(owner: ast.ClassDef) -> dict[str, list[str]]:
     """
     shapes: dict[str, list[str]] = {}
     kept: dict[str, str] = {}
-    for node in _init(owner):
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if not isinstance(node, ast.Assign) or not isinstance(target, ast.Attribute):
-            continue
-        made = _PARAMETER.fullmatch(ast.unparse(node.value))
-        if made is None:
-            kept[ast.unparse(node.value)] = ast.unparse(target)
-        elif isinstance(made_of := node.value.args[0], ast.Call):  # type: ignore[attr-defined]
+    for name, value in initialised(owner):
+        if _PARAMETER.fullmatch(ast.unparse(value)) is None:
+            kept[ast.unparse(value)] = f"self.{name}"
+        elif isinstance(value, ast.Call) and isinstance(made_of := value.args[0], ast.Call):
             sizes = made_of.args
             if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
                 sizes = sizes[0].elts
-            shapes[target.attr] = [ast.unparse(size) for size in sizes]
+            shapes[name] = [ast.unparse(size) for size in sizes]
     return {name: [kept.get(size, size) for size in shape] for name, shape in shapes.items()}
-
-
-def _init(owner: ast.ClassDef) -> Iterator[ast.AST]:
-    for method in owner.body:
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-            yield from ast.walk(method)
 
 
 def _recognised(
@@ -164,12 +155,12 @@ def _recognised(
     try:
         loop = read_loop(form)
     except OtherLoop as other:
-        raise _Miss(f"nearest gated: {other}") from None
+        raise _Miss(f"nearest is gated: {other}") from None
     ways = [_with_floats(way.node) for way in loop.ways]
     if len(ways) == 2:
         variant, operands = _or_identity(view, owner, shapes, loop)
     elif len(ways) > 2:
-        raise _Miss("nearest gated_or_identity: it goes more than two ways")
+        raise _Miss("nearest is gated_or_identity: it goes more than two ways")
     elif loop.count is None:
         variant, operands = _by_mask(view, owner, loop)
     else:
@@ -187,15 +178,15 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
         bound = _bound(f"{variant}_expert", loop, 0)
         if isinstance(bound, Difference):
             other = abs(_size(_pattern(f"{variant}_expert").result) - _size(loop.ways[0].node))
-            differences.append((-other, bound.depth, f"nearest {variant}: {bound.text}"))
+            differences.append((-other, bound.depth, f"nearest is {variant}: {bound.text}"))
             continue
         if dtype != loop.dtype:
-            raise _Miss(f"nearest {variant}: results are added up in {loop.dtype}, not {dtype}")
+            raise _Miss(f"nearest is {variant}: results are added up in {loop.dtype}, not {dtype}")
         for held in loop.stacked.values():
             # The mask has to have a row for every expert, the sentinel's aside.
             count = shapes.get(str(held.value), ["something unknown"])[0]
             if not loop.holds(count):
-                raise _Miss(f"nearest {variant}: self.{held.value} is stacked over {count}")
+                raise _Miss(f"nearest is {variant}: self.{held.value} is stacked over {count}")
         return variant, bound
     raise _Miss(max(differences)[-1])
 
@@ -210,9 +201,9 @@ def _or_identity(
         module = same["module"] if isinstance(same, dict) else module
     if isinstance(gated, Difference) or isinstance(same, Difference):
         text = gated.text if isinstance(gated, Difference) else same.text  # type: ignore[union-attr]
-        raise _Miss(f"nearest gated_or_identity: {text}")
+        raise _Miss(f"nearest is gated_or_identity: {text}")
     if module != "None" and not _is_identity(view, owner, module):
-        raise _Miss(f"nearest gated_or_identity: {module} is no Identity")
+        raise _Miss(f"nearest is gated_or_identity: {module} is no Identity")
     test = loop.ways[0].tests[0][0]
     past, absent = test.args if test.op == "or" and len(test.args) == 2 else (test, test)
     number = source(past.args[0]) if past.op == "le" and past.args[1] == EXPERT else ""
@@ -226,17 +217,15 @@ def _or_identity(
         shapes.get(gated[name].removeprefix("self."), [""])[0] for name in ("gate_up_proj", "down_proj")
     ]
     if not loop.holds(counts[0]) or counts[1] != number or loop.dtype != "hidden":
-        raise _Miss(f"nearest gated_or_identity: another choice of experts (line {test.lineno})")
+        raise _Miss(f"nearest is gated_or_identity: another choice of experts (line {test.lineno})")
     return "gated_or_identity", {**gated, "num_experts": number, "identity": module}
 
 
 def _is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
     made = [
-        view.scope.dotted(node.value.func)
-        for node in _init(owner)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and ast.unparse(node.targets[0]) == attribute
+        view.scope.dotted(value.func)
+        for name, value in initialised(owner)
+        if isinstance(value, ast.Call) and f"self.{name}" == attribute
     ]
     return made == ["torch.nn.Identity"]
 
@@ -245,23 +234,19 @@ def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop) -> tuple[str, di
     """Experts that are modules of a dictionary, chosen by a mask."""
     bound = _bound("module_expert", loop, 0)
     if isinstance(bound, Difference):
-        raise _Miss(f"nearest modules: {bound.text}")
+        raise _Miss(f"nearest is modules: {bound.text}")
     if not _is_numbered(view, owner) or loop.dtype != "hidden":
-        raise _Miss("nearest modules: they are not a dictionary's only values, in order")
+        raise _Miss("nearest is modules: they are not a dictionary's only values, in order")
     return "modules", {"experts": "self.values()"}
 
 
 def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
     """Whether ``__init__`` fills a dictionary with numbered modules, in order, and with nothing else."""
-    loops = [node for node in _init(owner) if isinstance(node, ast.For)]
-    stored = [
-        node for node in _init(owner) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-    ]
-    others = [
-        node
-        for node in _init(owner)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.targets != stored
-    ]
+    nodes = list(statements_of_init(owner))
+    loops = [node for node in nodes if isinstance(node, ast.For)]
+    stored = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    assigned = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)]
+    others = [node for node in assigned if node.targets != stored]
     return (
         [view.scope.dotted(base) for base in owner.bases] == ["torch.nn.ModuleDict"]
         and len(loops) == len(stored) == 1
@@ -272,15 +257,13 @@ def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
 
 def _as_a_whole(form: Form) -> _Found:
     """Experts without a loop."""
-    differences: list[tuple[float, str]] = []
-    for variant in _WHOLE:
-        formula = reference_form(_REFERENCE, variant)
-        made = match(formula, form, {name: _WHOLE_RULES.get(name, TENSOR) for name in formula.arguments})
-        if isinstance(made, Match):
-            operands = {name: source(made.bindings[name], form.receiver) for name in formula.arguments}
-            return _Found(variant, operands, digest(form), form.inlined)
-        differences.append((made.depth, f"nearest {variant}: {made.text}"))
-    raise _Miss(max(differences)[1])
+    made = recognised(_REFERENCE, form, _WHOLE_RULES, names=_WHOLE, otherwise=TENSOR)
+    if isinstance(made, Difference):
+        raise _Miss(made.text)
+    variant, bound = made
+    arguments = reference_form(_REFERENCE, variant).arguments
+    operands = {name: source(bound.bindings[name], form.receiver) for name in arguments}
+    return _Found(variant, operands, digest(form), form.inlined)
 
 
 def _plain_text(view: ModuleView, forward: FunctionNode) -> str:
@@ -297,7 +280,7 @@ def _grouped(found: re.Match[str], shapes: Mapping[str, list[str]]) -> _Found:
     """Lists of rows and results, which the graph does not follow."""
     weight, count = found["weight"], found["count"]
     if shapes.get(weight, [""])[0] != count:
-        raise _Miss(f"nearest grouped_linear: self.{weight} is not stacked over {count}")
+        raise _Miss(f"nearest is grouped_linear: self.{weight} is not stacked over {count}")
     operands = {"inputs": found["inputs"], "expert_size": found["expert_size"], "weight": f"self.{weight}"}
     return _Found("grouped_linear", operands, digest(reference_form(_REFERENCE, "grouped_linear")))
 
@@ -338,16 +321,7 @@ def _size(node: Node) -> int:
 
 def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: _Found) -> Site:
     slot = slot_name(OP, found.variant)
-    kernel, operands = free_name(forward, "kernel"), free_name(forward, "operands")
-    values = list(found.operands.values())
-    tuple_of = f"({', '.join(values)})"
-    if len(tuple_of) > _LINE:
-        tuple_of = "(\n" + "".join(f"    {value},\n" for value in values) + ")"
-    code = (
-        f"{operands} = {tuple_of}\n"
-        f"if ({kernel} := {slot}.kernel(self, *{operands})) is not None:\n"
-        f"    return {kernel}(*{operands})"
-    )
+    code = ask(forward, slot, "self", list(found.operands.values()))
     splices = before_body(view, forward, code, f"{OP}/{found.variant}")
     if owner.decorator_list:
         comment = f"{OP}/{found.variant}: calls that a kernel takes reach the guard in forward"

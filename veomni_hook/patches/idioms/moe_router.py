@@ -21,26 +21,22 @@ from veomni_hook.patches.graph import (
     Node,
     Rule,
     Unknown,
-    canonical,
     digest,
     match,
     reference_form,
-    source,
     walk,
 )
 from veomni_hook.patches.graph.dtypes import dtype_of
 from veomni_hook.patches.graph.forms import decided
 from veomni_hook.patches.graph.nodes import constant, rebuild
 from veomni_hook.patches.graph.normal import renewed
-from veomni_hook.patches.graph.text import can_be_said
-from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
-from veomni_hook.patches.idioms.splice import free_name
-from veomni_hook.patches.idioms.takeover import guard
-from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.method import Method
+from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.runs import Run, at_hand, loaded, replaced, target
 from veomni_hook.patches.structure.scope import bound_names
-from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -198,19 +194,14 @@ def _reshaped(node: Node) -> bool:
     return any(inner.op in ("reshape", "expand", "unsqueeze", "unflatten", "index") for inner in walk(node))
 
 
-class _Search:
+class _Search(Method):
     """Looks for one of the formulas in a method, statement by statement."""
 
-    def __init__(self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> None:
-        self.view = view
-        self.owner = owner
-        self.method = method
-        self.nearest: Difference | None = None
-        self.is_matrix = False
+    nearest: Difference | None = None
+    is_matrix = False
 
     def site(self) -> Site:
         """The method as a site."""
-        target = f"{self.owner.name}.{self.method.name}"
         body = self.method.body
         for last in range(len(body) - 1, -1, -1):
             # If the formula is not in all that comes before, it is not in a part of that.
@@ -221,13 +212,13 @@ class _Search:
             for first in range(last, -1, -1):
                 for found in self.at(Run(self.method, body, first, last)):
                     if (splices := self.route(found)) is not None:
-                        return self.routed(found, splices, target)
+                        return self.routed(found, splices)
         reason = (
             self.nearest.text
             if self.nearest is not None
             else "no two locals hold weights and indices of a top k"
         )
-        return Site(OP, target, Status.MISSED, reason=reason, lineno=self.method.lineno)
+        return Site(OP, self.target, Status.MISSED, reason=reason, lineno=self.method.lineno)
 
     def at(self, run: Run, *, whole: bool = False) -> Iterator[_Found]:
         """What a run computes in two of its locals.
@@ -290,15 +281,14 @@ class _Search:
     def form(self, run: Run, names: list[str]) -> Form | Unknown:
         result = ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
         last = ast.copy_location(ast.Return(result), run.statements[-1])
-        made = Run(self.method, [*run.statements, last], 0, len(run.statements)).as_function()
-        return canonical(made, self.view.scope, self.owner, body=made.body)
+        return self.form_of(Run(self.method, [*run.statements, last], 0, len(run.statements)))
 
     def route(self, found: _Found) -> tuple[Splice, ...] | None:
         """The guard for a run; None if the code around it does not let one stand there."""
         operands = self.operands(found)
         if operands is None:
             return None
-        kernel = free_name(self.method, "kernel")
+        kernel = self.kernel
         answer = ast.parse(
             f"{found.weights}, {found.indices} = {kernel}({', '.join(operands.values())})"
         ).body
@@ -308,11 +298,10 @@ class _Search:
                 return None
             answer.append(found.rest)
         slot = slot_name(OP, found.pattern.variant)
-        receiver = self.method.args.args[0].arg
         logits = at_hand(ast.parse(operands["router_logits"], mode="eval").body)
         if logits is None:
             return None
-        condition = f"({kernel} := {slot}.kernel({receiver}, {logits})) is not None"
+        condition = f"({kernel} := {slot}.kernel({self.receiver}, {logits})) is not None"
         if found.flat and not self.is_matrix:
             condition = f"{logits}.ndim == 2 and {condition}"
         comment = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
@@ -333,27 +322,14 @@ class _Search:
             texts[name] = ast.unparse(expression)
         return texts
 
-    def expression(self, node: Node) -> ast.expr | None:
-        """Upstream's code for what a hole stands for."""
-        if node.op == "cast" and node.origin is None:
-            node = node.args[0]  # a promotion, which the formula makes again
-        if can_be_said(node):
-            return ast.parse(source(node, self.method.args.args[0].arg), mode="eval").body
-        if node.op == "global":
-            # `logits.sigmoid()` names no function that could be handed on.
-            known = str(node.value).startswith("torch.") and self.view.scope.resolve("torch") == "torch"
-            return ast.parse(str(node.value), mode="eval").body if known else None
-        return node.origin
-
-    def routed(self, found: _Found, splices: tuple[Splice, ...], target: str) -> Site:
+    def routed(self, found: _Found, splices: tuple[Splice, ...]) -> Site:
         variant = found.pattern.variant
-        form = canonical(self.method, self.view.scope, self.owner)
         return Site(
             OP,
-            target,
+            self.target,
             Status.ROUTED,
             variant,
-            form=digest(form if isinstance(form, Form) else Node("tuple", tuple(found.bindings.values()))),
+            form=self.digest() or digest(Node("tuple", tuple(found.bindings.values()))),
             captures=self.operands(found) or {},
             splices=splices,
             slots=(SlotSpec(slot_name(OP, variant), OP, variant),),

@@ -7,8 +7,8 @@ from importlib import import_module
 from types import ModuleType
 
 from veomni_hook.errors import IdiomError
-from veomni_hook.patches.idioms.site import Site
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Site
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
 __all__ = ["IDIOMS", "idioms", "recognise"]

@@ -9,33 +9,30 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import partial
 
 from veomni_hook.patches.graph import (
     ARGUMENT,
     FUNCTION,
     NUMBER,
+    Difference,
     Form,
-    Match,
     Node,
     Rule,
     Unknown,
     branches,
     canonical,
     digest,
-    match,
+    recognised,
     reference_form,
     source,
 )
-from veomni_hook.patches.graph import (
-    find as occurrences,
-)
-from veomni_hook.patches.graph.text import brief, can_be_said
-from veomni_hook.patches.idioms.site import Site, Status, slot_name
-from veomni_hook.patches.idioms.splice import before_body, before_statement, free_name
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.graph.text import can_be_said
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.ask import ask
+from veomni_hook.patches.routes.site import Site, Status, slot_name
+from veomni_hook.patches.routes.splice import before_body, before_statement
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import FunctionNode, has_docstring
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -48,24 +45,6 @@ CANDIDATES = (
 )
 
 _REFERENCE = "kernels/rms_norm/reference.py"
-_VARIANTS = (
-    "cast_before_weight",
-    "weight_before_cast",
-    "one_plus_weight",
-    "one_plus_weight_rounded",
-    "one_plus_weight_before_norm",
-    "one_plus_weight_grouped",
-    "unweighted",
-    "unweighted_rounded_scale",
-    "inverse_rms",
-    "cast_before_weight_gated",
-    "weight_before_cast_gated",
-    "gate_before_norm",
-    "gate_before_norm_grouped",
-    "cast_to_weight",
-    "without_cast",
-    "divided_by_root",
-)
 
 
 def _is_weight(node: Node) -> bool:
@@ -84,19 +63,8 @@ _RULES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """A formula that was recognised, and the tests under which it is what the code computes."""
-
-    variant: str
-    tests: tuple[tuple[Node, bool], ...]
-    bindings: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Miss:
-    reason: str
-    depth: float = 0.0
+#: A formula, what its operands are as source text, and the tests under which the code computes it.
+_Route = tuple[str, dict[str, str], list[str]]
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -110,34 +78,30 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Site:
-    target = f"{owner.name}.forward"
+    site = partial(Site, OP, f"{owner.name}.forward", lineno=forward.lineno)
     checks, body = _after_checks(forward)
     form = canonical(forward, view.scope, owner, body=body if checks else None)
     if isinstance(form, Unknown):
-        reason = f"{form.reason} (line {form.lineno})"
-        return Site(OP, target, Status.MISSED, reason=reason, lineno=forward.lineno)
+        return site(Status.MISSED, reason=f"{form.reason} (line {form.lineno})")
     routes = _routes(form)
-    if isinstance(routes, _Miss):
-        return Site(OP, target, Status.MISSED, reason=routes.reason, form=digest(form), lineno=forward.lineno)
-    code = "\n".join(_guard(route, form.receiver, free_name(forward, "kernel")) for route in routes)
-    variants = list(dict.fromkeys(route.variant for route in routes))
-    comment = f"{OP}/{'|'.join(variants)}"
-    place = (
-        before_statement(view, forward, body[0], code, comment)
-        if checks
-        else before_body(view, forward, code, comment)
+    if isinstance(routes, Difference):
+        return site(Status.MISSED, reason=routes.text, form=digest(form))
+    variants = list(dict.fromkeys(variant for variant, _, _ in routes))
+    code = "\n".join(
+        ask(forward, slot_name(OP, variant), form.receiver, list(operands.values()), tests)
+        for variant, operands, tests in routes
     )
-    return Site(
-        OP,
-        target,
+    comment = f"{OP}/{'|'.join(variants)}"
+    return site(
         Status.ROUTED,
         variant="|".join(variants),
         form=digest(form),
-        captures={name: text for route in routes for name, text in route.bindings.items()},
-        splices=place,
+        captures={name: text for _, operands, _ in routes for name, text in operands.items()},
+        splices=before_statement(view, forward, body[0], code, comment)
+        if checks
+        else before_body(view, forward, code, comment),
         slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
         relies_on=form.inlined,
-        lineno=forward.lineno,
     )
 
 
@@ -156,60 +120,35 @@ def _only_raises(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Assert)
 
 
-def _routes(form: Form) -> list[_Route] | _Miss:
+def _routes(form: Form) -> list[_Route] | Difference:
     """One route for the whole form, or one for each formula that tests choose between."""
-    whole = _recognised(form, ())
-    if isinstance(whole, _Route):
-        return [whole]
+    whole = _route(form)
     leaves = branches(form)
-    if len(leaves) == 1 or form.effects:
-        return whole
+    if not isinstance(whole, Difference) or len(leaves) == 1 or form.effects:
+        return whole if isinstance(whole, Difference) else [whole]
     routes = []
     for leaf in leaves:
-        found = _recognised(Form(form.arguments, leaf.node, (), (), form.receiver), leaf.tests)
-        if isinstance(found, _Miss):
+        found = _route(Form(form.arguments, leaf.node, (), (), form.receiver))
+        if isinstance(found, Difference):
             return found
         if not all(can_be_said(test) for test, _ in leaf.tests):
-            return _Miss("the test that chooses the formula is not known before the body")
-        routes.append(found)
+            return Difference("the test that chooses the formula is not known before the body", 0.0)
+        said = [(source(test, form.receiver), outcome) for test, outcome in leaf.tests]
+        routes.append((*found[:2], [text if outcome else _negated(text) for text, outcome in said]))
     return routes
 
 
-def _recognised(form: Form, tests: tuple[tuple[Node, bool], ...]) -> _Route | _Miss:
-    nearest = _Miss("", -1.0)
-    for variant, pattern in _patterns():
-        made = match(pattern, form, _RULES)
-        if isinstance(made, Match):
-            bindings = {name: source(made.bindings[name], form.receiver) for name in pattern.arguments}
-            return _Route(variant, tests, bindings)
-        if made.depth > nearest.depth:
-            nearest = _Miss(f"nearest: {variant}; {made.text}", made.depth)
-    if nearest.depth > 0:
-        return nearest
-    for variant, pattern in _patterns():
-        if any(occurrences(pattern, form, _RULES)):
-            found = f"{brief(form.result)} (line {form.result.lineno})"
-            return _Miss(f"nearest: {variant}; expected nothing after it, found {found}")
-    return nearest
+def _negated(test: str) -> str:
+    return f"not ({test})" if " " in test else f"not {test}"
 
 
-@cache
-def _patterns() -> tuple[tuple[str, Form], ...]:
-    return tuple((variant, reference_form(_REFERENCE, variant)) for variant in _VARIANTS)
-
-
-def _guard(route: _Route, receiver: str, kernel: str) -> str:
-    operands = ", ".join(route.bindings.values())
-    # An activation may be made anew whenever it is looked up; the slot can be asked without it.
-    asked = ", ".join(text for name, text in route.bindings.items() if name != "activation")
-    texts = [(source(test, receiver), outcome) for test, outcome in route.tests]
-    conditions = [
-        text if outcome and " or " not in text else f"{'' if outcome else 'not '}({text})"
-        for text, outcome in texts
-    ]
-    slot = slot_name(OP, route.variant)
-    conditions.append(f"({kernel} := {slot}.kernel({receiver}, {asked})) is not None")
-    return f"if {' and '.join(conditions)}:\n    return {kernel}({operands})"
+def _route(form: Form) -> _Route | Difference:
+    found = recognised(_REFERENCE, form, _RULES)
+    if isinstance(found, Difference):
+        return found
+    variant, made = found
+    operands = reference_form(_REFERENCE, variant).arguments
+    return variant, {name: source(made.bindings[name], form.receiver) for name in operands}, []
 
 
 def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> bool:

@@ -11,27 +11,27 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
 
 from veomni_hook.patches.graph import (
     TENSOR,
-    Match,
+    Difference,
     Node,
     Rule,
     Unknown,
     canonical,
     digest,
-    match,
+    recognised,
     reference_form,
     source,
 )
 from veomni_hook.patches.graph.inline import receiver_name
-from veomni_hook.patches.idioms.site import Site, Status, slot_name
-from veomni_hook.patches.idioms.splice import before_body, free_name, in_place
-from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.ask import ask
+from veomni_hook.patches.routes.site import Site, Status, slot_name
+from veomni_hook.patches.routes.splice import before_body, in_place
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.calls import Calls, CallSite
+from veomni_hook.patches.structure.parameters import parameters_as
 from veomni_hook.patches.text.document import Definition, FunctionNode
 from veomni_hook.patches.text.statements import module_statements
 
@@ -42,7 +42,7 @@ CANDIDATES = "Every function and method whose name matches apply.*(rotary|rope).
 
 _NAME = re.compile(r"apply.*(rotary|rope)", re.IGNORECASE)
 _MENTIONED = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
-_REFERENCES = "kernels/rotary/reference.py"
+_REFERENCE = "kernels/rotary/reference.py"
 # Decorators of transformers that note a function for its own kernels.
 _NOTES = "use_kernel"
 # Upstream may say in the code what others leave to the caller.
@@ -144,12 +144,8 @@ def _method(view: ModuleView, definition: Definition, known: _Known) -> Site:
     assert isinstance(node, FunctionNode)  # noqa: S101
     receiver = receiver_name(node)
     slot = SlotSpec(slot_name(OP, known.variant), OP, known.variant)
-    kernel = free_name(node, "kernel")
-    operands = ", ".join(source(bound, receiver) for bound in known.bindings.values())
-    code = (
-        f"if ({kernel} := {slot.name}.kernel({receiver}, {operands})) is not None:\n"
-        f"    return {kernel}({operands})"
-    )
+    operands = [source(bound, receiver) for bound in known.bindings.values()]
+    code = ask(node, slot.name, receiver, operands)
     return replace(
         _site(definition, known),
         splices=before_body(view, node, code, f"{OP}/{known.variant}"),
@@ -182,20 +178,15 @@ def _known(view: ModuleView, definition: Definition) -> _Known | Site:
     form = canonical(node, view.scope, owner if isinstance(owner, ast.ClassDef) else None)
     if isinstance(form, Unknown):
         return replace(missed, reason=f"{form.reason} (line {form.lineno})")
-    nearest, depth = "", -1.0
-    for name in _variants():
-        pattern = reference_form(_REFERENCES, name)
-        rules = {**dict.fromkeys(pattern.arguments, TENSOR), "unsqueeze_dim": _PLACE}
-        made = match(pattern, form, rules)
-        if isinstance(made, Match):
-            bindings = {operand: made.bindings[operand] for operand in pattern.arguments}
-            parameters = "" if form.receiver else _parameters(node, bindings)
-            if parameters is None:
-                return replace(missed, reason=f"it is {name}, but its parameters do not tell the operands")
-            return _Known(name.partition("__")[0], digest(form), bindings, parameters)
-        if made.depth > depth:
-            nearest, depth = f"nearest is {name}: {made.text}", made.depth
-    return replace(missed, reason=nearest, form=digest(form))
+    found = recognised(_REFERENCE, form, {"unsqueeze_dim": _PLACE}, otherwise=TENSOR)
+    if isinstance(found, Difference):
+        return replace(missed, reason=found.text, form=digest(form))
+    name, made = found
+    bindings = {operand: made.bindings[operand] for operand in reference_form(_REFERENCE, name).arguments}
+    parameters = "" if form.receiver else _parameters(node, bindings)
+    if parameters is None:
+        return replace(missed, reason=f"it is {name}, but its parameters do not tell the operands")
+    return _Known(name.partition("__")[0], digest(form), bindings, parameters)
 
 
 def _unsuited(view: ModuleView, definition: Definition) -> str:
@@ -216,44 +207,11 @@ def _unsuited(view: ModuleView, definition: Definition) -> str:
 def _parameters(function: FunctionNode, bindings: Mapping[str, Node]) -> str | None:
     """Upstream's parameter list with the names of operands; None if it does not say what they are."""
     arguments: dict[str, str] = {}
-    constants = []
     for operand, node in bindings.items():
-        if node.op == "constant":
-            constants.append(f"{operand}={node.value!r}")
-        elif arguments.setdefault(str(node.value), operand) != operand:
+        if node.op == "argument" and arguments.setdefault(str(node.value), operand) != operand:
             return None  # one argument for two operands
-    spec = function.args
-    positional = [*spec.posonlyargs, *spec.args]
-    defaults = [None] * (len(positional) - len(spec.defaults)) + spec.defaults
-    given = [(parameter.arg, default) for parameter, default in zip(positional, defaults, strict=True)]
-    keywords = [(p.arg, default) for p, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
-    names = {name for name, _ in (*given, *keywords)}
-    literal = all(default is None or _is_literal(default) for _, default in (*given, *keywords))
-    if not literal or not arguments.keys() <= names or (names - arguments.keys()) & bindings.keys():
-        return None
-    parts = [_said(*parameter, arguments) for parameter in given]
-    if spec.posonlyargs:
-        parts.insert(len(spec.posonlyargs), "/")
-    named = [_said(*parameter, arguments) for parameter in keywords] + constants
-    if spec.vararg is not None or named:
-        parts.append(f"*{spec.vararg.arg if spec.vararg is not None else ''}")
-    parts += named
-    if spec.kwarg is not None:
-        parts.append(f"**{spec.kwarg.arg}")
-    return ", ".join(parts)
-
-
-def _said(name: str, default: ast.expr | None, operands: Mapping[str, str]) -> str:
-    text = name if operands.get(name, name) == name else f"{name}->{operands[name]}"
-    return text if default is None else f"{text}={ast.unparse(default)}"
-
-
-def _is_literal(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except ValueError:
-        return False
-    return True
+    fixed = {operand: node.value for operand, node in bindings.items() if node.op == "constant"}
+    return parameters_as(function, arguments, fixed)
 
 
 def _is_rotary(definition: Definition) -> bool:
@@ -272,15 +230,3 @@ def _imported(view: ModuleView) -> Iterator[Site]:
                     yield Site(
                         OP, name, Status.UNBOUND, reason=reason, counted=False, lineno=statement.lineno
                     )
-
-
-@cache
-def _variants() -> tuple[str, ...]:
-    """The reference functions, as their file lists them."""
-    tree = ast.parse(files("veomni_hook").joinpath(_REFERENCES).read_text("utf-8"))
-    listed = next(
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
-    )
-    return tuple(ast.literal_eval(listed))

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from functools import partial
 
-from veomni_hook.patches.idioms.site import Site, Splice, Status, slot_name
-from veomni_hook.patches.idioms.splice import free_name, in_place
-from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.routes.splice import free_name, in_place
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.plain import Unclear, chain, is_plain
 from veomni_hook.patches.text.document import FunctionNode
 

@@ -9,10 +9,10 @@ from hashlib import blake2b
 
 from veomni_hook.patches.graph import Scope, Unknown, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
-from veomni_hook.patches.idioms.reliance import relied_on
-from veomni_hook.patches.idioms.site import Site, Splice, Status
 from veomni_hook.patches.lock.records import Body, LockedModule, LockedSite, Override
 from veomni_hook.patches.lock.signatures import signature
+from veomni_hook.patches.routes.reliance import relied_on
+from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.selection import selected
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.structure.fingerprint import fingerprint

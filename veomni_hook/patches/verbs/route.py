@@ -9,9 +9,9 @@ import ast
 import re
 
 from veomni_hook.errors import IdiomError
-from veomni_hook.patches.idioms.site import Site
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.report import one_line
+from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.structure.scope import bound_names, local_names, used_names
 from veomni_hook.patches.text.document import FunctionNode

@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from veomni_hook.patches.idioms.site import Site, Splice
+from veomni_hook.patches.routes.site import Site, Splice
 from veomni_hook.patches.text.document import Definition, Document, FunctionNode
 
 __all__ = ["covered", "relied_on"]

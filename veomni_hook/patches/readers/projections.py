@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from veomni_hook.patches.structure.attributes import initialised, name_of_own
 from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["ACTIVATIONS", "gated_products", "holds_experts", "is_activation"]
@@ -24,7 +25,7 @@ def holds_experts(owner: ast.ClassDef) -> bool:
     """Whether a class holds the weights of several experts: by name, or in parameters of three dimensions."""
     if _EXPERTS.search(owner.name):
         return True
-    for _, value in _set_up(owner):
+    for _, value in initialised(owner):
         for node in ast.walk(value):
             if isinstance(node, ast.Call) and _last_name(node.func) == "Parameter" and node.args:
                 made = node.args[0]
@@ -35,7 +36,7 @@ def holds_experts(owner: ast.ClassDef) -> bool:
 
 def is_activation(callee: ast.expr) -> bool:
     """Whether what is called looks like an activation: ``self.act_fn``, ``F.silu``."""
-    name = _of_self(callee)
+    name = name_of_own(callee)
     return bool(_ACTIVATION.search(name)) if name else _last_name(callee) in ACTIVATIONS
 
 
@@ -49,7 +50,7 @@ class _Flow:
     """Follows projections through the locals of a method, statement by statement."""
 
     def __init__(self, owner: ast.ClassDef) -> None:
-        self.projections = {name for name, value in _set_up(owner) if _makes_projection(value)}
+        self.projections = {name for name, value in initialised(owner) if _makes_projection(value)}
         self.locals: dict[str, str] = {}
 
     def of(self, method: FunctionNode) -> list[ast.expr]:
@@ -90,7 +91,7 @@ class _Flow:
         return self.of_call(node) if isinstance(node, ast.Call) else ""
 
     def of_call(self, node: ast.Call) -> str:
-        if _of_self(node.func) in self.projections:
+        if name_of_own(node.func) in self.projections:
             return "projected"
         if is_activation(node.func):
             return "activated" if node.args and self.kind(node.args[0]) else ""
@@ -99,27 +100,9 @@ class _Flow:
         return ""
 
 
-def _set_up(owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    """The attributes that a class gives its instances, and what they are."""
-    made = [node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
-    statements = [statement for method in made for statement in method.body]
-    for statement in statements:
-        for name in ("body", "orelse"):
-            statements += getattr(statement, name, [])
-        value = getattr(statement, "value", None)
-        for target in statement.targets if isinstance(statement, ast.Assign) else []:
-            if isinstance(value, ast.expr) and (name := _of_self(target)):
-                yield name, value
-
-
 def _makes_projection(value: ast.expr) -> bool:
     calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
     return any(_PROJECTION.search(_last_name(call.func)) for call in calls)
-
-
-def _of_self(node: ast.AST) -> str:
-    owned = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-    return node.attr if owned and isinstance(node, ast.Attribute) else ""
 
 
 def _last_name(node: ast.expr) -> str:

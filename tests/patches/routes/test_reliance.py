@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from veomni_hook.patches.idioms.reliance import covered, relied_on
-from veomni_hook.patches.idioms.site import Site, Splice, Status
+from veomni_hook.patches.routes.reliance import covered, relied_on
+from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.text.document import Document
 
 SOURCE = """\

@@ -50,7 +50,7 @@ class Site:
         splices: the edits that route it.
         slots: the slots that the splices name.
         relies_on: definitions of the module that the route takes as they are, beside those that the code
-            which it answers for names (`veomni_hook.patches.idioms.reliance` finds these).
+            which it answers for names (`veomni_hook.patches.routes.reliance` finds these).
         counted: whether it is one of the op's candidates (call sites belong to a candidate and are not).
         part: a named part of the op's candidates that has a total of its own in `coverage`, or nothing.
         lineno: the upstream line, from 1.

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from veomni_hook.patches.idioms.logits import Logits, Step, is_not_none, options
+from veomni_hook.patches.readers.logits import Logits, Step, is_not_none, options
 from veomni_hook.patches.structure.fingerprint import serialise
 from veomni_hook.patches.structure.plain import Unclear, binding, chain, holds, is_plain
 from veomni_hook.patches.structure.scope import bound_names, used_names

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ast
 
-from veomni_hook.patches.idioms.site import Splice
-from veomni_hook.patches.idioms.view import ModuleView
 from veomni_hook.patches.report import one_line
+from veomni_hook.patches.routes.site import Splice
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.scope import used_names
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.placement import Place, at_start, before

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from veomni_hook.errors import IdiomError
-from veomni_hook.patches.idioms.site import Site, Status
 from veomni_hook.patches.report import MissedSite
+from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType, SlotSpec
 
 __all__ = ["NAME", "missed", "routes"]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from veomni_hook.errors import IdiomError
-from veomni_hook.patches.idioms.config import NAME, missed, routes
-from veomni_hook.patches.idioms.site import Site, Splice, Status
+from veomni_hook.patches.routes.config import NAME, missed, routes
+from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.spec import PatchType, SlotSpec
 
 SLOT = SlotSpec("veomni_o_v", "o", "v")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from veomni_hook.patches.idioms.site import Splice
-from veomni_hook.patches.idioms.splice import before_statement
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes.site import Splice
+from veomni_hook.patches.routes.splice import before_statement
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.runs import Run, loaded, put_together, target
 from veomni_hook.patches.structure.scope import bound_names
 from veomni_hook.patches.text.reindent import string_lines

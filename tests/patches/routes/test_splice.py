@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from veomni_hook.patches.idioms import splice
-from veomni_hook.patches.idioms.site import Splice
-from veomni_hook.patches.idioms.view import ModuleView
+from veomni_hook.patches.routes import splice
+from veomni_hook.patches.routes.site import Splice
+from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Edit, apply_edits
 

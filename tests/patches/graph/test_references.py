@@ -1,0 +1,66 @@
+"""Formulas of a reference file, held against code."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from veomni_hook.patches.graph import ANY, ARGUMENT, Difference, Scope, Unknown, canonical, recognised
+from veomni_hook.patches.graph.references import reference_names
+
+MLP = "kernels/gated_mlp/reference.py"
+
+
+def form(text: str):
+    tree = ast.parse(f"import torch\n{text}")
+    scope = Scope(tree)
+    return canonical(next(iter(scope.functions.values())), scope)
+
+
+def test_the_names_are_those_that_the_file_lists() -> None:
+    assert "product" in reference_names(MLP)
+    assert "Activation" not in reference_names(MLP)
+
+
+def test_the_first_formula_that_the_code_is() -> None:
+    found = recognised(MLP, form("def f(a, b, act): return b * act(a)"), {})
+    assert not isinstance(found, Difference)
+    name, made = found
+    assert name == "product"
+    assert {operand: node.value for operand, node in made.bindings.items()} == {
+        "gate": "a",
+        "up": "b",
+        "activation": "act",
+    }
+
+
+def test_only_the_names_that_are_asked_for() -> None:
+    found = recognised(MLP, form("def f(a, b, act): return b * act(a)"), {}, names=("clamped",))
+    assert isinstance(found, Difference)
+
+
+@pytest.mark.parametrize(("otherwise", "known"), [(ANY, True), (ARGUMENT, False)])
+def test_operands_without_a_rule(otherwise, known) -> None:
+    found = recognised(MLP, form("def f(a, b, act): return b.c * act(a)"), {}, otherwise=otherwise)
+    assert isinstance(found, tuple) is known
+
+
+def test_the_difference_names_the_nearest() -> None:
+    text = "def f(x, w, e):\n    y = x.float()\n    y = y * torch.rsqrt(y.pow(3).mean(-1, keepdim=True) + e)\n    return w * y.to(x.dtype)"
+    found = recognised("kernels/rms_norm/reference.py", form(text), {})
+    assert isinstance(found, Difference)
+    assert found.text.startswith("nearest is cast_before_weight: expected")
+    assert found.lineno == 4
+
+
+def test_what_comes_after_a_formula_is_told() -> None:
+    text = "def f(x, w, e):\n    y = x.float()\n    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + e)\n    return torch.stack([w * y.to(x.dtype)])"
+    found = recognised("kernels/rms_norm/reference.py", form(text), {})
+    assert isinstance(found, Difference)
+    assert "expected nothing after it, found stack" in found.text
+
+
+def test_code_that_is_not_followed() -> None:
+    found = recognised(MLP, Unknown("a loop", 7), {})
+    assert found == Difference("a loop (line 7)", 0.0, 7)

@@ -1,0 +1,72 @@
+"""The functions of a kernel's reference file as formulas to hold code against."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+
+from veomni_hook.patches.graph.forms import Form, Unknown, reference_form
+from veomni_hook.patches.graph.matching import ANY, Difference, Match, Rule, find, match
+from veomni_hook.patches.graph.text import brief
+
+__all__ = ["recognised", "reference_names"]
+
+
+@cache
+def reference_names(path: str) -> tuple[str, ...]:
+    """The functions that a reference file lists in ``__all__``, in its order.
+
+    Args:
+        path: the file, from the package's root: ``kernels/rms_norm/reference.py``.
+    """
+    tree = ast.parse(files("veomni_hook").joinpath(path).read_text("utf-8"))
+    listed = next(
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+    )
+    return tuple(ast.literal_eval(listed))
+
+
+def recognised(
+    path: str,
+    form: Form | Unknown,
+    rules: Mapping[str, Rule],
+    *,
+    names: Sequence[str] = (),
+    otherwise: Rule = ANY,
+) -> tuple[str, Match] | Difference:
+    """The first formula of a reference file that a form is.
+
+    Args:
+        path: the reference file.
+        form: what upstream's code computes; code that is not followed is no formula.
+        rules: what operands may stand for, by their names.
+        names: the functions to try, in this order; all that the file lists by default.
+        otherwise: the rule of operands that ``rules`` does not name.
+
+    Returns:
+        The function's name and the match, or the difference to the nearest formula.
+    """
+    if isinstance(form, Unknown):
+        return Difference(f"{form.reason} (line {form.lineno})", 0.0, form.lineno)
+    tried = names or reference_names(path)
+    nearest = Difference("", -1.0)
+    for name in tried:
+        pattern = reference_form(path, name)
+        made = match(pattern, form, {each: rules.get(each, otherwise) for each in pattern.arguments})
+        if isinstance(made, Match):
+            return name, made
+        if made.depth > nearest.depth:
+            nearest = Difference(f"nearest is {name}: {made.text}", made.depth, made.lineno)
+    if nearest.depth > 0:
+        return nearest
+    for name in tried:
+        pattern = reference_form(path, name)
+        if any(find(pattern, form, {each: rules.get(each, otherwise) for each in pattern.arguments})):
+            line = form.result.lineno
+            text = f"nearest is {name}: expected nothing after it, found {brief(form.result)} (line {line})"
+            return Difference(text, 0.0, line)
+    return nearest

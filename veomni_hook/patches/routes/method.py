@@ -1,0 +1,54 @@
+"""A method in which a run of statements is looked for that computes a formula."""
+
+from __future__ import annotations
+
+import ast
+
+from veomni_hook.patches.graph import Form, Node, Unknown, canonical, digest, source
+from veomni_hook.patches.graph.text import can_be_said
+from veomni_hook.patches.routes.splice import free_name
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.structure.runs import Run
+from veomni_hook.patches.text.document import FunctionNode
+
+__all__ = ["Method"]
+
+
+class Method:
+    """What searches in a method ask of it."""
+
+    def __init__(self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> None:
+        self.view = view
+        self.owner = owner
+        self.method = method
+        self.receiver = method.args.args[0].arg
+        self.target = f"{owner.name}.{method.name}"
+        self.kernel = free_name(method, "kernel")
+
+    def form_of(self, run: Run) -> Form | Unknown:
+        """What a run computes, as a function of the locals that it reads."""
+        made = run.as_function()
+        return canonical(made, self.view.scope, self.owner, body=made.body)
+
+    def digest(self) -> str:
+        """The digest of what the whole method computes; empty where that is not followed."""
+        form = canonical(self.method, self.view.scope, self.owner)
+        return digest(form) if isinstance(form, Form) else ""
+
+    def expression(self, node: Node) -> ast.expr | None:
+        """Upstream's code for what a hole of a formula stands for; None if there is none."""
+        if node.op == "cast" and node.origin is None:
+            node = node.args[0]  # a promotion, which the formula makes again
+        if node.op == "global":
+            return self._global(node)
+        if can_be_said(node):
+            return ast.parse(source(node, self.receiver), mode="eval").body
+        return node.origin
+
+    def _global(self, node: Node) -> ast.expr | None:
+        if node.origin is None:
+            # `logits.sigmoid()` names no function that could be handed on.
+            known = str(node.value).startswith("torch.") and self.view.scope.resolve("torch") == "torch"
+            return ast.parse(str(node.value), mode="eval").body if known else None
+        said = self.view.scope.dotted(node.origin) not in ("", f":{node.value}")
+        return ast.parse(source(node), mode="eval").body if said else None
