@@ -22,6 +22,8 @@ from veomni_hook.patches.text.edit import Edit, apply_edits
 if TYPE_CHECKING:
     from veomni_hook.patches.engine import PatchedSource
 
+from veomni_hook.patches.text.walk import walk_ast
+
 __all__ = ["dump_text", "header", "unified_diff", "with_header"]
 
 _ROUTE = "route"
@@ -108,7 +110,7 @@ def dump_text(stored: str, module: str) -> str:
     document = Document(stored, module)
     edits = [
         _absolute(document, node, module)
-        for node in ast.walk(document.tree)
+        for node in walk_ast(document.tree)
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     return apply_edits(stored, edits)

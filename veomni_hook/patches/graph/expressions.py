@@ -10,6 +10,7 @@ from veomni_hook.patches.graph.calls import attribute, call
 from veomni_hook.patches.graph.nodes import Node, constant
 from veomni_hook.patches.graph.operations import DTYPES
 from veomni_hook.patches.graph.state import Frame, Trace, UnclearError
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["evaluate", "unpacked"]
 
@@ -244,7 +245,7 @@ def _call(node: ast.Call, frame: Frame, trace: Trace) -> Node:
 def _opaque(node: ast.expr, frame: Frame, trace: Trace) -> Node:
     """What is kept as text: comprehensions, lambdas, f-strings, with the values of the names in it."""
     names = set()
-    for inner in ast.walk(node):
+    for inner in walk_ast(node):
         if isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
             raise UnclearError(f"{type(inner).__name__} is not followed", node)
         if isinstance(inner, ast.Attribute) and inner.attr.endswith("_") and not inner.attr.endswith("__"):

@@ -15,6 +15,7 @@ from veomni_hook.patches.graph.expressions import evaluate
 from veomni_hook.patches.graph.nodes import Node, rebuild, walk
 from veomni_hook.patches.graph.normal import renewed
 from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, fresh
+from veomni_hook.patches.text.walk import child_nodes
 
 __all__ = ["loop"]
 
@@ -125,5 +126,5 @@ def _ordered(statement: ast.For) -> list[ast.AST]:
     while todo:
         node = todo.pop()
         found.append(node)
-        todo.extend(reversed(list(ast.iter_child_nodes(node))))
+        todo.extend(reversed(list(child_nodes(node))))
     return found

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.statements import module_statements
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["Scope"]
 
@@ -156,7 +157,7 @@ def _stored(statement: ast.AST) -> Iterator[str]:
     else:
         targets = [statement]
     for target in targets:
-        for node in ast.walk(target):
+        for node in walk_ast(target):
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 yield node.id
 

@@ -19,6 +19,7 @@ from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.routes.splice import before_body, marker
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -67,7 +68,7 @@ def _setter(owner: ast.ClassDef) -> FunctionNode | None:
             and node.name == _RESOLVED.removesuffix("_internal")
             and len(node.args.args) == 2
             and _assigns(node)
-            and any(isinstance(each, ast.Attribute) and each.attr == "sub_configs" for each in ast.walk(node))
+            and any(isinstance(each, ast.Attribute) and each.attr == "sub_configs" for each in walk_ast(node))
         ):
             return node
     return None
@@ -75,14 +76,14 @@ def _setter(owner: ast.ClassDef) -> FunctionNode | None:
 
 def _is_request(function: FunctionNode) -> bool:
     """Whether the method stores what it is given, and always reaches its end."""
-    returns = any(isinstance(node, ast.Return) for node in ast.walk(function))
+    returns = any(isinstance(node, ast.Return) for node in walk_ast(function))
     return len(function.args.args) == 2 and _assigns(function) and not returns
 
 
 def _assigns(function: FunctionNode) -> bool:
     return any(
         isinstance(node, ast.Attribute) and node.attr == _RESOLVED and isinstance(node.ctx, ast.Store)
-        for node in ast.walk(function)
+        for node in walk_ast(function)
     )
 
 

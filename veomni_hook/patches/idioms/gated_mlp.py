@@ -32,6 +32,7 @@ from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.runs import Run, at_hand, blocks, called, put_together, target
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -162,10 +163,10 @@ class _Search(Method):
     def at(self, block: list[ast.stmt], index: int) -> _Found | None:
         """The product that a statement computes, alone or together with assignments before it."""
         value = getattr(block[index], "value", None)
-        if not isinstance(value, ast.expr) or not any(map(_multiplies, ast.walk(value))):
+        if not isinstance(value, ast.expr) or not any(map(_multiplies, walk_ast(value))):
             return None
         runs = [(run, self.form(run)) for run in Run(self.method, block, index, index).longer(_LONGEST)]
-        inside = set(ast.walk(value))
+        inside = set(walk_ast(value))
         for variant in _VARIANTS:
             pattern = reference_form(_REFERENCE, variant)
             for run, form in runs:

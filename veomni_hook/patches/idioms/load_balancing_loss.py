@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from veomni_hook.patches.graph import (
@@ -43,10 +43,17 @@ _NAME = "load_balancing_loss"
 _CASES = ((True, False, True), (False, False, True), (False, True, True), (False, True, False))
 
 
-def find(view: ModuleView) -> Iterator[Site]:
+def find(view: ModuleView) -> Sequence[Site]:
     """Every function of a module that may compute the loss, and every call of one."""
     if _NAME not in view.document.source:
-        return
+        return ()
+    # The loss of the language model asks, too: it repeats the statements that these calls stand in.
+    if OP not in view.found:
+        view.found[OP] = tuple(_sites(view))
+    return view.found[OP]
+
+
+def _sites(view: ModuleView) -> Iterator[Site]:
     functions = {name: node for name, node in view.functions.items() if _NAME in name}
     calls = Calls(view.document, functions)
     for name, node in functions.items():
@@ -140,8 +147,8 @@ def _forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
             f"isinstance({parameters[0]}, tuple)": is_tuple,
             f"{parameters[-1]} is None": unmasked,
         }
-        made = copy.deepcopy(function)
-        made.body = Case(facts).block(made.body)
+        made = copy.copy(function)
+        made.body = Case(facts).block(function.body)
         form = canonical(made, scope, body=made.body)
         if isinstance(form, Unknown):
             return form

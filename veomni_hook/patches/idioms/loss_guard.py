@@ -11,6 +11,7 @@ from veomni_hook.patches.routes.splice import free_name
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.reindent import reindent
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["guard", "operands"]
 
@@ -89,7 +90,7 @@ def _test(view: ModuleView, test: ast.expr, *, several: bool) -> str:
 
 def _text(view: ModuleView, node: ast.expr) -> str:
     """The text of an expression in one line: upstream's, unless it was put together here."""
-    if all(hasattr(inner, "lineno") for inner in ast.walk(node) if isinstance(inner, ast.expr)):
+    if all(hasattr(inner, "lineno") for inner in walk_ast(node) if isinstance(inner, ast.expr)):
         text = view.text(node)
         if "\n" not in text and ast.dump(ast.parse(text, mode="eval").body) == ast.dump(node):
             return text

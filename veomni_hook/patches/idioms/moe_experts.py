@@ -40,6 +40,7 @@ from veomni_hook.patches.routes.splice import before_body, decorate
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.attributes import initialised, statements_of_init
 from veomni_hook.patches.text.document import FunctionNode, has_docstring
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -270,7 +271,7 @@ def _plain_text(view: ModuleView, forward: FunctionNode) -> str:
     """The body of a function as normalised source text, torch's functions under their full names."""
     body = forward.body[1:] if has_docstring(forward) else forward.body
     copied = ast.parse("\n".join(map(ast.unparse, body)))
-    for node in ast.walk(copied):
+    for node in walk_ast(copied):
         if isinstance(node, ast.Call) and view.scope.dotted(node.func).startswith("torch."):
             node.func = ast.Name(view.scope.dotted(node.func))
     return ast.unparse(copied)

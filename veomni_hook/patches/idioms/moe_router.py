@@ -37,6 +37,7 @@ from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.runs import Run, at_hand, loaded, replaced, target
 from veomni_hook.patches.structure.scope import bound_names
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -88,8 +89,8 @@ class _Pattern:
 class _Found:
     """A run that computes weights and indices, and the locals that hold them in the end.
 
-    ``rest`` is what its last statement does to the weights after the formula; ``flat`` says that the last
-    dimension is the last one of ``[tokens, experts]`` only.
+    ``pair`` is the formula as it stands there; ``rest`` is what the last statement does to the weights after
+    it; ``flat`` says that the last dimension is the last one of ``[tokens, experts]`` only.
     """
 
     run: Run
@@ -97,6 +98,7 @@ class _Found:
     weights: str
     indices: str
     bindings: Mapping[str, Node]
+    pair: Node
     rest: ast.stmt | None = None
     flat: bool = False
 
@@ -209,7 +211,7 @@ class _Search(Method):
             if known is None:
                 continue
             self.is_matrix = _is_matrix(known.bindings["router_logits"])
-            for first in range(last, -1, -1):
+            for first in range(_first_part(known), -1, -1):
                 for found in self.at(Run(self.method, body, first, last)):
                     if (splices := self.route(found)) is not None:
                         return self.routed(found, splices)
@@ -226,7 +228,7 @@ class _Search(Method):
         Args:
             whole: the run is all that the method does so far, so that nothing depends on where it begins.
         """
-        nodes = [node for each in run.statements for node in ast.walk(each)]
+        nodes = [node for each in run.statements for node in walk_ast(each)]
         names = list(dict.fromkeys(name for each in run.statements for name in _assigned(each)))
         if any(isinstance(node, ast.Return) for node in nodes) or not any(map(_is_topk, nodes)):
             return
@@ -248,7 +250,7 @@ class _Search(Method):
                         rest = self.rest(run, weight_name, inner) if inner is not weights else None
                         raw = (form.result.args[names.index(name)] for name in (weight_name, index_name))
                         flat = any(map(_by_number, walk(*raw)))
-                        yield _Found(run, pattern, weight_name, index_name, bindings, rest, flat)
+                        yield _Found(run, pattern, weight_name, index_name, bindings, pair, rest, flat)
 
     def matches(self, pair: Node) -> Iterator[tuple[_Pattern, Mapping[str, Node]]]:
         """The formulas that weights and indices are."""
@@ -264,7 +266,7 @@ class _Search(Method):
     def made_of(self, run: Run, name: str, node: Node) -> Iterator[Node]:
         """A value, and what its name's statement casts or scales, if that is the last one."""
         yield node
-        inside = set(ast.walk(run.statements[-1])) if target(run.statements[-1]) == name else set()
+        inside = set(walk_ast(run.statements[-1])) if target(run.statements[-1]) == name else set()
         yield from (
             inner for inner in walk(*node.args) if inner.origin is not None and inner.origin in inside
         )
@@ -337,12 +339,21 @@ class _Search(Method):
         )
 
 
+def _first_part(found: _Found) -> int:
+    """The statement of a run that computes the first part of the formula."""
+    operands = set(walk(*found.bindings.values()))
+    parts = {node.origin for node in walk(found.pair) if node not in operands}
+    statements = found.run.statements
+    last = len(statements) - 1
+    return next((n for n in range(last) if not parts.isdisjoint(walk_ast(statements[n]))), last)
+
+
 def _assigned(statement: ast.stmt) -> list[str]:
     """The names that a statement assigns whatever happens."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     if isinstance(statement, ast.AnnAssign) and statement.value is not None:
         targets = [statement.target]
-    names = [node.id for each in targets for node in ast.walk(each) if isinstance(node, ast.Name)]
+    names = [node.id for each in targets for node in walk_ast(each) if isinstance(node, ast.Name)]
     return [name for name in names if name != "_"]
 
 
@@ -354,7 +365,7 @@ def _before(expression: ast.expr, run: Run) -> list[str]:
     """The names that still have their values from before the run where an expression of its code stands."""
     bound: set[str] = set()
     for statement in run.statements:
-        if expression in set(ast.walk(statement)):
+        if expression in set(walk_ast(statement)):
             return [name for name in loaded([expression]) if name not in bound]
         bound |= bound_names([statement])
     # What is told by name alone is an argument of the run, with the value from before it.

@@ -34,6 +34,7 @@ from veomni_hook.patches.routes.site import Site, Status, slot_name
 from veomni_hook.patches.routes.splice import before_body, before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import FunctionNode, has_docstring
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -166,7 +167,7 @@ def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode)
 
 def _called(function: ast.AST) -> Iterator[str]:
     """The names after the dot of everything that is called as one."""
-    for node in ast.walk(function):
+    for node in walk_ast(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield node.func.attr
 
@@ -175,14 +176,14 @@ def _is_centred(function: FunctionNode) -> bool:
     """Whether a mean, or a name that holds one, is subtracted."""
     means = {
         target.id
-        for node in ast.walk(function)
+        for node in walk_ast(function)
         if isinstance(node, ast.Assign) and "mean" in _called(node.value)
         for target in node.targets
         if isinstance(target, ast.Name) and not _squares(node.value)
     }
-    for node in ast.walk(function):
+    for node in walk_ast(function):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-            names = {inner.id for inner in ast.walk(node.right) if isinstance(inner, ast.Name)}
+            names = {inner.id for inner in walk_ast(node.right) if isinstance(inner, ast.Name)}
             if "mean" in _called(node.right) or not names.isdisjoint(means):
                 return True
     return False

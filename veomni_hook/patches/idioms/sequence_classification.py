@@ -12,6 +12,7 @@ from veomni_hook.patches.routes.splice import free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.plain import Unclear, chain, is_plain
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
 
@@ -61,14 +62,14 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _pooling(forward: FunctionNode) -> ast.Assign | None:
     """The statement that pools."""
-    for node in ast.walk(forward):
+    for node in walk_ast(forward):
         if isinstance(node, ast.Assign) and chain(node.targets[0]) == _POOLED and _reads_logits(node.value):
             return node
     return None
 
 
 def _reads_logits(node: ast.AST) -> bool:
-    names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+    names = {name.id for name in walk_ast(node) if isinstance(name, ast.Name)}
     return any(name.endswith("logits") for name in names - {_POOLED})
 
 
@@ -101,7 +102,7 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
 
 
 def _uses(forward: FunctionNode, name: str) -> list[ast.Name]:
-    return [node for node in ast.walk(forward) if isinstance(node, ast.Name) and node.id == name]
+    return [node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id == name]
 
 
 def _harmless(forward: FunctionNode, name: str) -> Iterator[int]:
@@ -109,7 +110,7 @@ def _harmless(forward: FunctionNode, name: str) -> Iterator[int]:
 
     The kernel asks whether the loss is the one that looks at pooled scores only.
     """
-    for node in ast.walk(forward):
+    for node in walk_ast(forward):
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
             rows = isinstance(node.slice, ast.Constant) and node.slice.value == 0
             if rows and node.value.attr == "shape" and chain(node.value.value) == name:

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator
 
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["difference", "signature"]
 
@@ -42,7 +43,7 @@ def difference(old: str, new: str) -> str:
 
 def _bare(function: FunctionNode) -> ast.arguments:
     arguments = copy.deepcopy(function.args)
-    for node in ast.walk(arguments):
+    for node in walk_ast(arguments):
         if isinstance(node, ast.arg):
             node.annotation = None
     return arguments

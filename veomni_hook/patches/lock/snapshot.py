@@ -18,6 +18,7 @@ from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.structure.fingerprint import fingerprint
 from veomni_hook.patches.text.document import Definition, Document, has_docstring
 from veomni_hook.patches.text.reindent import reindent
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["overrides_of", "snapshot"]
 
@@ -142,7 +143,7 @@ def _without_docstrings(document: Document, node: ast.AST) -> str:
     """The text of a definition without docstrings, which are a good half of it and decide nothing."""
     start, end = document.span(node)
     parts = []
-    for inner in ast.walk(node):
+    for inner in walk_ast(node):
         if isinstance(inner, (*_FUNCTIONS, ast.ClassDef)) and has_docstring(inner) and len(inner.body) > 1:
             docstring, following = inner.body[0], inner.body[1]
             if document.begins_line(docstring) and document.begins_line(following):

@@ -16,6 +16,7 @@ from veomni_hook.patches.structure.fingerprint import serialise
 from veomni_hook.patches.structure.plain import Unclear, binding, chain, holds, is_plain
 from veomni_hook.patches.structure.scope import bound_names, used_names
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["Tail", "loss_calls", "passes_vocabulary", "read_tail"]
 
@@ -59,7 +60,7 @@ class Tail:
 
 def loss_calls(function: FunctionNode) -> list[ast.Call]:
     """Every call of ``self.loss_function`` in ``function``, in text order."""
-    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    calls = [node for node in walk_ast(function) if isinstance(node, ast.Call)]
     found = [call for call in calls if chain(call.func) == "self.loss_function"]
     return sorted(found, key=lambda call: (call.lineno, call.col_offset))
 

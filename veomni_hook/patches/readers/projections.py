@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.structure.attributes import initialised, name_of_own
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["ACTIVATIONS", "gated_products", "holds_experts", "is_activation"]
 
@@ -26,7 +27,7 @@ def holds_experts(owner: ast.ClassDef) -> bool:
     if _EXPERTS.search(owner.name):
         return True
     for _, value in initialised(owner):
-        for node in ast.walk(value):
+        for node in walk_ast(value):
             if isinstance(node, ast.Call) and _last_name(node.func) == "Parameter" and node.args:
                 made = node.args[0]
                 if isinstance(made, ast.Call) and len(made.args) >= 3:
@@ -62,7 +63,7 @@ class _Flow:
         for statement in body:
             value = getattr(statement, "value", None)
             if isinstance(value, ast.expr):
-                for node in ast.walk(value):
+                for node in walk_ast(value):
                     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
                         if {self.kind(node.left), self.kind(node.right)} == {"activated", "projected"}:
                             yield node
@@ -73,7 +74,7 @@ class _Flow:
 
     def assign(self, targets: list[ast.expr], kind: str) -> None:
         for target in targets:
-            for node in ast.walk(target):
+            for node in walk_ast(target):
                 if isinstance(node, ast.Name):
                     self.locals[node.id] = kind
 
@@ -101,7 +102,7 @@ class _Flow:
 
 
 def _makes_projection(value: ast.expr) -> bool:
-    calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
+    calls = (node for node in walk_ast(value) if isinstance(node, ast.Call))
     return any(_PROJECTION.search(_last_name(call.func)) for call in calls)
 
 

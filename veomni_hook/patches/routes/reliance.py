@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.routes.site import Site, Splice
 from veomni_hook.patches.text.document import Definition, Document, FunctionNode
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["covered", "relied_on"]
 
@@ -48,7 +49,7 @@ def relied_on(document: Document, site: Site) -> tuple[str, ...]:
     }
     if function is not None:
         ranges = covered(document, site)
-        inside = (node for node in ast.walk(function) if _lies_in(document, node, ranges))
+        inside = (node for node in walk_ast(function) if _lies_in(document, node, ranges))
         names.update(_uses(_referred(inside), owner, document))
     found: set[str] = set()
     pending = [*names, *site.relies_on]
@@ -59,7 +60,7 @@ def relied_on(document: Document, site: Site) -> tuple[str, ...]:
         found.add(name)
         body = _function(document, name)
         if body is not None:
-            pending += _uses(_referred(ast.walk(body)), name.rpartition(".")[0], document)
+            pending += _uses(_referred(walk_ast(body)), name.rpartition(".")[0], document)
     return tuple(sorted(found))
 
 

@@ -15,6 +15,7 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.runs import Run, loaded, put_together, target
 from veomni_hook.patches.structure.scope import bound_names
 from veomni_hook.patches.text.reindent import string_lines
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["guard"]
 
@@ -71,7 +72,7 @@ def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
 
 
 def _calls_module(run: Run, statement: ast.stmt) -> bool:
-    calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+    calls = (node.func for node in walk_ast(statement) if isinstance(node, ast.Call))
     receiver = run.function.args.args[0].arg
     return any(isinstance(each, ast.Attribute) and receiver in loaded([each.value]) for each in calls)
 

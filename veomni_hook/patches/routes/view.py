@@ -11,6 +11,7 @@ from veomni_hook.patches.text.document import Document, FunctionNode
 
 if TYPE_CHECKING:
     from veomni_hook.patches.graph.scope import Scope
+    from veomni_hook.patches.routes.site import Site
 
 __all__ = ["ModuleView"]
 
@@ -20,6 +21,8 @@ class ModuleView:
 
     def __init__(self, document: Document) -> None:
         self.document = document
+        #: What an idiom found that others ask for, by its op.
+        self.found: dict[str, tuple[Site, ...]] = {}
 
     @cached_property
     def scope(self) -> Scope:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from veomni_hook.patches.text.walk import walk_ast
+
 __all__ = ["initialised", "name_of_own", "statements_of_init"]
 
 
@@ -12,7 +14,7 @@ def statements_of_init(owner: ast.ClassDef) -> Iterator[ast.AST]:
     """Everything in the ``__init__`` that a class defines."""
     for method in owner.body:
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-            yield from ast.walk(method)
+            yield from walk_ast(method)
 
 
 def initialised(owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:

@@ -19,6 +19,7 @@ from veomni_hook.patches.structure.scope import bound_names, local_names, parame
 from veomni_hook.patches.structure.uses import global_uses
 from veomni_hook.patches.text.document import Document, FunctionNode
 from veomni_hook.patches.text.statements import module_statements
+from veomni_hook.patches.text.walk import child_nodes, walk_ast
 
 __all__ = ["CallSite", "Calls"]
 
@@ -122,8 +123,8 @@ class Calls:
 
     @cached_property
     def _parents(self) -> Mapping[ast.AST, ast.AST]:
-        nodes = (node for top in self._tops for node in ast.walk(top))
-        return {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+        nodes = (node for top in self._tops for node in walk_ast(top))
+        return {child: node for node in nodes for child in child_nodes(node)}
 
     def _classify(self, use: ast.expr, name: str) -> Iterator[CallSite]:
         place = self._holder(use)
@@ -180,11 +181,11 @@ class Calls:
         if not isinstance(around, _FUNCTIONS) or not all(isinstance(target, ast.Name) for target in targets):
             return False
         names = {target.id for target in targets if isinstance(target, ast.Name)}
-        if any(isinstance(node, ast.Global | ast.Nonlocal) for node in ast.walk(around)):
+        if any(isinstance(node, ast.Global | ast.Nonlocal) for node in walk_ast(around)):
             return False
         loads = [
             node
-            for node in ast.walk(around)
+            for node in walk_ast(around)
             if isinstance(node, ast.Name) and node.id in names and not isinstance(node.ctx, ast.Store)
         ]
         return all(self._is_callee(node) for node in loads)
@@ -208,7 +209,7 @@ class Calls:
             if each is not owner and not family & {getattr(base, "id", "") for base in each.bases}:
                 continue
             family.add(each.name)
-            for node in ast.walk(each):
+            for node in walk_ast(each):
                 if not isinstance(node, ast.Attribute) or node.attr != attribute:
                     continue
                 if not isinstance(node.ctx, ast.Load):
@@ -293,7 +294,7 @@ def _self_name(method: FunctionNode, owner: ast.ClassDef) -> str | None:
     name = given[0].arg
     stored = {
         node.id
-        for node in ast.walk(method)
+        for node in walk_ast(method)
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     }
     return None if name in stored else name

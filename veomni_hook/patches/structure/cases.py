@@ -7,13 +7,20 @@ canonical form follows them.
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Mapping
 
+from veomni_hook.patches.text.walk import walk_ast
+
 __all__ = ["Case"]
+
+_IN_PLACE = "scatter_add_"
 
 
 class Case(ast.NodeTransformer):
     """Writes a function for one case: tests that it decides are gone, list comprehensions are loops.
+
+    What it is given stays as it is; what changes is copied.
 
     Args:
         facts: tests as text, with their outcomes.
@@ -32,14 +39,22 @@ class Case(ast.NodeTransformer):
             if isinstance(statement, ast.If) and outcome is not None:
                 made += self.block(statement.body if outcome else statement.orelse)
                 continue
-            for name in ("body", "orelse"):
-                if inner := getattr(statement, name, None):
-                    setattr(statement, name, self.block(inner))
-            if not hasattr(statement, "body"):
-                self.visit(statement)
-            made += [*self.before, statement]
+            written = self._written(statement)
+            made += [*self.before, written]
             self.before = []
         return made
+
+    def _written(self, statement: ast.stmt) -> ast.stmt:
+        if hasattr(statement, "body"):
+            made = copy.copy(statement)
+            for name in ("body", "orelse"):
+                if inner := getattr(statement, name, None):
+                    setattr(made, name, self.block(inner))
+            return made
+        if not any(map(_is_rewritten, walk_ast(statement))):
+            return statement
+        written: ast.stmt = self.visit(copy.deepcopy(statement))
+        return written
 
     def outcome(self, test: ast.expr) -> bool | None:
         """What the facts say of a test."""
@@ -58,7 +73,7 @@ class Case(ast.NodeTransformer):
         """What is added to a tensor that nobody else has is added in a new one."""
         self.generic_visit(node)
         function = node.func
-        if isinstance(function, ast.Attribute) and function.attr == "scatter_add_":
+        if isinstance(function, ast.Attribute) and function.attr == _IN_PLACE:
             made = function.value
             if isinstance(made, ast.Call) and ast.unparse(made.func) == "torch.zeros":
                 function.attr = "scatter_add"
@@ -74,7 +89,11 @@ class Case(ast.NodeTransformer):
         empty, loop = ast.parse(f"{name} = ()\nfor each in (): {name} = {name} + (each,)").body
         assert isinstance(loop, ast.For)  # noqa: S101
         loop.target, loop.iter = generator.target, generator.iter
-        added = next(inner for inner in ast.walk(loop.body[0]) if isinstance(inner, ast.Tuple))
+        added = next(inner for inner in walk_ast(loop.body[0]) if isinstance(inner, ast.Tuple))
         added.elts = [node.elt]
         self.before += [empty, loop]
         return ast.copy_location(ast.Name(name, ast.Load()), node)
+
+
+def _is_rewritten(node: ast.AST) -> bool:
+    return isinstance(node, ast.ListComp) or (isinstance(node, ast.Attribute) and node.attr == _IN_PLACE)

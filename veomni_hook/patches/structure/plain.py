@@ -6,6 +6,8 @@ import ast
 import copy
 from collections.abc import Mapping
 
+from veomni_hook.patches.text.walk import child_nodes, walk_ast
+
 __all__ = ["Unclear", "binding", "chain", "holds", "is_plain", "substituted"]
 
 _PARTS = (
@@ -67,12 +69,12 @@ def is_plain(node: ast.AST) -> bool:
         looks = isinstance(function, ast.Attribute) and function.attr in _METHODS
         if not looks and not (isinstance(function, ast.Name) and function.id in _FUNCTIONS):
             return False
-    return all(is_plain(child) for child in ast.iter_child_nodes(node))
+    return all(is_plain(child) for child in child_nodes(node))
 
 
 def substituted(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
     """``node`` with names replaced by expressions; the very same node if there is nothing to replace."""
-    if not any(isinstance(inner, ast.Name) and inner.id in values for inner in ast.walk(node)):
+    if not any(isinstance(inner, ast.Name) and inner.id in values for inner in walk_ast(node)):
         return node
     replaced: ast.expr = _Substitution(values).visit(copy.deepcopy(node))
     return replaced
@@ -80,7 +82,7 @@ def substituted(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
 
 def holds(statement: ast.AST, node: ast.AST) -> bool:
     """Whether ``node`` is ``statement`` or a part of it."""
-    return any(inner is node for inner in ast.walk(statement))
+    return any(inner is node for inner in walk_ast(statement))
 
 
 def binding(statement: ast.stmt) -> tuple[str, ast.expr | None]:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from veomni_hook.patches.structure.scope import local_names
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.walk import child_nodes, walk_ast
 
 __all__ = ["Run", "at_hand", "blocks", "called", "loaded", "put_together", "replaced", "target"]
 
@@ -141,7 +142,7 @@ def put_together(
 
 def called(whole: ast.expr, kernel: str, name: str) -> ast.expr:
     """What a kernel is called with first, or under ``name``, in an expression of `put_together`."""
-    calls = (node for node in ast.walk(whole) if isinstance(node, ast.Call))
+    calls = (node for node in walk_ast(whole) if isinstance(node, ast.Call))
     call = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == kernel)
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None) or call.args[0]
 
@@ -220,7 +221,7 @@ def _computed(node: ast.AST, stop: Iterable[ast.AST] = ()) -> Iterator[ast.AST]:
     """What is computed in an expression, in order; not in the expressions of ``stop``."""
     if any(node is each for each in stop):
         return
-    for child in ast.iter_child_nodes(node):
+    for child in child_nodes(node):
         yield from _computed(child, stop)
     if isinstance(node, _COMPUTES):
         yield node
@@ -257,7 +258,7 @@ def _replace(node: _Node, old: _Node, new: _Node) -> _Node:
 
 
 def _opaque(node: ast.AST) -> bool:
-    return any(isinstance(each, _OPAQUE) for each in ast.walk(node))
+    return any(isinstance(each, _OPAQUE) for each in walk_ast(node))
 
 
 def loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]:
@@ -268,5 +269,5 @@ def loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]:
             continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             found.append(node.id)
-        found += loaded(ast.iter_child_nodes(node), skip)
+        found += loaded(child_nodes(node), skip)
     return found

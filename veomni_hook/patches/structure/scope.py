@@ -10,25 +10,15 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.walk import child_nodes, walk_ast
 
 __all__ = ["bound_names", "local_names", "nested_names", "parameter_names", "used_names"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Most nodes of a tree, which bind nothing; and the fields of the most frequent ones that hold nodes.
+# Most nodes of a tree, which bind nothing.
 _PLAIN = frozenset(
     {ast.Attribute, ast.Constant, ast.Call, ast.Expr, ast.Assign, ast.BinOp, ast.Subscript, ast.keyword}
 )
-_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
-    ast.Name: (),
-    ast.Constant: (),
-    ast.Attribute: ("value",),
-    ast.Subscript: ("value", "slice"),
-    ast.Tuple: ("elts",),
-    ast.List: ("elts",),
-    ast.Starred: ("value",),
-    ast.keyword: ("value",),
-    ast.BinOp: ("left", "right"),
-}
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -54,7 +44,7 @@ def bound_names(nodes: Iterable[ast.AST]) -> set[str]:
     """Every name that the code binds in any scope: comprehension variables and nested parameters too."""
     names: set[str] = set()
     for root in nodes:
-        for node in _walk(root):
+        for node in walk_ast(root):
             names.update([node.arg] if isinstance(node, ast.arg) else _binds(node))
     return names
 
@@ -62,9 +52,9 @@ def bound_names(nodes: Iterable[ast.AST]) -> set[str]:
 def nested_names(tree: ast.Module) -> set[str]:
     """Every name that the code binds in a scope inside it: comprehensions, lambdas, functions, classes."""
     names: set[str] = set()
-    for node in _walk(tree):
+    for node in walk_ast(tree):
         if isinstance(node, (*_FUNCTIONS, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)):
-            names |= bound_names(ast.iter_child_nodes(node))
+            names |= bound_names(child_nodes(node))
     return names
 
 
@@ -72,7 +62,7 @@ def used_names(nodes: Iterable[ast.AST]) -> set[str]:
     """Every name that the code reads or binds in any scope; attributes and keywords are no names."""
     names: set[str] = set()
     for root in nodes:
-        for node in _walk(root):
+        for node in walk_ast(root):
             if isinstance(node, ast.Name):
                 names.add(node.id)
             elif isinstance(node, ast.arg):
@@ -82,26 +72,6 @@ def used_names(nodes: Iterable[ast.AST]) -> set[str]:
             else:
                 names.update(_binds(node))
     return names
-
-
-def _walk(root: ast.AST) -> Iterator[ast.AST]:
-    """`ast.walk` in no particular order and without contexts, which are a third of all nodes."""
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        yield node
-        todo += _children(node)
-
-
-def _children(node: ast.AST) -> list[ast.AST]:
-    found: list[ast.AST] = []
-    for name in _FIELDS.get(type(node), node._fields):
-        value = getattr(node, name, None)
-        if type(value) is list:
-            found += [item for item in value if isinstance(item, ast.AST)]
-        elif isinstance(value, ast.AST):
-            found.append(value)
-    return found
 
 
 def _binds(node: ast.AST) -> Iterator[str]:
@@ -140,6 +110,6 @@ def _own_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         elif isinstance(node, _COMPREHENSIONS):
             todo.append(node.generators[0].iter)
             # A walrus in a comprehension binds in the function around it.
-            yield from (inner.target for inner in _walk(node) if isinstance(inner, ast.NamedExpr))
+            yield from (inner.target for inner in walk_ast(node) if isinstance(inner, ast.NamedExpr))
         else:
-            todo += _children(node)
+            todo += child_nodes(node)

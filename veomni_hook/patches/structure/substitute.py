@@ -19,6 +19,7 @@ from veomni_hook.patches.structure.fingerprint import serialise
 from veomni_hook.patches.structure.pattern import Capture, capture_name
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Edit, apply_edits
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["Place", "find_places", "means", "substitute", "swapped"]
 
@@ -132,7 +133,7 @@ _USES = {
 
 def _places(node: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> Iterator[Place]:
     if isinstance(node, ast.JoinedStr):
-        for inner in ast.walk(node):
+        for inner in walk_ast(node):
             name = _name(inner, holes=holes)
             if name in captures and isinstance(inner, ast.expr):
                 yield Place(name, inner, in_string=True)
@@ -250,7 +251,7 @@ def _kept(item: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Sequence[Any]:
 
 def _refuse_repeated_keywords(text: str, *, where: str, target: str) -> None:
     # The parser lets a repeated keyword pass; only compiling the whole module would complain.
-    for node in ast.walk(ast.parse(text)):
+    for node in walk_ast(ast.parse(text)):
         if isinstance(node, ast.Call):
             names = [keyword.arg for keyword in node.keywords if keyword.arg is not None]
             twice = sorted({name for name in names if names.count(name) > 1})

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.structure.scope import local_names, parameter_names
+from veomni_hook.patches.text.walk import child_nodes, walk_ast
 
 __all__ = ["Use", "global_bindings", "global_uses", "has_star_import"]
 
@@ -37,7 +38,7 @@ def global_bindings(tree: ast.Module) -> set[str]:
     """Every name that the module binds at its top level or by ``global``, in branches too."""
     module = ast.FunctionDef(name="", args=_no_arguments(), body=tree.body, decorator_list=[])
     names = local_names(module)
-    for node in ast.walk(tree):
+    for node in walk_ast(tree):
         if isinstance(node, ast.Global):
             names.update(node.names)
     return names
@@ -47,7 +48,7 @@ def has_star_import(tree: ast.Module) -> bool:
     """Whether the module takes names from another that cannot be told from its text."""
     return any(
         alias.name == "*"
-        for node in ast.walk(tree)
+        for node in walk_ast(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     )
@@ -67,17 +68,17 @@ def _uses(node: ast.AST, visible: frozenset[str], wanted: frozenset[str]) -> Ite
         outside = [*node.decorator_list, *arguments.defaults, *(d for d in arguments.kw_defaults if d)]
         yield from _each(outside, visible, wanted)
         yield from _annotations(node, visible, wanted)
-        declared = {name for n in ast.walk(node) if isinstance(n, ast.Global) for name in n.names}
+        declared = {name for n in walk_ast(node) if isinstance(n, ast.Global) for name in n.names}
         inner = (visible - local_names(node)) | (declared & wanted)
         yield from _each(node.body, inner, wanted)
     elif isinstance(node, ast.Lambda):
         yield from _each([*node.args.defaults, *(d for d in node.args.kw_defaults if d)], visible, wanted)
         yield from _uses(node.body, visible - parameter_names(node), wanted)
     elif isinstance(node, _COMPREHENSIONS):
-        bound = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
+        bound = {n.id for g in node.generators for n in walk_ast(g.target) if isinstance(n, ast.Name)}
         yield from _uses(node.generators[0].iter, visible, wanted)
         inner = visible - bound
-        parts = [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.comprehension)]
+        parts = [child for child in child_nodes(node) if not isinstance(child, ast.comprehension)]
         yield from _each(parts, inner, wanted)
         for number, generator in enumerate(node.generators):
             yield from _each([*([generator.iter] if number else []), *generator.ifs], inner, wanted)
@@ -85,7 +86,7 @@ def _uses(node: ast.AST, visible: frozenset[str], wanted: frozenset[str]) -> Ite
         yield from _annotation(node.annotation, visible, wanted)
         yield from _each([n for n in (node.target, node.value) if n is not None], visible, wanted)
     else:
-        yield from _each(ast.iter_child_nodes(node), visible, wanted)
+        yield from _each(child_nodes(node), visible, wanted)
 
 
 def _each(nodes: Iterable[ast.AST], visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
@@ -128,7 +129,7 @@ def _outside_literals(node: ast.AST) -> Iterator[ast.AST]:
         named = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")
         if named == "Literal":
             return
-    for child in ast.iter_child_nodes(node):
+    for child in child_nodes(node):
         yield from _outside_literals(child)
 
 

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from veomni_hook.patches.text.document import Document, FunctionNode, has_docstring
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["Place", "at_start", "before"]
 
@@ -85,7 +86,7 @@ def _above_comments(document: Document, function: FunctionNode, start: int) -> i
     indent = document.source[line:start]
     number = document.lineno(line)
     # A line of a string may look like a comment; all code above has ended at `floor`.
-    ends = (getattr(node, "end_lineno", 0) for node in ast.walk(function))
+    ends = (getattr(node, "end_lineno", 0) for node in walk_ast(function))
     floor = max((end for end in ends if end < number), default=0)
     while number - 1 > floor and document.source.startswith(
         f"{indent}#", above := document.line_start(line - 1)

@@ -10,6 +10,7 @@ from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.text.items import remove_items
 from veomni_hook.patches.text.names import listed, nearest
 from veomni_hook.patches.text.statements import blocks, module_statements, removal
+from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.targets import top_level
 
 __all__ = ["plan_exclusions"]
@@ -75,14 +76,14 @@ def _check_alone(plan: Plan, index: int, node: ast.AST, names: dict[str, int]) -
 def _bound(node: ast.AST) -> list[str]:
     if not isinstance(node, ast.Assign):
         return []
-    return [n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+    return [n.id for target in node.targets for n in walk_ast(target) if isinstance(n, ast.Name)]
 
 
 def _filter_all(plan: Plan, names: dict[str, int]) -> None:
     for statement in module_statements(plan.document.tree):
         if not _concerns_all(statement):
             continue
-        for found in ast.walk(statement):
+        for found in walk_ast(statement):
             if isinstance(found, ast.List | ast.Tuple | ast.Set) and found.elts:
                 dropped = dict(_named(found, names))
                 is_tuple = isinstance(found, ast.Tuple)

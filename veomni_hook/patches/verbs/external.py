@@ -19,6 +19,8 @@ from veomni_hook.patches.text.names import listed, nearest
 if TYPE_CHECKING:
     from veomni_hook.patches.plan import Plan
 
+from veomni_hook.patches.text.walk import walk_ast
+
 __all__ = ["external_import", "known_names"]
 
 
@@ -82,7 +84,7 @@ def known_names(module: str) -> set[str] | None:
     names = global_bindings(tree)
     replaces_itself = any(
         isinstance(node, ast.Attribute) and node.attr == "modules" and isinstance(node.value, ast.Name)
-        for node in ast.walk(tree)
+        for node in walk_ast(tree)
     )
     if "__getattr__" in names or replaces_itself:
         return set()
@@ -96,7 +98,7 @@ def _starred(tree: ast.Module, module: str, spec: ModuleSpec) -> set[str] | None
     if not has_star_import(tree):
         return names
     package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node in walk_ast(tree):
         if not isinstance(node, ast.ImportFrom) or node.names[0].name != "*":
             continue
         parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []

@@ -21,6 +21,7 @@ from veomni_hook.patches.text.names import listed
 from veomni_hook.patches.text.placement import Place, at_start, before
 from veomni_hook.patches.text.reindent import reindent
 from veomni_hook.patches.text.source import function_body
+from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.inplace import (
     check_body,
     effects,
@@ -137,7 +138,7 @@ def _check_names(
 
 
 def _check_statements(tree: ast.Module, function: FunctionNode, refuse: dict[str, str]) -> None:
-    for node in ast.walk(tree):
+    for node in walk_ast(tree):
         forbidden = isinstance(node, ast.Yield | ast.YieldFrom | ast.Global | ast.Nonlocal)
         waits = isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)
         if forbidden or (waits and not isinstance(function, ast.AsyncFunctionDef)):

@@ -19,6 +19,7 @@ from veomni_hook.patches.text.names import listed, nearest
 from veomni_hook.patches.text.reindent import reindent
 from veomni_hook.patches.text.source import read_snippet
 from veomni_hook.patches.text.synthesise import render
+from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.signature import check_signature
 from veomni_hook.patches.verbs.targets import members
 
@@ -51,7 +52,7 @@ def plan_own_init(plan: Plan, index: int, node: ast.ClassDef) -> None:
     """
     document = plan.document
     own = members(node)["__init__"]
-    holder = next(child for child in node.body if any(inner is own for inner in ast.walk(child)))
+    holder = next(child for child in node.body if any(inner is own for inner in walk_ast(child)))
     if not document.begins_line(holder):
         raise PatchTargetError(
             f"__init__ of {plan.steps[index].target} stands in one line with other code",
@@ -125,7 +126,7 @@ def init_factory(plan: Plan, index: int, original: ast.stmt | None) -> str:
     if not given:
         raise wrong(f"{function.name} takes no original_init")
     first = given[0].arg
-    if not any(isinstance(n, ast.Name) and n.id == first for child in function.body for n in ast.walk(child)):
+    if not any(isinstance(n, ast.Name) and n.id == first for child in function.body for n in walk_ast(child)):
         raise wrong(f"{function.name} never calls {first}, so upstream's __init__ would be lost")
     text = apply_edits(document.source, _as_init(document, function))
     try:

@@ -17,6 +17,7 @@ from veomni_hook.patches.structure.pattern import Capture
 from veomni_hook.patches.text.document import Definition, Document, FunctionNode
 from veomni_hook.patches.text.edit import Edit
 from veomni_hook.patches.text.names import listed
+from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.targets import resolve
 
 __all__ = [
@@ -74,7 +75,7 @@ def refuse_names(names: Iterable[str], what: str, *, fix: str, where: str, targe
 
 def effects(capture: Capture, kinds: tuple[type[ast.AST], ...]) -> bool:
     """Whether the captured code holds a node of one of ``kinds``, which must not run twice."""
-    return any(isinstance(node, kinds) for root in capture.nodes for node in ast.walk(root))
+    return any(isinstance(node, kinds) for root in capture.nodes for node in walk_ast(root))
 
 
 def marker(definition: Definition, patch: Patch, config: str) -> str:
@@ -88,7 +89,7 @@ def mark_statement(document: Document, function: FunctionNode, offset: int, inde
     """A comment line above the innermost statement that holds ``offset`` and begins a line of its own."""
     line = document.lineno(offset)
     best: ast.AST = function
-    for node in ast.walk(function):
+    for node in walk_ast(function):
         if isinstance(node, ast.stmt) and document.begins_line(node):
             first, last = document.lineno(document.span(node)[0]), node.end_lineno or 0
             if first <= line <= last and document.span(node)[0] >= document.span(best)[0]:

@@ -18,6 +18,7 @@ from veomni_hook.patches.text.document import Document, FunctionNode
 from veomni_hook.patches.text.edit import Edit, apply_edits
 from veomni_hook.patches.text.names import listed
 from veomni_hook.patches.text.reindent import reindent
+from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.inplace import (
     check_body,
     effects,
@@ -91,7 +92,7 @@ def _parse(text: str, pattern: Pattern) -> Document:
 
 
 def _check_replacement(replacement: Document, function: FunctionNode, pattern: Pattern) -> None:
-    holes = {name for node in ast.walk(replacement.tree) if (name := capture_name(node)) is not None}
+    holes = {name for node in walk_ast(replacement.tree) if (name := capture_name(node)) is not None}
     refuse_names(
         holes - pattern.captures.keys(),
         f"the replacement uses captures that the pattern does not make ({listed(sorted(pattern.captures))})",

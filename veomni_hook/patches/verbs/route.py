@@ -16,6 +16,7 @@ from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.structure.scope import bound_names, local_names, used_names
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.names import listed
+from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.inplace import mark_statement
 
 __all__ = ["plan_routes"]
@@ -92,7 +93,7 @@ def _taken(plan: Plan, site: Site) -> set[str]:
     for splice in site.splices:
         if not splice.marker and (tree := _parsed(splice.text)) is not None:
             bound |= bound_names([tree])
-            conditions |= {n.target.id for n in ast.walk(tree) if isinstance(n, ast.NamedExpr)}
+            conditions |= {n.target.id for n in walk_ast(tree) if isinstance(n, ast.NamedExpr)}
     taken: set[str] = set()
     for definition in plan.document.find(site.target):
         node = definition.node

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from veomni_hook.errors import SignatureError
 from veomni_hook.patches.text.document import Document, FunctionNode
 from veomni_hook.patches.text.names import listed
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["check_signature"]
 
@@ -114,7 +115,7 @@ def _given(call: ast.Call, before: _Parameters, after: _Parameters) -> Iterator[
 def _calls(document: Document, name: str, owner: str) -> Iterator[ast.Call]:
     """Calls in the module that may mean the function: by its name, or by what holds an instance."""
     holders = _holders(document, owner.rpartition(".")[2]) if owner and name == "forward" else set()
-    for node in ast.walk(document.tree):
+    for node in walk_ast(document.tree):
         if not isinstance(node, ast.Call):
             continue
         function = node.func
@@ -130,7 +131,7 @@ def _calls(document: Document, name: str, owner: str) -> Iterator[ast.Call]:
 def _holders(document: Document, owner: str) -> set[str]:
     """Attributes to which a call of the class is assigned: ``self.attn = Attention(config)``."""
     found: set[str] = set()
-    for node in ast.walk(document.tree):
+    for node in walk_ast(document.tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             function = node.value.func
             if isinstance(function, ast.Name) and function.id == owner:
