@@ -7,14 +7,20 @@ from pathlib import Path
 import pytest
 
 from scripts import releases
-from scripts.releases import REQUIRED, judged, shortfalls, table, wheel
+from scripts.releases import REQUIRED, frozen, judged, losses, shortfalls, table, wheel
+from veomni_hook.patches.coverage import ROUTED, Row, Total
 
 
-def totals(**shares: float) -> dict[str, dict[str, object]]:
-    found = {op: {"op": op, "share": 100.0, "routed": 10, "candidates": 10} for op in REQUIRED}
-    return found | {
-        op: {"op": op, "share": share, "routed": 9, "candidates": 10} for op, share in shares.items()
+def totals(**shares: float) -> dict[str, Total]:
+    given = dict.fromkeys(REQUIRED, 100.0) | shares
+    return {
+        op: Total(op, candidates=1000, routed=round(10 * share), unbound=0, missed=0)
+        for op, share in given.items()
     }
+
+
+def row(op: str, variant: str = "", status: str = ROUTED) -> Row:
+    return Row("m", "t", op, variant, status, "")
 
 
 def test_the_newest_release_has_to_keep_the_promise() -> None:
@@ -38,11 +44,11 @@ def test_an_op_that_is_not_there_is_too_low() -> None:
 def test_the_table_has_a_column_for_each_release() -> None:
     found = {
         "1": totals(rms_norm=90.0),
-        "2": totals() | {"new": {"share": 100.0, "routed": 0, "candidates": 0}},
+        "2": totals() | {"new": Total("new", candidates=0, routed=0, unbound=0, missed=0)},
     }
     lines = table(found)
     assert lines[:2] == ["| op | 1 | 2 |", "|---|---|---|"]
-    assert "| rms_norm | 90.0 (9/10) | 100.0 (10/10) |" in lines and "| new | - | - |" in lines
+    assert "| rms_norm | 90.0 (900/1000) | 100.0 (1000/1000) |" in lines and "| new | - | - |" in lines
 
 
 def test_a_wheel_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +69,9 @@ def test_a_release_in_which_something_fails_has_no_figures(tmp_path: Path) -> No
     path = tmp_path / "some.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("transformers/models/tiny/modeling_tiny.py", "def f(:\n")
-    with pytest.raises(SystemExit, match=r"some\.whl ended with status 1"):
+    with pytest.raises(
+        SystemExit, match=r"some\.whl: transformers\.models\.tiny\.modeling_tiny: .*cannot be parsed"
+    ):
         judged(path)
 
 
@@ -72,4 +80,29 @@ def test_a_wheel_is_judged_as_it_is(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("transformers/__init__.py", "__version__ = '5.9.9'\n")
         archive.writestr("transformers/models/tiny/modeling_tiny.py", "x = 1\n")
-    assert all(total["candidates"] == 0 for total in judged(path).values())
+    assert judged(path) == []
+
+
+def test_a_release_that_nobody_has_looked_at() -> None:
+    rows = {
+        "5.9.0": [row("rotary", "half_split")],
+        releases.FROZEN: [row("rotary", "pairs|half_split")],
+        "5.20.2": [
+            row("rotary", "pairs"),
+            row("rotary", "new"),
+            row("rotary", "pairs|new"),
+            row("rotary", status="missed"),
+        ],
+        "5.22.2": [row("rms_norm", "pairs")],
+    }
+    found = frozen(rows)
+    assert list(found) == ["5.20.2", "5.22.2"]
+    assert (found["5.20.2"]["rotary"].routed, found["5.20.2"]["rotary"].missed) == (1, 3)
+    assert found["5.22.2"]["rms_norm"].routed == 0, "a variant belongs to its op"
+
+
+def test_what_it_may_lose() -> None:
+    unseen = {"5.22.2": totals(rms_norm=97.9, moe_experts=94.0)}
+    assert losses(totals(), unseen) == [
+        "rms_norm in 5.22.2 with the formulas of 5.17.0: 97.9 %, 100.0 % there"
+    ]
