@@ -53,3 +53,14 @@ def test_what_yields_to_a_users_config(veomni: Command, tmp_path: Path) -> None:
     assert yielded["target"] == "Qwen3MLP.forward" and "mine" in yielded["reason"]
     verdicts = veomni("check", "qwen3", "--json", VEOMNI_PATCHES="mine").json
     assert sorted({v["verdict"] for v in verdicts}) == ["applies", "yields"]
+
+
+def test_what_is_not_routed_is_told_once(veomni: Command) -> None:
+    done = veomni("explain", "nllb_moe", "--fast")
+    assert done.out.count("not routed") == done.out.count("NllbMoeExperts.forward") == 1
+
+
+def test_what_is_not_routed_is_told_where_nothing_else_applies(veomni: Command) -> None:
+    facts = veomni("explain", "convnext", "--json", "--fast").json
+    assert not facts["applied"] and {row["status"] for row in facts["missed"]} == {"missed"}
+    assert veomni("explain", "convnext", "--json", "--fast", VEOMNI_IDIOMS="0").json["missed"] == []

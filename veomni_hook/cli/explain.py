@@ -39,7 +39,6 @@ def explain(
     _section("applied", ("lines", "kind", "target", "reason", "config"), patches)
     _section("yielded", ("kind", "target", "reason", "config"), facts["yielded"])
     _section("not routed", ("status", "op", "target", "reason"), facts["missed"])
-    _section("not routed", ("op", "target", "status", "reason"), facts["missed"])
     _section("kernel slots", ("name", "op", "variant", "kernel", "decisions"), facts["slots"])
     output.emit_heading("\nleft as installed")
     output.emit(f"  {', '.join(facts['untouched']) or 'nothing'}\n")
@@ -63,7 +62,7 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
     if found.report is None:
         distribution = found.module.partition(".")[0]
         facts.update(distribution=distribution, version=_version(distribution), untouched=_definitions(found))
-        return {**facts, "applied": [], "yielded": [], "slots": [], "missed": []}
+        return {**facts, "applied": [], "yielded": [], "slots": [], "missed": _missed(found)}
     facts.update(found.report.to_dict())
     if select and facts["slots"]:
         from veomni_hook.cli.kernels import chosen_for

@@ -442,6 +442,12 @@ def test_near_misses_of_other_experts(source, change):
     reason_of(changed(source, change))
 
 
+def test_an_instance_with_another_name():
+    # The reader and the guard's text say self.
+    source = re.sub(r"\bself\b", "this", MODULES)
+    assert "another name than self" in reason_of(source)
+
+
 def test_identity_without_a_module():
     source = changed(OR_IDENTITY, ("self.same(state)", "state"))
     assert site_of(source).variant == "gated_or_identity"

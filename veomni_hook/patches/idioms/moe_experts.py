@@ -151,6 +151,8 @@ def _recognised(
     form = canonical(forward, view.scope, owner)
     if isinstance(form, Unknown):
         raise _Miss(f"it is not followed: {form.reason} (line {form.lineno})")
+    if form.receiver != "self":
+        raise _Miss("its instance has another name than self")
     if all(node.op != "loop" for node in walk(form.result)):
         return _as_a_whole(form)
     try:
