@@ -96,6 +96,35 @@ def test_the_routed_call_is_the_upstream_one(name, mask, choose):
     assert scope[f"veomni_load_balancing_loss_{VARIANTS[name]}"].outcome(model).backend == "reference"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (
+            "def load_balancing_loss_func(",
+            "@torch.no_grad()\ndef load_balancing_loss_func(",
+            "it is decorated with torch.no_grad()",
+        ),
+        (
+            "class SomeForCausalLM",
+            "load_balancing_loss_func = torch.no_grad()(load_balancing_loss_func)\nclass SomeForCausalLM",
+            "not the only definition",
+        ),
+        (
+            "class SomeForCausalLM",
+            "def load_balancing_loss_func(*_): return 0\nclass SomeForCausalLM",
+            "not the only definition",
+        ),
+    ],
+    ids=["decorated", "bound again", "defined again"],
+)
+def test_what_is_called_is_not_the_function_that_was_read(old, new, reason):
+    text = module(next(iter(VARIANTS)))
+    assert text.count(old) == 1
+    (missed,) = (site for site in sites(text.replace(old, new)) if site.counted)
+    assert (missed.status, missed.splices) == (Status.MISSED, ())
+    assert reason in missed.reason
+
+
 @pytest.mark.parametrize("nothing", [None, [torch.randn(18, 5)]], ids=["none", "a list"])
 def test_zero_without_a_tuple(nothing, choose):
     choose("load_balancing_loss=reference")

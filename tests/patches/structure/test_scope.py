@@ -6,6 +6,7 @@ from veomni_hook.patches.structure.scope import (
     bound_names,
     local_names,
     nested_names,
+    own_names,
     parameter_names,
     used_names,
 )
@@ -59,6 +60,11 @@ def test_bound_names_are_those_of_every_scope() -> None:
 def test_used_names_are_bound_or_read_but_no_attributes_and_keywords() -> None:
     read = set("d0 d1 aa T dd ee gg ii oo ww yy ac ae ag ai".split())
     assert used_names([FUNCTION]) == LOCALS | INNER | {"f", "g"} | read
+
+
+def test_own_names_are_bound_where_the_statements_stand() -> None:
+    tree = ast.parse("x = [y for y in x]\nz = lambda a: (b := a)\n[(c := d) for d in x]\ndef f(e): g = 1\n")
+    assert own_names(tree.body) == set("xzcf")
 
 
 def test_nested_names_are_bound_in_scopes_inside() -> None:

@@ -222,6 +222,8 @@ def test_which_bindings_disturb_upstream(
         ("return kernel(x * 2)", "(kernel := x)", True),
         ("return self.kernel(x * 2)", "(kernel := x)", False),
         ("return kernel(x * 2)", "slot.kernel(x)", False),
+        ("return kernel(x * 2)", "sum(kernel for kernel in x)", False),
+        ("return kernel(x * 2)", "slot(lambda kernel: kernel)", False),
     ],
 )
 def test_what_an_expression_may_bind(patched: Any, idioms: Any, body: str, splice: str, taken: bool) -> None:

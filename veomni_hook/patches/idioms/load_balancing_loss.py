@@ -96,6 +96,11 @@ def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite
 
 def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec] | Difference:
     """The digest of a function that computes the loss, and the slot for its calls."""
+    if function.decorator_list:
+        text = f"it is decorated with {ast.unparse(function.decorator_list[0])}"
+        return Difference(text, 0.0, function.lineno)
+    if view.scope.functions.get(function.name) is not function:
+        return Difference("it is not the only definition of its name", 0.0, function.lineno)
     forms = _forms(function, view.scope)
     if isinstance(forms, Unknown):
         return Difference(f"{forms.reason} (line {forms.lineno})", 0.0, forms.lineno)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.walk import child_nodes, walk_ast
 
-__all__ = ["bound_names", "local_names", "nested_names", "parameter_names", "used_names"]
+__all__ = ["bound_names", "local_names", "nested_names", "own_names", "parameter_names", "used_names"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Most nodes of a tree, which bind nothing.
@@ -47,6 +47,11 @@ def bound_names(nodes: Iterable[ast.AST]) -> set[str]:
         for node in walk_ast(root):
             names.update([node.arg] if isinstance(node, ast.arg) else _binds(node))
     return names
+
+
+def own_names(statements: Iterable[ast.stmt]) -> set[str]:
+    """Every name that statements bind in the scope where they stand; a walrus in a comprehension does."""
+    return {name for node in _own_scope(statements) for name in _binds(node)}
 
 
 def nested_names(tree: ast.Module) -> set[str]:

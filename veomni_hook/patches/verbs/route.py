@@ -13,7 +13,7 @@ from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.report import one_line
 from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.spec import PatchType
-from veomni_hook.patches.structure.scope import bound_names, local_names, used_names
+from veomni_hook.patches.structure.scope import local_names, own_names, used_names
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.names import listed
 from veomni_hook.patches.text.walk import walk_ast
@@ -92,7 +92,8 @@ def _taken(plan: Plan, site: Site) -> set[str]:
     bound: set[str] = set()
     for splice in site.splices:
         if not splice.marker and (tree := _parsed(splice.text)) is not None:
-            bound |= bound_names([tree])
+            # What comprehensions and lambdas bind, they bind for themselves.
+            bound |= own_names(tree.body)
             conditions |= {n.target.id for n in walk_ast(tree) if isinstance(n, ast.NamedExpr)}
     taken: set[str] = set()
     for definition in plan.document.find(site.target):
