@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tests.proof.runner import Verdict, modules, prove
+from tests.proof.runner import OUTCOMES, Verdict, modules, prove
 
 
 def main(
@@ -32,17 +32,20 @@ def main(
             progress.update(task, advance=1, description=name.rpartition(".")[2])
             verdicts += found
     verdicts.sort(key=lambda verdict: (verdict.module, verdict.target, verdict.op))
-    table = Table("op", "variant", "sites", "equal", "rounding", "differs", "unbuildable")
+    table = Table("op", "variant", "sites", *OUTCOMES, "with gradients")
     counts = Counter((v.op, v.variant, v.outcome) for v in verdicts)
-    for name, variant in sorted({(v.op, v.variant) for v in verdicts}):
-        row = [counts[name, variant, outcome] for outcome in ("equal", "rounding", "differs", "unbuildable")]
-        table.add_row(name, variant, *map(str, (sum(row), *row)))
-    Console().print(table)
+    compared = Counter((v.op, v.variant) for v in verdicts if v.gradients)
+    for key in sorted({(v.op, v.variant) for v in verdicts}):
+        row = [counts[*key, outcome] for outcome in OUTCOMES]
+        table.add_row(*key, *map(str, (sum(row), *row, compared[key])))
+    Console(width=160).print(table)
     failures = [verdict for verdict in verdicts if verdict.failed]
     for verdict in failures:
         print(
             f"{verdict.outcome}: {verdict.module} {verdict.target} {verdict.op}/{verdict.variant}: {verdict.detail}"
         )
+    by_text = sum(not verdict.gradients for verdict in verdicts) - len(failures)
+    print(f"gradients compared at {compared.total()} sites, {by_text} bound calls compared by text")
     print(f"{len(verdicts)} routed sites, {len(failures)} without proof")
     if output is not None:
         output.write_text(json.dumps([v.to_dict() for v in verdicts], indent=1) + "\n", encoding="utf-8")

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import typing
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.proof.configs import Small
+from tests.proof.configs import HIDDEN, Small
 
 __all__ = ["Unbuildable", "build", "randomise", "real_config", "value_for"]
+
+
+#: Arguments of a constructor of which nothing but the type is known.
+PLAIN: dict[str, Any] = {"int": HIDDEN, "float": 1.5, "bool": False}
+
+#: Attributes at whose usual values a formula without them would look the same: names, from which value, another.
+TELLING: tuple[tuple[str, Callable[[float], bool], float], ...] = (
+    (r"(^|_)eps(ilon)?$", lambda value: value < 1e-2, 0.05),
+    (r"limit", lambda value: value > 1, 0.7),
+    (r"scal", lambda value: value == 1, 1.5),
+)
 
 
 class Unbuildable(Exception):
@@ -62,11 +75,13 @@ def value_for(name: str, parameter: inspect.Parameter, module: Any, owner: str, 
         if config is not None:
             return config
         return Small(real_config(parameter.annotation, module) or family_config(module, owner))
-    if name in ("layer_idx", "layer_id", "idx", "index"):
+    if re.search(r"(^|_)(idx|id|index)$", name):
         return 0
     if name in ("device", "dtype"):
         return None
-    return getattr(Small(), name)
+    found = getattr(Small(), name)
+    annotation = str(getattr(parameter.annotation, "__name__", parameter.annotation)).partition(" |")[0]
+    return PLAIN.get(annotation) if found is None else found
 
 
 def build(cls: type[nn.Module], config: Any = None, *, optional: bool = False, **given: Any) -> nn.Module:
@@ -91,9 +106,19 @@ def build(cls: type[nn.Module], config: Any = None, *, optional: bool = False, *
         else:
             arguments[name] = value_for(name, parameter, module, cls.__name__, config)
     try:
-        return randomise(cls(**arguments)).eval()
+        return telling(randomise(cls(**arguments))).eval()
     except Exception as error:
         raise Unbuildable(f"{cls.__name__}({arguments}): {type(error).__name__}: {error}") from error
+
+
+def telling(built: nn.Module) -> nn.Module:
+    """Give numbers that hardly matter at their usual values others, with which they do."""
+    for part in built.modules():
+        for name, value in list(vars(part).items()):
+            for pattern, usual, other in TELLING:
+                if isinstance(value, float) and re.search(pattern, name) and usual(value):
+                    setattr(part, name, other)
+    return built
 
 
 def randomise(built: nn.Module, seed: int = 0) -> nn.Module:

@@ -3,52 +3,83 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.proof.build import Unbuildable
 from tests.proof.compare import Differs
+from tests.proof.provers import Proof, Unreached
 
-__all__ = ["definition", "prove_call_site"]
+__all__ = ["prove_call_site"]
 
 
-def prove_call_site(site: Any, module: Any) -> str:
-    """A bound call is upstream's call of upstream's function, with ``slot.at(owner, ...)`` around its callee."""
+def prove_call_site(site: Any, module: Any, variants: Mapping[str, str]) -> Proof:
+    """A bound call is upstream's call of upstream's function, with ``slot.at(owner, ...)`` around its callee.
+
+    ``variants`` are the variants for which functions of the module are proved, by their names.
+    """
     loader: Any = module.__spec__.loader
-    patched, upstream = (
-        definition(ast.parse(Path(path).read_text(encoding="utf-8")), site.target)
-        for path in (module.__file__, loader.upstream)
-    )
-    slots = {slot.name for slot in site.slots}
-    bound = _Unbound(slots)
-    unbound = bound.visit(patched)
-    if not bound.seen:
-        raise Unbuildable("no call is bound")
-    if ast.dump(unbound) != ast.dump(upstream) and not _only_inserted(unbound, upstream):
-        raise Differs("the patched definition is not upstream's around its bound calls")
-    return "equal"
+    upstream = Path(loader.upstream).read_text(encoding="utf-8")
+    edited = ast.parse(_spliced(upstream, site.splices))
+    bound = _Calls({slot.name for slot in site.slots})
+    bound.visit(definition(edited, site.target))
+    if not bound.found:
+        raise Unreached("no call is bound")
+    if ast.dump(_Unbound(bound.slots).visit(edited)) != ast.dump(ast.parse(upstream)):
+        raise Differs("what the site edits is not upstream's around its bound calls")
+    # Edits of all sites together: the calls are still there.
+    patched = _Calls(bound.slots)
+    patched.visit(definition(ast.parse(Path(module.__file__).read_text(encoding="utf-8")), site.target))
+    if bound.found - patched.found:
+        raise Unreached("the patched module lacks a bound call")
+    for callee in bound.callees:
+        function = getattr(module, callee, None)
+        if getattr(function, "__module__", None) != module.__name__:
+            raise Unreached(f"{callee} is of another module, where a slot does not ask kernels")
+        if site.variant not in variants.get(callee, "").split("|"):
+            raise Unreached(f"{callee} is not proved to be {site.variant}")
+    return Proof(bitwise=True, gradients=0)
+
+
+def _spliced(source: str, splices: Any) -> str:
+    for splice in sorted(splices, key=lambda splice: splice.start, reverse=True):
+        source = source[: splice.start] + splice.text + source[splice.end :]
+    return source
+
+
+def _callee(node: ast.Call, slots: set[str]) -> ast.expr | None:
+    """What a call binds to one of the slots, or None."""
+    function = node.func
+    if isinstance(function, ast.Attribute) and function.attr == "at" and isinstance(function.value, ast.Name):
+        if function.value.id in slots and len(node.args) == 2 and not node.keywords:
+            return node.args[1]
+    return None
+
+
+class _Calls(ast.NodeVisitor):
+    """Counts bound calls, with all their arguments."""
+
+    def __init__(self, slots: set[str]) -> None:
+        self.slots = slots
+        self.found: Counter[str] = Counter()
+        self.callees: set[str] = set()
+
+    def visit_Call(self, node: ast.Call) -> None:
+        callee = _callee(node.func, self.slots) if isinstance(node.func, ast.Call) else None
+        if callee is not None:
+            self.found[ast.dump(node)] += 1
+            self.callees.add(ast.unparse(callee))
+        self.generic_visit(node)
 
 
 class _Unbound(ast.NodeTransformer):
     def __init__(self, slots: set[str]) -> None:
-        self.slots, self.seen = slots, 0
+        self.slots = slots
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        function = node.func
-        at = isinstance(function, ast.Attribute) and function.attr == "at"
-        if at and isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-            if function.value.id in self.slots and len(node.args) == 2 and not node.keywords:
-                self.seen += 1
-                return node.args[1]
-        return node
-
-
-def _only_inserted(patched: ast.AST, upstream: ast.AST) -> bool:
-    """Whether every statement of upstream's is there, in order; guards of other ops stand between them."""
-    wanted = [ast.dump(s) for s in getattr(upstream, "body", [])]
-    found = iter([ast.dump(s) for s in getattr(patched, "body", [])])
-    return all(statement in found for statement in wanted)
+        return _callee(node, self.slots) or node
 
 
 def definition(tree: ast.Module, target: str) -> ast.AST:

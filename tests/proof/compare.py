@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["Differs", "Run", "agree", "run"]
+__all__ = ["Degenerate", "Differs", "Run", "agree", "meaningful", "run", "tensors"]
+
+GRADIENT = "grad of "
 
 
 class Differs(Exception):
     """The guarded path and the upstream body disagree."""
 
 
+class Degenerate(Exception):
+    """The comparison would hold for another formula as well: zeros, nothing finite, or no gradients."""
+
+
 class Run(dict[str, torch.Tensor]):
     """Results by name: outputs and gradients."""
+
+    @property
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Gradients by what they are of."""
+        return {name.removeprefix(GRADIENT): v for name, v in self.items() if name.startswith(GRADIENT)}
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """What the call returned."""
+        return {name: v for name, v in self.items() if not name.startswith(GRADIENT)}
 
 
 def tensors(value: Any, prefix: str = "output") -> dict[str, torch.Tensor]:
@@ -30,15 +46,18 @@ def tensors(value: Any, prefix: str = "output") -> dict[str, torch.Tensor]:
     return {}
 
 
-def run(call: Callable[..., Any], inputs: dict[str, torch.Tensor], owner: nn.Module | None = None) -> Run:
+def run(call: Callable[..., Any], inputs: Mapping[str, Any], owner: nn.Module | None = None) -> Run:
     """Call with fresh leaves for ``inputs``, backpropagate a fixed cotangent, and collect everything."""
     leaves = {
         name: value.detach().clone().requires_grad_(value.is_floating_point())
         for name, value in inputs.items()
+        if isinstance(value, torch.Tensor)
     }
     if owner is not None:
         owner.zero_grad(set_to_none=True)
-    result = Run(tensors(call(**leaves)))
+    # What a body draws at random, it draws in both runs.
+    torch.manual_seed(2)
+    result = Run(tensors(call(**{**inputs, **leaves})))
     # In sorted order: the two runs must draw the same cotangents.
     generator = torch.Generator().manual_seed(1)
     total: torch.Tensor | None = None
@@ -52,10 +71,10 @@ def run(call: Callable[..., Any], inputs: dict[str, torch.Tensor], owner: nn.Mod
         total.backward()
     for name, leaf in leaves.items():
         if leaf.grad is not None:
-            result[f"grad of {name}"] = leaf.grad
+            result[f"{GRADIENT}{name}"] = leaf.grad
     for name, parameter in owner.named_parameters() if owner is not None else ():
         if parameter.grad is not None:
-            result[f"grad of self.{name}"] = parameter.grad.clone()
+            result[f"{GRADIENT}self.{name}"] = parameter.grad.clone()
     return Run({name: value.detach().clone() for name, value in result.items()})
 
 
@@ -87,3 +106,24 @@ def agree(expected: Run, found: Run, *, exact: bool = False, dtype: torch.dtype 
         if not error <= allowed:
             raise Differs(f"{name}: relative error {error:.2e}, allowed {allowed:.1e}")
     return bitwise
+
+
+def meaningful(expected: Run, needed: Iterable[str]) -> None:
+    """Check that upstream's run says something: values that vary, and gradients of what is ``needed``.
+
+    Raises:
+        Degenerate: it does not.
+    """
+    floating = {name: value for name, value in expected.outputs.items() if value.is_floating_point()}
+    if not floating:
+        raise Degenerate("no output has values")
+    gradients = expected.gradients
+    for name in needed:
+        if name not in gradients:
+            raise Degenerate(f"there is no gradient of {name}, only of {sorted(gradients)}")
+        floating[f"{GRADIENT}{name}"] = gradients[name]
+    for name, value in floating.items():
+        if value.isnan().any():
+            raise Degenerate(f"{name} has NaN")
+        if not (value.isfinite() & (value != 0)).any():
+            raise Degenerate(f"{name} {list(value.shape)} has nothing but zeros and infinities")

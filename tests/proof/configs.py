@@ -19,7 +19,8 @@ SIZES: tuple[tuple[str, Any], ...] = (
     (r"group_size$", 8),
     (r"n_group$|num_groups$|num_expert_groups?|n_groups$", 2),
     (r"topk_group", 1),
-    (r"(moe_)?(num_|n_)?shared_experts$", 1),
+    (r"(moe_)?(num_|n_)?shared_experts$", 2),
+    (r"num_(fwd_)?mem_blocks$", 2),
     (
         r"intermediate_size$|ffn_dim|n_inner|(^|_)d_ff$|mlp_dim|ffn_hidden_size|_intermediate_dim|feed_forward_dim",
         INTERMEDIATE,
@@ -32,7 +33,7 @@ SIZES: tuple[tuple[str, Any], ...] = (
     (r"^(num_labels|downsample_factor)$", 2),
     (r"max_position", 64),
     (
-        r"hidden_size|output_size|embedding_size|d_model|n_embd|embed_dim|hidden_dim|dim$|emb_dim|width|lora_rank|hidden_channels|channels|normalized_shape",
+        r"hidden_size|(in|out)put_size|embedding_size|d_model|n_embd|embed_dim|hidden_dim|dim$|emb_dim|width|lora_rank|hidden_channels|channels|normalized_shape",
         HIDDEN,
     ),
 )
@@ -46,6 +47,7 @@ NAMES: tuple[tuple[str, Any], ...] = (
     (r"norm_topk_prob", True),
     (r"softcap", 5.0),
     (r"scal|multiplier|alpha", 1.5),
+    (r"limits", (0.7,) * 8),
     (r"limit", 0.7),
     (r"pad_token_id", 0),
     (r"drop", 0.0),
@@ -58,7 +60,7 @@ class Small:
 
     Args:
         real: a configuration whose other values are used; its sizes are not.
-        values: attributes that win over everything.
+        values: attributes that win over everything, also in its parts.
     """
 
     def __init__(self, real: Any = None, **values: Any) -> None:
@@ -72,14 +74,16 @@ class Small:
             return self._values[name]
         if name == "get_text_config":
             return lambda *_, **__: self if self._real is None else getattr(self, "text_config", self)
-        found = getattr(self._real, name, None)
+        found = _of(self._real, name)
         if found is None or (isinstance(found, int | float) and not isinstance(found, bool)):
             size = _first(SIZES, name)
             if size is not None:
                 return size
         if hasattr(found, "to_dict"):
-            return Small(found)
-        if found is not None or hasattr(self._real, name):
+            return Small(found, **self._values)
+        if name.endswith("limits") and not any(found or ()):
+            return _first(NAMES, name)
+        if found is not None or _has(self._real, name):
             return found
         return Small() if name.endswith("_config") else _first(NAMES, name)
 
@@ -90,6 +94,22 @@ class Small:
         """As a mapping would answer."""
         found = getattr(self, name)
         return default if found is None else found
+
+
+def _of(real: Any, name: str) -> Any:
+    """What a configuration says; where it is silent, the first of its parts that says something."""
+    parts = [part for key, part in sorted(getattr(real, "__dict__", {}).items()) if key.endswith("_config")]
+    for one in (real, *parts):
+        if _has(one, name):
+            return getattr(one, name)
+    return None
+
+
+def _has(real: Any, name: str) -> bool:
+    try:
+        return hasattr(real, name)
+    except Exception:  # it differs between layers
+        return False
 
 
 def _first(table: tuple[tuple[str, Any], ...], name: str) -> Any:

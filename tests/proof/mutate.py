@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tests.proof.mutants import mutants
-from tests.proof.runner import _provers, _start, modules, routed
+from tests.proof.runner import _start, modules, prover, routed
 
 __all__ = ["Judged", "judge", "representatives"]
 
@@ -51,10 +51,8 @@ def judge(name: str, op: str, target: str, count: int, seed: int) -> list[Judged
     """Judge ``count`` mutants of one site."""
     from tests.proof.build import Unbuildable
     from tests.proof.compare import Differs
+    from tests.proof.recogniser import routed_in
     from veomni_hook.patches.engine import Origin, patch_source
-    from veomni_hook.patches.idioms.recognise import recognise
-    from veomni_hook.patches.routes.site import Status
-    from veomni_hook.patches.text.document import Document
 
     original = import_module(name)
     loader: Any = original.__spec__.loader  # type: ignore[union-attr]
@@ -64,8 +62,8 @@ def judge(name: str, op: str, target: str, count: int, seed: int) -> list[Judged
         source = ast.unparse(mutant)
         sites = [
             site
-            for site in recognise(Document(source, name))
-            if site.op == op and site.target == target and site.counted and site.status is Status.ROUTED
+            for site in routed_in(source, name)
+            if site.op == op and site.target == target and site.counted
         ]
         if not sites:
             judged.append(("refused", label))
@@ -77,7 +75,7 @@ def judge(name: str, op: str, target: str, count: int, seed: int) -> list[Judged
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                _provers()[op](sites[0], module)
+                prover(sites[0])(sites[0], module)
             judged.append(("equal", label))
         except Differs as error:
             judged.append(("false positive", f"{label}: {error}"))

@@ -1,4 +1,4 @@
-"""One prover an op: builds a site, runs it through its guard and through upstream's body, and compares.
+"""Runs a site through its guard and through upstream's body, and keeps count of what was reached.
 
 The guarded path runs the op's reference kernel; upstream's body runs in the same object with ``eager``
 chosen, so that both see the same parameters.
@@ -6,34 +6,55 @@ chosen, so that both see the same parameters.
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from tests.proof.build import Unbuildable, build
-from tests.proof.compare import Run, agree, run
-from tests.proof.configs import EXPERTS, HIDDEN, TOP_K
+from tests.proof.compare import Differs, Run, agree, meaningful, run
+from tests.proof.inputs import Calls, Inputs
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.state import get_choice, set_choice
 
 __all__ = [
     "DTYPES",
-    "Inputs",
+    "Proof",
+    "UNFIT",
+    "Tally",
+    "Unfit",
+    "Unreached",
     "both",
     "class_prover",
-    "expert_calls",
-    "layer_calls",
-    "norm_calls",
     "slots_of",
+    "typed",
     "with_kernels",
 ]
 
 DTYPES = (torch.float32, torch.bfloat16)
-Inputs = dict[str, torch.Tensor]
+#: Dtypes of parameters and inputs.
+MIXED = (*((dtype, dtype) for dtype in DTYPES), (torch.float32, torch.bfloat16))
+#: What a body raises that cannot take the inputs.
+UNFIT = (TypeError, RuntimeError, IndexError, AttributeError, ValueError, AssertionError, KeyError)
+
+
+class Unreached(Exception):
+    """No call got through the guard to the kernel."""
+
+
+class Unfit(Exception):
+    """Upstream's body cannot take these inputs."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What holds: ``bitwise`` or within rounding, with so many gradients compared; 0 of a call's text."""
+
+    bitwise: bool
+    gradients: int
 
 
 def slots_of(module: Any, op: str) -> list[Slot]:
@@ -51,59 +72,121 @@ def with_kernels(choice: str, call: Callable[[], Run]) -> Run:
         set_choice(before)
 
 
+def typed(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """The inputs with floating tensors in ``dtype``."""
+    return {
+        name: value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+
+
+class Tally:
+    """Which of the variants of a site were reached in which dtypes, and how well they agree."""
+
+    def __init__(self, variant: str) -> None:
+        self._wanted = set(variant.split("|")) - {""}
+        self._fits: set[torch.dtype] = set()
+        self._reached: set[tuple[str, torch.dtype]] = set()
+        self._notes: dict[str, None] = {}
+        self._bitwise, self._gradients = True, 0
+
+    def note(self, text: str) -> None:
+        """Keep a reason for which a call reached nothing."""
+        self._notes[text] = None
+
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether upstream's body took any call in a dtype."""
+        return dtype in self._fits
+
+    def add(
+        self,
+        expected: Run,
+        found: Run,
+        taken: set[str],
+        dtype: torch.dtype,
+        needed: Iterable[str],
+        *,
+        counts: bool = True,
+    ) -> None:
+        """Compare the two runs of one call, which went to the kernels of the variants ``taken``.
+
+        Gradients of ``needed`` have to be there. A call that does not count is compared, and reaches nothing.
+        """
+        # Without a kernel both are upstream's body.
+        bitwise = agree(expected, found, dtype=dtype, exact=not taken)
+        self._fits.add(dtype)
+        if taken & self._wanted:
+            meaningful(expected, needed)
+            self._bitwise &= bitwise
+            self._gradients += len(expected.gradients)
+            self._reached |= {(variant, dtype) for variant in taken if counts}
+
+    def proof(self) -> Proof:
+        """What was found.
+
+        Raises:
+            Unreached: a variant was not reached in each dtype.
+        """
+        missing = [f"{v}@{d}" for v in sorted(self._wanted) for d in DTYPES if (v, d) not in self._reached]
+        if missing or not self._wanted:
+            raise Unreached(f"no call reached {missing}: {'; '.join(self._notes) or 'no calls'}"[:600])
+        return Proof(self._bitwise, self._gradients)
+
+
 def both(
-    module: Any, op: str, owner: nn.Module, call: Callable[..., Any], inputs: Inputs
+    slots: list[Slot], owner: nn.Module, call: Callable[..., Any], inputs: Inputs
 ) -> tuple[Run, Run, set[str], list[str]]:
-    """Run upstream's body and the guarded path; also the variants that were taken, and refusals."""
-    expected = with_kernels("eager", lambda: run(call, inputs, owner))
-    slots = slots_of(module, op)
+    """Run upstream's body and the guarded path; also the variants that ``owner`` got, and refusals.
+
+    Raises:
+        Unfit: upstream's body raises.
+        Differs: it does not, and the guarded path does.
+    """
+    try:
+        expected = with_kernels("eager", lambda: run(call, inputs, owner))
+    except UNFIT as error:
+        shapes = {k: list(v.shape) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+        raise Unfit(f"{shapes}: {type(error).__name__}: {error}"[:200]) from error
     for slot in slots:
         slot._outcomes.clear()
-    found = with_kernels("reference", lambda: run(call, inputs, owner))
-    outcomes = [(slot, held[1][0]) for slot in slots for held in slot._outcomes.values()]
-    taken = {slot.variant for slot, outcome in outcomes if outcome.backend == "reference"}
-    refusals = [
-        f"{slot.variant}: {outcome.reason}" for slot, outcome in outcomes if outcome.backend != "reference"
-    ]
+    try:
+        found = with_kernels("reference", lambda: run(call, inputs, owner))
+    except Exception as error:
+        raise Differs(f"only the guarded path raises {type(error).__name__}: {error}") from error
+    # Under the choice in force again, a slot may be idle: what it noted is read as it is.
+    held = [(slot, slot._outcomes.get(id(owner))) for slot in slots]
+    outcomes = [(slot.variant, noted[1][0]) for slot, noted in held if noted is not None]
+    taken = {variant for variant, outcome in outcomes if outcome.backend == "reference"}
+    refusals = [f"{v}: {outcome.reason}" for v, outcome in outcomes if outcome.backend != "reference"]
     return expected, found, taken, refusals
 
 
-def prove_class(site: Any, module: Any, calls: Callable[[Any, nn.Module], Iterator[Inputs]]) -> str:
+def class_prover(calls: Calls) -> Callable[[Any, Any], Proof]:
+    """The prover of an op whose sites are methods of classes that can be built alone."""
+    return lambda site, module: _prove_class(site, module, calls)
+
+
+def _prove_class(site: Any, module: Any, calls: Calls) -> Proof:
     """Prove a site in a class's method, over flags of the instance and dtypes."""
-    name, _, method = site.target.partition(".")
-    cls = getattr(module, name)
-    wanted = set(site.variant.split("|")) - {""}
-    reached: set[str] = set()
-    notes: list[str] = []
-    bitwise = True
-    for owner in instances(cls):
-        for dtype in DTYPES:
-            owner.to(dtype)
-            for inputs in calls(owner, owner):
-                typed = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
-                bound = getattr(owner, method.split(".")[0])
+    name, _, path = site.target.partition(".")
+    method = path.split(".")[0]
+    slots, tally = slots_of(module, site.op), Tally(site.variant)
+    owners = list(instances(getattr(module, name)))
+    for held, dtype in MIXED:
+        # What upstream keeps in float32 need not take parameters in another dtype.
+        counts = held is dtype or not tally.fits(dtype)
+        for owner in owners:
+            owner.to(held)
+            for inputs in calls(owner, method):
                 try:
-                    expected, found, taken, refused = both(module, site.op, owner, bound, typed)
-                except (
-                    TypeError,
-                    RuntimeError,
-                    IndexError,
-                    AttributeError,
-                    ValueError,
-                    AssertionError,
-                ) as error:
-                    notes.append(
-                        f"{ {k: list(v.shape) for k, v in typed.items()} }: {type(error).__name__}: {error}"
-                    )
+                    result = both(slots, owner, getattr(owner, method), typed(inputs, dtype))
+                except Unfit as error:
+                    tally.note(str(error))
                     continue
-                notes += refused
-                if taken:
-                    bitwise &= agree(expected, found, dtype=dtype)
-                    reached |= {f"{variant}@{dtype}" for variant in taken}
-    missing = [f"{v}@{d}" for v in wanted for d in DTYPES if f"{v}@{d}" not in reached]
-    if missing or not wanted:
-        raise Unbuildable(f"no call reached {missing}: {'; '.join(dict.fromkeys(notes)) or 'no calls'}"[:600])
-    return "equal" if bitwise else "rounding"
+                for refusal in result[3]:
+                    tally.note(refusal)
+                tally.add(*result[:3], dtype, list(inputs)[:1], counts=counts)
+    return tally.proof()
 
 
 def instances(cls: type[nn.Module]) -> Iterator[nn.Module]:
@@ -130,86 +213,3 @@ def instances(cls: type[nn.Module]) -> Iterator[nn.Module]:
             for name in turned:
                 setattr(owner, name, not getattr(owner, name))
             yield owner
-
-
-def first_width(owner: nn.Module) -> list[int]:
-    """Widths that the input of a module may have, the likeliest first."""
-    linears = [m.in_features for m in owner.modules() if isinstance(m, nn.Linear)]
-    vectors = [p.shape[0] for p in owner.parameters() if p.dim() == 1]
-    matrices = [p.shape[-1] for p in owner.parameters() if p.dim() > 1]
-    return list(dict.fromkeys([*linears, *vectors, HIDDEN, *matrices]))
-
-
-def positional(owner: nn.Module, method: str = "forward") -> list[inspect.Parameter]:
-    """The parameters of a method that must or may be given by position."""
-    function = inspect.unwrap(getattr(type(owner), method))
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p for p in list(inspect.signature(function).parameters.values())[1:] if p.kind in kinds]
-
-
-def norm_calls(site: Any) -> Callable[[Any, nn.Module], Iterator[Inputs]]:
-    """Inputs of a normalisation: contiguous, strided, one row; with a gate where it takes one."""
-
-    def calls(_: Any, owner: nn.Module) -> Iterator[Inputs]:
-        parameters = positional(owner)
-        width = next(iter([p.shape[-1] for p in owner.parameters()] or first_width(owner)))
-        for shape in ((2, 3, width), (1, width), (5, 2, width)):
-            inputs = {}
-            for number, parameter in enumerate(parameters):
-                if number == 0 or parameter.default is parameter.empty or "gate" in parameter.name:
-                    inputs[parameter.name] = torch.randn(shape) * 2
-            if shape[0] == 5:  # a view whose rows are not next to each other
-                inputs = {k: v.transpose(0, 1) for k, v in inputs.items()}
-            yield inputs
-            if any("gate" in p.name and p.default is None for p in parameters[1:]):
-                yield {parameters[0].name: inputs[parameters[0].name]}
-
-    return calls
-
-
-def layer_calls(site: Any) -> Callable[[Any, nn.Module], Iterator[Inputs]]:
-    """Inputs of an MLP or a router: hidden states of every width that may fit."""
-
-    def calls(_: Any, owner: nn.Module) -> Iterator[Inputs]:
-        parameters = positional(owner, site.target.partition(".")[2].split(".")[0])
-        for width in first_width(owner):
-            for shape in ((2, 3, width), (5, width)):
-                inputs: Inputs = {}
-                for number, parameter in enumerate(parameters):
-                    if number and parameter.default is not parameter.empty:
-                        continue
-                    if "id" in parameter.name.split("_") or "ids" in parameter.name:
-                        inputs[parameter.name] = torch.randint(0, 4, shape[:-1])
-                    else:
-                        inputs[parameter.name] = torch.randn(shape)
-                yield inputs
-
-    return calls
-
-
-def expert_calls(site: Any) -> Callable[[Any, nn.Module], Iterator[Inputs]]:
-    """Inputs of an experts module: tokens, their experts (also duplicates), and weights."""
-
-    def calls(_: Any, owner: nn.Module) -> Iterator[Inputs]:
-        parameters = positional(owner)
-        for tokens in (6, 1):
-            for ids in (torch.randint(0, EXPERTS, (tokens, TOP_K)), torch.full((tokens, TOP_K), EXPERTS - 1)):
-                inputs: Inputs = {}
-                for number, parameter in enumerate(parameters):
-                    name = parameter.name
-                    if number == 0:
-                        inputs[name] = torch.randn(tokens, HIDDEN)
-                    elif any(word in name for word in ("ind", "selected", "idx", "ids", "expert_id")):
-                        inputs[name] = ids
-                    elif any(word in name for word in ("weight", "score", "prob", "gates", "routing")):
-                        inputs[name] = torch.rand(tokens, TOP_K)
-                yield inputs
-
-    return calls
-
-
-def class_prover(
-    calls: Callable[[Any], Callable[[Any, nn.Module], Iterator[Inputs]]],
-) -> Callable[[Any, Any], str]:
-    """The prover of an op whose sites are methods of classes that can be built alone."""
-    return lambda site, module: prove_class(site, module, calls(site))

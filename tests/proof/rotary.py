@@ -1,4 +1,4 @@
-"""The prover of rotary functions: called as a bound call site calls them, in every layout that they take."""
+"""The prover of rotary functions: called as bound call sites call them, in every layout that they take."""
 
 from __future__ import annotations
 
@@ -6,54 +6,66 @@ import inspect
 import itertools
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.proof.build import Unbuildable
-from tests.proof.call_sites import prove_call_site
-from tests.proof.compare import Differs, agree
-from tests.proof.provers import DTYPES, Inputs, both, slots_of
+from tests.proof.compare import run
+from tests.proof.inputs import Inputs, packed_rotary_calls
+from tests.proof.provers import (
+    DTYPES,
+    UNFIT,
+    Proof,
+    Tally,
+    Unfit,
+    Unreached,
+    both,
+    class_prover,
+    slots_of,
+)
+from veomni_hook.kernels.registry import registry
 
 __all__ = ["prove_rotary"]
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 3, 5, 16
 
 
-def prove_rotary(site: Any, module: Any) -> str:
-    """Prove a module-level rotary function through ``slot.at``, a call site by its text."""
-    if not site.counted:
-        return prove_call_site(site, module)
+def prove_rotary(site: Any, module: Any) -> Proof:
+    """Prove a rotary function through ``slot.at``, or a method through its guard."""
+    if "." in site.target:
+        return class_prover(packed_rotary_calls)(site, module)
     upstream = getattr(module, site.target)
     wanted = set(site.variant.split("|"))
     slots = [slot for slot in slots_of(module, "rotary") if slot.variant in wanted]
     if not slots:
         if "nothing calls" in site.reason:
             return _uncalled(site, upstream)
-        raise Unbuildable("the module has no slot for it")
+        raise Unreached("the module has no slot for it")
     names = list(inspect.signature(inspect.unwrap(upstream)).parameters)
-    bitwise, notes = True, []
-    reached: set[tuple[str, torch.dtype]] = set()
+    tally = Tally(site.variant)
     for slot, dtype in itertools.product(slots, DTYPES):
-        for table_dtype in dict.fromkeys((dtype, torch.float32)):
-            for inputs, options in layouts(names):
-                typed = {name: _typed(name, v, dtype, table_dtype) for name, v in inputs.items()}
-                owner = nn.Module()
-                call = partial(_through, slot, owner, upstream, options)
-                try:
-                    expected, found, taken, refused = both(module, "rotary", owner, call, typed)
-                except (TypeError, RuntimeError, IndexError, ValueError, AttributeError) as error:
-                    notes.append(f"{type(error).__name__}: {str(error)[:80]}")
-                    continue
-                notes += refused
-                if slot.variant in taken:
-                    bitwise &= agree(expected, found, dtype=dtype)
-                    reached.add((slot.variant, dtype))
-    missing = [f"{v}@{d}" for v in wanted for d in DTYPES if (v, d) not in reached]
-    if missing:
-        raise Unbuildable(f"no call reached {missing}: {'; '.join(dict.fromkeys(notes))}"[:500])
-    return "equal" if bitwise else "rounding"
+        owner = nn.Module()
+        for table_dtype, (inputs, options) in itertools.product(
+            dict.fromkeys((dtype, torch.float32)), layouts(names)
+        ):
+            given = {name: _typed(name, v, dtype, table_dtype) for name, v in inputs.items()}
+            call = partial(_through, slot, owner, upstream, options)
+            try:
+                result = both([slot], owner, call, given)
+            except Unfit as error:
+                tally.note(str(error))
+                continue
+            for refusal in result[3]:
+                tally.note(refusal)
+            tally.add(*result[:3], dtype, [_rotated(given)])
+    return tally.proof()
+
+
+def _rotated(inputs: Inputs) -> str:
+    """The first operand that is neither a table nor a position."""
+    return next(n for n in inputs if n not in ("cos", "sin", "freqs_cis") and "position" not in n)
 
 
 def _through(slot: Any, owner: nn.Module, upstream: Any, options: dict[str, Any], **given: Any) -> Any:
@@ -96,29 +108,25 @@ def layouts(names: list[str]) -> Iterator[tuple[Inputs, dict[str, Any]]]:
         yield inputs, options
 
 
-def _uncalled(site: Any, upstream: Any) -> str:
+def _uncalled(site: Any, upstream: Any) -> Proof:
     """A function that nothing calls has no guard; its formula is proved against the reference alone."""
-    from importlib import import_module
-
-    from veomni_hook.kernels.registry import registry
-
     reference = registry.ops()["rotary"].variants[site.variant].reference
     home, attribute = reference.split(":")
     formula = getattr(import_module(home), attribute)
     names = list(inspect.signature(inspect.unwrap(upstream)).parameters)
     operands = list(inspect.signature(formula).parameters)
-    done = 0
-    for inputs, options in layouts(names):
+    tally = Tally(site.variant)
+    for dtype, (inputs, options) in itertools.product(DTYPES, layouts(names)):
+        given = {name: _typed(name, v, dtype, dtype) for name, v in inputs.items()}
+        renamed = dict(zip(given, operands, strict=False))
         try:
-            expected = upstream(**inputs, **options)
-        except (TypeError, RuntimeError, IndexError, ValueError):
+            expected = run(partial(upstream, **options), given)
+        except UNFIT as error:
+            tally.note(f"{type(error).__name__}: {str(error)[:80]}")
             continue
-        given = {**dict(zip(operands, inputs.values(), strict=False)), **options}
-        found = formula(**given)
-        pairs = zip(expected, found, strict=True) if isinstance(expected, tuple) else [(expected, found)]
-        if not all(torch.equal(a, b) for a, b in pairs):
-            raise Differs("the function and the reference")
-        done += 1
-    if not done:
-        raise Unbuildable("no layout fits")
-    return "equal"
+
+        def call(renamed: dict[str, str] = renamed, options: Any = options, **values: Any) -> Any:
+            return formula(**{renamed[name]: value for name, value in values.items()}, **options)
+
+        tally.add(expected, run(call, given), {site.variant}, dtype, [_rotated(given)])
+    return tally.proof()

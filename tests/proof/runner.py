@@ -10,19 +10,29 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Verdict", "modules", "prove", "prove_module", "routed"]
+if TYPE_CHECKING:
+    from tests.proof.provers import Proof
+
+__all__ = ["OUTCOMES", "Verdict", "judge", "modules", "prove", "prove_module", "prover", "routed"]
+
+#: Equal bit for bit, or within the rounding of the dtype.
+PROVED = ("equal", "rounding")
+#: What a site can come to. Failures: guard and body differ; they were compared where they could not; no call
+#: reached the guard's kernel; the site could not be run at all.
+OUTCOMES = (*PROVED, "differs", "degenerate", "unreached", "unbuildable")
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What the proof found at one site.
 
-    ``outcome`` is ``equal`` (bit for bit), ``rounding`` (within that of the dtype), ``differs`` or
-    ``unbuildable``; the last two are failures.
+    ``outcome`` is one of `OUTCOMES`; ``gradients`` is how many gradients were compared, 0 for a bound call,
+    which is compared by its text.
     """
 
     module: str
@@ -31,13 +41,14 @@ class Verdict:
     variant: str
     outcome: str
     detail: str = ""
+    gradients: int = 0
 
     @property
     def failed(self) -> bool:
         """Whether this is no proof."""
-        return self.outcome not in ("equal", "rounding")
+        return self.outcome not in PROVED
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str | int]:
         """The verdict as JSON can hold it."""
         return asdict(self)
 
@@ -57,58 +68,76 @@ def modules(families: Sequence[str] = ()) -> list[str]:
     return found if families else [*found, "transformers.modeling_layers"]
 
 
-def routed(module: str, ops: Iterable[str] = ()) -> list[Any]:
-    """The routed sites of a module, read from its source without importing it."""
-    from veomni_hook.patches.idioms.recognise import recognise
-    from veomni_hook.patches.routes.site import Status
-    from veomni_hook.patches.text.document import Document
+@lru_cache(maxsize=4)
+def _routed(module: str) -> tuple[Any, ...]:
+    from tests.proof.recogniser import routed_in
 
     spec = find_spec("transformers")
     assert spec is not None and spec.origin is not None
     path = Path(spec.origin).parent.parent.joinpath(*module.split(".")).with_suffix(".py")
+    return tuple(routed_in(path.read_text(encoding="utf-8"), module))
+
+
+def routed(module: str, ops: Iterable[str] = ()) -> list[Any]:
+    """The routed sites of a module, read from its source without importing it."""
     wanted = set(ops)
-    sites = recognise(Document(path.read_text(encoding="utf-8"), module))
-    return [site for site in sites if site.status is Status.ROUTED and (not wanted or site.op in wanted)]
+    return [site for site in _routed(module) if not wanted or site.op in wanted]
 
 
-def _provers() -> dict[str, Callable[[Any, Any], str]]:
-    from tests.proof import losses, provers, rotary
+def prover(site: Any) -> Callable[[Any, Any], Proof]:
+    """What proves a site in a module."""
+    from tests.proof import inputs, losses, provers, rotary
+    from tests.proof.call_sites import prove_call_site
 
-    return {
-        "rms_norm": provers.class_prover(provers.norm_calls),
+    if not site.counted:
+        return lambda site, module: prove_call_site(
+            site, module, {s.target: s.variant for s in routed(module.__name__, (site.op,)) if s.counted}
+        )
+    by_op: dict[str, Callable[[Any, Any], Proof]] = {
+        "rms_norm": provers.class_prover(inputs.norm_calls),
         "rotary": rotary.prove_rotary,
-        "gated_mlp": provers.class_prover(provers.layer_calls),
-        "moe_experts": provers.class_prover(provers.expert_calls),
-        "moe_router": provers.class_prover(provers.layer_calls),
+        "gated_mlp": provers.class_prover(inputs.layer_calls),
+        "moe_experts": provers.class_prover(inputs.expert_calls),
+        "moe_router": provers.class_prover(inputs.layer_calls),
         "load_balancing_loss": losses.prove_load_balancing_loss,
         "linear_cross_entropy": losses.prove_linear_cross_entropy,
     }
+    return by_op[site.op]
+
+
+def judge(site: Any, module: Any) -> Verdict:
+    """Prove one site of an imported module; whatever goes wrong is its verdict."""
+    from tests.proof.build import Unbuildable
+    from tests.proof.compare import Degenerate, Differs
+    from tests.proof.provers import Unreached
+
+    failures = {
+        Differs: "differs",
+        Degenerate: "degenerate",
+        Unreached: "unreached",
+        Unbuildable: "unbuildable",
+    }
+    where = (module.__name__, site.target, site.op, site.variant)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            proof = prover(site)(site, module)
+    except tuple(failures) as error:
+        return Verdict(*where, failures[type(error)], str(error))
+    except Exception as error:  # every failure is a verdict, with its place
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        detail = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+        return Verdict(*where, "unbuildable", detail)
+    return Verdict(*where, "equal" if proof.bitwise else "rounding", gradients=proof.gradients)
 
 
 def prove_module(module: str, ops: Sequence[str] = ()) -> list[Verdict]:
     """Prove every routed site of one module, in this process."""
-    from tests.proof.build import Unbuildable
-    from tests.proof.compare import Differs
-
     sites = routed(module, ops)
     if not sites:
         return []
     imported = importlib.import_module(module)
-    verdicts = []
-    for site in sites:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                outcome, detail = _provers()[site.op](site, imported), ""
-        except Differs as error:
-            outcome, detail = "differs", str(error)
-        except Unbuildable as error:
-            outcome, detail = "unbuildable", str(error)
-        except Exception as error:  # every failure is a verdict, with its place
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            outcome = "unbuildable"
-            detail = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
-        verdicts.append(Verdict(module, site.target, site.op, site.variant, outcome, detail))
+    verdicts = [judge(site, imported) for site in sites]
     gc.collect()
     return verdicts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import sys
 import textwrap
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from tests.proof.build import Unbuildable, family_config, randomise
-from tests.proof.configs import EXPERTS, TOP_K, Small
+from tests.proof.configs import EXPERTS, HIDDEN, TOP_K, Small
 
 __all__ = ["Inner", "Output", "model_around"]
 
@@ -33,12 +32,18 @@ class Output:
             raise AttributeError(name)
         if name == "router_logits":
             return self._router_logits
-        if name in ("last_hidden_state", "decoder_hidden_states_", "sequence_output"):
+        if name in ("last_hidden_state", "sequence_output"):
             return self._hidden
+        if name == "loss":
+            return self._hidden.float().square().mean()
         return None
 
     def __getitem__(self, item: Any) -> Any:
         return self._hidden if item == 0 else None if isinstance(item, int) else ()
+
+    def keys(self) -> tuple[str, ...]:
+        """Nothing that could be handed on with ``**``."""
+        return ()
 
     def __contains__(self, item: object) -> bool:
         return False
@@ -53,12 +58,12 @@ class Inner(nn.Module):
     Parts that it is asked for are itself; numbers are those of a small configuration.
     """
 
-    def __init__(self, hidden: torch.Tensor) -> None:
+    def __init__(self, hidden: torch.Tensor, config: Small) -> None:
         super().__init__()
         self.hidden = nn.Parameter(hidden)
         self.router = nn.Parameter(torch.randn(LAYERS, hidden.shape[0] * hidden.shape[1], EXPERTS))
         self.dtype = hidden.dtype
-        self.config = Small()
+        self.config = config
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -66,6 +71,8 @@ class Inner(nn.Module):
         except AttributeError:
             if name.startswith("_") or name in ("hidden", "router", "dtype", "config"):
                 raise
+            if name.startswith("get_"):
+                return lambda *_, **__: self
             answer = getattr(Small(), name)
             return self if answer is None else answer
 
@@ -76,11 +83,24 @@ class Inner(nn.Module):
 
 
 def model_around(
-    cls: type[nn.Module], forward: ast.FunctionDef, head: str, batch: int, length: int, also: frozenset[str]
+    cls: type[nn.Module],
+    forward: ast.FunctionDef,
+    head: str,
+    shape: tuple[int, int],
+    also: frozenset[str],
+    values: dict[str, Any],
+    width: int | None = None,
 ) -> nn.Module:
     """An instance of a model class whose inner model is an `Inner`, with a real head and a small configuration.
 
-    ``also`` names attributes that are needed and that the forward itself does not mention.
+    Args:
+        cls: the class.
+        forward: its forward.
+        head: the attribute that makes logits.
+        shape: batch and length of the hidden states.
+        also: attributes that are needed and that the forward itself does not mention.
+        values: attributes of the configuration.
+        width: of the hidden states; None: as a part of the model says that takes them.
 
     Raises:
         Unbuildable: the head cannot be built.
@@ -90,45 +110,46 @@ def model_around(
     nn.Module.__init__(owner)
     config = Small(
         family_config(module, cls.__name__), return_dict=True, use_return_dict=True, pad_token_id=0, num_labels=2,
-        problem_type=None,
+        problem_type=None, **values,
     )  # fmt: skip
     owner.__dict__["config"] = config
     owner.__dict__["loss_type"] = _loss_type(cls)
     owner.__dict__["num_experts"], owner.__dict__["num_experts_per_tok"] = EXPERTS, TOP_K
     owner.__dict__["router_aux_loss_coef"] = 0.1
     maker = _Maker(owner, cls, config, module)
-    head_name = re.split(r"[.\[]", head.removeprefix("self."))[0]
-    built = maker.attribute(head_name)
-    linears = [m for m in built.modules() if isinstance(m, nn.Linear)] if isinstance(built, nn.Module) else []
-    if not linears:
-        raise Unbuildable(f"{cls.__name__}.{head_name} cannot be built: {'; '.join(maker.notes)}")
-    hidden = torch.randn(batch, length, linears[0].in_features)
-    receivers = {
+    built = maker.attribute(head)
+    if not isinstance(built, nn.Module):
+        raise Unbuildable(f"{cls.__name__}.{head} cannot be built: {'; '.join(maker.notes)}")
+    found = _width(built, HIDDEN)
+    inner: set[str] = set()
+    for name in sorted((_used(forward) | also) - {head, "config", "loss_function", "training"}):
+        if hasattr(owner, name):
+            continue
+        value = maker.attribute(name)
+        if isinstance(value, nn.Module) and not isinstance(value, PreTrainedModel):
+            found = _width(value, found)
+        elif name in _receivers(forward) or isinstance(value, nn.Module):
+            inner.add(name)
+        else:
+            owner.__dict__[name] = getattr(config, name) if value is None else value
+    hidden = torch.randn(*shape, found if width is None else width)
+    for name in sorted(inner) or ("model", "transformer"):
+        setattr(owner, name, Inner(hidden, config))
+    for child in owner.children():
+        if not isinstance(child, Inner):
+            randomise(child)
+    return owner.train()
+
+
+def _receivers(forward: ast.FunctionDef) -> set[str]:
+    """Attributes of ``self`` that are called, or whose methods are."""
+    return {
         node.func.value.attr if isinstance(node.func.value, ast.Attribute) else node.func.attr
         for node in ast.walk(forward)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and "self" in ast.unparse(node.func)
     }
-    for name in sorted((_used(forward) | also) - {head_name, "config", "loss_function", "training"}):
-        if hasattr(owner, name):
-            continue
-        value = maker.attribute(name)
-        if isinstance(value, nn.Module) and not isinstance(value, PreTrainedModel):
-            hidden = torch.randn(batch, length, _width(value, hidden.shape[-1]))
-        elif name in receivers or isinstance(value, nn.Module):
-            setattr(owner, name, Inner(hidden))
-        else:
-            owner.__dict__[name] = getattr(config, name) if value is None else value
-    for name in ("model", "transformer"):
-        if not any(isinstance(child, Inner) for child in owner.children()):
-            setattr(owner, name, Inner(hidden))
-    for child in owner.children():
-        if isinstance(child, Inner):
-            child.hidden = nn.Parameter(hidden.clone())
-        else:
-            randomise(child)
-    return owner.train()
 
 
 def _width(part: nn.Module, width: int) -> int:
