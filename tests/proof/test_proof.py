@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -10,20 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.proof.compare import Differs, Run, agree
+from tests.proof import __main__
+from tests.proof.compare import Degenerate, Differs, Run, agree, meaningful
 from tests.proof.mutants import mutants
+from tests.proof.runner import OUTCOMES, Verdict
 
 ROOT = Path(__file__).parents[2]
 
-WRONG = """
-from tests.proof import runner
-runner._start()
-from veomni_hook.kernels.rms_norm import reference
-right = reference.cast_before_weight
-reference.cast_before_weight = lambda x, weight, eps: right(x, weight, eps) * 1.001
-for verdict in runner.prove_module("transformers.models.qwen3.modeling_qwen3"):
-    print(verdict.op, verdict.outcome)
-"""
+NORM, MLP, ROTARY = "Qwen3RMSNorm.forward", "Qwen3MLP.forward", "apply_rotary_pos_emb"
+CALL, LOSS = "Qwen3Attention.forward", "Qwen3ForCausalLM.forward"
+#: What `tests.proof.spoiled` spoils, and the verdicts that then are other than "equal".
+SPOILED = {
+    "nothing": {},
+    "another result": {NORM: "differs"},
+    "another dtype": {NORM: "differs"},
+    "no gradient": {NORM: "differs"},
+    "an error": {NORM: "differs"},
+    "no guard is taken": dict.fromkeys((NORM, MLP, ROTARY, LOSS), "unreached"),
+    "a class that cannot be built": {MLP: "unbuildable"},
+    "nothing but zeros": {NORM: "degenerate", MLP: "degenerate"},
+    "no bound call": {CALL: "unreached"},
+}
 
 
 def run(*command: str, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -37,13 +45,39 @@ def test_a_few_families_are_proved(tmp_path):
     done = run("-m", "tests.proof", "qwen3_moe", "--workers", "1", cache=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("routed sites, 0 without proof")
+    assert "gradients compared at" in done.stdout
 
 
-def test_another_formula_is_no_proof(tmp_path):
-    done = run("-c", WRONG, cache=tmp_path)
-    outcomes = dict(line.split() for line in done.stdout.splitlines())
-    assert outcomes["rms_norm"] == "differs", done.stdout + done.stderr
-    assert outcomes["gated_mlp"] == "equal"
+def test_whatever_is_spoiled_is_no_proof(tmp_path):
+    done = run("-m", "tests.proof.spoiled", cache=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    spoiled = {
+        case: {target: outcome for target, outcome in verdicts.items() if outcome != "equal"}
+        for case, verdicts in found.items()
+    }
+    assert spoiled == SPOILED
+    assert set(found["nothing"]) == {NORM, MLP, ROTARY, CALL, LOSS}
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_every_verdict_but_a_proof_fails(outcome, monkeypatch, capsys):
+    verdict = Verdict("module", "A.forward", "rms_norm", "unweighted", outcome, gradients=3)
+    proved = Verdict("module", "B.forward", "rotary", "half_split", "equal")
+    monkeypatch.setattr(__main__, "modules", lambda families: ["module"])
+    monkeypatch.setattr(__main__, "prove", lambda *_: [("module", [verdict, proved])])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(None, None, 1, None)
+    assert ended.value.code == verdict.failed == (outcome not in ("equal", "rounding"))
+    assert f"2 routed sites, {int(verdict.failed)} without proof" in capsys.readouterr().out
+
+
+def test_nothing_to_prove_is_no_proof(monkeypatch):
+    monkeypatch.setattr(__main__, "modules", lambda families: [])
+    monkeypatch.setattr(__main__, "prove", lambda *_: [])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(None, None, 1, None)
+    assert ended.value.code == 1
 
 
 def test_results_are_compared_within_rounding_only():
@@ -61,6 +95,23 @@ def test_results_are_compared_within_rounding_only():
             agree(one, other)
     with pytest.raises(Differs, match="nothing"):
         agree(Run(), Run())
+
+
+def test_a_comparison_has_to_say_something():
+    torch = pytest.importorskip("torch")
+    zeros, ones, nan = torch.zeros(2), torch.ones(2), torch.tensor([1.0, float("nan")])
+    meaningful(Run({"output": ones, "grad of x": ones}), ["x"])
+    for degenerate in (
+        {"output": zeros, "grad of x": ones},
+        {"output": ones, "grad of x": zeros},
+        {"output": ones, "grad of x": nan},
+        {"output": ones * float("inf"), "grad of x": ones},
+        {"output": ones},
+        {"output": ones.long(), "grad of x": ones},
+        {"output": torch.ones(0), "grad of x": ones},
+    ):
+        with pytest.raises(Degenerate):
+            meaningful(Run(degenerate), ["x"])
 
 
 def test_every_mutant_is_another_program():
