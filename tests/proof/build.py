@@ -25,6 +25,8 @@ TELLING: tuple[tuple[str, Callable[[float], bool], float], ...] = (
     (r"(^|_)eps(ilon)?$", lambda value: value < 1e-2, 0.05),
     (r"limit", lambda value: value > 1, 0.7),
     (r"scal", lambda value: value == 1, 1.5),
+    (r"^p$|dropout", lambda value: value == 0, 0.25),
+    (r"jitter", lambda value: value == 0, 0.1),
 )
 
 

@@ -39,7 +39,7 @@ def prove_call_site(site: Any, module: Any, variants: Mapping[str, str]) -> Proo
             raise Unreached(f"{callee} is of another module, where a slot does not ask kernels")
         if site.variant not in variants.get(callee, "").split("|"):
             raise Unreached(f"{callee} is not proved to be {site.variant}")
-    return Proof(bitwise=True, gradients=0)
+    return Proof(gradients=0)
 
 
 def _spliced(source: str, splices: Any) -> str:

@@ -82,8 +82,10 @@ def run(call: Callable[..., Any], inputs: Mapping[str, Any], owner: nn.Module | 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float64: 1e-12}
 
 
-def agree(expected: Run, found: Run, *, exact: bool = False, dtype: torch.dtype = torch.float32) -> bool:
-    """Compare two runs; return whether they are equal bit for bit.
+def agree(
+    expected: Run, found: Run, *, exact: bool = False, dtype: torch.dtype = torch.float32
+) -> dict[str, float]:
+    """Compare two runs; return the relative errors of tensors that are not equal bit for bit.
 
     Raises:
         Differs: a tensor is missing, has another dtype or shape, or differs beyond rounding (at all, if ``exact``).
@@ -92,20 +94,20 @@ def agree(expected: Run, found: Run, *, exact: bool = False, dtype: torch.dtype 
         raise Differs(f"results differ: {sorted(expected.keys() ^ found.keys())}")
     if not expected:
         raise Differs("nothing to compare")
-    bitwise = True
+    errors = {}
     for name, want in expected.items():
         have = found[name]
         if want.dtype is not have.dtype or want.shape != have.shape:
             raise Differs(f"{name}: {want.dtype}{list(want.shape)} against {have.dtype}{list(have.shape)}")
         if torch.equal(want, have):
             continue
-        bitwise = False
         scale = want.float().abs().max().clamp(min=1e-6)
         error = ((want.float() - have.float()).abs().max() / scale).item()
         allowed = 0.0 if exact else max(ROUNDING[dtype], ROUNDING.get(want.dtype, 0.0))
         if not error <= allowed:
             raise Differs(f"{name}: relative error {error:.2e}, allowed {allowed:.1e}")
-    return bitwise
+        errors[name] = error
+    return errors
 
 
 def meaningful(expected: Run, needed: Iterable[str]) -> None:

@@ -90,7 +90,7 @@ def _offers(name: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
 
 def expert_calls(owner: nn.Module, method: str) -> Iterator[Inputs]:
     """Inputs of an experts module: tokens, their experts (also twice the same, or none), and weights."""
-    first, *others = required(positional(owner, method))
+    first, *others = (p for p in positional(owner, method) if p.default in (p.empty, None))
     for tokens, width in itertools.product((8, 1), widths(owner)):
         for ids in _routings(tokens):
             values = {p.name: _of_experts(owner, p.name, tokens, ids) for p in others}

@@ -31,8 +31,8 @@ OUTCOMES = (*PROVED, "differs", "degenerate", "unreached", "unbuildable")
 class Verdict:
     """What the proof found at one site.
 
-    ``outcome`` is one of `OUTCOMES`; ``gradients`` is how many gradients were compared, 0 for a bound call,
-    which is compared by its text.
+    ``outcome`` is one of `OUTCOMES`; ``detail`` says why there is no proof, or how large the rounding is;
+    ``gradients`` is how many gradients were compared, 0 for a bound call, which is compared by its text.
     """
 
     module: str
@@ -128,7 +128,8 @@ def judge(site: Any, module: Any) -> Verdict:
         place = traceback.extract_tb(error.__traceback__)[-1]
         detail = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
         return Verdict(*where, "unbuildable", detail)
-    return Verdict(*where, "equal" if proof.bitwise else "rounding", gradients=proof.gradients)
+    detail = ", ".join(f"{tensor}: {error:.1e}" for tensor, error in sorted(proof.errors.items()))
+    return Verdict(*where, "rounding" if proof.errors else "equal", detail, proof.gradients)
 
 
 def prove_module(module: str, ops: Sequence[str] = ()) -> list[Verdict]:
