@@ -68,7 +68,7 @@ def run(call: Callable[..., Any], inputs: Mapping[str, Any], owner: nn.Module | 
             part = (value.float() * cotangent.float()).sum()
             total = part if total is None else total + part
     if total is not None:
-        total.backward()
+        torch.autograd.backward(total)
     for name, leaf in leaves.items():
         if leaf.grad is not None:
             result[f"{GRADIENT}{name}"] = leaf.grad

@@ -53,7 +53,8 @@ def prove_linear_cross_entropy(site: Any, module: Any) -> Proof:
         if outcome is None or outcome.backend != "reference":
             raise Unreached(f"the guard was not taken: {outcome}")
         gradients = expected.gradients
-        head = [name for name in gradients if name.startswith(f"{tail.head}.")] or [tail.head]
+        makes = tail.makes_logits(owner)
+        head = [name for name in gradients if name.startswith(f"{makes}.")] or [makes]
         inner = [name for name in gradients if name.endswith(".hidden")] or ["hidden states"]
         tally.add(expected, found, {site.variant}, dtype, [*head, *inner])
     return tally.proof()
@@ -73,6 +74,13 @@ class Tail:
         self.head = re.split(r"[.\[]", head.removeprefix("self."))[0]
         self.counts_items = site.variant == "next_token" and self._forward.args.kwarg is not None
         self._also: frozenset[str] = frozenset()
+
+    def makes_logits(self, owner: nn.Module) -> str:
+        """The attribute with the parameters of the head; a head that has none hands on what another makes."""
+        before = re.search(r"before_head=self\.(\w+)", self._site.captures.get("options", ""))
+        if before is None or any(True for _ in owner.get_submodule(self.head).parameters()):
+            return self.head
+        return before[1]
 
     def telling(self) -> dict[str, Any]:
         """Numbers for the transform of the logits with which it cannot be mistaken for none."""
@@ -136,7 +144,7 @@ def _concrete(cls: type[nn.Module]) -> type[nn.Module]:
     made = type(
         cls.__name__, (cls, PreTrainedModel), {"__module__": cls.__module__, "base_model_prefix": "model"}
     )
-    return made  # type: ignore[return-value]
+    return made
 
 
 #: With ``inputs_embeds`` in place of ids, and with ``position_ids``.
@@ -187,7 +195,7 @@ def _labels(forward: ast.FunctionDef, variant: str, generator: torch.Generator) 
 
 def _step(owner: nn.Module, given: dict[str, Any]) -> Run:
     torch.manual_seed(2)
-    made = owner.forward(**given)  # type: ignore[operator]
+    made = owner.forward(**given)
     loss = made.loss if hasattr(made, "loss") else made[0]
     if loss is None:
         raise ValueError("no loss came out")
