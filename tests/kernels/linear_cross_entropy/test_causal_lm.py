@@ -351,6 +351,20 @@ def test_what_comes_before_the_head_runs_once(patched):
     close(loss, loss_utils.ForCausalLMLoss(expected, labels, 61), 1e-6)
 
 
+def test_a_head_that_only_hands_on_what_comes_before_it(patched):
+    _, model = pair(patched)
+    hidden, labels = torch.randn(2, 12, 32), torch.randint(0, 61, (2, 12))
+    head = nn.Identity()
+    call = (model, hidden, head, labels, 61, {}, {"before_head": model.lm_head, "scale": 2.0})
+    assert causal_lm.cannot(*call) is None
+    loss, logits, finish = causal_lm.reference_output(*call)
+    expected = 2.0 * model.lm_head(hidden)
+    close(loss, loss_utils.ForCausalLMLoss(expected, labels, 61), 1e-6)
+    assert torch.equal(finish(CausalLMOutputWithPast(loss=loss, logits=logits)).logits, expected)
+    head.register_forward_hook(lambda *_: None)
+    assert "Identity" in causal_lm.cannot(*call)
+
+
 def test_an_output_that_cannot_wait_gets_its_logits(patched):
     _, model = pair(patched)
     hidden, labels = torch.randn(2, 12, 32), torch.randint(0, 61, (2, 12))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, output, reference
@@ -36,6 +37,18 @@ class Call(NamedTuple):
     loss_kwargs: Mapping[str, Any]
     options: Mapping[str, Any] = {}
 
+    @classmethod
+    def of(cls, *call: Any) -> Call:
+        """Return the call; where the head is an ``nn.Identity``, ``before_head`` is the head of it."""
+        made = cls(*call)
+        before_head = made.options.get("before_head")
+        if type(made.head) is not nn.Identity or before_head is None:
+            return made
+        if "forward" in made.head.__dict__ or heads.calls_refuse(made.head) is not None:
+            return made
+        options = {name: value for name, value in made.options.items() if name != "before_head"}
+        return made._replace(head=before_head, options=options)
+
     @property
     def transform(self) -> Transform:
         """What becomes of the logits before the loss."""
@@ -65,7 +78,7 @@ def cannot(model: Any, *operands: Any) -> str | None:
     """Return why the loss of this call has to come from the upstream code, or None."""
     if getattr(model, "_is_replica", False):
         return "the model is a replica of nn.DataParallel, which gathers logits"
-    call = Call(model, *operands)
+    call = Call.of(model, *operands)
     linear = heads.last_linear(model, call.head)
     return (
         not_plain(call.hidden_states)
@@ -114,7 +127,7 @@ def fused_output(compute: Callable[..., torch.Tensor], call: Call) -> Fused:
 
 def reference_output(*call: Any) -> Fused:
     """Return the loss from the plain definition; see `fused_output`."""
-    return fused_output(reference.linear_cross_entropy, Call(*call))
+    return fused_output(reference.linear_cross_entropy, Call.of(*call))
 
 
 def _as_it_is(made: Any) -> Any:

@@ -284,7 +284,7 @@ def linear_cross_entropy(
 
 def causal_lm_output(*call: Any) -> causal_lm.Fused:
     """Return a language model's loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(linear_cross_entropy, causal_lm.Call(*call))
+    return causal_lm.fused_output(linear_cross_entropy, causal_lm.Call.of(*call))
 
 
 def loses(
