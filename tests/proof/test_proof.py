@@ -41,8 +41,10 @@ def run(*command: str, cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_few_families_are_proved(tmp_path):
-    done = run("-m", "tests.proof", "qwen3_moe", "--workers", "1", cache=tmp_path)
+def test_a_family_is_proved(tmp_path):
+    # Other ops are proved where nothing is spoiled.
+    ops = ("--op", "moe_experts", "--op", "moe_router", "--op", "load_balancing_loss")
+    done = run("-m", "tests.proof", "qwen3_moe", "--workers", "1", *ops, cache=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("routed sites, 0 without proof")
     assert "gradients compared at" in done.stdout
