@@ -71,6 +71,8 @@ def test_refuses_what_upstream_computes_otherwise():
     assert "weight" in refuses(norm, torch.randn(8, 2))
     assert "weight" in refuses(norm, torch.randn(()))
     assert "Strange" in refuses(norm, torch.randn(2, 8).as_subclass(Strange))
+    assert refuses(norm, torch.randn(2, 8), norm.weight, 1) is None
+    assert refuses(norm, torch.randn(2, 8), norm.weight, norm.weight) == "eps is a Parameter"
 
 
 class Strange(torch.Tensor):

@@ -182,6 +182,12 @@ def test_a_test_that_is_computed_is_no_test_for_a_guard() -> None:
     assert "test" in site.reason
 
 
+def test_one_attribute_is_no_two_operands() -> None:
+    site = only(near("return self.eps * h.to(kind)"))
+    assert (site.status, site.splices) == (Status.MISSED, ())
+    assert site.reason == "nearest is cast_before_weight: one value stands for two operands"
+
+
 def test_the_guard_as_text() -> None:
     text = module("cast_before_weight", 0)
     assert textwrap.dedent(

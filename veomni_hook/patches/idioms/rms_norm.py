@@ -148,8 +148,11 @@ def _route(form: Form) -> _Route | Difference:
     if isinstance(found, Difference):
         return found
     variant, made = found
-    operands = reference_form(_REFERENCE, variant).arguments
-    return variant, {name: source(made.bindings[name], form.receiver) for name in operands}, []
+    names = reference_form(_REFERENCE, variant).arguments
+    operands = {name: source(made.bindings[name], form.receiver) for name in names}
+    if len({*operands.values()}) < len(operands):
+        return Difference(f"nearest is {variant}: one value stands for two operands", 1.0, form.lineno)
+    return variant, operands, []
 
 
 def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> bool:
