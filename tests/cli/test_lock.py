@@ -92,6 +92,18 @@ def test_nothing_changed(check: Check) -> None:
     assert json.loads(check("--json").stdout) == []
 
 
+def test_without_idioms_nothing_stands_on_what_they_would_route(
+    check: Check, installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check("--write-lock")
+    installed.edit("tiny", "*", "+")
+    assert check().exit_code == 1
+    monkeypatch.setenv("VEOMNI_IDIOMS", "0")
+    done = check()
+    assert done.exit_code == 0 and done.stdout.endswith("0 recorded\n")
+    assert "0 routed sites and 0 overridden bodies" in check("--write-lock").stderr
+
+
 def test_a_formula_that_changed_is_told_with_the_diff(check: Check, installed: Installed) -> None:
     check("--write-lock")
     installed.release("5.2.0")

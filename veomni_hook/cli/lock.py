@@ -108,6 +108,7 @@ def taken(
     from veomni_hook.cache.key import engine_digest
     from veomni_hook.cli.survey import survey
     from veomni_hook.patches.lock import Lock
+    from veomni_hook.settings import resolve
 
     tree = source_tree()
     files = _files(tree, families, old)
@@ -117,7 +118,7 @@ def taken(
         name: {target: body.fingerprint for target, body in held.bodies.items()}
         for name, held in (old.modules if old is not None else {}).items()
     }
-    work = partial(_snapshot, overrides=overrides, known=known)
+    work = partial(_snapshot, overrides=overrides, known=known, idioms=resolve().settings.idioms)
     modules: dict[str, LockedModule] = {}
     errors: dict[str, VeomniHookError] = {}
     for name, found in zip(files, survey(work, files, "recording", jobs=jobs), strict=True):
@@ -193,6 +194,8 @@ def compared(
 ) -> Comparison:
     """Compare a lock with the installed transformers and the configs in force.
 
+    Where idioms are switched off, routed sites of the lock are left out: nothing stands on them.
+
     Args:
         path: the lock file.
         wanted: only these modules; by default all that the lock names.
@@ -203,8 +206,11 @@ def compared(
         LockError: the file cannot be read.
     """
     from veomni_hook.patches.lock import compare
+    from veomni_hook.settings import resolve
 
     old = read_lock(path)
+    if not resolve().settings.idioms:
+        old = replace(old, modules={name: replace(held, sites=()) for name, held in old.modules.items()})
     new, errors = taken(old.families, sources, old=old, wanted=wanted, jobs=jobs)
     asked = {name: held for name, held in old.modules.items() if not wanted or name in wanted}
     kept = {name: held for name, held in asked.items() if name not in errors}
@@ -263,11 +269,13 @@ def _snapshot(
     *,
     overrides: Mapping[str, Sequence[Override]],
     known: Mapping[str, Mapping[str, str]],
+    idioms: bool,
 ) -> LockedModule | VeomniHookError:
     from veomni_hook.patches.lock import snapshot
 
     try:
-        return snapshot(module, text, overrides=overrides.get(module, ()), known=known.get(module, {}))
+        given = overrides.get(module, ())
+        return snapshot(module, text, overrides=given, known=known.get(module, {}), idioms=idioms)
     except VeomniHookError as error:
         return error
     except SyntaxError as error:

@@ -48,6 +48,7 @@ def snapshot(
     *,
     overrides: Sequence[Override] = (),
     known: Mapping[str, str] | None = None,
+    idioms: bool = True,
 ) -> LockedModule:
     """Record a module.
 
@@ -57,6 +58,7 @@ def snapshot(
         overrides: what configs override there, from `overrides_of`.
         known: definitions of an older lock, with their fingerprints. They are recorded too, and one that is
             not there any more is looked for under other names.
+        idioms: whether idioms route anything; without them there are overrides alone.
 
     Raises:
         SyntaxError: the source is not valid Python.
@@ -64,7 +66,8 @@ def snapshot(
     document = Document(text, module)
     old = known or {}
     overridden = [one.target for one in overrides]
-    sites = [site for site in recogniser.recognise(document) if not _inside(site.target, overridden)]
+    found = recogniser.recognise(document) if idioms else []
+    sites = [site for site in found if not _inside(site.target, overridden)]
     routed = [site for site in sites if site.status is Status.ROUTED]
     locked = tuple(
         LockedSite(site.op, site.target, site.variant, site.form, _bodies_of(document, site))
