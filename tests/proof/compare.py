@@ -11,6 +11,7 @@ from torch import nn
 __all__ = ["Degenerate", "Differs", "Run", "agree", "meaningful", "run", "tensors"]
 
 GRADIENT = "grad of "
+AFTERWARDS = " afterwards"
 
 
 class Differs(Exception):
@@ -32,7 +33,7 @@ class Run(dict[str, torch.Tensor]):
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
         """What the call returned."""
-        return {name: v for name, v in self.items() if not name.startswith(GRADIENT)}
+        return {k: v for k, v in self.items() if not k.startswith(GRADIENT) and not k.endswith(AFTERWARDS)}
 
 
 def tensors(value: Any, prefix: str = "output") -> dict[str, torch.Tensor]:
@@ -57,7 +58,9 @@ def run(call: Callable[..., Any], inputs: Mapping[str, Any], owner: nn.Module | 
         owner.zero_grad(set_to_none=True)
     # What a body draws at random, it draws in both runs.
     torch.manual_seed(2)
-    result = Run(tensors(call(**{**inputs, **leaves})))
+    # No leaves: what a body changes in place is changed in both runs.
+    given = {name: leaf.clone() for name, leaf in leaves.items()}
+    result = Run(tensors(call(**{**inputs, **given})))
     # In sorted order: the two runs must draw the same cotangents.
     generator = torch.Generator().manual_seed(1)
     total: torch.Tensor | None = None
@@ -72,6 +75,7 @@ def run(call: Callable[..., Any], inputs: Mapping[str, Any], owner: nn.Module | 
     for name, leaf in leaves.items():
         if leaf.grad is not None:
             result[f"{GRADIENT}{name}"] = leaf.grad
+    result |= {f"{name}{AFTERWARDS}": value for name, value in given.items()}
     for name, parameter in owner.named_parameters() if owner is not None else ():
         if parameter.grad is not None:
             result[f"{GRADIENT}self.{name}"] = parameter.grad.clone()
@@ -99,10 +103,12 @@ def agree(
         have = found[name]
         if want.dtype is not have.dtype or want.shape != have.shape:
             raise Differs(f"{name}: {want.dtype}{list(want.shape)} against {have.dtype}{list(have.shape)}")
-        if torch.equal(want, have):
+        same = (want == have) | (want.isnan() & have.isnan())
+        if same.all():
             continue
-        scale = want.float().abs().max().clamp(min=1e-6)
-        error = ((want.float() - have.float()).abs().max() / scale).item()
+        # What is NaN or infinite in one has to be the same in the other.
+        scale = want.float().nan_to_num(0, 0, 0).abs().max().clamp(min=1e-6)
+        error = ((want.float() - have.float())[~same].abs().max() / scale).item()
         allowed = 0.0 if exact else max(ROUNDING[dtype], ROUNDING.get(want.dtype, 0.0))
         if not error <= allowed:
             raise Differs(f"{name}: relative error {error:.2e}, allowed {allowed:.1e}")

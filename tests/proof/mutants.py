@@ -1,63 +1,83 @@
-"""Random small changes of a recognised body: operators, constants, casts, operands, statements."""
+"""Random small changes of recognised bodies, of what they call, and of what their class is made of."""
 
 from __future__ import annotations
 
 import ast
 import copy
 import random
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-__all__ = ["Mutant", "mutants"]
+from tests.proof.expression_changes import Change, Put, Surroundings, of_expression
+from tests.proof.statement_changes import of_definition, of_statements
 
-Mutant: TypeAlias = tuple[str, ast.Module]
-_Change: TypeAlias = tuple[str, Callable[[], None]]
+__all__ = ["Mutant", "bodies", "mutants"]
 
-_OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
-    ast.Add: (ast.Sub, ast.Mult),
-    ast.Sub: (ast.Add,),
-    ast.Mult: (ast.Add, ast.Div),
-    ast.Div: (ast.Mult,),
-    ast.Pow: (ast.Mult,),
-    ast.MatMult: (ast.Mult,),
-}
-_METHODS = {
-    "rsqrt": "sqrt",
-    "mean": "sum",
-    "sum": "mean",
-    "pow": "mul",
-    "float": "double",
-    "cos": "sin",
-    "sin": "cos",
-    "sigmoid": "tanh",
-    "silu": "relu",
-    "softmax": "log_softmax",
-    "clamp": "relu",
-    "chunk": "split",
-    "add": "sub",
-}
-_CASTS = ("float", "to", "type_as", "bfloat16", "type")
+#: What was changed, and the whole changed source.
+Mutant: TypeAlias = tuple[str, str]
+
+_DEPTH = 3
 
 
-def mutants(tree: ast.Module, names: list[str], count: int, seed: int) -> Iterator[Mutant]:
-    """Change one thing in one of the definitions ``names`` (``f``, ``Class.method``), ``count`` times.
+def mutants(
+    source: str, names: Sequence[str], count: int, seed: int | str, near: range | None = None
+) -> Iterator[Mutant]:
+    """Up to ``count`` different mutants with one change each in one of the definitions ``names``.
 
-    Yields:
-        What was changed, and the whole changed module.
+    Kinds of changes are drawn first, then one change of the kind, so that rare ones come up, too. Most
+    are in the first definition; there, changes of the lines ``near`` come up more often.
     """
     draw = random.Random(seed)
-    for _ in range(count):
-        changed = copy.deepcopy(tree)
-        bodies = [node for name in names if (node := _find(changed, name)) is not None]
-        changes = [change for body in bodies for change in _changes(body, draw)]
-        if not changes:
+    found = [node for name in names if (node := find(ast.parse(source), name)) is not None]
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    owner = classes.get(names[0].partition(".")[0])
+    known = {ast.dump(ast.parse(source))}
+    weights = [_weight(node, first=node is found[0], others=len(found) - 1) for node in found]
+    for _ in range(4 * count + 40):
+        if not found or count <= 0:
             return
-        label, apply = draw.choice(changes)
+        body = draw.choices(found, weights)[0]
+        changed = copy.deepcopy(body)
+        by_kind: dict[str, list[Change]] = {}
+        for change in _changes(changed, owner, draw):
+            by_kind.setdefault(change[0], []).append(change)
+        options = by_kind[draw.choice(sorted(by_kind))]
+        if near is not None and body is found[0] and draw.random() < 0.8:
+            options = [change for change in options if change[2] in near] or options
+        _, label, line, apply = draw.choice(options)
         apply()
-        yield label, ast.fix_missing_locations(changed)
+        text = _with(source, body, changed)
+        try:
+            # Compiling finds more than parsing: keywords given twice, say.
+            compile(ast.unparse(changed), "mutant", "exec", dont_inherit=True)
+            dump = ast.dump(ast.parse(text))
+        except SyntaxError:
+            continue
+        if dump in known:
+            continue
+        known.add(dump)
+        count -= 1
+        yield f"{body.name} line {line}: {label}", text
 
 
-def _find(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+def _weight(node: ast.FunctionDef, *, first: bool, others: int) -> float:
+    """How often a definition is changed: in two of three times the first, least what makes the class."""
+    if first:
+        return 2.0
+    return (0.3 if node.name == "__init__" else 1.0) / others
+
+
+def _with(source: str, old: ast.FunctionDef, new: ast.FunctionDef) -> str:
+    """``source`` with a definition written anew."""
+    lines = source.splitlines(keepends=True)
+    first = min([old.lineno, *(decorator.lineno for decorator in old.decorator_list)]) - 1
+    text = textwrap.indent(ast.unparse(ast.fix_missing_locations(new)), " " * old.col_offset)
+    return "".join([*lines[:first], text, "\n", *lines[old.end_lineno :]])
+
+
+def find(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    """The definition ``f`` or ``Class.method``, the last one of the name."""
     body: list[ast.stmt] = tree.body
     found: ast.stmt | None = None
     for part in name.split("."):
@@ -69,101 +89,93 @@ def _find(tree: ast.Module, name: str) -> ast.FunctionDef | None:
     return found if isinstance(found, ast.FunctionDef) else None
 
 
-def _changes(function: ast.FunctionDef, draw: random.Random) -> Iterator[_Change]:
-    reads = sorted(
-        {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    )
-    local = {a.arg for a in function.args.args} | {
-        n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
-    exchangeable = [name for name in reads if name in local and name != "self"]
-    for statement in function.body:
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+def bodies(source: str, target: str) -> list[str]:
+    """The target, the functions and methods of the module that it uses, and what makes its class."""
+    tree = ast.parse(source)
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    owner = target.rpartition(".")[0]
+    found: list[str] = []
+    todo = [(target, 0)]
+    while todo:
+        current, depth = todo.pop(0)
+        node = find(tree, current)
+        if node is None or current in found:
             continue
-        for node in ast.walk(statement):
-            yield from _of_node(node, exchangeable, draw)
-    plain = [s for s in function.body if isinstance(s, ast.Assign | ast.AugAssign)]
-    for statement in plain:
-        yield f"line {statement.lineno}: statement dropped", lambda s=statement: function.body.remove(s)
+        found.append(current)
+        for used in ast.walk(node) if depth < _DEPTH else ():
+            if isinstance(used, ast.Name) and used.id in functions:
+                todo.append((used.id, depth + 1))
+            if isinstance(used, ast.Attribute) and used.attr not in ("forward", "__init__"):
+                todo += [(f"{name}.{used.attr}", depth + 1) for name in _line(classes, owner)]
+    return [*found, *(name for one in _line(classes, owner) if find(tree, name := f"{one}.__init__"))]
 
 
-def _of_node(node: ast.AST, names: list[str], draw: random.Random) -> Iterator[_Change]:
-    where = f"line {getattr(node, 'lineno', 0)}"
-    kinds: tuple[tuple[type[ast.AST], Callable[..., Iterator[_Change]]], ...] = (
-        (ast.BinOp, _of_operator),
-        (ast.Constant, _of_constant),
-        (ast.UnaryOp, _of_sign),
-        (ast.Name, _of_name),
-        (ast.Call, _of_call),
-        (ast.Return, _of_return),
-        (ast.Slice, _of_slice),
+def _line(classes: dict[str, ast.ClassDef], name: str) -> list[str]:
+    """A class and its bases in the module."""
+    if name not in classes:
+        return []
+    bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
+    return [name, *(each for base in bases for each in _line(classes, base))]
+
+
+def _changes(function: ast.FunctionDef, owner: ast.ClassDef | None, draw: random.Random) -> Iterator[Change]:
+    around = Surroundings(_exchangeable(function), _assigned(owner), draw)
+    for node, put, is_callee in _places(function):
+        yield from of_expression(node, put, around, is_callee=is_callee)
+    yield from of_statements(function, around)
+    yield from of_definition(function)
+
+
+def _exchangeable(function: ast.FunctionDef) -> list[str]:
+    """Locals that are read."""
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    local = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+    local |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return sorted({node.id for node in names if isinstance(node.ctx, ast.Load)} & local - {"self", "config"})
+
+
+def _assigned(owner: ast.ClassDef | None) -> list[str]:
+    """The attributes that a class sets."""
+    nodes = ast.walk(owner) if owner is not None else ()
+    return sorted(
+        {
+            node.attr
+            for node in nodes
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+        }
     )
-    for kind, changes in kinds:
-        if isinstance(node, kind):
-            yield from changes(node, where, names, draw)
 
 
-def _of_operator(node: ast.BinOp, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
-    for other in _OPERATORS.get(type(node.op), ()):
-        label = f"{where}: {type(node.op).__name__} to {other.__name__}"
-        yield label, lambda other=other: setattr(node, "op", other())
+def _places(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, Put, bool]]:
+    """Every node of what runs, and how to put another into its place, and whether it is what is called.
 
-    def turn() -> None:
-        node.left, node.right = node.right, node.left
+    There are no texts and annotations among them.
+    """
+    todo: list[ast.AST] = [*function.body, function.args]
+    while todo:
+        parent = todo.pop(0)
+        for field, value in ast.iter_fields(parent):
+            items = value if isinstance(value, list) else [value]
+            for index, item in enumerate(items):
+                if not isinstance(item, ast.AST) or isinstance(item, ast.JoinedStr | ast.arg):
+                    continue
+                if field == "annotation":
+                    continue
+                todo.append(item)
+                if isinstance(parent, ast.Expr) and isinstance(item, ast.Constant):
+                    continue
+                place = index if isinstance(value, list) else None
 
-    yield f"{where}: operands of {type(node.op).__name__} swapped", turn
+                def put(
+                    new: ast.AST, parent: ast.AST = parent, field: str = field, place: int | None = place
+                ) -> None:
+                    if place is None:
+                        setattr(parent, field, new)
+                    else:
+                        getattr(parent, field)[place] = new
 
-
-def _of_constant(node: ast.Constant, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
-    value = node.value
-    if isinstance(value, int | float):
-        new = (not value) if isinstance(value, bool) else draw.choice((value + 1, -value, value * 2))
-        yield f"{where}: {value} to {new}", lambda: setattr(node, "value", new)
-
-
-def _of_sign(node: ast.UnaryOp, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
-    if isinstance(node.op, ast.USub):
-        yield f"{where}: sign dropped", lambda: setattr(node, "op", ast.UAdd())
-
-
-def _of_name(node: ast.Name, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
-    others = [name for name in names if name != node.id]
-    if isinstance(node.ctx, ast.Load) and node.id in names and others:
-        new = draw.choice(others)
-        yield f"{where}: {node.id} to {new}", lambda: setattr(node, "id", new)
-
-
-def _of_call(node: ast.Call, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
-    attribute = node.func
-    if not isinstance(attribute, ast.Attribute):
-        return
-    if attribute.attr in _METHODS:
-        other = _METHODS[attribute.attr]
-        yield f"{where}: {attribute.attr} to {other}", lambda: setattr(attribute, "attr", other)
-    if attribute.attr in _CASTS:
-
-        def drop() -> None:
-            node.func = ast.Attribute(attribute.value, "clone", ast.Load())
-            node.args, node.keywords = [], []
-
-        yield f"{where}: cast .{attribute.attr} dropped", drop
-    for keyword in node.keywords:
-        if keyword.arg is not None:
-            label = f"{where}: keyword {keyword.arg} dropped"
-            yield label, lambda keyword=keyword: node.keywords.remove(keyword)
-
-
-def _of_return(node: ast.Return, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
-    value = node.value
-    if value is not None and not isinstance(value, ast.Tuple):
-        cast = ast.Call(ast.Attribute(value, "float", ast.Load()), [], [])
-        yield f"{where}: result cast to float32", lambda: setattr(node, "value", cast)
-
-
-def _of_slice(node: ast.Slice, where: str, names: list[str], draw: random.Random) -> Iterator[_Change]:
-    if (node.lower is None) != (node.upper is None):
-
-        def turn() -> None:
-            node.lower, node.upper = node.upper, node.lower
-
-        yield f"{where}: other half of a slice", turn
+                yield item, put, field == "func"

@@ -2,134 +2,45 @@
 
 For every form that the idioms recognise, one site stands for all; each mutant is patched, run and compared as
 `tests.proof` does with upstream's own code. A mutant that stays routed and whose guard computes something else
-than its body is a false positive.
+than its body is a false positive. `tests.proof.judge` says what else may become of it.
 """
 
 from __future__ import annotations
 
-import ast
+import json
 import multiprocessing
-import random
 import sys
-import types
-import warnings
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from importlib import import_module
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
-from tests.proof.mutants import mutants
-from tests.proof.runner import _start, modules, prover, routed
+from tests.proof.judge import FAILURES, OUTCOMES, Form, Judged, forms, judge
+from tests.proof.runner import _start, modules
 
-__all__ = ["Judged", "judge", "representatives"]
-
-#: ``refused``: no longer routed as it was; ``equal``: routed, and guard and body agree; ``broken``: upstream's
-#: own body does not run any more, so there is nothing to agree with; ``false positive``: they disagree.
-Judged = tuple[str, str]
+__all__ = ["run"]
 
 
-def representatives(names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """One (module, op, target) for each form of each op, the first in the order of modules."""
-    seen: set[tuple[str, str, str]] = set()
-    found = []
-    for name in names:
-        for site in routed(name):
-            key = (site.op, site.variant, site.form)
-            if site.counted and key not in seen:
-                seen.add(key)
-                found.append((name, site.op, site.target))
-    return found
-
-
-def judge(name: str, op: str, target: str, count: int, seed: int) -> list[Judged]:
-    """Judge ``count`` mutants of one site."""
-    from tests.proof.build import Unbuildable
-    from tests.proof.compare import Differs
-    from tests.proof.recogniser import routed_in
-    from veomni_hook.patches.engine import Origin, patch_source
-
-    original = import_module(name)
-    loader: Any = original.__spec__.loader  # type: ignore[union-attr]
-    tree = ast.parse(Path(loader.upstream).read_text(encoding="utf-8"))
-    judged: list[Judged] = []
-    for label, mutant in mutants(tree, _bodies(tree, target), count, seed):
-        source = ast.unparse(mutant)
-        sites = [
-            site
-            for site in routed_in(source, name)
-            if site.op == op and site.target == target and site.counted
-        ]
-        if not sites:
-            judged.append(("refused", label))
-            continue
-        patched = patch_source(
-            source, [], Origin(name, str(loader.upstream), "transformers", "0"), idioms=True
-        )
-        module = _module(original, patched.text)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                prover(sites[0])(sites[0], module)
-            judged.append(("equal", label))
-        except Differs as error:
-            judged.append(("false positive", f"{label}: {error}"))
-        except (Unbuildable, Exception) as error:
-            judged.append(("broken", f"{label}: {type(error).__name__}: {error}"[:200]))
-    return judged
-
-
-def _bodies(tree: ast.Module, target: str) -> list[str]:
-    """The target, and the functions and methods of the module that it uses."""
-    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    owner = target.rpartition(".")[0]
-    methods = {
-        node.name
-        for cls in tree.body
-        if isinstance(cls, ast.ClassDef) and cls.name == owner
-        for node in cls.body
-        if isinstance(node, ast.FunctionDef)
-    }
-    found, todo = [], [target]
-    while todo:
-        current = todo.pop()
-        if current in found:
-            continue
-        found.append(current)
-        body: list[ast.stmt] = tree.body
-        node: Any = None
-        for part in current.split("."):
-            node = next((s for s in body if getattr(s, "name", None) == part), None)
-            body = getattr(node, "body", [])
-        for used in ast.walk(node) if node is not None else ():
-            if isinstance(used, ast.Name) and used.id in functions and used.id.startswith("rotate"):
-                todo.append(used.id)
-            if (
-                isinstance(used, ast.Attribute)
-                and used.attr in methods
-                and used.attr not in ("forward", "__init__")
-            ):
-                todo.append(f"{owner}.{used.attr}")
-    return found
-
-
-def _module(original: types.ModuleType, text: str) -> types.ModuleType:
-    module = types.ModuleType(original.__name__)
-    module.__dict__.update(
-        __package__=original.__package__, __file__=original.__file__, __spec__=original.__spec__
-    )
-    # Classes look their module up by name while they are made, and while the proof builds them.
-    sys.modules[original.__name__] = module
-    try:
-        exec(compile(text, str(original.__file__), "exec", dont_inherit=True), module.__dict__)
-    finally:
-        sys.modules[original.__name__] = original
-    return module
+def run(chosen: list[Form], count: int, seed: int, workers: int) -> Iterator[list[Judged]]:
+    """Judge mutants of forms in parallel; yields what became of those of each form."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start) as pool:
+        running = {pool.submit(judge, form, count, seed): form for form in chosen}
+        for done in as_completed(running):
+            form = running[done]
+            try:
+                yield done.result()
+            except Exception as error:  # a form that cannot be judged is a failure, and no end of the run
+                detail = f"{type(error).__name__}: {error}"
+                yield [Judged(form.op, *form.sites[0], "unproved", "the form", detail)]
 
 
 def main(
@@ -138,32 +49,43 @@ def main(
     count: Annotated[int, typer.Option(help="mutants of a form")] = 20,
     seed: Annotated[int, typer.Option(help="of the random changes")] = 0,
     workers: Annotated[int, typer.Option(help="processes")] = 2,
+    show: Annotated[list[str] | None, typer.Option(help="list mutants of these outcomes, too")] = None,
+    output: Annotated[Path | None, typer.Option(help="write what became of each mutant as JSON")] = None,
 ) -> None:
     """Change recognised bodies at random; exits 1 if a guard computes something else than its mutated body."""
-    chosen = [one for one in representatives(modules(families or ())) if not op or one[1] in op]
-    draw = random.Random(seed)
-    totals: Counter[tuple[str, str]] = Counter()
-    wrong: list[str] = []
-    context = multiprocessing.get_context("spawn")
-    with (
-        Progress(console=Console(stderr=True)) as progress,
-        ProcessPoolExecutor(workers, mp_context=context, initializer=_start) as pool,
-    ):
+    began = time.perf_counter()
+    chosen = forms(modules(families or ()), op or ())
+    judged: list[Judged] = []
+    with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("mutating", total=len(chosen))
-        running = {pool.submit(judge, *one, count, draw.randrange(1 << 30)): one for one in chosen}
-        for done in as_completed(running):
-            name, kind, target = running[done]
-            for outcome, label in done.result():
-                totals[kind, outcome] += 1
-                if outcome == "false positive":
-                    wrong.append(f"{name} {target} ({kind}): {label}")
+        for found in run(chosen, count, seed, workers):
+            judged += found
             progress.update(task, advance=1)
-    for kind in sorted({kind for kind, _ in totals}):
-        print(kind, {outcome: n for (k, outcome), n in sorted(totals.items()) if k == kind})
-    for line in wrong:
-        print("false positive:", line)
-    print(f"{sum(totals.values())} mutants of {len(chosen)} forms, {len(wrong)} false positives")
-    sys.exit(bool(wrong) or not totals)
+    judged.sort(key=lambda one: (one.op, one.module, one.target))
+    Console(width=150).print(_table(judged))
+    for one in judged:
+        if one.outcome in FAILURES or one.outcome in (show or ()):
+            print(f"{one.outcome}: {one.module} {one.target} ({one.op}): {one.label}: {one.detail}")
+    if output is not None:
+        output.write_text(json.dumps([asdict(one) for one in judged], indent=1) + "\n", encoding="utf-8")
+    failures = sum(one.outcome in FAILURES for one in judged)
+    seconds = time.perf_counter() - began
+    print(
+        f"{len(judged)} mutants of {len(chosen)} forms in {seconds:.0f} s, {failures} failures (seed {seed})"
+    )
+    sys.exit(bool(failures) or not judged)
+
+
+def _table(judged: list[Judged]) -> Table:
+    counts = Counter((one.op, one.outcome) for one in judged)
+    shown = [outcome for outcome in OUTCOMES if any(one.outcome == outcome for one in judged)]
+    table = Table("op", "mutants", *shown)
+    for op in sorted({one.op for one in judged}):
+        row = [counts[op, outcome] for outcome in shown]
+        table.add_row(op, str(sum(row)), *map(str, row))
+    total = [sum(one.outcome == outcome for one in judged) for outcome in shown]
+    table.add_row("all", str(sum(total)), *map(str, total))
+    return table
 
 
 if __name__ == "__main__":

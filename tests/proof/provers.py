@@ -32,6 +32,7 @@ __all__ = [
     "class_prover",
     "slots_of",
     "typed",
+    "watchers",
     "with_kernels",
 ]
 
@@ -68,14 +69,24 @@ def slots_of(module: Any, op: str) -> list[Slot]:
     return [value for value in vars(module).values() if isinstance(value, Slot) and value.op == op]
 
 
+#: Told of every run: the choice of kernels, and what it raised.
+watchers: list[Callable[[str, Exception | None], None]] = []
+
+
 def with_kernels(choice: str, call: Callable[[], Run]) -> Run:
     """Run something under a choice of kernels."""
     before = get_choice()
     set_choice(choice)
+    raised: Exception | None = None
     try:
         return call()
+    except Exception as error:
+        raised = error
+        raise
     finally:
         set_choice(before)
+        for watcher in watchers:
+            watcher(choice, raised)
 
 
 def typed(inputs: Inputs, dtype: torch.dtype) -> Inputs:

@@ -118,7 +118,7 @@ def _uncalled(site: Any, upstream: Any) -> Proof:
     tally = Tally(site.variant)
     for dtype, (inputs, options) in itertools.product(DTYPES, layouts(names)):
         given = {name: _typed(name, v, dtype, dtype) for name, v in inputs.items()}
-        renamed = dict(zip(given, operands, strict=False))
+        renamed = {site.captures.get(operand, operand): operand for operand in operands}
         try:
             expected = run(partial(upstream, **options), given)
         except UNFIT as error:
