@@ -172,7 +172,8 @@ def runs() -> dict[str, Any]:
             found[f"{setting}, {name}"] = len(CALLS)
     set_choice("auto")
     CALLS.clear()
-    torch.compile(default, backend="eager", fullgraph=True)(ids)
+    # bfloat16: in float32 the grouped matmul of transformers 5.2 has no fake implementation.
+    torch.compile(default.to(torch.bfloat16), backend="eager", fullgraph=True)(ids)
     found["compiled"] = len(CALLS)
     return found
 

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from veomni_hook.kernels.choice import Choice, parse_choice
+from veomni_hook.kernels.registry import registry
 
 __all__ = ["STATE", "State", "get_choice", "set_active", "set_choice"]
 
@@ -23,9 +26,21 @@ STATE = State()
 
 
 def set_choice(text: str) -> None:
-    """Choose kernels for this process, e.g. ``auto``, ``rms_norm=torch``. Raises KernelError if not valid."""
-    STATE.choice = parse_choice(text)
-    STATE.epoch += 1
+    """Choose kernels for this process, e.g. ``auto``, ``rms_norm=torch``. Raises KernelError if not valid.
+
+    Every patched module that is imported asks for the choice in force; only another one
+    makes slots look anew.
+    """
+    choice = _parsed(text, registry.version)
+    if choice != STATE.choice:
+        STATE.choice = choice
+        STATE.epoch += 1
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str, version: int) -> Choice:
+    """The choice that ``text`` is where the registry holds what it holds in this version."""
+    return parse_choice(text)
 
 
 def get_choice() -> str:
@@ -35,5 +50,6 @@ def get_choice() -> str:
 
 def set_active(active: bool) -> None:  # noqa: FBT001 - the hook's switch has two positions
     """Let slots answer (the default), or make every guard fall through to the upstream code."""
-    STATE.active = active
-    STATE.epoch += 1
+    if STATE.active != active:
+        STATE.active = active
+        STATE.epoch += 1
