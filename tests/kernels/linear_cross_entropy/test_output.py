@@ -173,6 +173,15 @@ def test_logits_after_the_weights_changed_are_a_warning(made):
         assert output.logits is not None
 
 
+def test_logits_after_the_hidden_states_changed_are_a_warning(made):
+    _, output, _ = made
+    deferred = output.__dict__["logits"]
+    with torch.no_grad():
+        deferred._hidden_states.mul_(2)
+    with pytest.warns(VeomniHookWarning, match="the hidden states have changed"):
+        assert output.logits is not None
+
+
 def test_logits_before_the_weights_changed_are_not(made):
     model, output, expected = made
     output.loss.backward()

@@ -37,6 +37,20 @@ def test_a_failing_idiom_is_named_with_the_module(idioms: Any) -> None:
     assert caught.value.where == "pkg.broken" and isinstance(caught.value.__cause__, KeyError)
 
 
+def test_all_models_of_all_releases_are_covered_by_few_lines() -> None:
+    patches = Path(recognise.__code__.co_filename).parents[1]
+    specs = [*patches.glob("idioms/*.py"), *patches.glob("models/**/*.py")]
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in specs) < 2500
+
+
+def test_no_idiom_asks_for_a_release() -> None:
+    patches = Path(recognise.__code__.co_filename).parents[1]
+    for path in [*patches.glob("idioms/*.py"), *patches.glob("readers/*.py"), *patches.glob("graph/*.py")]:
+        assert not re.search(
+            r"__version__|importlib.metadata|\bversion\(", path.read_text(encoding="utf-8")
+        ), path
+
+
 def test_every_idiom_says_what_it_is_for() -> None:
     assert len(idioms()) == len(IDIOMS)
     for idiom in idioms():

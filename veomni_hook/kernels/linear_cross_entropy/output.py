@@ -71,6 +71,8 @@ class DeferredLogits:
         self._cast: torch.dtype | None = None
         weight = linear._parameters.get("weight")
         self._weight = None if weight is None else (ref(weight), weight._version)
+        # Tensors of inference mode count no changes.
+        self._version = None if hidden_states.is_inference() else hidden_states._version
 
     @property
     def dtype(self) -> torch.dtype:
@@ -93,10 +95,11 @@ class DeferredLogits:
         model = self._model()
         if model is not None:
             note_refusal(model, READ)
-        if self._weights_changed():
+        changed = self._changed()
+        if changed:
             warnings.warn(
-                "outputs.logits is read after the weights of the head have changed: these logits are not "
-                "those of the forward pass. Read them before optimizer.step().",
+                f"outputs.logits is read after {changed} have changed: these logits are not "
+                "those of the forward pass. Read them before that, at the latest before optimizer.step().",
                 VeomniHookWarning,
                 stacklevel=4,
             )
@@ -105,6 +108,12 @@ class DeferredLogits:
         with torch.inference_mode(mode=False), torch.set_grad_enabled(self._grad), autocast:
             logits = self._transform(self._head(self._hidden_states))
         return logits if self._cast is None else logits.to(self._cast)
+
+    def _changed(self) -> str:
+        """What the forward computed with and is not the same any more, as far as tensors tell."""
+        if self._version is not None and self._hidden_states._version != self._version:
+            return "the hidden states"
+        return "the weights of the head" if self._weights_changed() else ""
 
     def _weights_changed(self) -> bool:
         if self._weight is None:
