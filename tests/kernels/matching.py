@@ -22,7 +22,7 @@ def gradients(
     outputs = function(*leaves)
     outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
     generator = torch.Generator().manual_seed(7)
-    incoming = [torch.randn(out.shape, generator=generator).to(out.dtype) for out in outputs]
+    incoming = [torch.randn(out.shape, generator=generator).to(out) for out in outputs]
     differentiable = [(out, grad) for out, grad in zip(outputs, incoming, strict=True) if out.requires_grad]
     if differentiable:
         torch.autograd.backward(*zip(*differentiable, strict=True))
@@ -67,4 +67,5 @@ def close(found: torch.Tensor, truth: torch.Tensor, tolerance: float) -> None:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)

@@ -1,13 +1,13 @@
 """RMS normalisation of the last dimension: ``x * rsqrt(mean(x^2) + eps)``, with weight and gate or without.
 
-Called with the operands of the variant's reference function, in its order, and asked with the same but the
-activation: ``slot.kernel(self, hidden_states, weight, eps)``. In the formulas ``x32`` is x in float32 and
+Asked and called with the operands of the variant's reference function, in its order:
+``slot.kernel(self, hidden_states, weight, eps)``. In the formulas ``x32`` is x in float32 and
 ``rs`` the scale ``rsqrt(mean(x32^2) + eps)``.
 """
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Variant
+from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
 
 _FORMULAS = {
     "cast_before_weight": "weight * (x32 * rs).to(x.dtype)",
@@ -36,7 +36,32 @@ OP = Op(
     },
 )
 
+_TRITON = "veomni_hook.kernels.rms_norm.triton"
+#: Variants with a Triton kernel, and its function; a quotient by the root rounds like a product in float32.
+_FUSED = {
+    "cast_before_weight": "cast_before_weight",
+    "weight_before_cast": "weight_before_cast",
+    "cast_to_weight": "cast_to_weight",
+    "divided_by_root": "weight_before_cast",
+    "one_plus_weight": "one_plus_weight",
+    "one_plus_weight_rounded": "one_plus_weight_rounded",
+    "unweighted": "unweighted",
+}
+
 KERNELS = (
+    *(
+        Kernel(
+            op="rms_norm",
+            variant=variant,
+            backend="triton",
+            load=f"{_TRITON}:{function}",
+            refuses=f"{_TRITON}:refuses_unweighted" if variant == "unweighted" else f"{_TRITON}:refuses",
+            requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
+            priority=10,
+            description="one pass forward, one backward, deterministic; rows of at most 32,768 values",
+        )
+        for variant, function in _FUSED.items()
+    ),
     Kernel(
         op="rms_norm",
         variant="cast_before_weight",

@@ -1,0 +1,127 @@
+"""The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.rms_norm import reference
+
+pytest.importorskip("triton")
+
+from veomni_hook.kernels.rms_norm import triton as kernels
+
+EPS = 1e-3
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+VARIANTS = sorted({k.variant for k in registry.kernels("rms_norm") if k.backend == "triton"})
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128), (3, 4100)]
+
+
+def pair(variant: str):
+    """The kernel and the reference of a variant."""
+    (kernel,) = (k for k in registry.kernels("rms_norm", variant) if k.backend == "triton")
+    ours = getattr(kernels, kernel.load.partition(":")[2])
+    return partial(ours, eps=EPS), partial(getattr(reference, variant), eps=EPS)
+
+
+def inputs(variant: str, shape, dtype, weight_dtype=None):
+    given = [torch.randn(shape).to(DEVICE, dtype)]
+    if "unweighted" not in variant:
+        given.append((torch.rand(shape[-1]) + 0.5).to(DEVICE, weight_dtype or dtype))
+    return given
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equals_the_reference(variant, shape, dtype):
+    assert_matches(*pair(variant), inputs(variant, shape, dtype))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str
+)
+def test_a_weight_of_another_dtype(variant, dtypes):
+    assert_matches(*pair(variant), inputs(variant, (5, 48), *dtypes))
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
+def test_gradients_only_where_wanted(wanted):
+    assert_matches(*pair("cast_before_weight"), inputs("cast_before_weight", (4, 9), torch.float32), wanted)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(6, 4, 10).transpose(0, 1),
+        lambda: torch.randn(2, 5, 3, 24)[..., 8:16],
+        lambda: torch.randn(4, 3, 5, 6, 8).permute(3, 1, 0, 2, 4),
+        lambda: torch.randn(10, 6).t(),
+        lambda: torch.randn(1, 8).expand(5, 8),
+    ],
+    ids=["swapped", "part of a row", "more steps than three", "columns apart", "one row for all"],
+)
+def test_strided_input(make):
+    with torch.device(DEVICE):
+        x = make()
+        weight = torch.rand(x.shape[-1])
+    ours, upstream = pair("cast_before_weight")
+    results = []
+    for function in (ours, upstream):
+        leaf = x.detach().requires_grad_()
+        y = function(leaf, weight)
+        torch.manual_seed(1)
+        (grad,) = torch.autograd.grad(y, leaf, torch.randn(y.shape).to(y))
+        results.append((y, grad))
+    torch.testing.assert_close(*results)
+
+
+def test_a_gradient_in_the_layout_of_attention():
+    ours, upstream = pair("weight_before_cast")
+    turned = [lambda *given, f=f: f(*given).transpose(1, 2) for f in (ours, upstream)]
+    assert_matches(*turned, inputs("weight_before_cast", (2, 5, 3, 16), torch.float32))
+
+
+def test_the_operators_keep_their_contracts():
+    x, weight, dy = (torch.randn(shape, device=DEVICE) for shape in ((3, 5, 8), (8,), (3, 5, 8)))
+    for middle, factor, held in ((torch.bfloat16, 1, weight), (torch.float32, 0, None)):
+        call = (x, held, EPS, factor, middle, torch.float32)
+        torch.library.opcheck(torch.ops.veomni_hook.rms_norm.default, call)
+        scale = torch.ops.veomni_hook.rms_norm(*call)[1]
+        call = (x, held, scale, dy, factor, middle, held is not None)
+        torch.library.opcheck(torch.ops.veomni_hook.rms_norm_backward.default, call)
+
+
+def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch():
+    ours, _ = pair("cast_before_weight")
+    x, weight = torch.randn(64, 256, device=DEVICE), torch.rand(256, device=DEVICE)
+    whole = ours(x, weight)
+    assert torch.equal(ours(x, weight), whole)
+    assert torch.equal(ours(x[17:18], weight), whole[17:18])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_states": torch.randn(2, 8, dtype=torch.float64)}, "float64"),
+        ({"weight": torch.rand(8, dtype=torch.float64)}, "the weight has dtype"),
+        ({"weight": torch.rand(4)}, "does not cover"),
+        ({"weight": torch.rand(16)[::2]}, "not contiguous"),
+        ({"weight": torch.rand(8, device="meta")}, "the weight is on meta"),
+        ({"eps": torch.ones(())}, "eps is a Tensor"),
+        ({"hidden_states": torch.empty(1, 40_000)}, "at most 32768"),
+        ({"hidden_states": torch.randn(())}, "at most"),
+        ({"hidden_states": torch.sparse_coo_tensor(size=(2, 8))}, "not strided"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refuses(change, reason):
+    operands = {"hidden_states": torch.randn(2, 8), "weight": torch.rand(8), "eps": EPS}
+    assert kernels.refuses(None, **operands) is None
+    assert reason in kernels.refuses(None, **(operands | change))

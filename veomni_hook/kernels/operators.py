@@ -1,0 +1,28 @@
+"""Operators of their own for kernels, so that fake tensors, tracers and `torch.library.opcheck` know them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["define_op"]
+
+# `define` and `impl` cost less at each call than the decorators of `torch.library.custom_op`.
+_LIBRARY: Any = torch.library.Library("veomni_hook", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def define_op(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Define ``torch.ops.veomni_hook.<name>``, which has no gradient of its own, and return it.
+
+    Args:
+        schema: name, parameters and results, as `torch.library.Library.define` takes them.
+        implementation: for tensors on every device; it may mutate nothing and return no alias of its input.
+        fake: gives results of the same shapes and dtypes, from tensors without data.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"veomni_hook::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.veomni_hook, name).default

@@ -1,0 +1,77 @@
+"""The device code of RMSNorm; `veomni_hook.kernels.rms_norm.triton` says what it computes and launches it."""
+
+import triton
+import triton.language as tl
+
+__all__ = ["backward", "forward"]
+
+
+@triton.jit
+def _begin(row, n1, n2, s0, s1, s2):
+    inner = row // n2
+    return inner // n1 * s0 + inner % n1 * s1 + row % n2 * s2
+
+
+@triton.jit
+def _factor(weight, column, inside, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+    if FACTOR == 0:
+        factor = tl.full([BLOCK], 1.0, tl.float32)
+    else:
+        held = tl.load(weight + column, mask=inside, other=0.0)
+        factor = held.to(tl.float32)
+        if FACTOR == 2:
+            factor = 1.0 + factor
+        if FACTOR == 3:
+            factor = (1.0 + factor).to(held.dtype).to(tl.float32)
+    return factor
+
+
+@triton.jit
+def forward(
+    x, weight, y, scale, rows, n1, n2, s0, s1, s2, eps,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, FACTOR: tl.constexpr,
+    MIDDLE: tl.constexpr,
+):  # fmt: skip
+    """Normalise ``ROWS`` rows of x into y, contiguous, and keep each row's scale."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    kept = (row < rows)[:, None] & inside[None, :]
+    begin = _begin(row, n1, n2, s0, s1, s2)
+    x32 = tl.load(x + begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+    factor = _factor(weight, column, inside, FACTOR, BLOCK)
+    s = tl.rsqrt(tl.sum(x32 * x32, axis=1) / COLUMNS + eps)
+    result = (x32 * s[:, None]).to(MIDDLE).to(tl.float32) * factor[None, :]
+    tl.store(y + row[:, None] * COLUMNS + column[None, :], result.to(y.dtype.element_ty), mask=kept)
+    tl.store(scale + row, s, mask=row < rows)
+
+
+@triton.jit
+def backward(
+    x, weight, scale, dy, dx, partial, rows, n1, n2, s0, s1, s2, m1, m2, t0, t1, t2,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, FACTOR: tl.constexpr,
+    MIDDLE: tl.constexpr, TO_WEIGHT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Gradients of blocks of ``ROWS`` rows, every so many of them: dx, and one row of ``partial``."""
+    column = tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    factor = _factor(weight, column, inside, FACTOR, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for number in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = number * ROWS + tl.arange(0, ROWS).to(tl.int64)
+        kept = (row < rows)[:, None] & inside[None, :]
+        begin = _begin(row, n1, n2, s0, s1, s2)
+        incoming = _begin(row, m1, m2, t0, t1, t2)
+        x32 = tl.load(x + begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+        dy32 = tl.load(dy + incoming[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+        s = tl.load(scale + row, mask=row < rows, other=0.0)
+        xhat = x32 * s[:, None]
+        g = dy32 * factor[None, :]
+        mean = tl.sum(g * xhat, axis=1) / COLUMNS
+        result = s[:, None] * (g - xhat * mean[:, None])
+        tl.store(dx + row[:, None] * COLUMNS + column[None, :], result.to(dx.dtype.element_ty), mask=kept)
+        if TO_WEIGHT:
+            total += dy32 * xhat.to(MIDDLE).to(tl.float32)
+    if TO_WEIGHT:
+        place = tl.program_id(0).to(tl.int64) * COLUMNS + column
+        tl.store(partial + place, tl.sum(total, axis=0), mask=inside)
