@@ -17,7 +17,7 @@ ASCEND = System("npu", torch="2.13")
 def known():
     """The built-in kernels and two that need hardware."""
     known = Registry()
-    name = {"op": "rms_norm", "variant": "cast_before_weight", "load": "a:b", "priority": 1}
+    name = {"op": "rms_norm", "variant": "cast_before_weight", "load": "a:b", "priority": 20}
     known.add(Kernel(**name, backend="tensor_cores", requires=Requirement(("cuda",), (9, 0), triton=True)))
     known.add(Kernel(**name, backend="ascend", requires=Requirement(("npu",))))
     return known
@@ -31,9 +31,11 @@ def chosen(known, choice, system):
     ("system", "backends"),
     [
         (CPU, ["torch"]),
-        (SM80, ["torch"]),
-        (SM90, ["tensor_cores", "torch"]),
-        (SM100, ["tensor_cores", "torch"]),
+        (System("cuda", (7, 5), "2.13", "3.5"), ["torch"]),
+        (System("cuda", (9, 0), "2.13"), ["torch"]),
+        (SM80, ["triton", "torch"]),
+        (SM90, ["tensor_cores", "triton", "torch"]),
+        (SM100, ["tensor_cores", "triton", "torch"]),
         (ASCEND, ["ascend", "torch"]),
     ],
     ids=str,
@@ -45,6 +47,7 @@ def test_auto_takes_the_best_that_can_run(known, system, backends):
     assert {each.backend for each in selection.decisions} == {
         "tensor_cores",
         "ascend",
+        "triton",
         "torch",
         "reference",
         "eager",
