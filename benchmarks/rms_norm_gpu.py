@@ -15,7 +15,17 @@ from benchmarks._peers import Row, bandwidth, by_turns, host_time, record, wall_
 from benchmarks._steps import EPS, step, upstream_rms_norm
 from veomni_hook.kernels.rms_norm.triton import cast_before_weight
 
-SHAPES = ((131072, 4096), (4194304, 128), (262144, 2048), (65536, 8192), (131072, 5120), (16384, 4096))
+SHAPES = (
+    (131072, 4096),
+    (4194304, 128),
+    (262144, 2048),
+    (65536, 8192),
+    (131072, 5120),
+    (174762, 3072),
+    (209715, 2560),
+    (43690, 12288),
+    (16384, 4096),
+)
 Norm = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 

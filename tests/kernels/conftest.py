@@ -1,13 +1,7 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    # Before triton is imported: it decides once how its functions run.
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.state import STATE

@@ -82,3 +82,19 @@ def test_linear_cross_entropy(dtype, rows_a_chunk, in_float32, monkeypatch):
         [random(130, 64, dtype=dtype), random(501, 64, dtype=dtype), random(501, dtype=dtype)],
         dtype,
     )
+
+
+def test_rms_norm_past_two_to_the_31_elements():
+    fused = pytest.importorskip("veomni_hook.kernels.rms_norm.triton")
+    rows, columns = 2**31 // 4096 + 3, 4096
+    x = torch.randn(1, columns, device="cuda", dtype=torch.bfloat16).expand(rows, columns).contiguous()
+    x[-1].mul_(2).add_(1)
+    x.requires_grad_()
+    weight = torch.rand(columns, device="cuda", dtype=torch.bfloat16)
+    y = fused.cast_before_weight(x, weight, 1e-6)
+    y.backward(torch.ones_like(y))
+    last = x.detach()[-1:].clone().requires_grad_()
+    expected = fused.cast_before_weight(last, weight, 1e-6)
+    expected.backward(torch.ones_like(expected))
+    assert torch.equal(y[-1:], expected) and torch.equal(x.grad[-1:], last.grad)
+    assert torch.equal(y[0], y[-2]) and torch.equal(x.grad[0], x.grad[-2])
