@@ -13,6 +13,7 @@ X = torch.arange(4 * 6 * 8 * 10).view(4, 6, 8, 10)
 def test_what_collapses_is_one_step():
     assert rows_of(X) == (1, 1, 10, 0, 0)
     assert rows_of(X[:, :, 0]) == (1, 1, 80, 0, 0)
+    assert rows_of(X[:0]) == (1, 1, 10, 0, 0)
     assert rows_of(X.transpose(1, 2)) == (8, 6, 480, 10, 80)
     assert rows_of(X[0, 0, 0]) == (1, 1, 0, 0, 0)
 
