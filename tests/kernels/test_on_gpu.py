@@ -98,3 +98,18 @@ def test_rms_norm_past_two_to_the_31_elements():
     expected.backward(torch.ones_like(expected))
     assert torch.equal(y[-1:], expected) and torch.equal(x.grad[-1:], last.grad)
     assert torch.equal(y[0], y[-2]) and torch.equal(x.grad[0], x.grad[-2])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_rms_norm_on_another_device_than_the_current_one():
+    fused = pytest.importorskip("veomni_hook.kernels.rms_norm.triton")
+    results = []
+    for place in ("cuda:0", "cuda:1"):
+        torch.manual_seed(0)
+        x = torch.randn(64, 512).to(place).requires_grad_()
+        weight = torch.rand(512).to(place).requires_grad_()
+        y = fused.cast_before_weight(x, weight, 1e-6)
+        y.square().sum().backward()
+        assert torch.cuda.current_device() == 0
+        results.append([tensor.cpu() for tensor in (y, x.grad, weight.grad)])
+    torch.testing.assert_close(*results)

@@ -65,7 +65,7 @@ def _room(device: torch.device) -> tuple[int, int]:
 
 
 def _blocks(elements: int, size: int) -> int:
-    # triton.cdiv does the same in 2 µs.
+    """How many blocks of ``size`` hold the elements."""
     return -(-elements // size)
 
 
