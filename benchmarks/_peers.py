@@ -77,27 +77,26 @@ def by_turns(sides: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) ->
 
 def host_time(side: Callable[[], object], calls: int = 200) -> float:
     """Return the milliseconds that a call takes on the host, the device not waited for."""
-    for _ in range(3):
-        side()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(calls):
-        side()
-    taken = time.perf_counter() - began
-    torch.cuda.synchronize()
-    return taken / calls * 1e3
+    return _repeated(side, calls, waited=False)
 
 
 def wall_time(side: Callable[[], object], calls: int = 100) -> float:
     """Return the milliseconds of a call when many follow each other: the longer of host and device."""
+    return _repeated(side, calls, waited=True)
+
+
+def _repeated(side: Callable[[], object], calls: int, *, waited: bool) -> float:
     for _ in range(3):
         side()
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(calls):
         side()
+    if waited:
+        torch.cuda.synchronize()
+    taken = time.perf_counter() - began
     torch.cuda.synchronize()
-    return (time.perf_counter() - began) / calls * 1e3
+    return taken / calls * 1e3
 
 
 def record(benchmark: str, rows: Sequence[Row], **more: object) -> None:

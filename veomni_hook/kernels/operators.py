@@ -22,8 +22,8 @@ def define_op(schema: str, implementation: Callable[..., Any], fake: Callable[..
 
     Args:
         schema: name, parameters and results, as `torch.library.Library.define` takes them.
-        implementation: called with the device of its first operand, a tensor, as the current one, where Triton
-            launches; it may mutate nothing and return no alias of its input.
+        implementation: called with the device of its first operand, a tensor, as the current one, where
+            Triton launches; it may mutate nothing and return no alias of its input.
         fake: gives results of the same shapes and dtypes, from tensors without data.
     """
     name = schema.partition("(")[0]

@@ -44,6 +44,7 @@ def walk_ast(root: ast.AST) -> Iterator[ast.AST]:
     found = [root]
     for node in found:  # it grows meanwhile
         yield node
+        # `child_nodes`, written out: the calls would take a quarter more (1.3 to 1.7 ms for 700 lines).
         for name in _FIELDS.get(type(node), node._fields):
             value = getattr(node, name, None)
             if type(value) is list:
