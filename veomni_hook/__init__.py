@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from veomni_hook.finders.handle import Handle as Handle
     from veomni_hook.finders.handle import activate as activate
     from veomni_hook.finders.handle import register as register
+    from veomni_hook.kernels.binding import bind as bind
+    from veomni_hook.kernels.binding import use_kernels as use_kernels
     from veomni_hook.kernels.explain import explain as explain
     from veomni_hook.kernels.registry import Kernel as Kernel
     from veomni_hook.kernels.registry import register_kernel as register_kernel
@@ -29,10 +31,12 @@ _HOME = {
     "VeomniHookError": "veomni_hook.errors",
     "VeomniHookWarning": "veomni_hook.errors",
     "activate": "veomni_hook.finders.handle",
+    "bind": "veomni_hook.kernels.binding",
     "create_patch_from_external": "veomni_hook.patches.spec",
     "explain": "veomni_hook.kernels.explain",
     "register": "veomni_hook.finders.handle",
     "register_kernel": "veomni_hook.kernels.registry",
+    "use_kernels": "veomni_hook.kernels.binding",
 }
 
 __all__ = [*_HOME]

@@ -44,3 +44,37 @@ def test_a_choice_that_cannot_run_is_wrong_use(tiny: Command) -> None:
     assert "tritn" in done.err and "torch" in done.err
     with pytest.raises(KernelError):
         kernels.selection("rms_norm", "no_such_variant", "auto", CPU)
+
+
+def test_another_system_needs_no_such_machine(capfd: pytest.CaptureFixture[str]) -> None:
+    kernels.kernels(system="sm90", as_json=True)
+    report = json.loads(capfd.readouterr().out)
+    assert report["system"] == "cuda, SM90, all packages assumed"
+    chosen = {(row["op"], row["variant"]): row["backend"] for row in report["kernels"] if row["chosen"]}
+    assert chosen["rms_norm", "cast_before_weight"] == "triton"
+    assert report["presets"]["triton"][0] == "rms_norm"
+
+
+def test_a_preset_shows_where_a_call_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VEOMNI_KERNELS", "rms_norm=triton")
+    kernels.kernels(system="cpu", as_json=True)
+    rows = json.loads(capfd.readouterr().out)["kernels"]
+    rows = [row for row in rows if (row["op"], row["variant"]) == ("rms_norm", "cast_before_weight")]
+    assert not any(row["chosen"] for row in rows)
+    reasons = {row["backend"]: row["reason"] for row in rows}
+    assert reasons["eager"].startswith("a call is an error: rms_norm/cast_before_weight cannot use 'triton'")
+    assert reasons["triton"] == "needs a device of type cuda, found cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(("--system", "sm9"), "sm100"), (("--system", "cpu", "--device", "cpu"), "one of the two")],
+)
+def test_a_system_that_does_not_exist_is_wrong_use(
+    tiny: Command, options: tuple[str, ...], said: str
+) -> None:
+    done = tiny("kernels", *options)
+    assert (done.status, done.out) == (2, "")
+    assert said in done.err

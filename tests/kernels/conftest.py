@@ -10,12 +10,12 @@ from veomni_hook.kernels.state import STATE
 @pytest.fixture(autouse=True)
 def process_state():
     """Restores what tests choose, and shows that nothing in torch is rebound."""
-    held = (STATE.choice, STATE.active)
+    held = (STATE.choice, STATE.active, STATE.contexts)
     functions = dict(vars(torch.nn.functional))
     torch.manual_seed(0)
     yield
-    STATE.choice, STATE.active = held
-    STATE.epoch += 1
+    STATE.choice, STATE.active, STATE.contexts = held
+    STATE.changed()
     assert dict(vars(torch.nn.functional)) == functions
 
 

@@ -113,6 +113,61 @@ def test_invalid_kernels_are_refused(changes):
         kernel(**changes)
 
 
+def test_a_preset_is_the_ops_that_a_backend_has_kernels_for(fresh):
+    assert fresh.preset("reference") == tuple(fresh.ops())
+    fresh.add(kernel(op="rotary", variant="half_split"))
+    fresh.add(kernel())
+    assert fresh.preset("mine") == ("rms_norm", "rotary")
+    assert fresh.preset("nobody") == ()
+
+
+class TestEntryPoints:
+    """Installed distributions announce kernels."""
+
+    @pytest.fixture
+    def announce(self, tmp_path):
+        def run(value, code):
+            info = tmp_path / "announcing-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: announcing\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text(f"[veomni_hook.kernels]\ntheirs = {value}\n")
+            (tmp_path / "theirs.py").write_text(
+                "from veomni_hook import Kernel\n"
+                "ONE = Kernel('rms_norm', 'unweighted', 'theirs', 'theirs:run', description='a test')\n"
+                "KERNELS = (ONE, Kernel('rotary', 'pairs', 'theirs', 'theirs:run'))\n"
+                "WRONG = 3\n"
+            )
+            script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"
+            return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+        return run
+
+    @pytest.mark.parametrize(
+        ("value", "found"),
+        [("theirs:ONE", "rms_norm"), ("theirs:KERNELS", "rms_norm rotary"), ("theirs", "rms_norm rotary")],
+    )
+    def test_kernels_are_listed_like_ours(self, announce, value, found):
+        code = "from veomni_hook.kernels.registry import registry\nprint(*registry.preset('theirs'))"
+        assert announce(value, code).stdout.strip() == found
+
+    def test_the_command_lists_them(self, announce):
+        code = "from veomni_hook.cli.app import main\nsys.argv = ['veomni-hook', 'kernels', '--json']\nmain()"
+        assert '"backend": "theirs"' in announce("theirs", code).stdout
+
+    @pytest.mark.parametrize(
+        ("value", "said"),
+        [
+            ("theirs:WRONG", "is no veomni_hook.Kernel"),
+            ("nowhere:ONE", "cannot be loaded: ModuleNotFoundError"),
+        ],
+    )
+    def test_what_is_wrong_names_the_distribution(self, announce, value, said):
+        code = "from veomni_hook.kernels.registry import registry\nregistry.ops()"
+        done = announce(value, code)
+        assert done.returncode == 1
+        assert said in done.stderr and "entry point 'theirs' of announcing" in done.stderr
+
+
 @pytest.mark.parametrize("reference", ["no_such_module:x", "veomni_hook.errors:NoSuchError"])
 def test_code_that_is_missing(reference):
     with pytest.raises(KernelError, match="cannot be loaded"):

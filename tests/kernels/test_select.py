@@ -74,19 +74,38 @@ def test_eager_is_no_kernel(known):
 
 
 def test_a_name_that_cannot_run_lists_what_can_and_why_not(known):
+    selection = chosen(known, "rms_norm=tensor_cores", CPU)
+    assert selection.kernel is None and not any(each.accepted for each in selection.decisions)
     with pytest.raises(KernelError) as caught:
-        chosen(known, "rms_norm=tensor_cores", CPU)
+        selection.checked("some.module")
     error = caught.value
     assert "needs a device of type cuda, found cpu" in error.what
-    assert error.fix.startswith("choose from: eager, torch, reference;") and "ascend (needs" in error.fix
-    assert error.where == "cpu, torch 2.13, no triton"
+    assert "rms_norm=auto, one of: auto, eager, torch, reference;" in error.fix
+    assert "ascend (needs" in error.fix
+    assert error.where == "some.module, on cpu, torch 2.13, no triton"
+    assert chosen(known, "torch", CPU).checked("some.module").kernel is not None
 
 
-def test_a_backend_without_a_kernel_for_the_variant_leaves_the_upstream_code(known):
-    selection = select("rotary", "half_split", parse_choice("tensor_cores", known), SM90, known)
+def test_a_preset_leaves_the_ops_that_it_has_no_kernels_for(known):
+    selection = select("rotary", "half_split", parse_choice("tensor_cores", known), SM90, known).checked()
     assert selection.kernel is None
     upstream = selection.decisions[-1]
-    assert (upstream.accepted, upstream.reason) == (True, "tensor_cores has no kernel for this variant")
+    assert upstream.accepted
+    assert upstream.reason == "tensor_cores is chosen, which has no kernels for rotary"
+
+
+@pytest.mark.parametrize("choice", ["tensor_cores", "rms_norm=tensor_cores"])
+def test_a_listed_op_without_a_kernel_for_the_variant_is_an_error(known, choice):
+    selection = select("rms_norm", "without_cast", parse_choice(choice, known), SM90, known)
+    with pytest.raises(KernelError, match="rms_norm/without_cast has no 'tensor_cores' kernel"):
+        selection.checked()
+
+
+def test_distributions_are_looked_for(known):
+    wanted = Requirement(distributions=("liger_kernel",))
+    assert wanted.unmet(CPU) == "needs liger_kernel, which is not installed"
+    assert wanted.unmet(System("cpu", distributions=frozenset({"liger_kernel"}))) is None
+    assert wanted.unmet(System.named("sm90")) is None
 
 
 def test_the_reference_is_chosen_by_name_only(known):
@@ -101,7 +120,7 @@ def test_a_variant_without_automatic_kernels_runs_the_upstream_code():
     known.ops()
     known.add_op(Op("sum", {"plain": Variant("a + b", "operator:add")}))
     assert select("sum", "plain", parse_choice("auto"), CPU, known).kernel is None
-    by_name = select("sum", "plain", parse_choice("reference"), CPU, known).kernel
+    by_name = select("sum", "plain", parse_choice("reference", known), CPU, known).kernel
     assert by_name is not None and by_name.load == "operator:add"
 
 

@@ -26,10 +26,18 @@ def kernels(
             show_default=False,
         ),
     ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another machine: cpu, sm80, sm90, sm100 or ascend; packages are assumed to be there.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """List every kernel with the decision about it under the settings in force, on this machine.
+    """List every kernel with the decision about it under the settings in force, on this machine or another.
 
     What depends on a single call (dtype, shapes, hooks) is decided there: `veomni_hook.explain(model)` tells.
     """
@@ -37,25 +45,46 @@ def kernels(
     from veomni_hook.kernels.registry import registry
 
     choice = str(parse_choice(_choice()))  # before torch is imported: a wrong one is told at once
-    system = detected(device)
+    place = on(device, system)
     rows = [
         row
         for op in registry.ops().values()
         for variant in op.variants
-        for row in _rows(op.name, variant, selection(op.name, variant, choice, system))
+        for row in _rows(op.name, variant, selection(op.name, variant, choice, place))
     ]
+    presets = {name: registry.preset(name) for name in registry.backends()[2:]}
     if as_json:
-        output.emit_json({"system": str(system), "choice": choice, "kernels": rows})
+        output.emit_json({"system": str(place), "choice": choice, "presets": presets, "kernels": rows})
         return
-    output.emit_heading(f"{system}; kernels = {choice}")
+    output.emit_heading(f"{place}; kernels = {choice}")
     output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in rows])
+    output.emit_heading("\npresets: what a backend stands for where it is chosen for all ops")
+    output.emit_fields({name: ", ".join(ops) for name, ops in presets.items()})
+
+
+def on(device: str | None, system: str | None) -> System:
+    """Return the system that options name.
+
+    Raises:
+        KernelError: both are given, or there is no such system.
+    """
+    from veomni_hook.errors import KernelError
+    from veomni_hook.kernels.system import System
+
+    if system is None:
+        return detected(device)
+    if device is not None:
+        raise KernelError(
+            "--device and --system are two systems", where="veomni-hook kernels", fix="give one of the two"
+        )
+    return System.named(system)
 
 
 def selection(op: str, variant: str, choice: str, system: System) -> Selection:
     """Return what is selected for an op's variant.
 
     Raises:
-        KernelError: the choice names what does not exist or cannot run there.
+        KernelError: the choice names what does not exist.
     """
     from veomni_hook.kernels.choice import parse_choice
     from veomni_hook.kernels.select import select
@@ -67,15 +96,15 @@ def chosen_for(op: str, variant: str) -> dict[str, object]:
     """Return the kernel that a slot asks first on this machine, with the decision about each backend."""
     selected = selection(op, variant, _choice(), detected(None))
     decisions = [f"{one.backend}: {one.reason}" for one in selected.decisions]
-    return {"kernel": selected.kernel.backend if selected.kernel else "eager", "decisions": decisions}
+    return {"kernel": _first(selected), "decisions": decisions}
 
 
 @cache
 def detected(device: str | None) -> System:
     """Return the system that kernels are selected for; imports torch."""
-    from veomni_hook.kernels.system import System
+    from veomni_hook.kernels.select import system_of
 
-    return System.detect(device or _best_device())
+    return system_of(device or _best_device())
 
 
 def _best_device() -> str:
@@ -93,11 +122,18 @@ def _choice() -> str:
     return resolve().settings.kernels
 
 
+def _first(selected: Selection) -> str:
+    """The backend that a slot asks first; ``none`` where a call is an error."""
+    if selected.failure is not None:
+        return "none"
+    return selected.kernel.backend if selected.kernel else "eager"
+
+
 def _rows(op: str, variant: str, selected: Selection) -> list[dict[str, Any]]:
-    from veomni_hook.kernels.registry import EAGER, registry
+    from veomni_hook.kernels.registry import registry
 
     known = {kernel.backend: kernel for kernel in registry.kernels(op, variant)}
-    first = selected.kernel.backend if selected.kernel is not None else EAGER
+    first = _first(selected)
     rows = []
     for decision in selected.decisions:
         kernel = known.get(decision.backend)

@@ -37,13 +37,13 @@ class Source:
 
 def names(settings: Settings) -> list[tuple[str, str]]:
     """Return (origin, name) of every config module, without loading one."""
-    from veomni_hook.finders.pipeline import announced
+    from veomni_hook.finders.pipeline import announced_configs
     from veomni_hook.patches.models import all_spec_modules
 
     return [
         *((BUILT_IN, name) for name in all_spec_modules()),
         *((SETTINGS, name) for name in settings.patches),
-        *((ENTRY_POINT, name) for name in announced()),
+        *((ENTRY_POINT, name) for name in announced_configs()),
     ]
 
 

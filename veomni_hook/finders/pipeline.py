@@ -24,11 +24,10 @@ from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream, find_upstream, installed_version, read_upstream
 from veomni_hook.patches.models import spec_modules
+from veomni_hook.plugins import PATCHES, announced
 from veomni_hook.settings import Settings
 
 __all__ = ["Upstream", "read_upstream"]
-
-ENTRY_POINT_GROUP = "veomni_hook.patches"
 
 
 def find_patched(
@@ -94,7 +93,7 @@ def would_patch(fullname: str, spec: ModuleSpec) -> bool:
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
     """Names of the config modules to ask about a target: built-in specs, settings, entry points."""
     builtin = () if fullname == REMOTE_LOADING and not settings.remote_code else spec_modules(fullname)
-    return (*builtin, *settings.patches, *announced())
+    return (*builtin, *settings.patches, *announced_configs())
 
 
 def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
@@ -160,13 +159,9 @@ def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
     )
 
 
-@cache
-def announced() -> tuple[str, ...]:
+def announced_configs() -> tuple[str, ...]:
     """Names of the config modules that installed distributions announce by entry point."""
-    # Reading every distribution's entry points costs milliseconds; they cannot change under a process.
-    from importlib.metadata import entry_points
-
-    return tuple(sorted(point.value for point in entry_points(group=ENTRY_POINT_GROUP)))
+    return tuple(point.value for point in announced(PATCHES))
 
 
 def _in_question(fullname: str, settings: Settings) -> bool:

@@ -1,110 +1,154 @@
-"""From the arguments of an upstream function to an op's operands.
+"""Kernels of one model, whatever the process has chosen: `bind`, and `use_kernels` around its construction.
 
-A slot that stands at a call gets upstream's parameter list in source form: ``name`` or ``name=default``, with
-commas; ``name->operand`` where the op has another name for it; ``*`` and ``/`` as in Python. Parameters that
-are no operand (an unused ``position_ids``) are bound and dropped.
+What a module is bound to is a dict from ops to backends in its ``__dict__``: plain strings, so that copies
+and pickles have it, also where veomni_hook is not installed, and state dicts do not.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.registry import load_attribute, registry
+from veomni_hook.kernels.choice import Choice, choice_of
+from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.select import excluded
+from veomni_hook.kernels.state import STATE
 
-__all__ = ["binder", "binder_for", "operand_names"]
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.hooks import RemovableHandle
 
-_RENAMED = re.compile(r"(\w+)\s*->\s*(\w+)")
+__all__ = ["BINDING", "bind", "binding_of", "use_kernels"]
 
-
-def operand_names(op: str, variant: str) -> dict[str, Any]:
-    """Return the operands of ``op``/``variant`` in order, each with its default (`inspect.Parameter.empty`).
-
-    Names are those that the variant declares, else the positional parameters of its reference, from which
-    the defaults come. Imports the reference.
-    """
-    declared = registry.ops()[op].variants[variant]
-    parameters = inspect.signature(load_attribute(declared.reference)).parameters
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = {name: each.default for name, each in parameters.items() if each.kind in positional}
-    names = declared.operands or found
-    return {name: found.get(name, inspect.Parameter.empty) for name in names}
+#: The attribute of a module.
+BINDING = "_veomni_kernels"
 
 
-def binder(parameters: str, operands: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
-    """Return a function that takes upstream's arguments and returns the operands as a tuple.
+def bind(model: nn.Module, preset: str | None = None, /, **ops: str | None) -> None:
+    """Bind every module of ``model`` to kernels, from its next call on.
+
+    What is bound wins over `use_kernels` and over the settings of the process. What is not named keeps what
+    it was bound to before. Modules that are put into the model later are not bound.
 
     Args:
-        parameters: upstream's parameters in source form; empty: they are the operands.
-        operands: the op's operands in order, with their defaults.
+        model: any ``nn.Module``; of its modules those that have kernel slots follow.
+        preset: ``auto``, ``eager`` or a backend, for every op.
+        **ops: the same for single ops; None lets an op follow the process again.
 
     Raises:
-        KernelError: ``parameters`` is not of this form, or an operand has neither a parameter nor a default.
+        KernelError: an op or a backend does not exist, or a backend has no kernel for the variant of a site
+            in the model: all of these sites are named, and nothing has been bound.
     """
-    aliases = {name: operand for name, operand in _RENAMED.findall(parameters)}
-    text = _RENAMED.sub(r"\1", parameters) if parameters.strip() else ", ".join(operands)
-    signature = _signature(text, parameters)
-    by_operand = {aliases.get(each.arg, each.arg): each.arg for each in _named(signature)}
-    if unknown := [operand for operand in aliases.values() if operand not in operands]:
-        raise _malformed(parameters, f"there is no operand {unknown[0]!r}, only {', '.join(operands)}")
-    constants: dict[str, Any] = {}
-    values: list[ast.expr] = []
-    for number, (operand, default) in enumerate(operands.items()):
-        if operand in by_operand:
-            values.append(ast.Name(by_operand[operand], ast.Load()))
-        elif default is inspect.Parameter.empty:
-            raise _malformed(parameters, f"no parameter is the operand {operand!r}, which has no default")
+    if not callable(getattr(model, "modules", None)):
+        raise KernelError(
+            f"a {type(model).__name__} has no kernel slots", where="bind", fix="pass a model (an nn.Module)"
+        )
+    named = {op: backend for op, backend in ops.items() if backend is not None}
+    choice = choice_of(preset, named, _said("bind", preset, ops))
+    changes: dict[str, str | None] = {op: choice.named(op) for op in registry.ops() if choice.named(op)}
+    for op in ops.keys() - named.keys():
+        registry.check(op)
+        changes[op] = None
+    _check_sites(model, choice)
+    for module in model.modules():
+        bound = {**(binding_of(module) or {}), **changes}
+        kept = {op: backend for op, backend in bound.items() if backend is not None}
+        if kept:
+            vars(module)[BINDING] = kept
         else:
-            constants[f"_default_{number}"] = default
-            values.append(ast.Name(f"_default_{number}", ast.Load()))
-    if not parameters.strip():
-        _fill_defaults(signature, operands, constants)
-    body = ast.Lambda(signature, ast.Tuple(values, ast.Load()))
-    code = compile(ast.fix_missing_locations(ast.Expression(body)), f"<operands: {text}>", "eval")
-    # The expression is a lambda over names and literals, checked above.
-    return eval(code, constants)  # type: ignore[no-any-return]
+            vars(module).pop(BINDING, None)
 
 
-def binder_for(op: str, variant: str, parameters: str) -> Callable[..., tuple[Any, ...]]:
-    """Return the `binder` for the operands of ``op``/``variant``."""
-    return binder(parameters, operand_names(op, variant))
+def binding_of(module: Any) -> Mapping[str, str] | None:
+    """Return what ``module`` is bound to, by op, or None."""
+    found: Mapping[str, str] | None = vars(module).get(BINDING)
+    return found
 
 
-def _signature(text: str, parameters: str) -> ast.arguments:
+@contextmanager
+def use_kernels(preset: str | None = None, /, **ops: str) -> Iterator[None]:
+    """Choose kernels for a while: for calls of modules that are bound to none, and for new models.
+
+    Modules that are constructed meanwhile, in any way (``from_pretrained`` too), are bound to this choice for
+    good, as `bind` does. For calls it holds in all threads, as torch's backend flags do, since a backward
+    that computes a checkpoint again runs in another thread; a backward after the context computes it with
+    what the process has chosen.
+
+    Args:
+        preset: ``auto``, ``eager`` or a backend, for every op; wins over the settings of the process.
+        **ops: the same for single ops.
+
+    Raises:
+        KernelError: an op or a backend does not exist.
+    """
+    choice = choice_of(preset, ops, _said("use_kernels", preset, ops))
+    STATE.contexts = (*STATE.contexts, choice)
+    STATE.changed()
+    hooks = _binding_what_is_made()
     try:
-        tree = ast.parse(f"lambda {text}: 0", mode="eval").body
-    except SyntaxError as error:
-        raise _malformed(parameters, f"it is no parameter list: {error.msg}") from None
-    if not isinstance(tree, ast.Lambda) or not isinstance(tree.body, ast.Constant):
-        raise _malformed(parameters, "it is no parameter list")
-    for default in [*tree.args.defaults, *filter(None, tree.args.kw_defaults)]:
-        try:
-            ast.literal_eval(default)
-        except ValueError:
-            raise _malformed(parameters, f"the default {ast.unparse(default)} is no literal") from None
-    return tree.args
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        # By identity: contexts in threads may close in any order, and two may say the same.
+        STATE.contexts = tuple(other for other in STATE.contexts if other is not choice)
+        STATE.changed()
 
 
-def _named(signature: ast.arguments) -> Sequence[ast.arg]:
-    return [*signature.posonlyargs, *signature.args, *signature.kwonlyargs]
+def _said(function: str, preset: str | None, ops: Mapping[str, str | None]) -> str:
+    words = [repr(preset)] if preset is not None else []
+    return f"{function}({', '.join([*words, *(f'{op}={backend!r}' for op, backend in ops.items())])})"
 
 
-def _fill_defaults(signature: ast.arguments, operands: Mapping[str, Any], constants: dict[str, Any]) -> None:
-    for number, (name, default) in enumerate(operands.items()):
-        if default is not inspect.Parameter.empty:
-            constants[f"_default_{number}"] = default
-            signature.defaults.append(ast.Name(f"_default_{number}", ast.Load()))
-        elif signature.defaults:
-            raise _malformed("", f"the operand {name!r} has no default and follows one that has")
+def _binding_what_is_made() -> list[RemovableHandle]:
+    """Bind modules at their first parameter or child: nothing else tells that a module is constructed."""
+    from torch.nn.modules import module as modules
+
+    def note(module: nn.Module, name: str, added: object) -> None:
+        held = (*module._modules.values(), *module._parameters.values())
+        if any(one is not None for one in held):
+            return  # it is older than that
+        said = Choice()
+        for choice in STATE.contexts:
+            said = choice.over(said)
+        found = {op: backend for op in registry.ops() if (backend := said.named(op)) is not None}
+        if found:
+            vars(module)[BINDING] = found
+
+    return [
+        modules.register_module_parameter_registration_hook(note),
+        modules.register_module_module_registration_hook(note),
+    ]
 
 
-def _malformed(parameters: str, why: str) -> KernelError:
-    return KernelError(
-        f"the parameters {parameters!r} bind no operands: {why}",
-        where="kernel slot",
-        fix="write upstream's parameters: name, name=literal or name->operand, with commas",
-    )
+def _check_sites(model: nn.Module, choice: Choice) -> None:
+    """Raise KernelError if a module of ``model`` has a slot that ``choice`` names a backend for in vain."""
+    from veomni_hook.kernels.explain import slots_of
+
+    failing: dict[str, list[str]] = {}
+    known: dict[type, list[tuple[str, Any]]] = {}
+    for place, module in model.named_modules():
+        kind = type(module)
+        if kind not in known:
+            known[kind] = slots_of(kind)
+        for _, slot in known[kind]:
+            wanted = choice.named(slot.op)
+            if wanted is None or excluded(slot.op, slot.variant, choice) is not None or wanted == "auto":
+                continue
+            if not any(kernel.backend == wanted for kernel in registry.kernels(slot.op, slot.variant)):
+                site = f"{place or 'the model'} ({kind.__name__})"
+                failing.setdefault(f"{slot.op}/{slot.variant} has no {wanted!r} kernel", []).append(site)
+    if failing:
+        places = "; ".join(f"{why}: {_shortened(sites)}" for why, sites in failing.items())
+        ops = sorted({why.partition("/")[0] for why in failing})
+        raise KernelError(
+            f"{len(failing)} kind(s) of site cannot be bound: {places}",
+            where=f"bind({type(model).__name__})",
+            fix=f"bind these ops to something else, e.g. {', '.join(f'{op}=auto' for op in ops)}",
+        )
+
+
+def _shortened(sites: list[str]) -> str:
+    return ", ".join(sites[:3]) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "")

@@ -9,8 +9,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import KernelError
+from veomni_hook.kernels.binding import binding_of
 from veomni_hook.kernels.registry import EAGER
 from veomni_hook.kernels.slot import Outcome, Slot
+from veomni_hook.kernels.state import STATE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +24,17 @@ __all__ = ["Explanation", "Row", "explain"]
 class Row:
     """One slot of one place: ``backend`` ran there last, or would if it is not ``called`` yet.
 
-    ``settled`` says that no call can change that: no kernel comes into question.
+    Attributes:
+        place: the module's name in the model; empty: the model itself, or a modeling module.
+        kind: its class.
+        slot: the slot's name in the modeling module.
+        op, variant: what the slot is for.
+        backend: ``eager`` is the upstream code; ``none``: a backend was chosen by name that cannot run there,
+            and a call is an error.
+        reason: why.
+        choice: what was wanted, and in brackets who said so unless the settings did.
+        called: whether it has been asked under the choice in force.
+        settled: no call can change what is said: no kernel comes into question.
     """
 
     place: str
@@ -32,6 +44,7 @@ class Row:
     variant: str
     backend: str
     reason: str
+    choice: str
     called: bool
     settled: bool = False
 
@@ -49,7 +62,8 @@ class Explanation:
         counts: dict[tuple[str, ...], int] = {}
         for row in self.rows:
             state = row.reason if row.called or row.settled else f"{row.reason}; not called yet"
-            key = (row.kind, f"{row.op}/{row.variant}", row.backend, state)
+            bound = f", {row.choice}" if "(" in row.choice else ""
+            key = (row.kind, f"{row.op}/{row.variant}", row.backend, state + bound)
             counts[key] = counts.get(key, 0) + 1
         lines = [f"{kind} x{n}: {op}: {backend} ({why})" for (kind, op, backend, why), n in counts.items()]
         return "\n".join([f"{self.subject}:", *(f"  {line}" for line in lines)])
@@ -84,7 +98,7 @@ def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
         if kind not in known:
             known[kind] = slots_of(kind)
         for name, slot in known[kind]:
-            yield _row(place, kind.__name__, name, slot, slot.outcome(module), device)
+            yield _row(place, kind.__name__, name, slot, module, device)
 
 
 def slots_of(kind: type) -> list[tuple[str, Slot]]:
@@ -100,14 +114,35 @@ def slots_of(kind: type) -> list[tuple[str, Slot]]:
     return list(found.items())
 
 
-def _row(place: str, kind: str, name: str, slot: Slot, outcome: Outcome | None, device: str) -> Row:
-    settled = slot.idle
+def _row(place: str, kind: str, name: str, slot: Slot, owner: nn.Module | None, device: str) -> Row:
+    answers = slot.answers(owner)
+    settled = answers.idle
+    outcome = settled or (None if owner is None else slot.outcome(owner))
     called = outcome is not None and settled is None
-    outcome = settled or outcome
     if outcome is None:
-        selection = slot.selection(device)
-        backend = EAGER if selection.kernel is None else selection.kernel.backend
-        outcome = Outcome(backend, f"kernels={selection.choice} on {device}")
+        selection = answers.selection(device)
+        if selection.failure is not None:
+            outcome = Outcome("none", f"{selection.failure}; {selection.remedy}")
+        else:
+            backend = EAGER if selection.kernel is None else selection.kernel.backend
+            outcome = Outcome(backend, f"kernels={selection.wanted} on {device}")
     return Row(
-        place, kind, name, slot.op, slot.variant, outcome.backend, outcome.reason, called, settled is not None
+        place=place,
+        kind=kind,
+        slot=name,
+        op=slot.op,
+        variant=slot.variant,
+        backend=outcome.backend,
+        reason=outcome.reason,
+        choice=f"{answers.wanted}{_said_by(slot, owner)}",
+        called=called,
+        settled=settled is not None,
     )
+
+
+def _said_by(slot: Slot, owner: nn.Module | None) -> str:
+    bound = None if owner is None else binding_of(owner)
+    if bound is not None and slot.op in bound:
+        return " (bound)"
+    said = any(context.named(slot.op) is not None for context in STATE.contexts)
+    return " (use_kernels)" if said else ""

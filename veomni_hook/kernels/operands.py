@@ -22,6 +22,8 @@ def not_plain(*tensors: Any) -> str | None:
 
 def untraceable() -> str | None:
     """Return why code with its own backward must not run now (torch.func, jit.trace, dual numbers)."""
+    if torch.compiler.is_compiling():
+        return None  # what is traced into one graph; dynamo follows none of the questions below
     if torch._C._are_functorch_transforms_active():
         return "a torch.func transform is active"
     if forward_ad._current_level >= 0:

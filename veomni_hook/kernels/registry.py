@@ -1,7 +1,9 @@
 """The one list of ops, variants and kernels.
 
-Every op declares its variants and kernels in ``kernels/<op>/__init__.py``; `register_kernel` adds to them.
-Nothing here imports torch: a kernel names its code as ``module:attribute`` and is loaded when first used.
+Every op declares its variants and kernels in ``kernels/<op>/__init__.py``. `register_kernel` adds to them, as
+do installed distributions by the entry point group ``veomni_hook.kernels``: each names a `Kernel`, several of
+them, or a module with ``KERNELS``. Nothing here imports torch: a kernel names its code as
+``module:attribute`` and is loaded when first used.
 
 Every variant has the backend ``reference``: its formula in plain PyTorch, which the tests compare kernels
 with. ``auto`` never picks it.
@@ -9,13 +11,17 @@ with. ``auto`` never picks it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.system import System
+from veomni_hook.plugins import KERNELS, announced
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = [
     "EAGER",
@@ -53,6 +59,7 @@ class Requirement:
     devices: tuple[str, ...] = ()
     min_capability: tuple[int, int] | None = None
     triton: bool = False
+    distributions: tuple[str, ...] = ()
 
     def unmet(self, system: System) -> str | None:
         """Return why ``system`` does not do, with what is needed and what was found, or None."""
@@ -63,6 +70,9 @@ class Requirement:
             return f"needs compute capability {'.'.join(map(str, self.min_capability))}, found {found}"
         if self.triton and system.triton is None:
             return "needs triton, which is not installed"
+        for distribution in self.distributions:
+            if not system.has(distribution):
+                return f"needs {distribution}, which is not installed"
         return None
 
 
@@ -75,6 +85,9 @@ class Kernel:
     taken. ``loses`` has the same form, is asked under ``auto`` only, and returns where the kernel was
     measured slower than the upstream code. ``priority`` orders kernels under ``auto``, higher first; a kernel
     that is not ``automatic`` runs only where its backend was chosen by name.
+
+    A ``traceable`` kernel and its ``refuses`` go through ``torch.compile(fullgraph=True)``: they run there
+    where the backend was chosen by name, and under ``auto`` if it ``beats_inductor``.
     """
 
     op: str
@@ -87,6 +100,8 @@ class Kernel:
     priority: int = 0
     description: str = ""
     automatic: bool = True
+    traceable: bool = False
+    beats_inductor: bool = False
 
     def __post_init__(self) -> None:
         where = f"Kernel(op={self.op!r}, variant={self.variant!r}, backend={self.backend!r})"
@@ -210,6 +225,15 @@ class Registry:
         """Return the names that a choice for ``op`` (None: for all ops) may have."""
         return [*RESERVED, *dict.fromkeys(kernel.backend for kernel in self.kernels(op))]
 
+    def distributions(self) -> list[str]:
+        """Return the names of all distributions that some kernel asks for."""
+        return sorted({name for kernel in self.kernels() for name in kernel.requires.distributions})
+
+    def preset(self, backend: str) -> tuple[str, ...]:
+        """Return the ops that ``backend`` stands for where it is chosen for all: those it has kernels for."""
+        listed = {kernel.op for kernel in self.kernels() if kernel.backend == backend}
+        return tuple(op for op in self.ops() if op in listed)
+
     def _load_declarations(self) -> None:
         if self._loaded:
             return
@@ -219,6 +243,31 @@ class Registry:
             self.add_op(declaration.OP)
             for kernel in declaration.KERNELS:
                 self.add(kernel)
+        for point in announced(KERNELS):
+            for kernel in _announced_kernels(point):
+                self.add(kernel)
+
+
+def _announced_kernels(point: EntryPoint) -> Iterable[Kernel]:
+    """The kernels that an entry point names."""
+    where = f"entry point {point.name!r} of {point.dist.name if point.dist else 'a distribution'}"
+    try:
+        found = point.load()
+    except Exception as error:
+        raise KernelError(
+            f"{point.value} cannot be loaded: {type(error).__name__}: {error}",
+            where=where,
+            fix="mend or uninstall that distribution",
+        ) from error
+    found = getattr(found, "KERNELS", found)
+    kernels = (found,) if isinstance(found, Kernel) else found
+    if not isinstance(kernels, tuple | list) or not all(isinstance(each, Kernel) for each in kernels):
+        raise KernelError(
+            f"{point.value} is no veomni_hook.Kernel",
+            where=where,
+            fix="name a Kernel, a tuple of them, or a module that holds one as KERNELS",
+        )
+    return kernels
 
 
 registry = Registry()

@@ -13,7 +13,7 @@ from veomni_hook.kernels.choice import AUTO, Choice
 from veomni_hook.kernels.registry import EAGER, Kernel, Registry, registry
 from veomni_hook.kernels.system import System
 
-__all__ = ["Decision", "Selection", "excluded", "select"]
+__all__ = ["Decision", "Selection", "excluded", "select", "system_of"]
 
 
 @dataclass(frozen=True)
@@ -27,80 +27,103 @@ class Decision:
 
 @dataclass(frozen=True)
 class Selection:
-    """``candidates`` in the order in which a slot asks them (none: the upstream code runs)."""
+    """What an op's variant gets.
+
+    Attributes:
+        wanted: ``auto``, ``eager`` or the backend that was chosen by name.
+        candidates: in the order in which a slot asks them; none: the upstream code runs.
+        decisions: one for every kernel, and one for the upstream code.
+        failure: why there is neither: the backend was chosen by name and has nothing that can run.
+        remedy: what to do about that.
+        system: where.
+    """
 
     op: str
     variant: str
-    choice: str
+    wanted: str
     candidates: tuple[Kernel, ...]
     decisions: tuple[Decision, ...]
+    system: System
+    failure: str | None = None
+    remedy: str = ""
 
     @property
     def kernel(self) -> Kernel | None:
         """The first candidate, or None for the upstream code."""
         return self.candidates[0] if self.candidates else None
 
+    def checked(self, site: str = "") -> Selection:
+        """Return the selection itself; raise KernelError, naming ``site``, where it is a failure."""
+        if self.failure is not None:
+            where = f"{site}, on {self.system}" if site else str(self.system)
+            raise KernelError(self.failure, where=where, fix=self.remedy)
+        return self
+
+
+def system_of(device: str, known: Registry = registry) -> System:
+    """Return this machine as kernels see it from tensors of the torch device type ``device``."""
+    return System.detect(device, known.distributions())
+
 
 def select(op: str, variant: str, choice: Choice, system: System, known: Registry = registry) -> Selection:
-    """Choose the kernels for ``op``/``variant`` on ``system``.
-
-    A backend chosen by name that has no kernel for this variant leaves the upstream code: a choice names a
-    backend for all variants of an op, and a model may use several. Raises KernelError for unknown names, and
-    when a backend that was chosen by name has a kernel that cannot run there: the message lists what can and
-    why the rest cannot.
-    """
+    """Choose the kernels for ``op``/``variant`` on ``system``. Raises KernelError for unknown names."""
     known.check(op, variant)
     wanted = choice.backend(op)
     kernels = known.kernels(op, variant)
     decisions = [_decide(kernel, wanted, system) for kernel in kernels]
     accepted = tuple(kernel for kernel, decision in zip(kernels, decisions, strict=True) if decision.accepted)
-    if not accepted and any(kernel.backend == wanted for kernel in kernels):
-        raise _cannot_run(op, variant, wanted, kernels, system)
-    decisions.append(Decision(EAGER, *_upstream(wanted, accepted, kernels)))
-    return Selection(op, variant, wanted, accepted, tuple(decisions))
+    failure = remedy = None
+    if not accepted and wanted not in (AUTO, EAGER):
+        failure, remedy = _failure(op, variant, wanted, kernels, system)
+    decisions.append(_upstream(choice, op, accepted, kernels, failure))
+    return Selection(op, variant, wanted, accepted, tuple(decisions), system, failure, remedy or "")
 
 
-def _upstream(wanted: str, accepted: tuple[Kernel, ...], kernels: list[Kernel]) -> tuple[bool, str]:
+def _upstream(
+    choice: Choice, op: str, accepted: tuple[Kernel, ...], kernels: list[Kernel], failure: str | None
+) -> Decision:
+    wanted = choice.backend(op)
+    if failure is not None:
+        return Decision(EAGER, accepted=False, reason=f"a call is an error: {failure}")
     if accepted:
-        return wanted == AUTO, "the code to fall back to"
-    return True, _excluded(wanted, kernels) or "no kernel can run here"
+        return Decision(EAGER, accepted=wanted == AUTO, reason="the code to fall back to")
+    return Decision(EAGER, accepted=True, reason=_excluded(choice, op, kernels) or "no kernel can run here")
 
 
 def excluded(op: str, variant: str, choice: Choice, known: Registry = registry) -> str | None:
-    """Return why no kernel of ``op``/``variant`` comes into question on any system, or None if one does."""
-    return _excluded(choice.backend(op), known.kernels(op, variant))
+    """Return why the upstream code of ``op``/``variant`` runs on any system, or None if a kernel may."""
+    return _excluded(choice, op, known.kernels(op, variant))
 
 
-def _excluded(wanted: str, kernels: list[Kernel]) -> str | None:
-    if any(_passed_over(kernel, wanted) is None for kernel in kernels):
-        return None
+def _excluded(choice: Choice, op: str, kernels: list[Kernel]) -> str | None:
+    wanted = choice.backend(op)
     if wanted == EAGER:
-        return "eager is chosen"
-    if wanted == AUTO:
-        return "it has no kernel besides the reference"
-    return f"{wanted} has no kernel for this variant"
-
-
-def _passed_over(kernel: Kernel, wanted: str) -> str | None:
-    """Why a choice passes a kernel over, whatever the system."""
-    if wanted not in (AUTO, kernel.backend):
-        return f"{wanted} was chosen"
-    return "runs only if chosen by name" if wanted == AUTO and not kernel.automatic else None
+        return choice.why(op)
+    if wanted == AUTO and not any(kernel.automatic for kernel in kernels):
+        return (
+            "it has no kernel besides the reference"
+            if len(kernels) == 1
+            else "auto picks none of its kernels"
+        )
+    return None
 
 
 def _decide(kernel: Kernel, wanted: str, system: System) -> Decision:
-    reason = _passed_over(kernel, wanted)
-    if reason is not None:
-        return Decision(kernel.backend, accepted=False, reason=reason)
+    if wanted not in (AUTO, kernel.backend):
+        return Decision(kernel.backend, accepted=False, reason=f"{wanted} was chosen")
+    if wanted == AUTO and not kernel.automatic:
+        return Decision(kernel.backend, accepted=False, reason="runs only if chosen by name")
     unmet = kernel.requires.unmet(system)
     if unmet is not None:
         return Decision(kernel.backend, accepted=False, reason=unmet)
     return Decision(kernel.backend, accepted=True, reason="chosen" if wanted != AUTO else "can run here")
 
 
-def _cannot_run(op: str, variant: str, wanted: str, kernels: list[Kernel], system: System) -> KernelError:
+def _failure(op: str, variant: str, wanted: str, kernels: list[Kernel], system: System) -> tuple[str, str]:
+    """Why a backend that was chosen by name has nothing for a site, and what has."""
     unmet = {kernel.backend: kernel.requires.unmet(system) for kernel in kernels}
-    able = [EAGER, *(backend for backend, reason in unmet.items() if reason is None)]
+    able = ["auto", EAGER, *(backend for backend, reason in unmet.items() if reason is None)]
     unable = [f"{backend} ({reason})" for backend, reason in unmet.items() if reason is not None]
-    fix = f"choose from: {', '.join(able)}" + (f"; these cannot run: {', '.join(unable)}" if unable else "")
-    return KernelError(f"{op}/{variant} cannot use {wanted!r}: {unmet[wanted]}", where=str(system), fix=fix)
+    why = f"cannot use {wanted!r}: {unmet[wanted]}" if wanted in unmet else f"has no {wanted!r} kernel"
+    remedy = f"choose for {op}, as in {op}=auto, one of: {', '.join(able)}"
+    return f"{op}/{variant} {why}", remedy + (f"; these cannot run: {', '.join(unable)}" if unable else "")

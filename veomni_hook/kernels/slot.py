@@ -4,40 +4,32 @@ A slot is a global of the patched module and belongs to one op and variant. A gu
 site of a function `Slot.at`; `Slot.reached` decorates a class whose guard a decorator of upstream covers.
 
 A slot holds nothing of a model: outcomes are kept beside the modules (weakly), so that pickling, copying and
-state dicts see no difference. Under ``torch.compile`` and ``torch.export`` it answers None, and the upstream
-code is what is compiled. Where no kernel can come into question it answers at the cost of three comparisons.
+state dicts see no difference. What a module is bound to (`veomni_hook.kernels.binding`) wins over the choice
+of the process. Under ``torch.compile`` only traceable kernels answer (`veomni_hook.kernels.compiled`), and
+under ``auto`` only those that beat Inductor; under ``torch.export`` none: the upstream code is exported.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from functools import partial, wraps
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
-from veomni_hook.kernels.choice import AUTO
-from veomni_hook.kernels.registry import EAGER, load_attribute, registry
-from veomni_hook.kernels.select import Selection, excluded, select
+from veomni_hook.kernels.answers import Answers, Outcome, Site
+from veomni_hook.kernels.binding import BINDING
+from veomni_hook.kernels.choice import Choice
+from veomni_hook.kernels.compiled import Compiled, device_of
+from veomni_hook.kernels.registry import EAGER, registry
 from veomni_hook.kernels.state import STATE
-from veomni_hook.kernels.system import System
 
 __all__ = ["Outcome", "Slot"]
 
-logger = logging.getLogger("veomni_hook.kernels")
-
-
-class Outcome(NamedTuple):
-    """What the last call of one module got: a backend (``eager``: the upstream code), and why."""
-
-    backend: str
-    reason: str
-
-
 _UPSTREAM = Outcome(EAGER, "no kernel can run here")
 _REPLACED = Outcome(EAGER, "the upstream function was replaced by one of another module")
+_INACTIVE = Outcome(EAGER, "veomni_hook is deactivated")
 
 ModuleClass = TypeVar("ModuleClass", bound=type)
 
@@ -51,39 +43,36 @@ class _NoKernelError(BaseException):
         self.owner = owner
 
 
-class _Candidate(NamedTuple):
-    run: Callable[..., Any]
-    refusals: tuple[Callable[..., str | None], ...]
-    backend: str
-    taken: Outcome
-
-
 class Slot:
     """The place in a patched module where a kernel of ``op``/``variant`` may take over.
 
     ``parameters`` are those of the upstream function at whose calls `at` stands, in the form that
-    `veomni_hook.kernels.binding` describes; empty: they are the op's operands.
+    `veomni_hook.kernels.arguments` describes; empty: they are the op's operands.
     """
 
     def __init__(self, op: str, variant: str, module_name: str, parameters: str = "") -> None:
         # Patched modules have imported torch; whoever only reads the names here need not.
-        from torch.compiler import is_compiling
+        from torch import compiler
 
         registry.check(op, variant)
         self.op = op
         self.variant = variant
         self.module_name = module_name
         self.parameters = parameters
-        self._is_compiling = is_compiling
+        self._is_compiling = compiler.is_compiling
+        self._is_exporting: Callable[[], bool] = getattr(compiler, "is_exporting", bool)  # torch 2.6 has none
+        self._site = Site(op, variant, module_name, set())
         self._epoch = -1
         self._version = -1
-        self._idle: Outcome | None = None
+        #: For modules that are bound to nothing.
+        self._answers: Answers
+        #: By what is wanted, and what the upstream code runs for.
+        self._known: dict[tuple[str, str], Answers] = {}
+        self._bound: dict[str, Answers] = {}
         self._bind: Callable[..., tuple[Any, ...]] | None = None
-        self._candidates: dict[Any, tuple[_Candidate, ...]] = {}
+        self._compiled = Compiled(op, lambda wanted: self._answers_to(Choice(ops={op: wanted})), self._binder)
         # By id with a weak reference: a WeakKeyDictionary would cost 1.5 us at every call.
         self._outcomes: dict[int, tuple[ref[Any], list[Outcome]]] = {}
-        self._refusals: dict[tuple[str, str], Outcome] = {}
-        self._said: set[tuple[int, str, str]] = set()
         # Per thread, the module whose call came through `reached` and whose guard has not been asked yet.
         self._waiting: threading.local | None = None
 
@@ -100,13 +89,12 @@ class Slot:
 
         ``owner`` is the module whose ``forward`` asks; ``operands`` are what kernels decide by (the first
         one's device decides between them; of a list of tensors the first tensor's). Raises KernelError if a
-        backend was chosen by name that cannot run on this machine.
+        backend was chosen by name that has no kernel for this variant, or cannot run on this machine.
         """
         if self._is_compiling():
-            return None
-        if STATE.epoch != self._epoch or registry.version != self._version:
-            self._refresh()
-        run = None if self._idle is not None else self._ask(owner, operands)
+            return None if self._is_exporting() else self._compiled.kernel(owner, operands)
+        answers = self.answers(owner)
+        run = None if answers.idle is not None else self._ask(answers, owner, operands)
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
             self._waiting.owner = None
             if run is None:
@@ -122,10 +110,8 @@ class Slot:
         operands. It calls ``upstream`` where all refuse, and where the arguments do not fit its parameters.
         """
         if self._is_compiling():
-            return upstream
-        if STATE.epoch != self._epoch or registry.version != self._version:
-            self._refresh()
-        if self._idle is not None:
+            return upstream if self._is_exporting() else self._compiled.at(owner, upstream)
+        if self.answers(owner).idle is not None:
             return upstream
         if type(upstream) is FunctionType and upstream.__module__ != self.module_name:
             self._note(owner, _REPLACED)
@@ -147,7 +133,7 @@ class Slot:
 
         @wraps(covering)
         def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if self._is_compiling() or self.idle is not None:
+            if self._is_compiling() or self.answers(module).idle is not None:
                 return covering(module, *args, **kwargs)
             held, waiting.owner = getattr(waiting, "owner", None), module
             try:
@@ -163,60 +149,55 @@ class Slot:
         setattr(decorated, "forward", forward)  # noqa: B010
         return decorated
 
-    @property
-    def idle(self) -> Outcome | None:
-        """What every call gets because no kernel comes into question on any device; None if one does."""
+    def answers(self, owner: Any = None) -> Answers:
+        """Return what the module ``owner`` is answered (None: any module that is bound to nothing)."""
         if STATE.epoch != self._epoch or registry.version != self._version:
             self._refresh()
-        return self._idle
+        if owner is None or (bound := owner.__dict__.get(BINDING)) is None or not STATE.active:
+            return self._answers
+        wanted = bound.get(self.op)
+        if wanted is None:
+            return self._answers
+        return self._bound.get(wanted) or self._bound.setdefault(
+            wanted, self._answers_to(Choice(ops={self.op: wanted}))
+        )
 
     def outcome(self, owner: Any) -> Outcome | None:
         """Return what the last call of the module ``owner`` got; None if it has not asked yet.
 
-        Calls are not noted while the slot is `idle`; that is what is returned then.
+        Calls are not noted while no kernel comes into question; why is what is returned then.
         """
-        if (idle := self.idle) is not None:
+        if (idle := self.answers(owner).idle) is not None:
             return idle
         held = self._outcomes.get(id(owner))
         return held[1][0] if held is not None and held[0]() is owner else None
 
-    def selection(self, device: str) -> Selection:
-        """Return what would be asked for tensors of the torch device type ``device``, with every decision."""
-        return select(self.op, self.variant, STATE.choice, System.detect(device))
-
     def _refresh(self) -> None:
         """Take over the settings in force."""
         epoch, version = STATE.epoch, registry.version
-        self._candidates = {}
-        self._refusals = {}
-        reason = excluded(self.op, self.variant, STATE.choice)
-        if not STATE.active:
-            self._idle = Outcome(EAGER, "veomni_hook is deactivated")
-        elif reason is not None:
-            self._idle = Outcome(EAGER, reason)
-            # Who named the op in the choice asked for this one.
-            level = (
-                logging.WARNING if STATE.choice.ops.get(self.op, EAGER) not in (AUTO, EAGER) else logging.INFO
-            )
-            self._say(level, "picked", f"{self.op}/{self.variant}: upstream code: {reason}")
+        if version != self._version:
+            self._known = {}
+        self._bound = {}
+        if STATE.active:
+            self._answers = self._answers_to(STATE.effective)
         else:
-            self._idle = None
+            self._answers = Answers(self._site, Choice(EAGER), _INACTIVE)
         self._epoch, self._version = epoch, version
 
-    def _ask(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
-        first = operands[0]
-        if isinstance(first, tuple | list) and first:
-            first = first[0]
-        kind = getattr(getattr(first, "device", None), "type", None)
-        candidates = self._candidates.get(kind)
-        if candidates is None:
-            candidates = self._resolve(kind)
+    def _answers_to(self, choice: Choice) -> Answers:
+        key = (choice.backend(self.op), choice.why(self.op))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Answers(self._site, choice)
+        return found
+
+    def _ask(self, answers: Answers, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
         outcome = _UPSTREAM
-        for run, refusals, backend, taken in candidates:
+        for run, refusals, backend, taken in answers.candidates(device_of(operands)):
             for refusal in refusals:
                 reason = refusal(owner, *operands)
                 if reason is not None:
-                    outcome = self._refusals.get((backend, reason)) or self._refused(backend, reason)
+                    outcome = answers.refused(backend, reason)
                     break
             else:
                 self._note(owner, taken)
@@ -225,16 +206,19 @@ class Slot:
         return None
 
     def _call(self, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if self._bind is None:
-            from veomni_hook.kernels.binding import binder_for
-
-            self._bind = binder_for(self.op, self.variant, self.parameters)
         try:
-            operands = self._bind(*args, **kwargs)
+            operands = self._binder()(*args, **kwargs)
         except TypeError:
             return upstream(*args, **kwargs)  # it says itself what does not fit
-        run = self._ask(owner, (*operands, upstream))
+        run = self._ask(self.answers(owner), owner, (*operands, upstream))
         return upstream(*args, **kwargs) if run is None else run(*operands)
+
+    def _binder(self) -> Callable[..., tuple[Any, ...]]:
+        if self._bind is None:
+            from veomni_hook.kernels.arguments import binder_for
+
+            self._bind = binder_for(self.op, self.variant, self.parameters)
+        return self._bind
 
     def _note(self, owner: Any, outcome: Outcome) -> None:
         key = id(owner)
@@ -243,37 +227,3 @@ class Slot:
             self._outcomes[key] = (ref(owner, lambda _: self._outcomes.pop(key, None)), [outcome])
         else:
             held[1][0] = outcome
-
-    def _resolve(self, device: Any) -> tuple[_Candidate, ...]:
-        if not isinstance(device, str) or device == "meta":
-            return ()  # a proxy of a tracer, or nothing to compute
-        selection = self.selection(device)
-        candidates = []
-        for kernel in selection.candidates:
-            rules: tuple[str | None, ...] = (kernel.refuses,)
-            if selection.choice == AUTO:
-                rules = (registry.ops()[self.op].yields, kernel.refuses, kernel.loses)
-            candidates.append(
-                _Candidate(
-                    load_attribute(kernel.load),
-                    tuple(load_attribute(rule) for rule in rules if rule is not None),
-                    kernel.backend,
-                    Outcome(kernel.backend, "chosen" if selection.choice != AUTO else "picked by auto"),
-                )
-            )
-        names = ", ".join(candidate.backend for candidate in candidates) or EAGER
-        picked = f"{self.op}/{self.variant} on {device}: {names} ({selection.choice})"
-        self._say(logging.INFO, "picked", picked)
-        self._candidates[device] = tuple(candidates)
-        return self._candidates[device]
-
-    def _refused(self, backend: str, reason: str) -> Outcome:
-        # A backend that was asked for by name and does not run is worth a warning; auto promised nothing.
-        level = logging.INFO if STATE.choice.backend(self.op) == AUTO else logging.WARNING
-        self._say(level, reason, f"{self.op}/{self.variant}: upstream code instead of {backend}: {reason}")
-        return self._refusals.setdefault((backend, reason), Outcome(EAGER, reason))
-
-    def _say(self, level: int, topic: str, message: str) -> None:
-        if (level, topic, message) not in self._said:
-            self._said.add((level, topic, message))
-            logger.log(level, "%s: %s", self.module_name, message)

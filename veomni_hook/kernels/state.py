@@ -8,18 +8,42 @@ from __future__ import annotations
 from functools import lru_cache
 
 from veomni_hook.kernels.choice import Choice, parse_choice
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.registry import EAGER, registry
 
 __all__ = ["STATE", "State", "get_choice", "set_active", "set_choice"]
 
 
 class State:
-    """Mutable process state of `veomni_hook.kernels`; tests make their own or restore this one."""
+    """Mutable process state of `veomni_hook.kernels`; tests make their own or restore this one.
+
+    Attributes:
+        choice: what settings say.
+        contexts: what every `use_kernels` that is open says, the outer ones first.
+        active: whether slots answer.
+        wanted: what all of it comes to for every op. Plain strings, so that code under ``torch.compile``
+            depends on nothing else.
+    """
 
     def __init__(self) -> None:
         self.choice = Choice()
+        self.contexts: tuple[Choice, ...] = ()
         self.active = True
+        self.wanted: dict[str, str] = {}
         self.epoch = 0
+
+    @property
+    def effective(self) -> Choice:
+        """The choice for modules that are bound to none of their own."""
+        found = self.choice
+        for choice in self.contexts:
+            found = choice.over(found)
+        return found
+
+    def changed(self) -> None:
+        """Make slots look anew."""
+        effective = self.effective
+        self.wanted = {op: effective.backend(op) if self.active else EAGER for op in registry.ops()}
+        self.epoch += 1
 
 
 STATE = State()
@@ -34,7 +58,7 @@ def set_choice(text: str) -> None:
     choice = _parsed(text, registry.version)
     if choice != STATE.choice:
         STATE.choice = choice
-        STATE.epoch += 1
+        STATE.changed()
 
 
 @lru_cache(maxsize=8)
@@ -52,4 +76,4 @@ def set_active(active: bool) -> None:  # noqa: FBT001 - the hook's switch has tw
     """Let slots answer (the default), or make every guard fall through to the upstream code."""
     if STATE.active != active:
         STATE.active = active
-        STATE.epoch += 1
+        STATE.changed()

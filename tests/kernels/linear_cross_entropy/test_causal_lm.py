@@ -269,7 +269,7 @@ def test_a_backend_by_name_that_cannot_serve_is_a_warning_once(patched, caplog):
     _, model = pair(patched)
     model.eval()
     with caplog.at_level(logging.INFO, "veomni_hook.kernels"):
-        patched.veomni_linear_cross_entropy_next_token._said.clear()
+        patched.veomni_linear_cross_entropy_next_token._site.said.clear()
         model(**batch())
         model(**batch())
     told = [record for record in caplog.records if "eval mode" in record.getMessage()]

@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.kernels.linear_cross_entropy.routed import batch, load, pair, with_decoder
 from tests.kernels.matching import close
+from veomni_hook.kernels.binding import bind
+from veomni_hook.kernels.explain import explain
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits, logits_are_read
 from veomni_hook.kernels.state import set_choice
 
@@ -52,6 +54,21 @@ def sharded(model, policy: MixedPrecisionPolicy):
     return fully_shard(model, mp_policy=policy)
 
 
+def bound(patched) -> None:
+    """Models that were bound before or after FSDP2 took them run what they are bound to."""
+    for when in ("before", "after"):
+        model = pair(patched)[1]
+        if when == "before":
+            bind(model, "reference")
+        model = sharded(model, MixedPrecisionPolicy())
+        if when == "after":
+            bind(model, "reference")
+        model(**batch(), use_cache=False).loss.backward()
+        ran = {row.backend for row in explain(model).rows}
+        assert ran == {"reference"}, ran
+        print("bound", when, flush=True)
+
+
 def main() -> None:
     set_choice("torch")
     torch.manual_seed(0)
@@ -77,6 +94,7 @@ def main() -> None:
         copies = with_decoder(pair(patched))
         train([sharded(model, policy) for model in copies], inputs, tolerance)
         print("FSDP2, a head around its Linear", name, flush=True)
+    bound(patched)
     dist.barrier()
     dist.destroy_process_group()
 

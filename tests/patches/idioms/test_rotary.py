@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 import torch
 
-from veomni_hook.kernels.binding import binder_for
+from veomni_hook.kernels.arguments import binder_for
 from veomni_hook.kernels.registry import Kernel, registry
 from veomni_hook.kernels.rotary import OP as DECLARED
 from veomni_hook.kernels.rotary import reference

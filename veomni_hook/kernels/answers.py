@@ -1,0 +1,128 @@
+"""What a slot answers as long as one backend, or ``auto``, is wanted for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from veomni_hook.kernels.choice import AUTO, Choice
+from veomni_hook.kernels.registry import EAGER, Kernel, load_attribute, registry
+from veomni_hook.kernels.select import Selection, excluded, select, system_of
+
+__all__ = ["Answers", "Candidate", "Outcome", "Site"]
+
+logger = logging.getLogger("veomni_hook.kernels")
+
+
+class Outcome(NamedTuple):
+    """What the last call of one module got: a backend (``eager``: the upstream code), and why."""
+
+    backend: str
+    reason: str
+
+
+class Candidate(NamedTuple):
+    """A kernel that is asked: it runs unless one of ``refusals`` has a reason."""
+
+    run: Callable[..., Any]
+    refusals: tuple[Callable[..., str | None], ...]
+    backend: str
+    taken: Outcome
+
+
+class Site(NamedTuple):
+    """Where a slot is, and what it has logged already."""
+
+    op: str
+    variant: str
+    module_name: str
+    said: set[tuple[int, str]]
+
+    def say(self, level: int, message: str) -> None:
+        """Log a message about this site, once."""
+        if (level, message) not in self.said:
+            self.said.add((level, message))
+            logger.log(level, "%s: %s/%s%s", self.module_name, self.op, self.variant, message)
+
+
+class Answers:
+    """The kernels of a site under one choice, by the torch device type of the operands.
+
+    Attributes:
+        wanted: ``auto``, ``eager`` or a backend.
+        idle: what every call gets because no kernel comes into question on any device; None if one does.
+    """
+
+    def __init__(self, site: Site, choice: Choice, idle: Outcome | None = None) -> None:
+        self.wanted = choice.backend(site.op)
+        self._site = site
+        self._choice = choice
+        self._candidates: dict[Any, tuple[Candidate, ...]] = {}
+        self._refusals: dict[tuple[str, str], Outcome] = {}
+        reason = None if idle is not None else excluded(site.op, site.variant, choice)
+        self.idle = idle if reason is None else Outcome(EAGER, reason)
+        if reason is not None:
+            site.say(logging.INFO, f": upstream code: {reason}")
+
+    def selection(self, device: str) -> Selection:
+        """Return what is selected for tensors of the torch device type ``device``, with every decision."""
+        return select(self._site.op, self._site.variant, self._choice, system_of(device))
+
+    def candidates(self, device: Any) -> tuple[Candidate, ...]:
+        """Return the kernels to ask, in their order.
+
+        Raises:
+            KernelError: a backend was chosen by name that has no kernel for the variant, or cannot run there.
+        """
+        found = self._candidates.get(device)
+        return self._resolve(device) if found is None else found
+
+    def refused(self, backend: str, reason: str) -> Outcome:
+        """Return the outcome of a call that ``backend`` would not take."""
+        found = self._refusals.get((backend, reason))
+        if found is None:
+            # A backend that was asked for by name and does not run is worth a warning; auto promised nothing.
+            level = logging.INFO if self.wanted == AUTO else logging.WARNING
+            self._site.say(level, f": upstream code instead of {backend}: {reason}")
+            found = self._refusals[backend, reason] = Outcome(EAGER, reason)
+        return found
+
+    def traceable(self, device: str) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
+        """Return the kernels to ask under ``torch.compile``, each with its refusals."""
+        if self.idle is not None or device == "meta":
+            return ()
+        selection = self.selection(device).checked(self._named())
+        kept = [each for each in selection.candidates if each.traceable]
+        if self.wanted == AUTO:
+            kept = [each for each in kept if each.beats_inductor]
+        elif not kept:
+            self._site.say(
+                logging.WARNING,
+                f": upstream code instead of {self.wanted} under torch.compile: not traceable",
+            )
+        return tuple((load_attribute(each.load), self._rules(each)) for each in kept)
+
+    def _resolve(self, device: Any) -> tuple[Candidate, ...]:
+        if not isinstance(device, str) or device == "meta":
+            return ()  # a proxy of a tracer, or nothing to compute
+        taken = "chosen" if self.wanted != AUTO else "picked by auto"
+        found = tuple(
+            Candidate(
+                load_attribute(each.load), self._rules(each), each.backend, Outcome(each.backend, taken)
+            )
+            for each in self.selection(device).checked(self._named()).candidates
+        )
+        names = ", ".join(candidate.backend for candidate in found) or EAGER
+        self._site.say(logging.INFO, f" on {device}: {names} ({self.wanted})")
+        self._candidates[device] = found
+        return found
+
+    def _rules(self, kernel: Kernel) -> tuple[Callable[..., Any], ...]:
+        rules: tuple[str | None, ...] = (kernel.refuses,)
+        if self.wanted == AUTO:
+            rules = (registry.ops()[self._site.op].yields, kernel.refuses, kernel.loses)
+        return tuple(load_attribute(rule) for rule in rules if rule is not None)
+
+    def _named(self) -> str:
+        return f"{self._site.module_name}, kernels={self._choice}"

@@ -1,0 +1,88 @@
+"""What a slot answers under ``torch.compile``, in a form that dynamo follows without a graph break.
+
+What is compiled depends on what the module is bound to and on what is wanted for the op, so a change of
+these, and nothing else, compiles anew. Calls are not noted: the code does not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from veomni_hook.kernels.answers import Answers
+from veomni_hook.kernels.binding import BINDING
+from veomni_hook.kernels.choice import AUTO
+from veomni_hook.kernels.registry import EAGER
+from veomni_hook.kernels.state import STATE
+
+__all__ = ["Compiled", "device_of"]
+
+
+def device_of(operands: tuple[Any, ...]) -> Any:
+    """Return the torch device type that kernels are chosen for: that of the first operand or tensor."""
+    first = operands[0]
+    if isinstance(first, tuple | list) and first:
+        first = first[0]
+    return getattr(getattr(first, "device", None), "type", None)
+
+
+Binder = Callable[..., tuple[Any, ...]]
+
+
+class Compiled:
+    """The compiled form of one slot.
+
+    ``answers_to`` gives what it answers if a backend is wanted, ``binder`` what makes operands of arguments.
+    """
+
+    def __init__(self, op: str, answers_to: Callable[[str], Answers], binder: Callable[[], Binder]) -> None:
+        self._op = op
+        self._binder: Binder
+        #: By what is wanted and the device type: kernels, each with its refusals.
+        self._kernels: dict[tuple[str, str], Any] = {}
+
+        def look_up(wanted: str, device: str) -> bool:
+            found = () if device is None else answers_to(wanted).traceable(device)
+            self._kernels[wanted, device] = found
+            return bool(found)
+
+        def prepare() -> bool:
+            self._binder = binder()
+            return True
+
+        # What torch.compiler.assume_constant_result does, which imports dynamo: called while it traces,
+        # their results are constants. Functions cannot be, since guards need their source.
+        for function in (look_up, prepare):
+            setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
+        self._look_up = look_up
+        self._prepare = prepare
+
+    def kernel(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return the kernel that computes this call, or None: run the upstream code."""
+        wanted, device = self._wanted(owner), device_of(operands)
+        if wanted == EAGER or not self._look_up(wanted, device):
+            return None
+        for run, refusals in self._kernels[wanted, device]:
+            for refusal in refusals:
+                if refusal(owner, *operands) is not None:
+                    break
+            else:
+                return run  # type: ignore[no-any-return]
+        return None
+
+    def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what to call in the place of ``upstream``, with the same arguments."""
+        return upstream if self._wanted(owner) == EAGER else partial(self._call, owner, upstream)
+
+    def _call(self, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self._prepare()
+        operands = self._binder(*args, **kwargs)
+        run = self.kernel(owner, (*operands, upstream))
+        return upstream(*args, **kwargs) if run is None else run(*operands)
+
+    def _wanted(self, owner: Any) -> str:
+        # `getattr`, because dynamo notices that an attribute appears, and not that a key of `__dict__` does.
+        bound = getattr(owner, BINDING, None)
+        wanted = None if bound is None or not STATE.active else bound.get(self._op)
+        return STATE.wanted.get(self._op, AUTO) if wanted is None else wanted
