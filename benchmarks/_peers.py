@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Row", "bandwidth", "by_turns", "host_time", "record", "wall_time"]
+__all__ = ["Row", "bandwidth", "by_turns", "described", "host_time", "record", "wall_time"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ROUNDS = 20
@@ -110,7 +110,16 @@ def record(benchmark: str, rows: Sequence[Row], **more: object) -> None:
         ]
         text = "".join(f"{cell:>20}" for cell in cells)
         print(f"{row.op:12}{row.part:24}{row.dtype:10}{row.shape:18}{text}")
-    found = {
+    found = {**described(benchmark, **more), "rows": [asdict(row) for row in rows]}
+    RESULTS.mkdir(exist_ok=True)
+    target = RESULTS / f"{benchmark}.json"
+    target.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(f"written: {target.relative_to(RESULTS.parent.parent)}")
+
+
+def described(benchmark: str, **more: object) -> dict[str, object]:
+    """Return what every record says of its run: device, versions, date and command; and ``more``."""
+    return {
         "benchmark": benchmark,
         "device": torch.cuda.get_device_name(),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}",
@@ -119,12 +128,7 @@ def record(benchmark: str, rows: Sequence[Row], **more: object) -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.orig_argv[1:]]),
         **more,
-        "rows": [asdict(row) for row in rows],
     }
-    RESULTS.mkdir(exist_ok=True)
-    target = RESULTS / f"{benchmark}.json"
-    target.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(f"written: {target.relative_to(RESULTS.parent.parent)}")
 
 
 def _version(name: str) -> str:
