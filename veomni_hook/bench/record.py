@@ -1,0 +1,75 @@
+"""A run of benchmarks as a table and as a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from veomni_hook.bench.limits import bandwidth
+from veomni_hook.bench.run import Row
+
+__all__ = ["cells", "described", "headers", "write"]
+
+_VERSIONS = ("torch", "triton", "transformers", "liger_kernel", "quack_kernels", "veomni-hook")
+
+
+def headers(sides: Sequence[str]) -> list[str]:
+    """The columns of the table."""
+    return ["op", "part", "dtype", "shape", *sides]
+
+
+def cells(row: Row, sides: Sequence[str]) -> list[str]:
+    """One line of it: time, share of the limit and memory of every side."""
+    return [row.op, row.part, row.dtype, row.shape, *(_cell(row, side) for side in sides)]
+
+
+def _cell(row: Row, side: str) -> str:
+    if side not in row.milliseconds:
+        return "-"
+    words = [f"{row.milliseconds[side]:.3f} ms"]
+    if side in row.share:
+        words.append(f"{100 * row.share[side]:.1f} %")
+    if side in row.peak:
+        words.append(f"{row.peak[side] / 2**20:,.0f} MiB")
+    return ", ".join(words)
+
+
+def described(benchmark: str, device: str, **more: object) -> dict[str, Any]:
+    """Return what every record says of its run: device, versions, date and command; and ``more``."""
+    return {
+        "benchmark": benchmark,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _VERSIONS},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        **more,
+    }
+
+
+def write(rows: Sequence[Row], device: str, path: Path) -> dict[str, Any]:
+    """Write rows and facts to a JSON file and return what it holds."""
+    ops = list(dict.fromkeys(row.op for row in rows))
+    facts = described(", ".join(ops), device, copy_bytes_per_second=bandwidth(device))
+    found = {**facts, "rows": [asdict(row) for row in rows]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

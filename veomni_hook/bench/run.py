@@ -1,0 +1,106 @@
+"""Measures problems: parts, sides, shares of the limit, memory, and the host's part apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from veomni_hook.bench.limits import bandwidth, matmul_rate
+from veomni_hook.bench.problem import Problem, Side
+from veomni_hook.bench.timing import by_turns, host_time, peak_bytes, wall_time
+
+__all__ = ["Row", "measured"]
+
+ROUNDS = {"cuda": 20, "cpu": 5}
+#: Below this a part is bound by the host: what it takes there is measured apart.
+SHORT = 1.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part of one problem.
+
+    Attributes:
+        op, part, dtype, shape: what was measured; the part ``host`` is the host's time of a step, with the
+            device not waited for, ``wall`` its time where many steps follow each other.
+        limit, work: bytes or floating-point operations, and the fewest that are needed.
+        milliseconds: the median by side; what cannot do it is not there.
+        share: of what the device can do at most, by side.
+        peak: bytes above what was held before, by side.
+    """
+
+    op: str
+    part: str
+    dtype: str
+    shape: str
+    limit: str
+    work: int
+    milliseconds: Mapping[str, float]
+    share: Mapping[str, float]
+    peak: Mapping[str, int]
+
+
+def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
+    """Yield a row for every part of every problem, as soon as it is measured."""
+    for problem in problems:
+        torch._dynamo.reset()
+        if problem.incoming:
+            yield _row(problem, "forward", {n: _forward(problem, s) for n, s in problem.sides.items()}, device)
+            for part in problem.incoming:
+                calls = {name: _backward(problem, name, side, part) for name, side in problem.sides.items()}
+                yield _row(problem, part, calls, device)
+        steps = {name: partial(_step, problem, side) for name, side in problem.sides.items()}
+        if not problem.incoming:
+            yield _row(problem, "step", steps, device, memory=True)
+        elif device == "cuda" and problem.work["forward"] / bandwidth(device) * 1e3 < SHORT:
+            for part, timed in (("host", host_time), ("wall", wall_time)):
+                taken = {name: timed(step) for name, step in steps.items()}
+                yield Row(problem.op, part, problem.dtype, problem.shape, "", 0, taken, {}, {})
+
+
+def _row(
+    problem: Problem,
+    part: str,
+    calls: Mapping[str, Callable[[], object]],
+    device: str,
+    *,
+    memory: bool = False,
+) -> Row:
+    times = by_turns(calls, device, ROUNDS[device])
+    work = problem.work[part]
+    dtype = problem.leaves[0].dtype
+    most = bandwidth(device) if problem.limit == "bytes" else matmul_rate(device, dtype)
+    share = {name: work / taken * 1e3 / most for name, taken in times.items()}
+    peak = {name: peak_bytes(call, device) for name, call in calls.items()} if memory else {}
+    return Row(problem.op, part, problem.dtype, problem.shape, problem.limit, work, times, share, peak)
+
+
+def _forward(problem: Problem, side: Side) -> Callable[[], object]:
+    def call() -> object:
+        with torch.no_grad():
+            return side(*problem.leaves)
+
+    return call
+
+
+def _backward(problem: Problem, name: str, side: Side, part: str) -> Callable[[], object]:
+    """The backward alone, from a graph that is kept."""
+    leaves = [leaf.detach().requires_grad_() for leaf in problem.leaves]
+    results = side(*leaves)
+    incoming = problem.incoming[part]
+    if name in problem.spoils:
+        incoming = [gradient.clone() for gradient in incoming]
+    return partial(torch.autograd.grad, results, leaves, incoming, retain_graph=True)
+
+
+def _step(problem: Problem, side: Side) -> None:
+    """Forward and backward; gradients of the operands start from nothing."""
+    for leaf in problem.leaves:
+        leaf.requires_grad_().grad = None
+    results = side(*problem.leaves)
+    results = results if isinstance(results, tuple) else (results,)
+    incoming = next(iter(problem.incoming.values()), None)
+    torch.autograd.backward(results, incoming)

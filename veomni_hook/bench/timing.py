@@ -1,0 +1,96 @@
+"""Times and memory of several sides by turns, on a CUDA device or a CPU.
+
+On a CUDA device a time is the median of events; before each call the device is given something to do that
+empties its caches, so that the host is ahead and no launch is timed. On a CPU it is the median of the clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+__all__ = ["by_turns", "host_time", "peak_bytes", "wall_time"]
+
+Call = Callable[[], object]
+
+
+def by_turns(sides: Mapping[str, Call], device: str, rounds: int) -> dict[str, float]:
+    """Return the median milliseconds of each side."""
+    for _ in range(3 if device == "cuda" else 1):
+        for side in sides.values():
+            side()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    timed = _on_cuda() if device == "cuda" else _on_cpu
+    for _ in range(rounds):
+        for name, side in sides.items():
+            times[name].append(timed(side))
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def _on_cuda() -> Callable[[Call], float]:
+    busy = torch.empty(1 << 28, device="cuda", dtype=torch.float32)
+
+    def timed(side: Call) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        busy.zero_()
+        busy.zero_()
+        start.record()
+        side()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+    return timed
+
+
+def _on_cpu(side: Call) -> float:
+    began = time.perf_counter()
+    side()
+    return (time.perf_counter() - began) * 1e3
+
+
+def host_time(side: Call, calls: int = 200) -> float:
+    """Return the milliseconds that a call takes on the host, the device not waited for."""
+    return _repeated(side, calls, waited=False)
+
+
+def wall_time(side: Call, calls: int = 100) -> float:
+    """Return the milliseconds of a call when many follow each other: the longer of host and device."""
+    return _repeated(side, calls, waited=True)
+
+
+def _repeated(side: Call, calls: int, *, waited: bool) -> float:
+    for _ in range(3):
+        side()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(calls):
+        side()
+    if waited:
+        torch.cuda.synchronize()
+    taken = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return taken / calls * 1e3
+
+
+def peak_bytes(side: Call, device: str) -> int:
+    """Return the most bytes that torch's allocator held during a call on top of those before it."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        side()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - held
+    with torch.profiler.profile(profile_memory=True) as profile:
+        side()
+    recorded: object = profile.profiler
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[attr-defined]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
