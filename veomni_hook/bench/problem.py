@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-__all__ = ["Problem", "Side", "liger", "made", "ours"]
+__all__ = ["Problem", "Side", "beside", "made"]
 
 Side = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
@@ -49,21 +49,15 @@ def made(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> torch
     return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
 
 
-def ours(op: str, variant: str, device: str) -> dict[str, Side]:
-    """What ``auto`` picks on this machine, as the side ``ours``; nothing where that is the upstream code."""
+def beside(op: str, variant: str, device: str) -> dict[str, Side]:
+    """The sides ``liger``, by our adapter, and ``ours``, what ``auto`` picks: those that run here."""
     from veomni_hook.kernels.choice import Choice
     from veomni_hook.kernels.registry import load_attribute
     from veomni_hook.kernels.select import select, system_of
 
-    kernel = select(op, variant, Choice(), system_of(device)).kernel
-    return {} if kernel is None else {"ours": load_attribute(kernel.load)}
-
-
-def liger(op: str, variant: str, device: str) -> dict[str, Side]:
-    """Liger's function through our adapter, as the side ``liger``; nothing where it cannot run."""
-    from veomni_hook.kernels.choice import Choice
-    from veomni_hook.kernels.registry import load_attribute
-    from veomni_hook.kernels.select import select, system_of
-
-    kernel = select(op, variant, Choice(ops={op: "liger"}), system_of(device)).kernel
-    return {} if kernel is None else {"liger": load_attribute(kernel.load)}
+    found = {}
+    for name, choice in (("liger", Choice(ops={op: "liger"})), ("ours", Choice())):
+        kernel = select(op, variant, choice, system_of(device)).kernel
+        if kernel is not None:
+            found[name] = load_attribute(kernel.load)
+    return found

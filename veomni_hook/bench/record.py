@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -44,8 +44,8 @@ def _cell(row: Row, side: str) -> str:
     return ", ".join(words)
 
 
-def described(benchmark: str, device: str, **more: object) -> dict[str, Any]:
-    """Return what every record says of its run: device, versions, date and command; and ``more``."""
+def described(benchmark: str, device: str, rows: Sequence[Row], **more: object) -> dict[str, Any]:
+    """Return a run as JSON-ready values: device, versions, date and command; ``more``; and the rows."""
     return {
         "benchmark": benchmark,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -54,18 +54,16 @@ def described(benchmark: str, device: str, **more: object) -> dict[str, Any]:
         **{name: _version(name) for name in _VERSIONS},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "copy_bytes_per_second": bandwidth(device),
         **more,
+        "rows": [asdict(row) for row in rows],
     }
 
 
-def write(rows: Sequence[Row], device: str, path: Path) -> dict[str, Any]:
-    """Write rows and facts to a JSON file and return what it holds."""
-    ops = list(dict.fromkeys(row.op for row in rows))
-    facts = described(", ".join(ops), device, copy_bytes_per_second=bandwidth(device))
-    found = {**facts, "rows": [asdict(row) for row in rows]}
+def write(facts: Mapping[str, Any], path: Path) -> None:
+    """Write a run to a JSON file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return found
+    path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def _version(name: str) -> str:

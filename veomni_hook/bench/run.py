@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -30,6 +30,7 @@ class Row:
         milliseconds: the median by side; what cannot do it is not there.
         share: of what the device can do at most, by side.
         peak: bytes above what was held before, by side.
+        failed: in a row of its own, why a side could not compute the problem.
     """
 
     op: str
@@ -41,14 +42,31 @@ class Row:
     milliseconds: Mapping[str, float]
     share: Mapping[str, float]
     peak: Mapping[str, int]
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+def able(problem: Problem) -> tuple[Problem, dict[str, str]]:
+    """Return the problem with the sides that can compute it here, and why the others cannot."""
+    failed = {}
+    for name, side in problem.sides.items():
+        try:
+            side(*problem.leaves)
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    sides = {name: side for name, side in problem.sides.items() if name not in failed}
+    return replace(problem, sides=sides), failed
 
 
 def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
     """Yield a row for every part of every problem, as soon as it is measured."""
-    for problem in problems:
+    for made in problems:
         torch._dynamo.reset()
+        problem, failed = able(made)
+        if failed:
+            yield Row(problem.op, "failed", problem.dtype, problem.shape, "", 0, {}, {}, {}, failed)
         if problem.incoming:
-            yield _row(problem, "forward", {n: _forward(problem, s) for n, s in problem.sides.items()}, device)
+            calls = {name: _forward(problem, side) for name, side in problem.sides.items()}
+            yield _row(problem, "forward", calls, device)
             for part in problem.incoming:
                 calls = {name: _backward(problem, name, side, part) for name, side in problem.sides.items()}
                 yield _row(problem, part, calls, device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -33,8 +34,10 @@ def by_turns(sides: Mapping[str, Call], device: str, rounds: int) -> dict[str, f
 def _on_cuda() -> Callable[[Call], float]:
     busy = torch.empty(1 << 28, device="cuda", dtype=torch.float32)
 
+    event: Callable[[], torch.cuda.Event] = partial(torch.cuda.Event, enable_timing=True)
+
     def timed(side: Call) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = event(), event()
         busy.zero_()
         busy.zero_()
         start.record()

@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "veomni_hook.cli.doctor:doctor",
     "run": "veomni_hook.cli.run:run",
     "demo": "veomni_hook.cli.demo:demo",
+    "bench": "veomni_hook.cli.bench:bench",
 }
 
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from veomni_hook.bench.problem import Problem
+from veomni_hook.errors import KernelError
 
-__all__ = ["OPS", "problems"]
+if TYPE_CHECKING:
+    from veomni_hook.bench.problem import Problem
+
+__all__ = ["OPS", "checked", "problems"]
 
 OPS = ("rms_norm",)
+
+
+def checked(ops: Sequence[str]) -> Sequence[str]:
+    """Return ``ops``; raise KernelError, with those that there are, for one that is not measured."""
+    for op in ops:
+        if op not in OPS:
+            raise KernelError(f"no benchmark is called {op!r}", where="bench", fix=f"ops: {', '.join(OPS)}")
+    return ops
 
 
 def problems(op: str, device: str, *, quick: bool = False) -> Iterable[Problem]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from veomni_hook.bench.problem import Problem, Side, liger, made, ours
+from veomni_hook.bench.problem import Problem, Side, beside, made
 
 __all__ = ["problems"]
 
@@ -46,7 +46,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
 
 def _sides(device: str) -> dict[str, Side]:
     found: dict[str, Side] = {"eager": upstream, "compile": torch.compile(upstream, dynamic=False)}
-    for name, side in (liger | ours)("rms_norm", "cast_before_weight", device).items():
+    for name, side in beside("rms_norm", "cast_before_weight", device).items():
         found[name] = partial(side, eps=EPS)
     return found
 

@@ -1,0 +1,83 @@
+"""`veomni-hook bench`: every op beside its peers here, and the share of the limit that each reaches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from veomni_hook.cli import output
+from veomni_hook.cli.target_options import JsonOption
+
+if TYPE_CHECKING:
+    from veomni_hook.bench.run import Row
+
+
+def bench(
+    ops: Annotated[
+        list[str] | None, typer.Argument(metavar="[OP]...", help="Ops to measure; by default all.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="cuda or cpu; by default the best one here.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the record to a JSON file.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw a PNG file; needs the extra demo.", show_default=False),
+    ] = None,
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="Two sizes of every op.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure kernels beside upstream's code, torch.compile and, where installed, Liger, all in one run.
+
+    A line is a part of an op at one size. Each side has its median time and its share of what the device can
+    do: the bandwidth of a copy, or the rate of a large product of matrices. Host time is listed apart.
+    """
+    from veomni_hook.bench.problems import OPS, checked, problems
+
+    names = checked(ops or list(OPS))
+    import torch
+
+    from veomni_hook.bench import record
+    from veomni_hook.bench.run import measured
+
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    rows: list[Row] = []
+    for name in names:
+        for row in measured(problems(name, place, quick=quick), place):
+            output.note(_said(row))
+            rows.append(row)
+    facts = record.described(", ".join(names), place, rows=rows)
+    if as_json:
+        output.emit_json(facts)
+    else:
+        _tables(rows, facts)
+    if out is not None:
+        record.write(facts, out)
+        output.note(f"written: {out}")
+    if plot is not None:
+        from veomni_hook.bench.plot import write_plot
+
+        write_plot(rows, f"{facts['device']}, torch {facts['torch']}", plot)
+        output.note(f"written: {plot}")
+
+
+def _said(row: Row) -> str:
+    if row.failed:
+        return "; ".join(f"{row.op} {row.shape}: {side} failed: {why}" for side, why in row.failed.items())
+    taken = ", ".join(f"{side} {milliseconds:.3f} ms" for side, milliseconds in row.milliseconds.items())
+    return f"{row.op} {row.part} {row.shape}: {taken}"
+
+
+def _tables(rows: list[Row], facts: dict[str, Any]) -> None:
+    from veomni_hook.bench import record
+
+    output.emit_heading(f"{facts['device']}, torch {facts['torch']}; share of the limit in %")
+    sides = list(dict.fromkeys(side for row in rows for side in row.milliseconds))
+    output.emit_table(record.headers(sides), [record.cells(row, sides) for row in rows])
