@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import kernels
 from veomni_hook.cli.app import COMMANDS
 from veomni_hook.patches.coverage import Row, denominators
 from veomni_hook.patches.lock import changes
@@ -40,6 +41,11 @@ def test_every_result_of_a_comparison_is_documented() -> None:
         changes.NOT_OVERRIDDEN: "`no longer overridden` |",
     }
     assert all(told.get(result, f"| `{result}` |") in document for result in results)
+
+
+def test_the_tables_of_kernels_are_those_of_the_registry() -> None:
+    document = (DOCS / "kernels.md").read_text(encoding="utf-8")
+    assert kernels.written(document) == document, "python -m scripts.kernels writes them anew"
 
 
 @pytest.mark.parametrize("document", sorted(path.name for path in DOCS.glob("*.md")))
