@@ -27,7 +27,7 @@ def tables() -> str:
             kernels = [each for each in registry.kernels(op.name, name) if each.backend != REFERENCE]
             shown = ", ".join(each.backend if each.automatic else f"({each.backend})" for each in kernels)
             formula = variant.formula.replace("|", "\\|")
-            lines.append(f"| `{name}` | {formula} | {shown or '–'} |")
+            lines.append(f"| `{name}` | {formula} | {shown or 'none'} |")
     return "\n".join(lines) + "\n"
 
 
