@@ -1,7 +1,7 @@
 """A training step of Qwen3-8B's shapes beside its peers: `python -m benchmarks.qwen3_8b_step_gpu`.
 
 4 layers, 4 x 4,096 tokens, bfloat16, forward and backward from no gradients, on one CUDA device; each side in
-an interpreter of its own, one after the other, with the same named attention backend. Times are medians, memory
+an interpreter of its own, in turn, with the same named attention backend. Times are medians; memory
 is the peak above what stands before a step (the gradients count). The floor is the time of the step's matrix
 products and attention alone.
 """
