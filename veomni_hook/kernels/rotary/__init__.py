@@ -7,7 +7,7 @@ behind these, so that a kernel that transformers' own ``use_kernels`` put in its
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import REFERENCE, Kernel, Op, Variant
+from veomni_hook.kernels.registry import REFERENCE, Kernel, Op, Requirement, Variant
 
 _REFERENCES = "veomni_hook.kernels.rotary.reference"
 
@@ -60,7 +60,53 @@ OP = Op(
     variants={name: Variant(formula, f"{_REFERENCES}:{name}") for name, formula in _FORMULAS.items()},
 )
 
+_TRITON = "veomni_hook.kernels.rotary.triton"
+_CALLS = "veomni_hook.kernels.rotary.calls"
+#: Variants with a Triton kernel, its function and its rule: what the operands must be.
+_FUSED = {
+    "half_split": ("half_split", "refuses"),
+    "half_split_cast_out": ("half_split_cast_out", "refuses"),
+    "half_split_fp32": ("half_split_fp32", "refuses"),
+    "half_split_fp32_as_query": ("half_split_fp32", "refuses"),
+    "half_split_reversed": ("half_split_reversed", "refuses"),
+    "half_split_partial": ("half_split_partial", "refuses_partial"),
+    "half_split_partial_optional_key": ("half_split_partial_optional_key", "refuses_partial_optional_key"),
+    "half_split_gathered": ("half_split_gathered", "refuses_gathered"),
+    "half_split_single": ("half_split_single", "refuses_single"),
+    "half_width_halves": ("half_width_halves", "refuses_half_width"),
+    "half_width_halves_single": ("half_width_halves_single", "refuses_half_width_single_broadcast"),
+    "half_width_pairs": ("half_width_pairs", "refuses_half_width"),
+    "half_width_pairs_single": ("half_width_pairs_single", "refuses_half_width_single_broadcast"),
+    "pairs": ("pairs", "refuses"),
+    "pairs_fp32": ("pairs_fp32", "refuses"),
+    "pairs_fp32_as_query": ("pairs_fp32", "refuses"),
+    "pairs_fp32_broadcast": ("pairs_fp32_broadcast", "refuses_broadcast"),
+    "pairs_partial": ("pairs_partial", "refuses_partial"),
+    "pairs_repeated": ("pairs_repeated", "refuses"),
+    "pairs_repeated_fp32": ("pairs_repeated_fp32", "refuses"),
+    "pairs_partial_repeated": ("pairs_partial_repeated", "refuses_partial"),
+    "pairs_doubled_single": ("pairs_doubled_single", "refuses_half_width_single"),
+    "pairs_trailing_fp32_single": ("pairs_trailing_fp32_single", "refuses_partial_half_width_single"),
+    "pairs_to_halves": ("pairs_to_halves", "refuses"),
+    "pairs_to_halves_optional_key": ("pairs_to_halves_optional_key", "refuses_optional_key"),
+    "pairs_to_halves_full_width": ("pairs_to_halves_full_width", "refuses"),
+    "pairs_matrix": ("pairs_matrix", "refuses"),
+}
+
 KERNELS = (
+    *(
+        Kernel(
+            op="rotary",
+            variant=variant,
+            backend="triton",
+            load=f"{_TRITON}:{function}",
+            refuses=f"{_CALLS}:{rule}",
+            requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
+            priority=10,
+            description="query and key in one pass, forward and backward, any strides, bit for bit",
+        )
+        for variant, (function, rule) in _FUSED.items()
+    ),
     Kernel(
         op="rotary",
         variant="half_split",

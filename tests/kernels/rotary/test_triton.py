@@ -1,0 +1,358 @@
+"""The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.registry import load_attribute, registry
+from veomni_hook.kernels.rotary import calls, reference
+
+pytest.importorskip("triton")
+
+from veomni_hook.kernels.rotary import triton as kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FUSED = {k.variant: k for k in registry.kernels("rotary") if k.backend == "triton"}
+F32, B16, F16 = torch.float32, torch.bfloat16, torch.float16
+HALF_WIDTH = {
+    "half_width_halves", "half_width_halves_single", "half_width_pairs", "half_width_pairs_single",
+    "pairs_doubled_single", "pairs_trailing_fp32_single",
+}  # fmt: skip
+BROADCAST = {"half_width_halves_single", "half_width_pairs_single", "pairs_fp32_broadcast"}
+PARTIAL = {
+    "half_split_partial", "half_split_partial_optional_key", "pairs_partial", "pairs_partial_repeated",
+    "pairs_trailing_fp32_single",
+}  # fmt: skip
+#: Upstream texts of these differ in where gradients of a query in float16 or bfloat16 are rounded.
+AMBIGUOUS = {"half_split_fp32_as_query", "pairs_fp32_as_query"}
+
+
+def exact(*dtypes):
+    """Whether bits can be compared: the interpreter cuts float32 off where bfloat16 is rounded."""
+    return DEVICE == "cuda" or B16 not in dtypes
+
+
+def at(device):
+    return device.to(DEVICE)
+
+
+def tables(variant, batch, length, rotated, dtype):
+    angle = torch.randn(batch, length, rotated // 2 if variant in HALF_WIDTH else rotated)
+    return [at(angle.cos().to(dtype)), at((angle * 1.5).sin().to(dtype))]
+
+
+def states(batch, heads, length, width, dtype, heads_at=1):
+    x = at(torch.randn(batch, length, heads, width).to(dtype))
+    return x.transpose(1, 2) if heads_at == 1 else x
+
+
+def call(variant, x=F32, table=F32, batch=2, heads=(3, 2), length=5, width=16, rotated=None, cos_batch=None):
+    """Both sides of a variant as functions of the tensors that turn, and these."""
+    heads_at = 2 if variant == "pairs_doubled_single" else 1
+    rotated = rotated or (width // 2 if variant in PARTIAL else width)
+    cos, sin = tables(variant, cos_batch or batch, length, rotated, table)
+    if variant in BROADCAST:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    given = {"cos": cos, "sin": sin}
+    if variant == "half_split_gathered":
+        given["position_ids"] = at(torch.randint(0, length, (batch, length)))
+        given |= {"cos": cos[0], "sin": sin[0]}
+    xs = [states(batch, number, length, width, x, heads_at) for number in heads]
+    if variant.endswith("_single"):
+        xs = xs[:1]
+
+    def side(function):
+        if variant.endswith("_single"):
+            return lambda x: function(x, **given)
+        return lambda q, k: function(q=q, k=k, **given)
+
+    return side(load_attribute(FUSED[variant].load)), side(getattr(reference, variant)), xs
+
+
+def test_declared():
+    assert {kernel.priority for kernel in FUSED.values()} == {10}
+    assert len(FUSED) == 27
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(F32, F32), (F16, F16), (B16, B16), (F16, F32), (B16, F32), (F32, F16)], ids=str
+)
+@pytest.mark.parametrize("variant", FUSED)
+def test_has_the_references_bits(variant, dtypes):
+    ours, upstream, xs = call(variant, *dtypes)
+    same = exact(*dtypes) and (variant not in AMBIGUOUS or dtypes[0] is F32)
+    assert_matches(ours, upstream, xs, exact=same)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"cos_batch": 1},
+        {"length": 1},
+        {"length": 0},
+        {"batch": 0},
+        {"width": 12},
+        {"width": 80, "length": 9, "heads": (5, 1)},
+        {"heads": (40, 8), "length": 3, "width": 4},
+        {"batch": 1, "heads": (1, 1), "length": 700, "width": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "half_split",
+        "half_split_partial",
+        "half_width_halves",
+        "pairs",
+        "pairs_to_halves",
+        "pairs_trailing_fp32_single",
+    ],
+)
+def test_shapes(variant, shape):
+    ours, upstream, xs = call(variant, F16, F16, **shape)
+    assert_matches(ours, upstream, xs, exact=True)
+
+
+@pytest.mark.parametrize("variant", ["half_split_partial", "pairs_partial", "pairs_trailing_fp32_single"])
+@pytest.mark.parametrize("rotated", [2, 6, 24])
+def test_parts_of_a_head(variant, rotated):
+    ours, upstream, xs = call(variant, width=24, rotated=rotated)
+    assert_matches(ours, upstream, xs, exact=True)
+
+
+def layouts():
+    return {
+        "heads together": lambda: torch.randn(2, 5, 3, 16).transpose(1, 2),
+        "positions together": lambda: torch.randn(2, 3, 5, 16),
+        "part of a projection": lambda: torch.randn(2, 5, 9, 16)[:, :, 3:6].transpose(1, 2),
+        "batch inside": lambda: torch.randn(5, 2, 3, 16).permute(1, 2, 0, 3),
+        "columns apart": lambda: torch.randn(16, 2, 5, 3).permute(1, 3, 2, 0),
+        "one for all heads": lambda: torch.randn(2, 1, 5, 16).expand(2, 3, 5, 16),
+    }
+
+
+@pytest.mark.parametrize("incoming", layouts())
+@pytest.mark.parametrize("given", layouts())
+@pytest.mark.parametrize("variant", ["half_split", "pairs_to_halves"])
+def test_any_strides_and_gradients_in_any_layout(variant, given, incoming):
+    cos, sin = tables(variant, 2, 5, 16, F32)
+    (kernel, upstream), results = (load_attribute(FUSED[variant].load), getattr(reference, variant)), []
+    q, k = (at(layouts()[given]()).requires_grad_() for _ in range(2))
+    dys = [at(layouts()[incoming]()) for _ in range(2)]
+    for function in (kernel, upstream):
+        ys = function(q, k, cos, sin)
+        results.append([*ys, *torch.autograd.grad(ys, (q, k), dys)])
+    for ours, truth in zip(*results, strict=True):
+        assert torch.equal(ours, truth)
+    outside = q.stride(2) >= q.stride(1)
+    for result in results[0]:
+        assert result.transpose(1, 2).is_contiguous() if outside else result.is_contiguous()
+
+
+def test_a_gradient_that_is_one_number():
+    ours, upstream, xs = call("half_split")
+    grads = []
+    for function in (ours, upstream):
+        leaves = [x.detach().requires_grad_() for x in xs]
+        sum(y.sum() for y in function(*leaves)).backward()
+        grads.append([leaf.grad for leaf in leaves])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("strange", ["columns apart", "other strides", "expanded"])
+def test_tables_in_other_layouts(strange):
+    cos, sin = tables("half_split", 2, 5, 16, F32)
+    if strange == "columns apart":
+        cos, sin = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (cos, sin))
+    elif strange == "other strides":
+        sin = torch.stack((sin, sin), dim=2)[:, :, 0]
+    else:
+        cos, sin = (x[:1].expand(2, -1, -1) for x in (cos, sin))
+    xs = [states(2, heads, 5, 16, F32) for heads in (3, 2)]
+    sides = [partial(f, cos=cos, sin=sin) for f in (kernels.half_split, reference.half_split)]
+    assert_matches(*sides, xs, exact=True)
+
+
+@pytest.mark.parametrize("place", [0, 1, -2, -3])
+def test_without_a_batch(place):
+    heads_at = place % 3
+    cos, sin = at(torch.randn(5, 16)), at(torch.randn(5, 16))
+    xs = [at(torch.randn(5, heads, 16)) for heads in (4, 1)]
+    xs = xs if heads_at == 1 else [x.transpose(0, 1) for x in xs]
+    given = {"cos": cos, "sin": sin, "unsqueeze_dim": place}
+    sides = [partial(f, **given) for f in (kernels.half_split_fp32, reference.half_split_fp32)]
+    assert calls.refuses(None, *xs, cos, sin, place, reference.half_split) is None
+    assert_matches(*sides, xs, exact=True)
+
+
+def test_heads_after_positions():
+    xs = [states(2, heads, 5, 16, F32, heads_at=2) for heads in (3, 2)]
+    cos, sin = tables("half_split", 2, 5, 16, F32)
+    sides = [
+        partial(f, cos=cos, sin=sin, unsqueeze_dim=2) for f in (kernels.half_split, reference.half_split)
+    ]
+    assert_matches(*sides, xs, exact=True)
+
+
+def test_without_a_key():
+    q = states(2, 3, 5, 16, F32)
+    cos, sin = tables("half_split", 2, 5, 8, F32)
+    alone = kernels.half_split_partial_optional_key(q, cos, sin)
+    assert torch.equal(alone, reference.half_split_partial_optional_key(q, cos, sin))
+    cos, sin = tables("half_split", 2, 5, 16, F32)
+    turned, nothing = kernels.pairs_to_halves_optional_key(q, None, cos, sin)
+    assert nothing is None and torch.equal(turned, reference.pairs_to_halves(q, q, cos, sin)[0])
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
+def test_gradients_only_where_wanted(wanted):
+    ours, upstream, xs = call("half_split")
+    assert_matches(ours, upstream, xs, wanted, exact=True)
+    ys = ours(*(x.detach().requires_grad_(want) for x, want in zip(xs, wanted, strict=True)))
+    assert tuple(y.requires_grad for y in ys) == wanted
+
+
+def test_a_loss_of_one_output_only():
+    ours, _, (q, k) = call("half_split")
+    q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
+    ours(q, k)[1].sum().backward()
+    assert q.grad is None and k.grad is not None
+
+
+def test_second_derivative():
+    q, cos, sin = states(1, 1, 2, 4, F32), *tables("half_split", 1, 2, 4, F32)
+    found = []
+    for function in (kernels.half_split, reference.half_split):
+        x = q.detach().requires_grad_()
+        (first,) = torch.autograd.grad((function(x, x, cos, sin)[0] ** 3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), x)[0])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("dtype", [F32, B16])
+def test_a_rows_bits_depend_on_that_row_alone(dtype):
+    cos, sin = tables("half_split", 4, 37, 64, dtype)
+    q, k = (states(4, heads, 37, 64, dtype) for heads in (6, 2))
+    dys = [torch.randn(x.shape).to(x) for x in (q, k)]
+
+    def run(batch, positions, heads):
+        part = (batch, slice(None), positions)
+        leaves = [x[part].detach() for x in (q, k)]
+        leaves[0] = leaves[0][:, heads]
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        ys = kernels.half_split(*leaves, cos[batch, positions], sin[batch, positions])
+        incoming = [dys[0][part][:, heads], dys[1][part]]
+        return [y.detach() for y in ys], torch.autograd.grad(ys, leaves, incoming)
+
+    everything = slice(None)
+    whole, again = run(everything, everything, everything), run(everything, everything, everything)
+    alone = run(slice(2, 3), slice(30, 31), slice(4, 5))
+    for one, other, single in zip(whole, again, alone, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert torch.equal(one[0][2:3, 4:5, 30:31], single[0])
+        assert torch.equal(one[1][2:3, :, 30:31], single[1])
+
+
+def test_the_operator_keeps_its_contract():
+    cos, sin = tables("half_split", 2, 5, 16, F32)
+    xs = [states(2, heads, 5, 16, F32) for heads in (3, 2, 1)]
+    for outside, given in ((True, xs), (False, xs[:1])):
+        call = (cos, sin, given, [1, 16, 0, outside, 0, 0, 1, 0, 0], torch.float32, torch.bfloat16)
+        torch.library.opcheck(torch.ops.veomni_hook.rotary.default, call)
+
+
+@pytest.mark.parametrize("variant", ["half_split", "half_split_partial", "pairs_fp32"])
+def test_compiles_to_one_graph(variant):
+    torch._dynamo.reset()
+    ours, upstream, xs = call(variant)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    assert_matches(compiled, upstream, xs, exact=True)
+
+
+def asked(variant="half_split", **change):
+    """What the rule of a variant says about a call with something changed."""
+    heads_at = 2 if variant == "pairs_doubled_single" else 1
+    width = 8 if variant in PARTIAL else 16
+    cos, sin = tables(variant, 2, 5, width, F32)
+    if variant in BROADCAST:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    operands = {"q": states(2, 3, 5, 16, F32, heads_at), "k": states(2, 2, 5, 16, F32, heads_at)}
+    if variant.endswith("_single"):
+        operands = {"x": operands["q"]}
+    operands |= {"cos": cos, "sin": sin}
+    if variant == "half_split_gathered":
+        operands |= {"cos": cos[0], "sin": sin[0], "position_ids": torch.zeros(2, 5, dtype=torch.int64)}
+    if variant not in BROADCAST:
+        operands["unsqueeze_dim"] = heads_at
+    operands |= change
+    if variant == "half_split_partial_optional_key":
+        operands["k"] = operands.pop("k")
+        operands["unsqueeze_dim"] = operands.pop("unsqueeze_dim")
+    rule = load_attribute(FUSED[variant].refuses)
+    return rule(None, *operands.values(), getattr(reference, variant))
+
+
+@pytest.mark.parametrize("variant", FUSED)
+def test_rules_take_what_models_give(variant):
+    assert asked(variant) is None
+    if "optional" in variant:
+        assert asked(variant, k=None) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"q": torch.randn(2, 3, 5, 16, dtype=torch.float64)}, "float64"),
+        ({"sin": torch.randn(2, 5, 16, dtype=F16)}, "float16"),
+        ({"k": torch.randn(2, 3, 5, 16, dtype=F16)}, "different dtypes"),
+        ({"k": torch.randn(2, 3, 5, 16, device="meta")}, "on one device"),
+        ({"k": torch.randn(3, 5, 16)}, "dimensions"),
+        ({"k": torch.randn(2, 3, 4, 16)}, "other positions"),
+        ({"k": torch.randn(1, 3, 5, 16)}, "other positions"),
+        ({"cos": torch.randn(2, 5, 16).requires_grad_()}, "requires a gradient"),
+        ({"cos": torch.randn(1, 5, 16)}, "different shapes"),
+        ({"cos": torch.randn(2, 5, 8), "sin": torch.randn(2, 5, 8)}, "do not cover"),
+        ({"cos": torch.randn(2, 5, 15), "sin": torch.randn(2, 5, 15)}, "even"),
+        ({"cos": torch.randn(2, 5, 32), "sin": torch.randn(2, 5, 32)}, "do not cover"),
+        ({"cos": torch.randn(5, 16), "sin": torch.randn(5, 16)}, "one dimension less"),
+        ({"unsqueeze_dim": 0}, "no heads"),
+        ({"unsqueeze_dim": 3}, "no heads"),
+        ({"unsqueeze_dim": True}, "at True"),
+        ({"unsqueeze_dim": 5}, "at 5"),
+        ({"unsqueeze_dim": 2}, "other positions"),
+        (
+            {
+                "q": torch.nn.Buffer(torch.randn(2, 3, 5, 16)).as_subclass(
+                    type("Strange", (torch.Tensor,), {})
+                )
+            },
+            "Strange",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refuses(change, reason):
+    assert reason in asked(**{name: given for name, given in change.items()})
+
+
+def test_refuses_wide_heads_and_other_tables():
+    wide = {"q": torch.randn(2, 3, 5, 2048), "k": torch.randn(2, 3, 5, 2048)}
+    assert "at most 1024" in asked(**wide, cos=torch.randn(2, 5, 2048), sin=torch.randn(2, 5, 2048))
+    assert "heads alone" in asked(
+        "pairs_fp32_broadcast", cos=torch.randn(2, 3, 5, 16), sin=torch.randn(2, 3, 5, 16)
+    )
+    assert "integers" in asked("half_split_gathered", position_ids=torch.zeros(2, 5))
+    assert "other positions" in asked(
+        "half_split_gathered", position_ids=torch.zeros(2, 4, dtype=torch.int64)
+    )
+
+
+def test_refuses_where_a_hub_kernel_stands():
+    q = states(2, 3, 5, 16, F32)
+    cos, sin = tables("half_split", 2, 5, 16, F32)
+    assert "hub" in calls.refuses(None, q, q, cos, sin, 1, torch.nn.Identity())

@@ -1,0 +1,166 @@
+"""What a fused rotation needs of its operands: shapes, dtypes, tables that broadcast over heads alone.
+
+Tensors are ``[batch, heads, length, head_dim]`` or ``[batch, length, heads, head_dim]``, or such without a
+batch; tables have no heads: ``[batch or 1, length, width]``, or without a batch.
+
+A rule gets the operands of its variant, all of them, and the upstream function; it returns why this call must
+run the upstream code, or None.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from veomni_hook.kernels.operands import not_plain, untraceable
+from veomni_hook.kernels.rotary.upstream import replaced
+
+__all__ = [
+    "MOST_COLUMNS",
+    "heads_of",
+    "refuses",
+    "refuses_broadcast",
+    "refuses_gathered",
+    "refuses_half_width",
+    "refuses_half_width_single",
+    "refuses_half_width_single_broadcast",
+    "refuses_optional_key",
+    "refuses_partial",
+    "refuses_partial_optional_key",
+    "refuses_partial_half_width_single",
+    "refuses_single",
+    "without_heads",
+]
+
+#: Of a wider head a program would need more registers than there are.
+MOST_COLUMNS = 1024
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+_INTEGERS = frozenset((torch.int64, torch.int32))
+
+
+def heads_of(x: torch.Tensor, unsqueeze_dim: int) -> int:
+    """The dimension of heads in ``x``, where tables get one by ``unsqueeze_dim``."""
+    return unsqueeze_dim % x.ndim
+
+
+def without_heads(x: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A table that broadcasts to ``x``, without its dimension of heads, and where that is, or -1."""
+    if x.ndim != 4 or not 2 <= table.ndim <= 4:
+        return table, -1
+    while table.ndim < 4:
+        table = table.unsqueeze(0)
+    for at in (1, 2):
+        if table.shape[at] == 1 and table.shape[3 - at] == x.shape[3 - at]:
+            return table.select(at, 0), at
+    return table, -1
+
+
+class _Reach(NamedTuple):
+    """The columns that turn: ``ratio`` for each column of a table; all of them, or as many as there are."""
+
+    ratio: int = 1
+    whole: bool = True
+
+
+def _both(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+    q, k, cos, sin, place, upstream = operands
+    return _unfit(cos, sin, upstream, q, k) or _misplaced(reach, cos.shape, place, q, k)
+
+
+def _one(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+    x, cos, sin, place, upstream = operands
+    return _unfit(cos, sin, upstream, x) or _misplaced(reach, cos.shape, place, x)
+
+
+def _broadcast(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+    *xs, cos, sin, upstream = operands
+    reason = _unfit(cos, sin, upstream, *xs)
+    if reason is not None:
+        return reason
+    table, heads_at = without_heads(xs[0], cos)
+    if heads_at < 0:
+        return "cos and sin do not broadcast over heads alone"
+    return _misfit(reach, table.shape, heads_at, *xs)
+
+
+refuses = partial(_both, _Reach())
+refuses_half_width = partial(_both, _Reach(ratio=2))
+refuses_partial = partial(_both, _Reach(whole=False))
+refuses_single = partial(_one, _Reach())
+refuses_half_width_single = partial(_one, _Reach(ratio=2))
+refuses_partial_half_width_single = partial(_one, _Reach(ratio=2, whole=False))
+refuses_broadcast = partial(_broadcast, _Reach())
+refuses_half_width_single_broadcast = partial(_broadcast, _Reach(ratio=2))
+
+
+def refuses_optional_key(owner: Any, *operands: Any) -> str | None:
+    """`refuses` for query, key or None, cos, sin and the place of heads."""
+    q, k, *others = operands
+    return refuses_single(owner, q, *others) if k is None else refuses(owner, q, k, *others)
+
+
+def refuses_partial_optional_key(owner: Any, *operands: Any) -> str | None:
+    """`refuses_partial` for query, cos, sin, key or None, and the place of heads."""
+    q, cos, sin, k, *others = operands
+    if k is None:
+        return _one(_Reach(whole=False), owner, q, cos, sin, *others)
+    return refuses_partial(owner, q, k, cos, sin, *others)
+
+
+def refuses_gathered(owner: Any, *operands: Any) -> str | None:
+    """`refuses` for query, key, tables ``[positions, head_dim]``, their rows, and the place of heads."""
+    q, k, cos, sin, position_ids, place, upstream = operands
+    reason = _unfit(cos, sin, upstream, q, k) or not_plain(position_ids)
+    if reason is not None:
+        return reason
+    if position_ids.dtype not in _INTEGERS or cos.ndim != 2:
+        return "positions are no integers, or cos and sin are not of two dimensions"
+    return _misplaced(_Reach(), (*position_ids.shape, cos.shape[-1]), place, q, k)
+
+
+def _unfit(cos: Any, sin: Any, upstream: Any, *xs: Any) -> str | None:
+    reason = not_plain(cos, sin, *xs) or untraceable() or replaced(upstream)
+    if reason is not None:
+        return reason
+    dtype, table = xs[0].dtype, cos.dtype
+    if dtype not in _DTYPES or table not in _DTYPES or sin.dtype is not table:
+        return f"it does not turn {dtype} by {table} and {sin.dtype}"
+    if cos.requires_grad or sin.requires_grad or cos.shape != sin.shape:
+        return "cos or sin requires a gradient, or they have different shapes"
+    for each in (cos, sin, *xs):
+        if each.device != xs[0].device or each.layout is not torch.strided:
+            return "operands are not strided tensors on one device"
+    for x in xs:
+        if x.dtype is not dtype or x.ndim != xs[0].ndim or x.ndim not in (3, 4):
+            return "query and key have different dtypes, or are not of three or four dimensions"
+    return None
+
+
+def _misplaced(reach: _Reach, table: tuple[int, ...], place: Any, *xs: torch.Tensor) -> str | None:
+    dimensions = xs[0].ndim
+    if type(place) is not int or not -dimensions <= place < dimensions:
+        return f"cos and sin get a dimension at {place!r}"
+    heads_at = heads_of(xs[0], place)
+    if heads_at not in (dimensions - 3, dimensions - 2):
+        return f"cos and sin get a dimension at {place!r}, where no heads can be"
+    if len(table) != dimensions - 1:
+        return "cos and sin have not exactly one dimension less than the query"
+    return _misfit(reach, table, heads_at, *xs)
+
+
+def _misfit(reach: _Reach, table: tuple[int, ...], heads_at: int, *xs: torch.Tensor) -> str | None:
+    """Why tables ``[(batch or 1,) length, width]`` do not cover ``xs``, or None."""
+    rotated, length_at = table[-1] * reach.ratio, 2 * xs[0].ndim - 5 - heads_at
+    if rotated % 2 or not rotated:
+        return "cos and sin do not cover an even number of columns"
+    for x in xs:
+        shape = x.shape
+        if shape[length_at] != table[-2] or (len(shape) == 4 and table[0] not in (1, shape[0])):
+            return "cos and sin broadcast query or key to another shape, or have other positions"
+        if rotated > shape[-1] or (reach.whole and rotated < shape[-1]):
+            return "cos and sin do not cover the columns that turn"
+        if shape[-1] > MOST_COLUMNS:
+            return f"it takes heads of at most {MOST_COLUMNS} numbers"
+    return None

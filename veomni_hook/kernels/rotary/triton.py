@@ -1,0 +1,251 @@
+"""Rotary embedding in Triton: one pass forward and one backward, query and key in one launch.
+
+A couple ``(x1, x2)`` turns into ``(x1*cos1 - x2*sin1, x2*cos2 + x1*sin2)``; in each variant,
+`veomni_hook.kernels.rotary.forms` says where couples and their cos and sin stand. The gradient of a rotation
+is the rotation back, so one kernel computes both. Products and sums are rounded one by one, as upstream's
+are, and never contracted: results and gradients are equal bits to upstream's. A row's bits depend on that row
+alone.
+
+Shapes: q, k ``[batch, heads, length, head_dim]`` (``unsqueeze_dim`` 1) or ``[batch, length, heads,
+head_dim]`` (2), or without a batch; cos, sin ``[batch or 1, length, width]``. Operands are read where they
+stand, whatever their strides, if the last dimension is contiguous. Results are views of memory in the order
+batch, length, heads where the query's positions lie further apart than its heads (as projections leave them),
+else in the order batch, heads, length; gradients have the order of results, in whatever order they arrive.
+Saved: cos, sin. Mutates: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+
+from veomni_hook.kernels.operands import wants_grad
+from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.rotary import calls, device
+from veomni_hook.kernels.rotary.forms import FORMS, Form, steps
+
+Tensor = torch.Tensor
+
+_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+#: Numbers that a program turns, and a warp of it.
+_TILE, _A_WARPS_ELEMENTS = 8192, 1024
+#: Heads of a program. Tables are read once for all of them; where one side has positions together and the
+#: other heads, both lie together in pieces of eight rows.
+_HEADS, _HEADS_CROSSED = 32, 8
+
+
+class _Way(NamedTuple):
+    """One direction of a rotation, as the operator takes it.
+
+    ``code``: where heads are; the columns that turn and those in front of them; whether positions of the
+    result are further apart than heads; `Steps.code`.
+    """
+
+    code: list[int]
+    middle: torch.dtype
+    out: torch.dtype
+
+
+def _power(number: int) -> int:
+    """The least power of 2 that is not less."""
+    return 1 << (number - 1).bit_length() if number > 0 else 0
+
+
+def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
+    """Memory for a result of the shape of ``x``, positions or heads further apart."""
+    first = x.ndim - 3
+    if (heads_at == first) != positions_outside:
+        return torch.empty(x.shape, dtype=dtype, device=x.device)
+    turned = x.transpose(first, first + 1)
+    return torch.empty(turned.shape, dtype=dtype, device=x.device).transpose(first, first + 1)
+
+
+def _tile(row: int, heads: int, *, crossed: bool) -> tuple[int, int, int]:
+    """Positions and heads of a program that turns rows of ``row`` numbers, and its warps."""
+    rows = max(1, _TILE // _power(row))
+    inside = min(rows, _power(heads), _HEADS_CROSSED if crossed else _HEADS)
+    return rows // inside, inside, max(1, min(16, rows * _power(row) // _A_WARPS_ELEMENTS))
+
+
+def _strides(x: Tensor, heads_at: int) -> tuple[int, int, int]:
+    """Of batch, positions and heads."""
+    length_at = 2 * x.ndim - 5 - heads_at
+    return x.stride(0) if x.ndim == 4 else 0, x.stride(length_at), x.stride(heads_at)
+
+
+def _readable(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _op(
+    cos: Tensor, sin: Tensor, xs: Sequence[Tensor], code: Sequence[int], middle: torch.dtype, out: torch.dtype
+) -> list[Tensor]:
+    cos, sin = _readable(cos), _readable(sin)
+    if cos.stride() != sin.stride():
+        cos, sin = cos.contiguous(), sin.contiguous()
+    given, made = [_readable(x) for x in xs], _fake(cos, sin, xs, code, middle, out)
+    for first in range(0, len(given), 2):
+        _launch(cos, sin, given[first : first + 2], made[first : first + 2], code, middle)
+    return made
+
+
+def _launch(
+    cos: Tensor, sin: Tensor, xs: list[Tensor], ys: list[Tensor], code: Sequence[int], middle: torch.dtype
+) -> None:
+    heads_at, rotated, offset, _, *form = code
+    q, q_out = xs[0], ys[0]
+    k, k_out = xs[-1], ys[-1]
+    if not q.numel() and not k.numel():
+        return
+    q_heads, k_heads = q.shape[heads_at], k.shape[heads_at] if len(xs) > 1 else 0
+    width, length = q.shape[-1], cos.shape[-2]
+    couples, rest = rotated // 2, width - rotated
+    strides = [_strides(x, heads_at) for x in (q, k, q_out, k_out)]
+    table = cos.stride(0) if cos.ndim == 3 and cos.shape[0] > 1 else 0, cos.stride(-2)
+    (_, qs, qh), (_, rs, rh) = strides[0], strides[2]
+    block = _power(couples)
+    positions, inside, warps = _tile(
+        2 * block + _power(rest), max(q_heads, k_heads), crossed=(qs < qh) or (rs < rh)
+    )
+    q_inside, k_inside = (max(1, min(inside, _power(heads))) for heads in (q_heads, k_heads))
+    q_shares = -(-q_heads // q_inside)
+    shares = q_shares + -(-k_heads // k_inside)
+    blocks = -(-length // positions)
+    batch = q.shape[0] if q.ndim == 4 else 1
+    device.rotate[(shares * blocks * batch,)](
+        q, k, q_out, k_out, cos, sin, length, blocks, q_heads, k_heads, q_shares, shares,
+        *strides[0], *strides[1], *strides[2], *strides[3], *table,
+        couples, block, offset, rest, 0 if offset else rotated, _power(rest), positions, q_inside, k_inside,
+        *form, _TL[middle], num_warps=warps, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _fake(
+    cos: Tensor, sin: Tensor, xs: Sequence[Tensor], code: Sequence[int], middle: torch.dtype, out: torch.dtype
+) -> list[Tensor]:
+    return [_empty(x, code[0], out, positions_outside=bool(code[3])) for x in xs]
+
+
+_ROTATE = define_op(
+    "rotary(Tensor cos, Tensor sin, Tensor[] xs, int[] code, ScalarType middle, ScalarType out) -> Tensor[]",
+    _op,
+    _fake,
+)
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, cos: Tensor, sin: Tensor, ways: tuple[_Way, _Way], *xs: Tensor) -> Any:
+        ctx.save_for_backward(cos, sin)
+        ctx.ways = ways
+        ctx.set_materialize_grads(False)
+        return tuple(_ROTATE(cos, sin, list(xs), *ways[0]))
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor | None) -> tuple[Tensor | None, ...]:
+        (cos, sin), (there, back) = ctx.saved_tensors, ctx.ways
+        incoming = [dy for dy in dys if dy is not None]
+        turned = iter(_turned(cos, sin, (back, there), incoming) if incoming else ())
+        return None, None, None, *(None if dy is None else next(turned) for dy in dys)
+
+
+def _turned(cos: Tensor, sin: Tensor, ways: tuple[_Way, _Way], xs: Sequence[Tensor]) -> Sequence[Tensor]:
+    if wants_grad(*xs):
+        return _Rotary.apply(cos, sin, ways, *xs)  # type: ignore[no-any-return, no-untyped-call]
+    return _ROTATE(cos, sin, list(xs), *ways[0])  # type: ignore[no-any-return]
+
+
+def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_at: int) -> Sequence[Tensor]:
+    """Turn ``xs`` by tables without heads."""
+    x = xs[0]
+    rotated = cos.shape[-1] * form.ratio
+    offset = x.shape[-1] - rotated if form.reach == "trailing" else 0
+    outside = x.stride(2 * x.ndim - 5 - heads_at) >= x.stride(heads_at)
+    there, back = (
+        _Way([heads_at, rotated, offset, outside, *each.code], each.middle, each.out)
+        for each in steps(form, x.dtype, cos.dtype)
+    )
+    if len(xs) > 1 and torch.is_grad_enabled() and len({each.requires_grad for each in xs}) > 1:
+        # Apart, so that what is frozen gets neither a gradient nor a result that asks for one.
+        return [_turned(cos, sin, (there, back), (each,))[0] for each in xs]
+    return _turned(cos, sin, (there, back), xs)
+
+
+def _both(
+    form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    query, key = _rotate(form, (q, k), cos, sin, calls.heads_of(q, unsqueeze_dim))
+    return query, key
+
+
+def _one(form: Form, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
+    return _rotate(form, (x,), cos, sin, calls.heads_of(x, unsqueeze_dim))[0]
+
+
+def _both_broadcast(form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    (cos, at), (sin, _) = calls.without_heads(q, cos), calls.without_heads(q, sin)
+    query, key = _rotate(form, (q, k), cos, sin, at)
+    return query, key
+
+
+def _one_broadcast(form: Form, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    (cos, at), (sin, _) = calls.without_heads(x, cos), calls.without_heads(x, sin)
+    return _rotate(form, (x,), cos, sin, at)[0]
+
+
+# Each is called as the reference function of its variant is, and returns what that returns.
+half_split = partial(_both, FORMS["half_split"])
+half_split_cast_out = partial(_both, FORMS["half_split_cast_out"])
+half_split_fp32 = partial(_both, FORMS["half_split_fp32"])
+half_split_reversed = partial(_both, FORMS["half_split_reversed"])
+half_split_partial = partial(_both, FORMS["half_split_partial"])
+half_split_single = partial(_one, FORMS["half_split"])
+half_width_halves = partial(_both, FORMS["half_width_halves"])
+half_width_halves_single = partial(_one_broadcast, FORMS["half_width_halves"])
+half_width_pairs = partial(_both, FORMS["half_width_pairs"])
+half_width_pairs_single = partial(_one_broadcast, FORMS["half_width_pairs"])
+pairs = partial(_both, FORMS["pairs"])
+pairs_fp32 = partial(_both, FORMS["pairs_fp32"])
+pairs_fp32_broadcast = partial(_both_broadcast, FORMS["pairs_fp32"])
+pairs_partial = partial(_both, FORMS["pairs_partial"])
+pairs_repeated = partial(_both, FORMS["pairs_repeated"])
+pairs_repeated_fp32 = partial(_both, FORMS["pairs_repeated_fp32"])
+pairs_partial_repeated = partial(_both, FORMS["pairs_partial_repeated"])
+pairs_trailing_fp32_single = partial(_one, FORMS["pairs_trailing_fp32"])
+pairs_to_halves = partial(_both, FORMS["pairs_to_halves"])
+pairs_to_halves_full_width = partial(_both, FORMS["pairs_to_halves_full_width"])
+pairs_matrix = partial(_both, FORMS["pairs_matrix"])
+
+
+def pairs_doubled_single(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 2) -> Tensor:
+    """`half_width_pairs` of one tensor, whose heads come after its positions unless it is said."""
+    return _one(FORMS["half_width_pairs"], x, cos, sin, unsqueeze_dim)
+
+
+def half_split_gathered(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """`half_split` by rows of tables ``[positions, head_dim]``, which are copied first."""
+    return half_split(q, k, cos[position_ids], sin[position_ids], unsqueeze_dim)
+
+
+def half_split_partial_optional_key(
+    q: Tensor, cos: Tensor, sin: Tensor, k: Tensor | None = None, unsqueeze_dim: int = 1
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`half_split_partial`; only the query, and no tuple, where there is no key."""
+    if k is None:
+        return _one(FORMS["half_split_partial"], q, cos, sin, unsqueeze_dim)
+    return half_split_partial(q, k, cos, sin, unsqueeze_dim)
+
+
+def pairs_to_halves_optional_key(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor | None]:
+    """`pairs_to_halves`; no key gives none."""
+    if k is None:
+        return _one(FORMS["pairs_to_halves"], q, cos, sin, unsqueeze_dim), None
+    return pairs_to_halves(q, k, cos, sin, unsqueeze_dim)
