@@ -8,9 +8,10 @@ a kernel refuses those that it does not compute.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Variant
+from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
 
 _REFERENCE = "veomni_hook.kernels.gated_mlp.reference"
+_TRITON = "veomni_hook.kernels.gated_mlp.triton"
 _TORCH = "veomni_hook.kernels.gated_mlp.torch"
 
 OP = Op(
@@ -34,6 +35,19 @@ OP = Op(
 )
 
 KERNELS = (
+    *(
+        Kernel(
+            op="gated_mlp",
+            variant=variant,
+            backend="triton",
+            load=f"{_TRITON}:{variant}",
+            refuses=f"{_TRITON}:refuses",
+            requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
+            priority=10,
+            description="one pass forward, one backward; SiLU, GELU, ReLU (squared) or sigmoid",
+        )
+        for variant in OP.variants
+    ),
     Kernel(
         op="gated_mlp",
         variant="product",

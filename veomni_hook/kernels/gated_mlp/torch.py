@@ -12,15 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
+from veomni_hook.kernels.activations import name_of, unknown
 from veomni_hook.kernels.operands import not_plain, untraceable, wants_grad
 
 __all__ = ["clamped_silu", "gated_silu", "loses", "refuses"]
-
-
-_UPSTREAM_SILU = ("transformers.activations", "SiLUActivation")
 
 
 class _GatedSiLU(torch.autograd.Function):
@@ -63,8 +60,8 @@ def clamped_silu(
 
 def refuses(owner: Any, x: torch.Tensor, activation: Any) -> str | None:
     """Return why this call of the MLP ``owner`` must run the upstream code, or None."""
-    if activation is not functional.silu and (reason := _not_silu(activation)) is not None:
-        return reason
+    if activation is not functional.silu and name_of(activation) != "silu":
+        return unknown(activation)
     return not_plain(x) or untraceable()
 
 
@@ -74,19 +71,3 @@ def loses(owner: Any, x: torch.Tensor, activation: Any) -> str | None:
     if torch.is_grad_enabled():
         return "with gradients it trades time for memory; choose torch by name to get that"
     return None
-
-
-def _not_silu(activation: Any) -> str | None:
-    kind = type(activation)
-    if kind is not nn.SiLU and (kind.__module__, kind.__name__) != _UPSTREAM_SILU:
-        return f"the activation is {getattr(activation, '__name__', kind.__name__)}, not SiLU"
-    if kind is nn.SiLU and activation.inplace:
-        return "the activation works in place"
-    if "forward" in activation.__dict__ or _has_hooks(activation):
-        return "the activation has hooks or a forward of its own, which a fusion would skip"
-    return None
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    forward = module._forward_hooks or module._forward_pre_hooks
-    return bool(forward or module._backward_hooks or module._backward_pre_hooks)

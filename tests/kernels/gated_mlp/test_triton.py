@@ -1,0 +1,209 @@
+"""The Triton kernels: through the interpreter on a CPU (conftest sets it up), compiled on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.activations import ACT2FN
+
+from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.activations import FUNCTIONS
+from veomni_hook.kernels.gated_mlp import OP, reference
+from veomni_hook.kernels.registry import registry
+
+pytest.importorskip("triton")
+
+from veomni_hook.kernels.gated_mlp import triton as kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+#: What comes after gate and up. Small limits, so that a clamp in another place shows.
+NUMBERS = {"clamped": [0.75], "clamped_after": [0.5], "scaled_sigmoid": [1.702, 1.5]}
+
+
+def sides(variant, activation=functional.silu):
+    rest = (
+        NUMBERS.get(variant, []) if variant == "scaled_sigmoid" else [activation, *NUMBERS.get(variant, [])]
+    )
+    functions = getattr(kernels, variant), getattr(reference, variant)
+    return [lambda gate, up, f=f: f(gate, up, *rest) for f in functions]
+
+
+def skip_where_a_limit_is_missed(variant, dtype):
+    """The interpreter cuts float32 off where bfloat16 is rounded, which moves an activation past its limit."""
+    if variant == "clamped_after" and dtype is torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("the interpreter does not round to bfloat16")
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(shape).mul(2).to(DEVICE, dtype)
+
+
+def test_declared():
+    fused = {k.variant: k for k in registry.kernels("gated_mlp") if k.backend == "triton"}
+    assert fused.keys() == OP.variants.keys()
+    assert all(kernel.priority == 10 and kernel.loses is None for kernel in fused.values())
+    assert list(kernels._ACTIVATIONS) == list(FUNCTIONS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 7), (1,), (0, 4), (5, 0), (65, 130), (3, 5000)], ids=str)
+@pytest.mark.parametrize("variant", OP.variants)
+def test_equals_the_reference(variant, shape, dtype):
+    skip_where_a_limit_is_missed(variant, dtype)
+    assert_matches(*sides(variant), [random(*shape, dtype=dtype) for _ in "gu"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("variant", ["product", "product_float32", "clamped", "clamped_after"])
+def test_every_activation(variant, name, dtype):
+    skip_where_a_limit_is_missed(variant, dtype)
+    given = {"gelu_tanh": "gelu_pytorch_tanh", "relu_squared": "relu2"}.get(name, name)
+    assert_matches(*sides(variant, ACT2FN[given]), [random(33, 70, dtype=dtype) for _ in "gu"])
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [*((v, n) for v in OP.variants if v != "scaled_sigmoid" for n in FUNCTIONS), ("scaled_sigmoid", "silu")],
+)
+def test_rounds_where_upstream_does(variant, name):
+    """In float16, where the interpreter rounds as a device does, nearly all bits are upstream's."""
+    gate, up, dy = (random(128, 128, dtype=torch.float16) for _ in range(3))
+    found = []
+    for function in sides(variant, FUNCTIONS[name]):
+        leaves = [x.detach().requires_grad_() for x in (gate, up)]
+        y = function(*leaves)
+        found.append([y, *torch.autograd.grad(y, leaves, dy)])
+    for ours, truth in zip(*found, strict=True):
+        # Where a GELU is next to nothing, 1 + tanh and 1 + erf have lost digits, upstream's other ones.
+        assert (ours != truth).float().mean() < (3e-2 if "gelu" in name else 1e-3)
+
+
+def test_numbers_far_out():
+    gate = torch.tensor([-3e4, -100.0, -20.0, 0.0, 20.0, 100.0, 3e4, torch.nan], device=DEVICE)
+    up = torch.full_like(gate, 1.5)
+    for name in FUNCTIONS:
+        ours, upstream = sides("product", FUNCTIONS[name])
+        torch.testing.assert_close(ours(gate, up), upstream(gate, up), equal_nan=True)
+    for variant in ("clamped", "clamped_after", "scaled_sigmoid"):
+        ours, upstream = sides(variant)
+        torch.testing.assert_close(ours(gate, up), upstream(gate, up), equal_nan=True)
+        torch.testing.assert_close(ours(up, gate), upstream(up, gate), equal_nan=True)
+
+
+@pytest.mark.parametrize("variant", ["clamped", "clamped_after", "scaled_sigmoid"])
+def test_gradients_at_the_limit(variant):
+    limit = NUMBERS[variant][-1]
+    edge = torch.tensor([-limit, limit, limit + 1e-3, -limit - 1e-3], device=DEVICE)
+    assert_matches(*sides(variant), [edge.repeat_interleave(4), edge.repeat(4)])
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
+def test_gradients_only_where_wanted(wanted):
+    assert_matches(*sides("product"), [random(4, 6), random(4, 6)], wanted)
+
+
+def strided():
+    fused, other = random(6, 5, 32), random(5, 6, 16)
+    return {
+        "halves of one projection": fused.chunk(2, dim=-1),
+        "neighbours in one projection": (fused[..., ::2], fused[..., 1::2]),
+        "one of each": (fused[..., :16], other.transpose(0, 1)),
+        "rows apart": (random(12, 5, 16)[::2], random(6, 5, 16)),
+        "one row for all": (random(16).expand(6, 5, 16), random(6, 5, 16)),
+    }
+
+
+@pytest.mark.parametrize("kind", strided())
+@pytest.mark.parametrize("incoming", ["plain", "turned", "one number"])
+def test_strided_operands_and_gradients(kind, incoming):
+    given = strided()[kind]
+    dy = {
+        "plain": lambda: torch.randn(6, 5, 16),
+        "turned": lambda: torch.randn(5, 6, 16).transpose(0, 1),
+        "one number": lambda: torch.randn(()).expand(6, 5, 16),
+    }[incoming]().to(DEVICE)
+    found = []
+    for function in sides("product"):
+        leaves = [x.detach().requires_grad_() for x in given]
+        y = function(*leaves)
+        found.append([y, *torch.autograd.grad(y, leaves, dy)])
+    torch.testing.assert_close(*found)
+
+
+def test_halves_of_a_projection_are_not_copied(monkeypatch):
+    seen = []
+    launch = kernels.device.forward
+
+    class Spy:
+        def __getitem__(self, grid):
+            return lambda gate, up, *rest, **options: (
+                seen.extend((gate, up)),
+                launch[grid](gate, up, *rest, **options),
+            )
+
+    monkeypatch.setattr(kernels.device, "forward", Spy())
+    gate, up = random(6, 32).chunk(2, dim=-1)
+    kernels.product(gate, up, functional.silu)
+    assert [x.data_ptr() for x in seen] == [gate.data_ptr(), up.data_ptr()]
+
+
+def test_operands_that_promote_or_broadcast():
+    assert_matches(*sides("product"), [random(4, 6).bfloat16(), random(4, 6)])
+    assert_matches(*sides("product"), [random(4, 6), random(1, 6)])
+    assert_matches(*sides("product"), [random(4, 6).double(), random(4, 6).double()])
+    gate, up = random(4, 6), random(4, 6)
+    for limit in (torch.tensor(0.5, device=DEVICE), -0.5):
+        ours, truth = (f(gate, up, functional.silu, limit) for f in (kernels.clamped, reference.clamped))
+        assert torch.equal(ours, truth)
+
+
+def test_the_operators_keep_their_contracts():
+    gate, up, dy = (random(3, 5, 8) for _ in range(3))
+    for call in (([0, 1, False], [0.0, 0.0]), ([3, 0, False], [1.5, 1.7])):
+        torch.library.opcheck(torch.ops.veomni_hook.gated_mlp.default, (gate, up, *call))
+        torch.library.opcheck(torch.ops.veomni_hook.gated_mlp_backward.default, (gate, up, dy, *call))
+
+
+@pytest.mark.parametrize("variant", ["product", "clamped"])
+@pytest.mark.parametrize("activation", [functional.silu, nn.SiLU(), ACT2FN["gelu_pytorch_tanh"]], ids=str)
+def test_compiles_to_one_graph(variant, activation):
+    torch._dynamo.reset()
+    ours, upstream = sides(variant, activation)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    assert_matches(compiled, upstream, [random(4, 6), random(4, 6)])
+
+
+def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch():
+    gate, up = random(64, 256), random(64, 256)
+    whole = kernels.product(gate, up, functional.silu)
+    assert torch.equal(kernels.product(gate, up, functional.silu), whole)
+    assert torch.equal(kernels.product(gate[17:18], up[17:18], functional.silu), whole[17:18])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_takes_what_it_knows(name):
+    assert kernels.refuses(nn.Module(), torch.randn(2), FUNCTIONS[name]) is None
+
+
+def test_a_guard_that_names_no_activation_is_taken():
+    assert kernels.refuses(nn.Module(), torch.randn(2)) is None
+
+
+@pytest.mark.parametrize("activation", [nn.Identity(), ACT2FN["gelu_new"], nn.SiLU(inplace=True)])
+def test_refuses_other_activations(activation):
+    assert "activation" in kernels.refuses(nn.Module(), torch.randn(2), activation)
+
+
+def test_refuses_under_transforms():
+    seen = []
+
+    def look(x):
+        seen.append(kernels.refuses(None, x, functional.silu))
+        return x * 2
+
+    torch.func.vmap(look)(torch.randn(2, 2))
+    assert "torch.func" in seen[0]

@@ -1,0 +1,117 @@
+"""Which function an activation is: of a module or function that a model holds, a name that kernels know.
+
+Nothing is called: a module counts as what its class computes only if neither its state nor hooks change that.
+Classes of transformers are known by name, so that it need not be imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+__all__ = ["FUNCTIONS", "name_of", "unknown"]
+
+
+def _relu_squared(x: torch.Tensor) -> torch.Tensor:
+    return torch.square(functional.relu(x))
+
+
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+#: The names, and functions that round as upstream's do.
+FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "relu_squared": _relu_squared,
+    "sigmoid": torch.sigmoid,
+    "quick_gelu": _quick_gelu,
+}
+
+# Called with one argument, as gated products call them.
+_BY_FUNCTION: dict[Any, str] = {
+    functional.silu: "silu",
+    functional.gelu: "gelu",
+    functional.relu: "relu",
+    torch.relu: "relu",
+    torch.sigmoid: "sigmoid",
+    functional.sigmoid: "sigmoid",
+    _relu_squared: "relu_squared",
+    _quick_gelu: "quick_gelu",
+}
+_BY_CLASS = {
+    ("torch.nn.modules.activation", "SiLU"): "silu",
+    ("torch.nn.modules.activation", "GELU"): "gelu",
+    ("torch.nn.modules.activation", "ReLU"): "relu",
+    ("torch.nn.modules.activation", "Sigmoid"): "sigmoid",
+    ("transformers.activations", "SiLUActivation"): "silu",
+    ("transformers.activations", "GELUActivation"): "gelu",
+    ("transformers.activations", "GELUTanh"): "gelu_tanh",
+    ("transformers.activations", "PytorchGELUTanh"): "gelu_tanh",
+    ("transformers.activations", "QuickGELUActivation"): "quick_gelu",
+    ("transformers.activations", "ReLUSquaredActivation"): "relu_squared",
+}
+_GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
+def name_of(activation: Any) -> str | None:
+    """Return the name in `FUNCTIONS` of what ``activation`` computes, or None."""
+    if isinstance(activation, nn.Module):
+        kind = type(activation)
+        name = _BY_CLASS.get((kind.__module__, kind.__name__))
+        return None if name is None or _changed(activation) is not None else _said(activation, name)
+    if type(activation) is partial:
+        return _of_partial(activation)
+    try:
+        return _BY_FUNCTION.get(activation)
+    except TypeError:
+        return None  # what has no hash is none of them
+
+
+def unknown(activation: Any) -> str:
+    """Return why `name_of` has no name for ``activation``."""
+    changed = _changed(activation) if isinstance(activation, nn.Module) else None
+    return changed or f"the activation is {getattr(activation, '__name__', type(activation).__name__)}"
+
+
+def _said(activation: nn.Module, name: str) -> str | None:
+    """The name of a module of a known class, by what it was made with."""
+    held = activation.__dict__
+    if "approximate" in held:
+        return _GELUS.get(held["approximate"])
+    act = held.get("act")
+    # transformers' own spelling in Python rounds after every step; the module holds it as a method.
+    return name if act is None or name_of(act) == name else None
+
+
+def _of_partial(activation: partial[Any]) -> str | None:
+    if (
+        activation.func is functional.gelu
+        and not activation.args
+        and [*activation.keywords] == ["approximate"]
+    ):
+        return _GELUS.get(activation.keywords["approximate"])
+    return None
+
+
+def _changed(activation: nn.Module) -> str | None:
+    """Why a call of the module is more than its class says, or None."""
+    if activation.__dict__.get("inplace"):
+        return "the activation works in place"
+    hooks = activation._forward_hooks or activation._forward_pre_hooks
+    if (
+        "forward" in activation.__dict__
+        or hooks
+        or activation._backward_hooks
+        or activation._backward_pre_hooks
+    ):
+        return "the activation has hooks or a forward of its own, which a fusion would skip"
+    return None
