@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["backward", "forward"]
+__all__ = ["add_up", "backward", "forward"]
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def _factor(weight, column, inside, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
     return factor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def forward(
     x, weight, y, scale, rows, n1, n2, s0, s1, s2, eps,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, FACTOR: tl.constexpr,
@@ -46,7 +46,7 @@ def forward(
     tl.store(scale + row, s, mask=row < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def backward(
     x, weight, scale, dy, dx, partial, rows, n1, n2, s0, s1, s2, m1, m2, t0, t1, t2,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, FACTOR: tl.constexpr,
@@ -75,3 +75,18 @@ def backward(
     if TO_WEIGHT:
         place = tl.program_id(0).to(tl.int64) * COLUMNS + column
         tl.store(partial + place, tl.sum(total, axis=0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def add_up(
+    partial, total, count, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Sum the ``count`` rows of ``partial`` in float32, ``BLOCK`` columns a program, in a fixed order."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    part = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(0, count, ROWS):
+        row = first + tl.arange(0, ROWS)
+        place = row[:, None] * COLUMNS + column[None, :]
+        part += tl.load(partial + place, mask=(row < count)[:, None] & inside[None, :], other=0.0)
+    tl.store(total + column, tl.sum(part, axis=0).to(total.dtype.element_ty), mask=inside)

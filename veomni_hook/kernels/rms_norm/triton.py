@@ -18,17 +18,18 @@ to 99 % forward and 96 to 99 % backward (88 % at 2560); at 12288 columns 95 and 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from veomni_hook.kernels.launch import Launch
 from veomni_hook.kernels.operands import not_plain, untraceable
 from veomni_hook.kernels.operators import define_op
-from veomni_hook.kernels.rms_norm import device
-from veomni_hook.kernels.rows import readable
+from veomni_hook.kernels.rms_norm import device as kernels
+from veomni_hook.kernels.rows import Rows, readable
 
 __all__ = [
     "cast_before_weight",
@@ -53,6 +54,11 @@ _WIDE = 4096
 _A_WARPS_ELEMENTS = 1024
 #: What a program of the backward has under way at once: with less, 5120 columns reach 84 % and not 98 %.
 _IN_FLIGHT = 96 << 10
+#: A program of the last sum, over the programs of the backward.
+_SUMMED_COLUMNS, _SUMMED_ROWS = 32, 64
+_LARGE = 1 << 31
+#: Kinds of calls that are kept: shapes and strides, but not the number of rows.
+_LAUNCHES = 4096
 
 
 @cache
@@ -73,6 +79,53 @@ def _warps(tile: int) -> int:
     return max(4, min(32, tile // _A_WARPS_ELEMENTS))
 
 
+# Launches by all that Triton compiles for; `large` says that rows do not fit into 32 bits.
+@lru_cache(maxsize=_LAUNCHES)
+def _forward_launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    columns: int,
+    where: Rows,
+    form: tuple[int, torch.dtype],
+    *,
+    large: bool,
+) -> tuple[Launch, int]:
+    """What launches the forward, and how many rows a program takes."""
+    block = 1 << (columns - 1).bit_length()
+    tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
+    factor, middle = form
+    constants = columns, block, tile // block, factor, _TL[middle]
+    return Launch(kernels.forward, 4, *constants, num_warps=_warps(tile)), tile // block
+
+
+@lru_cache(maxsize=_LAUNCHES)
+def _backward_launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    columns: int,
+    where: tuple[Rows, Rows],
+    form: tuple[int, torch.dtype],
+    *,
+    to_weight: bool,
+    large: bool,
+) -> tuple[Launch, int, int]:
+    """What launches the backward, how many rows a program takes at a time, and the most programs."""
+    processors, room = _room(device)
+    block = 1 << (columns - 1).bit_length()
+    tile = max(block, _BACKWARD_TILE)
+    x, dy, _ = dtypes
+    size = x.itemsize + dy.itemsize
+    stages = max(1, min(_blocks(_IN_FLIGHT, tile // block * columns * size), room // (tile * size)))
+    factor, middle = form
+    constants = columns, block, tile // block, factor, _TL[middle], to_weight, stages
+    return Launch(kernels.backward, 6, *constants, num_warps=_warps(tile)), tile // block, processors
+
+
+@lru_cache(maxsize=_LAUNCHES)
+def _add_up_launch(device: torch.device, dtype: torch.dtype, columns: int) -> Launch:
+    return Launch(kernels.add_up, 2, columns, _SUMMED_COLUMNS, _SUMMED_ROWS, num_warps=4)
+
+
 def _forward_op(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -82,20 +135,18 @@ def _forward_op(
     out: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, where = readable(x)
-    columns = x.shape[-1]
-    rows = x.numel() // columns if columns else 0
-    y = torch.empty(x.shape, dtype=out, device=x.device)
-    scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    if not x.numel():
+    device, shape = x.device, x.shape
+    columns = shape[-1]
+    y = torch.empty(shape, dtype=out, device=device)
+    scale = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+    rows = scale.numel()
+    if not columns or not rows:
         return y, scale
-    block = 1 << (columns - 1).bit_length()
-    tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
-    grid = (_blocks(rows, tile // block),)
-    device.forward[grid](
-        x, x if weight is None else weight, y, scale, rows, *where, eps,
-        columns, block, tile // block, factor, _TL[middle],
-        num_warps=_warps(tile),
-    )  # fmt: skip
+    given = x if weight is None else weight
+    launch, size = _forward_launch(
+        device, (x.dtype, given.dtype, out), columns, where, (factor, middle), large=rows >= _LARGE
+    )
+    launch((-(-rows // size), 1, 1), x, given, y, scale, rows, *where, float(eps))
     return y, scale
 
 
@@ -110,23 +161,26 @@ def _backward_op(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, where = readable(x)
     dy, whence = readable(dy)
-    columns = x.shape[-1]
-    rows = x.numel() // columns if columns else 0
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not x.numel():
-        return dx, torch.zeros(columns, dtype=torch.float32, device=x.device)
-    processors, room = _room(x.device)
-    block = 1 << (columns - 1).bit_length()
-    tile = max(block, _BACKWARD_TILE)
-    programs = min(processors, _blocks(rows, tile // block))
-    partial = torch.empty(programs if to_weight else 0, columns, dtype=torch.float32, device=x.device)
-    size = x.element_size() + dy.element_size()
-    stages = max(1, min(_blocks(_IN_FLIGHT, tile // block * columns * size), room // (tile * size)))
-    device.backward[(programs,)](
-        x, x if weight is None else weight, scale, dy, dx, partial, rows, *where, *whence,
-        columns, block, tile // block, factor, _TL[middle], to_weight, stages, num_warps=_warps(tile),
+    device, shape = x.device, x.shape
+    columns, rows = shape[-1], scale.numel()
+    given = x if weight is None else weight
+    dx = torch.empty(shape, dtype=x.dtype, device=device)
+    if not columns or not rows:
+        return dx, torch.zeros(columns if to_weight else 0, dtype=given.dtype, device=device)
+    launch, size, programs = _backward_launch(
+        device, (x.dtype, dy.dtype, given.dtype), columns, (where, whence), (factor, middle),
+        to_weight=to_weight, large=rows >= _LARGE,
     )  # fmt: skip
-    return dx, partial.sum(0)
+    programs = min(programs, -(-rows // size))
+    dweight = torch.empty(columns if to_weight else 0, dtype=given.dtype, device=device)
+    # What is not wanted needs no room; the kernel gets an address that it leaves alone.
+    partial = torch.empty((programs, columns), dtype=torch.float32, device=device) if to_weight else scale
+    launch((programs, 1, 1), x, given, scale, dy, dx, partial, rows, *where, *whence)
+    if to_weight:
+        _add_up_launch(device, given.dtype, columns)(
+            (-(-columns // _SUMMED_COLUMNS), 1, 1), partial, dweight, programs
+        )
+    return dx, dweight
 
 
 def _forward_fake(
@@ -149,7 +203,8 @@ def _backward_fake(
     middle: torch.dtype,
     to_weight: bool,  # noqa: FBT001 - the op's schema
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[-1:], dtype=torch.float32)
+    dtype = x.dtype if weight is None else weight.dtype
+    return x.new_empty(x.shape), x.new_empty(x.shape[-1:] if to_weight else 0, dtype=dtype)
 
 
 _FORWARD = define_op(
@@ -188,7 +243,7 @@ class _RmsNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         to_x, to_weight = ctx.needs_input_grad[:2]
         dx, dweight = _BACKWARD(x, weight, scale, dy, *ctx.form, to_weight)
-        return dx if to_x else None, dweight.to(weight.dtype) if to_weight else None, None, None, None, None
+        return dx if to_x else None, dweight if to_weight else None, None, None, None, None
 
 
 def cast_before_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
