@@ -11,8 +11,10 @@ from torch.nn import functional
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
+from tests.kernels.batches import assert_batch_invariant
 from veomni_hook.kernels.gated_mlp.torch import gated_silu
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
+from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rms_norm.torch import rms_norm
 from veomni_hook.kernels.rotary.torch import rotary
 
@@ -82,6 +84,25 @@ def test_linear_cross_entropy(dtype, rows_a_chunk, in_float32, monkeypatch):
         [random(130, 64, dtype=dtype), random(501, 64, dtype=dtype), random(501, dtype=dtype)],
         dtype,
     )
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("columns", [128, 130, 2560, 4096, 12288])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_normalised_row_has_the_same_bits_in_any_batch(backend, columns, dtype):
+    pytest.importorskip("triton")
+    for kernel in registry.kernels("rms_norm"):
+        if kernel.backend != backend:
+            continue
+        rows, further = 1 + ("gate" in kernel.variant), {"eps": 1e-6}
+        if kernel.variant.endswith("_gated"):
+            further["activation"] = functional.silu
+        if kernel.variant.endswith("_grouped"):
+            further["group_size"] = columns // 2
+        weighted = "unweighted" not in kernel.variant and kernel.variant != "inverse_rms"
+        weights = [random(columns, dtype=dtype)] if weighted else []
+        given = [random(1000, columns, dtype=dtype) for _ in range(rows)]
+        assert_batch_invariant(partial(load_attribute(kernel.load), **further), given, weights)
 
 
 def test_rms_norm_past_two_to_the_31_elements():

@@ -21,8 +21,9 @@ class Rows(NamedTuple):
 
 def rows_of(x: torch.Tensor) -> Rows | None:
     """Where the rows ``[..., columns]`` begin; None if strides do not say it in three steps."""
-    if x.is_contiguous() and x.ndim > 1:
-        return Rows(1, 1, x.shape[-1], 0, 0)  # nearly always, and sooner found
+    if x.is_contiguous() and x.ndim:
+        # Nearly always, and sooner found. A single row has the stride of many: what is compiled is the same.
+        return Rows(1, 1, x.shape[-1], 0, 0)
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         return None
     steps: list[tuple[int, int]] = []

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm.torch import refuses, rms_norm
@@ -62,6 +63,11 @@ def test_strided_input():
 def test_under_autocast(dtype):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert_matches(ours, upstream, [torch.randn(5, 16).to(dtype), torch.rand(16)], tolerance=2e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_in_any_batch(dtype):
+    assert_batch_invariant(ours, [torch.randn(64, 130).to(dtype)], [torch.rand(130).to(dtype)])
 
 
 def test_refuses_what_upstream_computes_otherwise():

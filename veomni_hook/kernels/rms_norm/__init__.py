@@ -36,16 +36,27 @@ OP = Op(
     },
 )
 
-_TRITON = "veomni_hook.kernels.rms_norm.triton"
-#: Variants with a Triton kernel, and its function; a quotient by the root rounds like a product in float32.
+_HERE = "veomni_hook.kernels.rms_norm"
+_REFUSES, _UNWEIGHTED = f"{_HERE}.triton:refuses", f"{_HERE}.triton:refuses_unweighted"
+#: The functions of the Triton kernels and what refuses their calls; a quotient by the root rounds like a
+#: product in float32.
 _FUSED = {
-    "cast_before_weight": "cast_before_weight",
-    "weight_before_cast": "weight_before_cast",
-    "cast_to_weight": "cast_to_weight",
-    "divided_by_root": "weight_before_cast",
-    "one_plus_weight": "one_plus_weight",
-    "one_plus_weight_rounded": "one_plus_weight_rounded",
-    "unweighted": "unweighted",
+    "cast_before_weight": ("triton:cast_before_weight", _REFUSES),
+    "weight_before_cast": ("triton:weight_before_cast", _REFUSES),
+    "cast_to_weight": ("triton:cast_to_weight", _REFUSES),
+    "without_cast": ("rounded:without_cast", _REFUSES),
+    "divided_by_root": ("triton:weight_before_cast", _REFUSES),
+    "one_plus_weight": ("triton:one_plus_weight", _REFUSES),
+    "one_plus_weight_rounded": ("triton:one_plus_weight_rounded", _REFUSES),
+    "one_plus_weight_before_norm": ("gated:one_plus_weight_before_norm", _REFUSES),
+    "one_plus_weight_grouped": ("gated:one_plus_weight_grouped", f"{_HERE}.gated:refuses_grouped"),
+    "unweighted": ("triton:unweighted", _UNWEIGHTED),
+    "unweighted_rounded_scale": ("rounded:unweighted_rounded_scale", _UNWEIGHTED),
+    "inverse_rms": ("rounded:inverse_rms", _UNWEIGHTED),
+    "cast_before_weight_gated": ("gated:cast_before_weight_gated", f"{_HERE}.gated:refuses_gate_after"),
+    "weight_before_cast_gated": ("gated:weight_before_cast_gated", f"{_HERE}.gated:refuses_gate_after"),
+    "gate_before_norm": ("gated:gate_before_norm", f"{_HERE}.gated:refuses_gate_before"),
+    "gate_before_norm_grouped": ("gated:gate_before_norm_grouped", f"{_HERE}.gated:refuses_grouped"),
 }
 
 KERNELS = (
@@ -54,13 +65,13 @@ KERNELS = (
             op="rms_norm",
             variant=variant,
             backend="triton",
-            load=f"{_TRITON}:{function}",
-            refuses=f"{_TRITON}:refuses_unweighted" if variant == "unweighted" else f"{_TRITON}:refuses",
+            load=f"{_HERE}.{function}",
+            refuses=refuses,
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
             description="one pass forward, one backward, deterministic; rows of at most 32,768 values",
         )
-        for variant, function in _FUSED.items()
+        for variant, (function, refuses) in _FUSED.items()
     ),
     Kernel(
         op="rms_norm",

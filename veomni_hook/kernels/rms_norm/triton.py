@@ -10,7 +10,9 @@ and in that of the result. With ``g = factor * dy``, the gradients are
     dx = s * (g - xhat * mean(g * xhat)),    dweight = sum over rows of dy * xhat.to(middle)
 
 (Zhang and Sennrich, Root Mean Square Layer Normalization, 2019), both accumulated in float32. The result is
-the same from run to run: programs have fixed rows, and nothing is added atomically.
+the same from run to run: programs have fixed rows, and nothing is added atomically. Result and dx of a row
+have the same bits in any batch: nothing is chosen by the number of rows. (What begins at no multiple of 16
+bytes, as a part of a tensor may, is compiled apart and may add up in another order.)
 
 Measured on one H200 (`benchmarks.rms_norm_gpu`, share of a copy's bandwidth, bfloat16): up to 8192 columns 97
 to 99 % forward and 96 to 99 % backward (88 % at 2560); at 12288 columns 95 and 64 %.
@@ -18,20 +20,35 @@ to 99 % forward and 96 to 99 % backward (88 % at 2560); at 12288 columns 95 and 
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
-import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.launch import Launch
 from veomni_hook.kernels.operands import not_plain, untraceable
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import device as kernels
+from veomni_hook.kernels.rms_norm.tiles import (
+    DTYPES,
+    LARGE,
+    LAUNCHES,
+    MOST_COLUMNS,
+    NONE,
+    ONE_PLUS,
+    ONE_PLUS_ROUNDED,
+    TL,
+    WEIGHT,
+    room,
+    stages_of,
+    summed,
+)
 from veomni_hook.kernels.rows import Rows, readable
 
 __all__ = [
+    "BACKWARD",
+    "FORWARD",
     "cast_before_weight",
     "cast_to_weight",
     "one_plus_weight",
@@ -42,37 +59,11 @@ __all__ = [
     "weight_before_cast",
 ]
 
-#: Of more columns a program would need more registers than there are.
-MOST_COLUMNS = 32768
-_NONE, _WEIGHT, _ONE_PLUS, _ONE_PLUS_ROUNDED = range(4)
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # A program's elements. Of the sizes tried on an H200 the best at each width, within 2 % of the bandwidth; a
 # hint to evict (evict_first) cost 4 %. Wide rows of a power of 2 go four or two at a time, others alone.
 _FORWARD_TILE, _FORWARD_WIDE_TILE, _BACKWARD_TILE = 2048, 16384, 8192
 _WIDE = 4096
 _A_WARPS_ELEMENTS = 1024
-#: What a program of the backward has under way at once: with less, 5120 columns reach 84 % and not 98 %.
-_IN_FLIGHT = 96 << 10
-#: A program of the last sum, over the programs of the backward.
-_SUMMED_COLUMNS, _SUMMED_ROWS = 32, 64
-_LARGE = 1 << 31
-#: Kinds of calls that are kept: shapes and strides, but not the number of rows.
-_LAUNCHES = 4096
-
-
-@cache
-def _room(device: torch.device) -> tuple[int, int]:
-    """How many programs run at once, one a multiprocessor, and the bytes that each may stage."""
-    if device.type != "cuda":
-        return 4, 1 << 16  # the interpreter
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, int(getattr(found, "shared_memory_per_block_optin", 1 << 16))
-
-
-def _blocks(elements: int, size: int) -> int:
-    """How many blocks of ``size`` hold the elements."""
-    return -(-elements // size)
 
 
 def _warps(tile: int) -> int:
@@ -80,7 +71,7 @@ def _warps(tile: int) -> int:
 
 
 # Launches by all that Triton compiles for; `large` says that rows do not fit into 32 bits.
-@lru_cache(maxsize=_LAUNCHES)
+@lru_cache(maxsize=LAUNCHES)
 def _forward_launch(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
@@ -94,11 +85,11 @@ def _forward_launch(
     block = 1 << (columns - 1).bit_length()
     tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
     factor, middle = form
-    constants = columns, block, tile // block, factor, _TL[middle]
+    constants = columns, block, tile // block, factor, TL[middle]
     return Launch(kernels.forward, 4, *constants, num_warps=_warps(tile)), tile // block
 
 
-@lru_cache(maxsize=_LAUNCHES)
+@lru_cache(maxsize=LAUNCHES)
 def _backward_launch(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
@@ -110,20 +101,14 @@ def _backward_launch(
     large: bool,
 ) -> tuple[Launch, int, int]:
     """What launches the backward, how many rows a program takes at a time, and the most programs."""
-    processors, room = _room(device)
+    processors, memory = room(device)
     block = 1 << (columns - 1).bit_length()
     tile = max(block, _BACKWARD_TILE)
     x, dy, _ = dtypes
-    size = x.itemsize + dy.itemsize
-    stages = max(1, min(_blocks(_IN_FLIGHT, tile // block * columns * size), room // (tile * size)))
+    stages = stages_of(tile, tile // block * columns, x.itemsize + dy.itemsize, memory)
     factor, middle = form
-    constants = columns, block, tile // block, factor, _TL[middle], to_weight, stages
+    constants = columns, block, tile // block, factor, TL[middle], to_weight, stages
     return Launch(kernels.backward, 6, *constants, num_warps=_warps(tile)), tile // block, processors
-
-
-@lru_cache(maxsize=_LAUNCHES)
-def _add_up_launch(device: torch.device, dtype: torch.dtype, columns: int) -> Launch:
-    return Launch(kernels.add_up, 2, columns, _SUMMED_COLUMNS, _SUMMED_ROWS, num_warps=4)
 
 
 def _forward_op(
@@ -144,7 +129,7 @@ def _forward_op(
         return y, scale
     given = x if weight is None else weight
     launch, size = _forward_launch(
-        device, (x.dtype, given.dtype, out), columns, where, (factor, middle), large=rows >= _LARGE
+        device, (x.dtype, given.dtype, out), columns, where, (factor, middle), large=rows >= LARGE
     )
     launch((-(-rows // size), 1, 1), x, given, y, scale, rows, *where, float(eps))
     return y, scale
@@ -169,18 +154,16 @@ def _backward_op(
         return dx, torch.zeros(columns if to_weight else 0, dtype=given.dtype, device=device)
     launch, size, programs = _backward_launch(
         device, (x.dtype, dy.dtype, given.dtype), columns, (where, whence), (factor, middle),
-        to_weight=to_weight, large=rows >= _LARGE,
+        to_weight=to_weight, large=rows >= LARGE,
     )  # fmt: skip
     programs = min(programs, -(-rows // size))
-    dweight = torch.empty(columns if to_weight else 0, dtype=given.dtype, device=device)
-    # What is not wanted needs no room; the kernel gets an address that it leaves alone.
-    partial = torch.empty((programs, columns), dtype=torch.float32, device=device) if to_weight else scale
+    if not to_weight:
+        # The kernel gets an address that it leaves alone.
+        launch((programs, 1, 1), x, given, scale, dy, dx, scale, rows, *where, *whence)
+        return dx, torch.empty(0, dtype=given.dtype, device=device)
+    partial = torch.empty((programs, columns), dtype=torch.float32, device=device)
     launch((programs, 1, 1), x, given, scale, dy, dx, partial, rows, *where, *whence)
-    if to_weight:
-        _add_up_launch(device, given.dtype, columns)(
-            (-(-columns // _SUMMED_COLUMNS), 1, 1), partial, dweight, programs
-        )
-    return dx, dweight
+    return dx, summed(partial, given.dtype)
 
 
 def _forward_fake(
@@ -207,13 +190,13 @@ def _backward_fake(
     return x.new_empty(x.shape), x.new_empty(x.shape[-1:] if to_weight else 0, dtype=dtype)
 
 
-_FORWARD = define_op(
+FORWARD = define_op(
     "rms_norm(Tensor x, Tensor? weight, float eps, int factor, ScalarType middle, ScalarType out)"
     " -> (Tensor, Tensor)",
     _forward_op,
     _forward_fake,
 )
-_BACKWARD = define_op(
+BACKWARD = define_op(
     "rms_norm_backward(Tensor x, Tensor? weight, Tensor scale, Tensor dy, int factor, ScalarType middle,"
     " bool to_weight) -> (Tensor, Tensor)",
     _backward_op,
@@ -232,7 +215,7 @@ class _RmsNorm(torch.autograd.Function):
         middle: torch.dtype,
         out: torch.dtype,
     ) -> torch.Tensor:
-        y, scale = _FORWARD(x, weight, eps, factor, middle, out)
+        y, scale = FORWARD(x, weight, eps, factor, middle, out)
         ctx.save_for_backward(x, weight, scale)
         ctx.form = factor, middle
         return y  # type: ignore[no-any-return]
@@ -242,39 +225,39 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         to_x, to_weight = ctx.needs_input_grad[:2]
-        dx, dweight = _BACKWARD(x, weight, scale, dy, *ctx.form, to_weight)
+        dx, dweight = BACKWARD(x, weight, scale, dy, *ctx.form, to_weight)
         return dx if to_x else None, dweight if to_weight else None, None, None, None, None
 
 
 def cast_before_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, where ``xhat`` has the dtype of ``hidden_states`` ``[..., hidden]``."""
     out = torch.promote_types(hidden_states.dtype, weight.dtype)
-    return _norm(hidden_states, weight, eps, _WEIGHT, hidden_states.dtype, out)
+    return _norm(hidden_states, weight, eps, WEIGHT, hidden_states.dtype, out)
 
 
 def weight_before_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, both in float32, in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, weight, eps, _WEIGHT, torch.float32, hidden_states.dtype)
+    return _norm(hidden_states, weight, eps, WEIGHT, torch.float32, hidden_states.dtype)
 
 
 def cast_to_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, where ``xhat`` has the dtype of ``weight`` ``[hidden]``."""
-    return _norm(hidden_states, weight, eps, _WEIGHT, weight.dtype, weight.dtype)
+    return _norm(hidden_states, weight, eps, WEIGHT, weight.dtype, weight.dtype)
 
 
 def one_plus_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``(1 + weight) * xhat`` in float32, in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, weight, eps, _ONE_PLUS, torch.float32, hidden_states.dtype)
+    return _norm(hidden_states, weight, eps, ONE_PLUS, torch.float32, hidden_states.dtype)
 
 
 def one_plus_weight_rounded(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`one_plus_weight` with ``1 + weight`` rounded to the dtype of ``weight``."""
-    return _norm(hidden_states, weight, eps, _ONE_PLUS_ROUNDED, torch.float32, hidden_states.dtype)
+    return _norm(hidden_states, weight, eps, ONE_PLUS_ROUNDED, torch.float32, hidden_states.dtype)
 
 
 def unweighted(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``xhat`` in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, None, eps, _NONE, torch.float32, hidden_states.dtype)
+    return _norm(hidden_states, None, eps, NONE, torch.float32, hidden_states.dtype)
 
 
 def _norm(*call: Any) -> torch.Tensor:
@@ -286,7 +269,7 @@ def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: 
     reason = not_plain(weight) or refuses_unweighted(owner, hidden_states, eps)
     if reason is not None:
         return reason
-    if weight.dtype not in _DTYPES:
+    if weight.dtype not in DTYPES:
         return f"the weight has dtype {weight.dtype}"
     if weight.device != hidden_states.device:
         return f"the weight is on {weight.device}, the input on {hidden_states.device}"
@@ -304,7 +287,7 @@ def refuses_unweighted(owner: Any, hidden_states: torch.Tensor, eps: float) -> s
         return reason
     if hidden_states.layout is not torch.strided:
         return "the input is not strided"
-    if hidden_states.dtype not in _DTYPES:
+    if hidden_states.dtype not in DTYPES:
         return f"upstream computes {hidden_states.dtype} input in float32"
     if not isinstance(eps, float | int):
         return f"eps is a {type(eps).__name__}"

@@ -1,0 +1,157 @@
+"""RMSNorm with gates and groups in Triton, beyond what all variants are compared in."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules import module as module_globals
+from transformers.activations import ACT2FN
+
+from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.rms_norm import reference
+
+pytest.importorskip("triton")
+
+from veomni_hook.kernels.rms_norm import gated, rounded
+
+EPS = 1e-3
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+AFTER = ("cast_before_weight_gated", "weight_before_cast_gated")
+
+
+def both(name: str, **further):
+    return [partial(getattr(module, name), eps=EPS, **further) for module in (gated, reference)]
+
+
+def tensors(*shapes, dtype=torch.float32):
+    return [torch.randn(shape).to(DEVICE, dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("activation", [torch.sigmoid, nn.Sigmoid(), nn.SiLU(), ACT2FN["silu"]], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", AFTER)
+def test_the_activation_decides_at_the_call(variant, dtype, activation):
+    given = tensors((3, 5, 24), (3, 5, 24), (24,), dtype=dtype)
+    assert gated.refuses_gate_after(None, *given, EPS, activation) is None
+    assert_matches(*both(variant, activation=activation), given)
+
+
+@pytest.mark.parametrize("name", ["gate_before_norm", "gate_before_norm_grouped"])
+def test_without_a_gate(name):
+    further = {"group_size": 6} if name.endswith("grouped") else {}
+    ours, upstream = both(name, **further, gate=None)
+    assert_matches(
+        lambda x, w: ours(x, weight=w), lambda x, w: upstream(x, weight=w), tensors((4, 24), (24,))
+    )
+
+
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
+def test_gradients_only_where_wanted(wanted):
+    given = tensors((4, 9), (4, 9), (9,))
+    assert_matches(*both("gate_before_norm"), given, wanted)
+    assert_matches(*both("weight_before_cast_gated", activation=functional.silu), given, wanted)
+
+
+def test_parts_of_wider_rows():
+    wide = torch.randn(2, 6, 3, 16, device=DEVICE)
+    weight = torch.rand(8, device=DEVICE)
+    for make in (lambda: wide[..., 8:], lambda: wide.transpose(1, 2)[..., :8]):
+        x, gate = make(), make() * 1
+        for name in ("gate_before_norm", "weight_before_cast_gated"):
+            further = {"activation": functional.silu} if name in AFTER else {}
+            ours, upstream = both(name, **further)
+            assert_matches(ours, upstream, [x, gate, weight])
+            assert_matches(ours, upstream, [gate, x, weight])
+
+
+def test_a_gate_of_another_dtype():
+    x, gate, weight = tensors((4, 9), (4, 9), (9,), dtype=torch.bfloat16)
+    assert_matches(*both("gate_before_norm"), [x, gate.float(), weight])
+    assert_matches(*both("cast_before_weight_gated", activation=torch.sigmoid), [x.float(), gate, weight])
+
+
+@pytest.mark.parametrize("group_size", [1, 5, 15])
+def test_more_groups_than_programs(group_size):
+    given = tensors((7, 15), (7, 15), (15,))
+    assert_matches(*both("gate_before_norm_grouped", group_size=group_size), given)
+
+
+def test_the_operators_keep_their_contracts():
+    x, gate, weight, dy = tensors((3, 5, 8), (3, 5, 8), (8,), (3, 5, 8))
+    operators = torch.ops.veomni_hook
+    for form, gating, groups in (("rounded, silu", gate, 1), ("gate before", gate, 2), ("grouped", None, 4)):
+        call = (x, gating, weight, EPS, form, groups)
+        torch.library.opcheck(operators.rms_norm_gated.default, call)
+        scale = operators.rms_norm_gated(*call)[1]
+        for to_weight in (True, False):
+            call = (x, gating, weight, scale, dy, form, to_weight)
+            torch.library.opcheck(operators.rms_norm_gated_backward.default, call)
+    for kind, held in ((0, weight), (1, None), (2, None)):
+        torch.library.opcheck(operators.rms_norm_rounded.default, (x, held, EPS, kind))
+    scale = operators.rms_norm_rounded(x, None, EPS, 2)[1]
+    torch.library.opcheck(operators.rms_norm_inverse_backward.default, (x, scale, dy[..., :1]))
+
+
+def test_rows_of_no_values():
+    x = torch.randn(2, 0, device=DEVICE)
+    assert rounded.inverse_rms(x, EPS).isnan().all() and rounded.inverse_rms(x, EPS).shape == (2, 1)
+    assert gated.gate_before_norm(x, x, torch.rand(0, device=DEVICE), EPS).shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"activation": functional.gelu}, "the activation is gelu; known are SiLU and sigmoid"),
+        ({"activation": nn.GELU()}, "the activation is GELU"),
+        ({"activation": nn.SiLU(inplace=True)}, "in place"),
+        ({"activation": []}, "the activation is list"),
+        ({"gate": torch.randn(2, 1)}, "another shape"),
+        ({"gate": torch.randn(2, 8, dtype=torch.float64)}, "the gate is torch.float64"),
+        ({"gate": torch.randn(2, 8, device="meta")}, "the gate is on meta"),
+        ({"gate": 1.0}, "an operand is a float"),
+        ({"weight": torch.rand(4)}, "does not cover"),
+        ({"hidden_states": torch.randn(2, 8, dtype=torch.float64)}, "float64"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refuses(change, reason):
+    operands = {
+        "hidden_states": torch.randn(2, 8),
+        "gate": torch.randn(2, 8),
+        "weight": torch.rand(8),
+        "eps": EPS,
+        "activation": functional.silu,
+    }
+    assert gated.refuses_gate_after(None, **operands) is None
+    assert reason in gated.refuses_gate_after(None, **(operands | change))
+
+
+def test_refuses_activations_whose_call_is_seen():
+    operands = (None, torch.randn(2, 8), torch.randn(2, 8), torch.rand(8), EPS)
+    for prepare in (
+        lambda act: act.register_forward_hook(lambda *_: None),
+        lambda act: act.register_full_backward_pre_hook(lambda *_: None),
+        lambda act: setattr(act, "forward", torch.relu),
+    ):
+        activation = nn.SiLU()
+        prepare(activation)
+        assert "which a fusion would skip" in gated.refuses_gate_after(*operands, activation)
+    held = module_globals.register_module_forward_hook(lambda *_: None)
+    try:
+        assert "for all modules" in gated.refuses_gate_after(*operands, nn.SiLU())
+    finally:
+        held.remove()
+    assert gated.refuses_gate_after(*operands, nn.SiLU()) is None
+
+
+@pytest.mark.parametrize("group_size", [3, 0, 16, None, 4.0])
+def test_refuses_other_groups(group_size):
+    x, weight = torch.randn(2, 8), torch.rand(8)
+    assert gated.refuses_grouped(None, x, weight, EPS, 4) is None
+    assert gated.refuses_grouped(None, x, None, weight, EPS, 4) is None
+    assert "not in groups" in gated.refuses_grouped(None, x, weight, EPS, group_size)
+    assert "another shape" in gated.refuses_grouped(None, x, weight, weight, EPS, 4)

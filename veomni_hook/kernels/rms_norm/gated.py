@@ -1,0 +1,402 @@
+"""RMSNorm in Triton with a gate, in groups of columns, or with the weight in front of the norm.
+
+With ``a = activation(gate)`` in float32, ``s = rsqrt(mean(z^2) + eps)`` over each group of columns and
+``xhat = z * s``, where ``z`` is what is normalised:
+
+    gate before:    z = x * a,            y = weight * xhat.to(middle)
+    gate after:     z = x,                y = (weight * xhat.to(middle)).to(inner) * a
+    no gate:        z = x,                y = (1 + weight) * xhat
+    weight before:  z = (1 + weight) * x, y = xhat
+
+The gradient of z is that of RMSNorm (`veomni_hook.kernels.rms_norm.triton`); those of x, gate and weight
+follow by the product rule, with ``a`` computed again. All is accumulated in float32, and the same from run to
+run.
+
+Saved: x, gate, weight, the scale of each row and group in float32. Mutates: nothing.
+Bits of a row are the same in any batch, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from veomni_hook.kernels.launch import Launch
+from veomni_hook.kernels.modules import call_is_seen
+from veomni_hook.kernels.operands import not_plain
+from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.rms_norm import gated_device as kernels
+from veomni_hook.kernels.rms_norm import triton as plain
+from veomni_hook.kernels.rms_norm.tiles import (
+    DTYPES,
+    LARGE,
+    LAUNCHES,
+    ONE_PLUS,
+    ONE_PLUS_ROUNDED,
+    TL,
+    WEIGHT,
+    blocks,
+    room,
+    stages_of,
+    summed,
+)
+from veomni_hook.kernels.rows import Rows, readable
+
+__all__ = [
+    "cast_before_weight_gated",
+    "gate_before_norm",
+    "gate_before_norm_grouped",
+    "one_plus_weight_before_norm",
+    "one_plus_weight_grouped",
+    "refuses_gate_after",
+    "refuses_gate_before",
+    "refuses_grouped",
+    "weight_before_cast_gated",
+]
+
+_GROUPED, _WEIGHT_BEFORE, _GATE_BEFORE, _GATE_AFTER = range(4)
+
+
+class _Form(NamedTuple):
+    """What a variant does, and where.
+
+    ``rounds`` says that ``xhat`` is cast to the dtype of x, ``rounds_product`` that its product with the
+    weight is cast to that of both, ``promotes`` that the result has that of both.
+    """
+
+    factor: int
+    place: int
+    silu: bool = True
+    rounds: bool = False
+    rounds_product: bool = False
+    promotes: bool = False
+
+
+_FORMS = {
+    "weight before": _Form(ONE_PLUS_ROUNDED, _WEIGHT_BEFORE),
+    "grouped": _Form(ONE_PLUS, _GROUPED),
+    "rounded, silu": _Form(WEIGHT, _GATE_AFTER, rounds=True, rounds_product=True),
+    "rounded, sigmoid": _Form(WEIGHT, _GATE_AFTER, silu=False, rounds=True, rounds_product=True),
+    "silu": _Form(WEIGHT, _GATE_AFTER),
+    "sigmoid": _Form(WEIGHT, _GATE_AFTER, silu=False),
+    "gate before": _Form(WEIGHT, _GATE_BEFORE, rounds=True, promotes=True),
+    "no gate before": _Form(WEIGHT, _GROUPED, rounds=True, promotes=True),
+}
+# A program's elements, and those of a warp: half of what the kernels without gate have in registers.
+_FORWARD_TILE, _BACKWARD_TILE = 2048, 4096
+_A_WARPS_ELEMENTS = 512
+
+_FUNCTIONS: dict[Any, str] = {
+    functional.silu: "silu",
+    torch.sigmoid: "sigmoid",
+    functional.sigmoid: "sigmoid",
+    torch.Tensor.sigmoid: "sigmoid",
+}
+_MODULES = {
+    ("torch.nn.modules.activation", "SiLU"): "silu",
+    ("torch.nn.modules.activation", "Sigmoid"): "sigmoid",
+    ("transformers.activations", "SiLUActivation"): "silu",
+}
+
+
+def _warps(tile: int) -> int:
+    return max(4, min(32, tile // _A_WARPS_ELEMENTS))
+
+
+def _constants(name: str, dtypes: tuple[torch.dtype, ...]) -> list[Any]:
+    form = _FORMS[name]
+    x, _, weight, *_ = dtypes
+    middle = x if form.rounds else torch.float32
+    inner = torch.promote_types(x, weight) if form.rounds_product else torch.float32
+    return [form.factor, form.place, form.silu, TL[middle], TL[inner]]
+
+
+# Launches by all that Triton compiles for, beside the number of rows.
+@lru_cache(maxsize=LAUNCHES)
+def _forward_launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    columns: int,
+    where: tuple[Rows, ...],
+    form: tuple[str, int],
+    *,
+    large: bool,
+) -> tuple[Launch, int]:
+    """What launches the forward of a form and so many groups, and how many rows a program takes."""
+    name, groups = form
+    block = 1 << (columns - 1).bit_length()
+    tile = max(block, _FORWARD_TILE)
+    constants = columns, groups, block, tile // block, *_constants(name, dtypes)
+    return Launch(kernels.forward, 5, *constants, num_warps=_warps(tile)), tile // block
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _backward_launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    columns: int,
+    where: tuple[Rows, ...],
+    form: tuple[str, int],
+    *,
+    to_weight: bool,
+    large: bool,
+) -> tuple[Launch, int, int]:
+    """What launches the backward, how many rows a program takes at a time, and the most programs a group."""
+    name, groups = form
+    processors, memory = room(device)
+    block = 1 << (columns - 1).bit_length()
+    tile = max(block, _BACKWARD_TILE)
+    x, gate, _, dy = dtypes
+    size = x.itemsize + dy.itemsize + (gate.itemsize if _FORMS[name].place >= _GATE_BEFORE else 0)
+    stages = stages_of(tile, tile // block * columns, size, memory)
+    further = _constants(name, dtypes)
+    constants = columns, groups, block, tile // block, *further, to_weight, stages
+    launch = Launch(kernels.backward, 8, *constants, num_warps=_warps(tile))
+    return launch, tile // block, blocks(processors, groups)
+
+
+def _forward_op(
+    x: torch.Tensor,
+    gate: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    form: str,
+    groups: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x, where = readable(x)
+    given, whence = (x, where) if gate is None else readable(gate)
+    device, shape = x.device, x.shape
+    y = torch.empty(shape, dtype=_out(form, x, weight), device=device)
+    scale = torch.empty((*shape[:-1], groups), dtype=torch.float32, device=device)
+    columns, rows = shape[-1] // groups, scale.numel() // groups
+    if not x.numel():
+        return y, scale
+    launch, size = _forward_launch(
+        device, (x.dtype, given.dtype, weight.dtype), columns, (where, whence), (form, groups),
+        large=rows >= LARGE,
+    )  # fmt: skip
+    launch((-(-rows // size), groups, 1), x, given, weight, y, scale, rows, *where, *whence, float(eps))
+    return y, scale
+
+
+def _backward_op(
+    x: torch.Tensor,
+    gate: torch.Tensor | None,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    dy: torch.Tensor,
+    form: str,
+    to_weight: bool,  # noqa: FBT001 - the op's schema
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, where = readable(x)
+    given, whence = (x, where) if gate is None else readable(gate)
+    dy, incoming = readable(dy)
+    device, shape, groups = x.device, x.shape, scale.shape[-1]
+    dx = torch.empty(shape, dtype=x.dtype, device=device)
+    dgate = torch.empty(0 if gate is None else shape, dtype=given.dtype, device=device)
+    columns, rows = shape[-1] // groups, scale.numel() // groups
+    if not x.numel():
+        return dx, dgate, torch.zeros(shape[-1] if to_weight else 0, dtype=weight.dtype, device=device)
+    launch, size, programs = _backward_launch(
+        device, (x.dtype, given.dtype, weight.dtype, dy.dtype), columns, (where, whence, incoming),
+        (form, groups), to_weight=to_weight, large=rows >= LARGE,
+    )  # fmt: skip
+    programs = min(programs, -(-rows // size))
+    partial = torch.empty((programs, shape[-1]), dtype=torch.float32, device=device) if to_weight else scale
+    launch(
+        (programs, groups, 1), x, given, weight, scale, dy, dx, dx if gate is None else dgate, partial,
+        rows, *where, *whence, *incoming,
+    )  # fmt: skip
+    if to_weight:
+        return dx, dgate, summed(partial, weight.dtype)
+    return dx, dgate, torch.empty(0, dtype=weight.dtype, device=device)
+
+
+def _out(form: str, x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, weight.dtype) if _FORMS[form].promotes else x.dtype
+
+
+def _forward_fake(
+    x: torch.Tensor,
+    gate: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    form: str,
+    groups: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = x.new_empty((*x.shape[:-1], groups), dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=_out(form, x, weight)), scale
+
+
+def _backward_fake(
+    x: torch.Tensor,
+    gate: torch.Tensor | None,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    dy: torch.Tensor,
+    form: str,
+    to_weight: bool,  # noqa: FBT001 - the op's schema
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dgate = x.new_empty(0) if gate is None else gate.new_empty(x.shape)
+    return x.new_empty(x.shape), dgate, weight.new_empty(x.shape[-1:] if to_weight else 0)
+
+
+_FORWARD = define_op(
+    "rms_norm_gated(Tensor x, Tensor? gate, Tensor weight, float eps, str form, int groups)"
+    " -> (Tensor, Tensor)",
+    _forward_op,
+    _forward_fake,
+)
+_BACKWARD = define_op(
+    "rms_norm_gated_backward(Tensor x, Tensor? gate, Tensor weight, Tensor scale, Tensor dy, str form,"
+    " bool to_weight) -> (Tensor, Tensor, Tensor)",
+    _backward_op,
+    _backward_fake,
+)
+
+
+class _GatedRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        gate: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        form: str,
+        groups: int,
+    ) -> torch.Tensor:
+        y, scale = _FORWARD(x, gate, weight, eps, form, groups)
+        ctx.save_for_backward(x, gate, weight, scale)
+        ctx.form = form
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, gate, weight, scale = ctx.saved_tensors
+        to_x, to_gate, to_weight = ctx.needs_input_grad[:3]
+        found = _BACKWARD(x, gate, weight, scale, dy, ctx.form, to_weight)
+        wanted = (to_x, to_gate, to_weight)
+        return (*(grad if want else None for grad, want in zip(found, wanted, strict=True)), *[None] * 3)
+
+
+def _norm(*call: Any) -> torch.Tensor:
+    return _GatedRmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def one_plus_weight_before_norm(
+    hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Return the normalised ``(1 + weight) * x`` in the dtype of ``hidden_states`` ``[..., hidden]``."""
+    return _norm(hidden_states, None, weight, eps, "weight before", 1)
+
+
+def one_plus_weight_grouped(
+    hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, group_size: int
+) -> torch.Tensor:
+    """Return ``(1 + weight) * xhat``; each ``group_size`` neighbours of ``[..., hidden]`` have one scale."""
+    return _norm(hidden_states, None, weight, eps, "grouped", _groups(hidden_states, group_size))
+
+
+def cast_before_weight_gated(
+    hidden_states: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``; ``xhat`` is rounded first."""
+    return _norm(hidden_states, gate, weight, eps, f"rounded, {_known(activation)}", 1)
+
+
+def weight_before_cast_gated(
+    hidden_states: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``, in float32 until the end."""
+    return _norm(hidden_states, gate, weight, eps, f"{_known(activation)}", 1)
+
+
+def gate_before_norm(
+    hidden_states: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Return ``weight * xhat`` of ``x * silu(gate)``, both ``[..., hidden]``; without gate of ``x``."""
+    return gate_before_norm_grouped(hidden_states, gate, weight, eps, hidden_states.shape[-1])
+
+
+def gate_before_norm_grouped(
+    hidden_states: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor, eps: float, group_size: int
+) -> torch.Tensor:
+    """`gate_before_norm`; each ``group_size`` neighbours of ``[..., hidden]`` have one scale."""
+    form = "no gate before" if gate is None else "gate before"
+    return _norm(hidden_states, gate, weight, eps, form, _groups(hidden_states, group_size))
+
+
+def _groups(hidden_states: torch.Tensor, group_size: int) -> int:
+    return hidden_states.shape[-1] // group_size if hidden_states.shape[-1] else 1
+
+
+def _known(activation: Any) -> str | None:
+    """Which activation this is; None: another."""
+    if isinstance(activation, nn.Module):
+        kind = type(activation)
+        return _MODULES.get((kind.__module__, kind.__qualname__))
+    try:
+        return _FUNCTIONS.get(activation)
+    except TypeError:  # what cannot be hashed is none of them
+        return None
+
+
+def refuses_gate_after(
+    owner: Any, hidden_states: Any, gate: Any, weight: Any, eps: Any, activation: Any
+) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    if _known(activation) is None:
+        named = getattr(activation, "__name__", type(activation).__name__)
+        return f"the activation is {named}; known are SiLU and sigmoid"
+    if isinstance(activation, nn.Module):
+        if getattr(activation, "inplace", False):
+            return "the activation works in place"
+        if (seen := call_is_seen(activation)) is not None:
+            return f"the activation {seen}, which a fusion would skip"
+    return refuses_gate_before(owner, hidden_states, gate, weight, eps)
+
+
+def refuses_gate_before(
+    owner: Any, hidden_states: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    reason = plain.refuses(owner, hidden_states, weight, eps)
+    if reason is not None or gate is None:
+        return reason
+    if (reason := not_plain(gate)) is not None:
+        return reason
+    if gate.dtype not in DTYPES or gate.layout is not torch.strided:
+        return f"the gate is {gate.dtype} and {gate.layout}"
+    if gate.device != hidden_states.device:
+        return f"the gate is on {gate.device}, the input on {hidden_states.device}"
+    if gate.shape != hidden_states.shape:
+        return "the gate has another shape than the input"
+    return None
+
+
+def refuses_grouped(owner: Any, hidden_states: torch.Tensor, *operands: Any) -> str | None:
+    """Return why this call must run the upstream code, or None; the last operand is the group size."""
+    *others, group_size = operands
+    gate, weight, eps = others if len(others) == 3 else (None, *others)
+    reason = refuses_gate_before(owner, hidden_states, gate, weight, eps)
+    if reason is not None:
+        return reason
+    if not isinstance(group_size, int) or group_size < 1 or hidden_states.shape[-1] % group_size:
+        return f"{hidden_states.shape[-1]} values are not in groups of {group_size}"
+    return None

@@ -1,0 +1,146 @@
+"""RMSNorm in Triton where the scale is rounded to the dtype of x, and the scale alone.
+
+Forward:  s = rsqrt(mean(x^2) + eps),  y = x * s.to(x.dtype);  or y = s.to(x.dtype) alone;  or every step of
+          (weight * x) * s in the dtypes that come: squares, their mean (summed in float32), the sum with eps.
+Backward: as of RMSNorm with the rounded scale (`veomni_hook.kernels.rms_norm.triton`); of the scale alone
+          dx = -s^3 / hidden * ds * x.
+Saved: x, weight, the scale of each row in float32. Mutates: nothing.
+Bits of a row are the same in any batch, as there.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from veomni_hook.kernels.launch import Launch
+from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.rms_norm import rounded_device as kernels
+from veomni_hook.kernels.rms_norm import triton as plain
+from veomni_hook.kernels.rms_norm.tiles import LARGE, LAUNCHES, NONE, WEIGHT
+from veomni_hook.kernels.rows import Rows, readable
+
+__all__ = ["inverse_rms", "unweighted_rounded_scale", "without_cast"]
+
+_EVERY_STEP, _SCALED, _SCALE_ALONE = range(3)
+_TILE = 2048
+_A_WARPS_ELEMENTS = 1024
+
+
+# By all that Triton compiles for, beside the number of rows.
+@lru_cache(maxsize=LAUNCHES)
+def _launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    columns: int,
+    where: Rows,
+    kind: int | None,
+    *,
+    large: bool,
+) -> tuple[Launch, int]:
+    """What launches the forward of a kind (None: the backward of the scale alone), and a program's rows."""
+    block = 1 << (columns - 1).bit_length()
+    tile = max(block, _TILE)
+    warps = max(4, min(32, tile // _A_WARPS_ELEMENTS))
+    function, further = (kernels.inverse_backward, ()) if kind is None else (kernels.forward, (kind,))
+    return Launch(function, 4, columns, block, tile // block, *further, num_warps=warps), tile // block
+
+
+def _forward_op(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x, where = readable(x)
+    y, scale = _empty(x, weight, kind)
+    columns, rows = x.shape[-1], scale.numel()
+    if not x.numel():
+        return y.fill_(math.nan), scale  # the mean of no values
+    given = x if weight is None else weight
+    launch, size = _launch(
+        x.device, (x.dtype, given.dtype, y.dtype), columns, where, kind, large=rows >= LARGE
+    )
+    launch((-(-rows // size), 1, 1), x, given, y, scale, rows, *where, float(eps))
+    return y, scale
+
+
+def _empty(x: torch.Tensor, weight: torch.Tensor | None, kind: int) -> tuple[torch.Tensor, torch.Tensor]:
+    out = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
+    shape = (*x.shape[:-1], 1) if kind == _SCALE_ALONE else x.shape
+    return x.new_empty(shape, dtype=out), x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+def _forward_fake(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _empty(x, weight, kind)
+
+
+def _inverse_backward_op(x: torch.Tensor, scale: torch.Tensor, ds: torch.Tensor) -> torch.Tensor:
+    x, where = readable(x)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    columns, rows = x.shape[-1], scale.numel()
+    if not x.numel():
+        return dx
+    launch, size = _launch(x.device, (x.dtype, ds.dtype), columns, where, None, large=rows >= LARGE)
+    launch((-(-rows // size), 1, 1), x, scale, ds.contiguous(), dx, rows, *where)
+    return dx
+
+
+def _inverse_backward_fake(x: torch.Tensor, scale: torch.Tensor, ds: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+_FORWARD = define_op(
+    "rms_norm_rounded(Tensor x, Tensor? weight, float eps, int kind) -> (Tensor, Tensor)",
+    _forward_op,
+    _forward_fake,
+)
+_INVERSE_BACKWARD = define_op(
+    "rms_norm_inverse_backward(Tensor x, Tensor scale, Tensor ds) -> Tensor",
+    _inverse_backward_op,
+    _inverse_backward_fake,
+)
+
+
+class _RoundedRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: int
+    ) -> torch.Tensor:
+        y, scale = _FORWARD(x, weight, eps, kind)
+        ctx.save_for_backward(x, weight, scale)
+        ctx.kind = kind
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        to_x, to_weight = ctx.needs_input_grad[:2]
+        if ctx.kind == _SCALE_ALONE:
+            return _INVERSE_BACKWARD(x, scale, dy), None, None, None
+        factor = NONE if weight is None else WEIGHT
+        dx, dweight = plain.BACKWARD(x, weight, scale, dy, factor, torch.float32, to_weight)
+        return dx if to_x else None, dweight if to_weight else None, None, None
+
+
+def _norm(*call: Any) -> torch.Tensor:
+    return _RoundedRmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def without_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return ``weight * x * scale``, in the promoted dtype of ``x`` ``[..., hidden]`` and ``weight``."""
+    return _norm(hidden_states, weight, eps, _EVERY_STEP)
+
+
+def unweighted_rounded_scale(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return ``x * scale``, both in the dtype of ``hidden_states`` ``[..., hidden]``."""
+    return _norm(hidden_states, None, eps, _SCALED)
+
+
+def inverse_rms(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return the scale ``[..., 1]`` in the dtype of ``hidden_states`` ``[..., hidden]``."""
+    return _norm(hidden_states, None, eps, _SCALE_ALONE)
