@@ -42,6 +42,7 @@ RESERVED = ("auto", EAGER)
 OP_PACKAGES = (
     "rms_norm",
     "rotary",
+    "qk_norm_rotary",
     "gated_mlp",
     "moe_experts",
     "moe_router",

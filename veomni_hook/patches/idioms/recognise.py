@@ -17,6 +17,7 @@ __all__ = ["IDIOMS", "idioms", "recognise"]
 IDIOMS = (
     "rms_norm",
     "rotary",
+    "qk_norm_rotary",
     "gated_mlp",
     "moe_experts",
     "experts_implementation",
@@ -43,7 +44,10 @@ def recognise(document: Document) -> list[Site]:
     sites: list[Site] = []
     for idiom in idioms():
         try:
-            sites += idiom.find(view)
+            made = tuple(idiom.find(view))
+            # The first of an op: others note what belongs to it.
+            view.found.setdefault(idiom.OP, made)
+            sites += made
         except Exception as error:
             raise IdiomError(
                 f"the idiom {idiom.__name__} fails on this module: {type(error).__name__}: {error}",

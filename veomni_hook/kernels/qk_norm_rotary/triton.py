@@ -1,0 +1,325 @@
+"""Norm and rotation of queries and keys in Triton: one pass forward, one backward, one launch for both.
+
+With ``x32`` a row (one head at one position) in float32 and ``s = rsqrt(mean(x32^2) + eps)``, the forward is
+
+    n = (factor * (x32 * s).to(middle)).to(normed)                  the norm, as rms_norm's variants have it
+    y1 = n1 * cos1 - n2 * sin1,    y2 = n2 * cos2 + n1 * sin2       on the halves that turn; the rest is n
+
+where products are rounded to the dtype that n and the tables promote to, as upstream's are. With dn the
+gradient of n, which is the rotation back, ``g = factor * dn`` and ``xhat = x32 * s``, the gradients are
+
+    dx = s * (g - xhat * mean(g * xhat)),    dweight = sum over rows of dn * xhat.to(middle)
+
+in float32 throughout. Saved are the operands alone: a row's scale is computed again from the row, which the
+backward reads anyway. Gradients are read in whatever layout they arrive. Results have the strides that
+upstream's have; dq and dk lie in memory as ``[batch, length, heads, head_dim]``, which projections take.
+Everything is the same from run to run, and a row's result in every batch: nothing is added atomically.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from veomni_hook.kernels.operands import not_plain
+from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.qk_norm_rotary import device, reference
+
+__all__ = [
+    "cast_before_weight_half_split",
+    "cast_before_weight_half_split_cast_out",
+    "cast_before_weight_half_split_partial",
+    "one_plus_weight_half_split",
+    "one_plus_weight_half_split_cast_out",
+    "one_plus_weight_half_split_partial",
+    "weight_before_cast_half_split",
+    "weight_before_cast_half_split_cast_out",
+    "weight_before_cast_half_split_partial",
+]
+
+Tensor = torch.Tensor
+_WEIGHT, _ONE_PLUS = 1, 2  # the factors, as `rms_norm.device` numbers them
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+#: All heads of a position are unrolled in tiles; of more numbers they would be too many.
+MOST_NUMBERS = 1 << 17
+#: A program takes more positions than one until it has as many numbers.
+_FEW_NUMBERS, _MOST_POSITIONS = 1024, 4
+
+
+class Plan(NamedTuple):
+    """How a kernel is launched: numbers a tile and a warp, loads under way, programs a processor."""
+
+    tile: int
+    a_warps: int
+    positions: int = 1
+    stages: int = 1
+    programs: int = 0
+
+
+FORWARD = Plan(tile=4096, a_warps=1024)
+BACKWARD = Plan(tile=4096, a_warps=512, stages=1, programs=2)
+
+
+class _Sizes(NamedTuple):
+    """The constants of a launch; ``half`` and ``rest`` count what turns of a head, and what does not."""
+
+    q_heads: int
+    k_heads: int
+    q_block: int
+    k_block: int
+    half: int
+    rest: int
+    half_block: int
+    rest_block: int
+
+
+@cache
+def _processors(on: torch.device) -> int:
+    if on.type != "cuda":
+        return 2  # the interpreter
+    return int(torch.cuda.get_device_properties(on).multi_processor_count)
+
+
+def _power(number: int) -> int:
+    """The least power of 2 that is not less."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, int]:
+    """The constants of a launch, how many positions a program takes at once, and how many warps."""
+    half = cos.shape[2] // 2
+    rest = q.shape[3] - 2 * half
+    half_block, rest_block = _power(half), _power(rest)
+    row = _power(2 * half_block + (rest_block if rest else 0))
+    q_block, k_block = (min(_power(x.shape[1]), max(1, plan.tile // row)) for x in (q, k))
+    numbers = max(q_block, k_block) * row
+    made = _Sizes(q.shape[1], k.shape[1], q_block, k_block, half, rest, half_block, rest_block)
+    positions = max(plan.positions, min(_MOST_POSITIONS, _FEW_NUMBERS // numbers))
+    return made, positions, max(1, min(8, numbers // plan.a_warps))
+
+
+def _readable(x: Tensor) -> Tensor:
+    """``x``, or a copy in the memory order ``[batch, length, heads, head_dim]`` where rows are scattered."""
+    return x if x.stride(3) == 1 else x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _strides(x: Tensor) -> tuple[int, int]:
+    """The strides of batch and length in a table; one batch stands for all."""
+    return (x.stride(0) if x.shape[0] > 1 else 0), x.stride(1)
+
+
+def _gradient(x: Tensor) -> Tensor:
+    """An empty tensor like ``x``, in the memory order of ``[batch, length, heads, head_dim]``."""
+    b, h, s, d = x.shape
+    return torch.empty_strided((b, h, s, d), (s * h * d, d, h * d, 1), dtype=x.dtype, device=x.device)
+
+
+def _results(q: Tensor, k: Tensor, dtype: torch.dtype, *, joined: bool) -> tuple[Tensor, Tensor]:
+    """Empty tensors for the results, with the strides of upstream's: what was put together is contiguous."""
+    kept = torch.contiguous_format if joined else torch.preserve_format
+    q_out, k_out = (torch.empty_like(x, dtype=dtype, memory_format=kept) for x in (q, k))
+    return q_out, k_out
+
+
+def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_eps: float,
+    k_eps: float,
+    factor: int,
+    middle: torch.dtype,
+    normed: torch.dtype,
+    product: torch.dtype,
+    out: torch.dtype,
+    joined: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor]:
+    q, k = _readable(q), _readable(k)
+    q_out, k_out = _results(q, k, out, joined=joined)
+    positions, length = q.shape[0] * q.shape[2], q.shape[2]
+    if not positions:
+        return q_out, k_out
+    sizes, at_once, warps = _sizes(FORWARD, q, k, cos)
+    device.forward[(-(-positions // at_once),)](
+        q, k, q_weight, k_weight, cos, sin, q_out, k_out, q_eps, k_eps, positions, length,
+        *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
+        *q_out.stride()[:3], *k_out.stride()[:3],
+        *sizes, factor, _TL[middle], _TL[normed], _TL[product], at_once, num_warps=warps,
+    )  # fmt: skip
+    return q_out, k_out
+
+
+def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_grad: Tensor,
+    k_grad: Tensor,
+    q_eps: float,
+    k_eps: float,
+    factor: int,
+    middle: torch.dtype,
+    to_weight: bool,  # noqa: FBT001 - the op's schema
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, q_grad, k_grad = map(_readable, (q, k, q_grad, k_grad))
+    dq, dk = _gradient(q), _gradient(k)
+    positions, length = q.shape[0] * q.shape[2], q.shape[2]
+    sizes, at_once, warps = _sizes(BACKWARD, q, k, cos)
+    programs = min(BACKWARD.programs * _processors(q.device), -(-positions // at_once))
+    kept = torch.empty(programs if to_weight else 0, 2, q.shape[3], dtype=torch.float32, device=q.device)
+    if programs:
+        device.backward[(programs,)](
+            q, k, q_weight, k_weight, cos, sin, q_grad, k_grad, dq, dk, kept, q_eps, k_eps, positions, length,
+            *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
+            *q_grad.stride()[:3], *k_grad.stride()[:3],
+            *sizes, factor, _TL[middle], to_weight, at_once, BACKWARD.stages, num_warps=warps,
+        )  # fmt: skip
+    return dq, dk, kept.sum(0)
+
+
+def _forward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    *_, dtype, joined = others
+    return _results(q, k, dtype, joined=joined)
+
+
+def _backward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _gradient(q), _gradient(k), q.new_empty((2, q.shape[3]), dtype=torch.float32)
+
+
+_FORWARD = define_op(
+    "qk_norm_rotary(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"
+    " float q_eps, float k_eps, int factor, ScalarType middle, ScalarType normed, ScalarType product,"
+    " ScalarType out, bool joined)"
+    " -> (Tensor, Tensor)",
+    _forward_op,
+    _forward_fake,
+)
+_BACKWARD = define_op(
+    "qk_norm_rotary_backward(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"
+    " Tensor q_grad, Tensor k_grad, float q_eps, float k_eps, int factor, ScalarType middle, bool to_weight)"
+    " -> (Tensor, Tensor, Tensor)",
+    _backward_op,
+    _backward_fake,
+)
+
+
+class _QkNormRotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *operands: Any) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(*operands[:6])
+        ctx.form = operands[6:10]
+        return _FORWARD(*operands)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs_input_grad
+        dq, dk, weights = _BACKWARD(*ctx.saved_tensors, q_grad, k_grad, *ctx.form, needs[2] or needs[3])
+        q_weight, k_weight = ctx.saved_tensors[2:4]
+        return (
+            dq if needs[0] else None,
+            dk if needs[1] else None,
+            weights[0].to(q_weight.dtype) if needs[2] else None,
+            weights[1].to(k_weight.dtype) if needs[3] else None,
+            *[None] * 10,
+        )
+
+
+class _Variant:
+    """The kernel of one variant; ``formula`` computes what the kernel cannot take."""
+
+    def __init__(self, norm: str, rotation: str, factor: int) -> None:
+        self._formula = getattr(reference, f"{norm}_{rotation}")
+        self._factor = factor
+        self._cast_first = norm == "cast_before_weight"
+        self._cast_out = rotation == "half_split_cast_out"
+        self._joined = rotation == "half_split_partial"
+
+    def __call__(  # noqa: PLR0913, PLR0917 - the operands of the op
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        q_eps: float,
+        k_eps: float,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return rotated norms of ``q`` and ``k`` ``[batch, heads, length, head_dim]``, in any strides.
+
+        Weights are ``[head_dim]``, ``cos`` and ``sin`` ``[batch or 1, length, width]``, in any float dtypes:
+        results have the dtype that the formula's have. Nothing is mutated.
+        """
+        if self._unsuited(q, k, q_weight, k_weight, cos, sin):
+            return self._formula(q, k, q_weight, k_weight, q_eps, k_eps, cos, sin)  # type: ignore[no-any-return]
+        middle, normed = torch.float32, q.dtype
+        if self._cast_first:
+            middle, normed = q.dtype, torch.promote_types(q.dtype, q_weight.dtype)
+        product = torch.promote_types(normed, cos.dtype)
+        out = normed if self._cast_out else product
+        return _QkNormRotary.apply(  # type: ignore[no-untyped-call,no-any-return]
+            q,
+            k,
+            q_weight,
+            k_weight,
+            cos,
+            sin,
+            q_eps,
+            k_eps,
+            self._factor,
+            middle,
+            normed,
+            product,
+            out,
+            self._joined,
+        )
+
+    def _unsuited(
+        self, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor
+    ) -> bool:
+        if not_plain(q, k, q_weight, k_weight, cos, sin) or not q.ndim == k.ndim == 4 or cos.ndim != 3:
+            return True
+        batch, heads, length, columns = q.shape
+        tables, positions, width = cos.shape
+        return not (
+            q.dtype is k.dtype
+            and q_weight.dtype is k_weight.dtype
+            and cos.dtype is sin.dtype
+            and _DTYPES.issuperset((q.dtype, q_weight.dtype, cos.dtype))
+            and q.device == k.device == q_weight.device == k_weight.device == cos.device == sin.device
+            and k.shape == (batch, k.shape[1], length, columns)
+            and q_weight.shape == k_weight.shape == (columns,)
+            and q_weight.is_contiguous()
+            and k_weight.is_contiguous()
+            and cos.shape == sin.shape
+            and tables in (1, batch)
+            and positions == length
+            and (width == columns or (self._joined and 0 < width < columns))
+            and width % 2 == 0
+            and cos.stride(2) == sin.stride(2) == 1
+            and not (cos.requires_grad or sin.requires_grad)
+            and max(heads, k.shape[1]) * _power(columns) <= MOST_NUMBERS
+        )
+
+
+cast_before_weight_half_split = _Variant("cast_before_weight", "half_split", _WEIGHT)
+cast_before_weight_half_split_cast_out = _Variant("cast_before_weight", "half_split_cast_out", _WEIGHT)
+cast_before_weight_half_split_partial = _Variant("cast_before_weight", "half_split_partial", _WEIGHT)
+weight_before_cast_half_split = _Variant("weight_before_cast", "half_split", _WEIGHT)
+weight_before_cast_half_split_cast_out = _Variant("weight_before_cast", "half_split_cast_out", _WEIGHT)
+weight_before_cast_half_split_partial = _Variant("weight_before_cast", "half_split_partial", _WEIGHT)
+one_plus_weight_half_split = _Variant("one_plus_weight", "half_split", _ONE_PLUS)
+one_plus_weight_half_split_cast_out = _Variant("one_plus_weight", "half_split_cast_out", _ONE_PLUS)
+one_plus_weight_half_split_partial = _Variant("one_plus_weight", "half_split_partial", _ONE_PLUS)

@@ -1,0 +1,75 @@
+"""Whether the norms and the rotary function that a fused kernel stands in for are the modeling code's own.
+
+The kernel calls neither, so nothing may hang on a call of them: no hook, no other ``forward``, no class that
+a wrapper (FSDP2, a parametrisation) has put in the place of the recognised one.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as module_globals
+
+from veomni_hook.kernels.operands import not_plain, untraceable
+from veomni_hook.kernels.rotary.upstream import replaced
+
+__all__ = ["refuses"]
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def refuses(owner: Any, *operands: Any) -> str | None:
+    """Return why this call must run the upstream code, or None.
+
+    Args:
+        owner: the attention.
+        operands: a tensor that queries are made of, both norms, the norms' class and the rotary function as
+            the modeling code has them now, cos and sin (or None where they are not known yet), and the name
+            of the module that the code was recognised in.
+    """
+    hidden_states, q_norm, k_norm, norm_class, rotary, tables, home = operands
+    reason = not_plain(hidden_states) or untraceable() or _tables(tables)
+    if reason is not None:
+        return reason
+    if type(rotary) is FunctionType and rotary.__module__ != home:
+        return "the rotary function was replaced by one of another module"
+    # Its globals tell where a function was written, whatever a decorator made of its name and module.
+    written = getattr(norm_class.forward, "__globals__", {}).get("__name__")
+    if not norm_class.__module__ == written == home:
+        return f"{norm_class.__name__} was replaced by code of another module"
+    return replaced(rotary) or _called(q_norm, norm_class) or _called(k_norm, norm_class)
+
+
+def _called(norm: nn.Module, norm_class: type[nn.Module]) -> str | None:
+    """Return why a norm has to be called, or None."""
+    if type(norm) is not norm_class:
+        return f"a norm is a {type(norm).__name__}, not the recognised {norm_class.__name__}"
+    own = vars(norm).get("forward")
+    if own is not None and getattr(own, "__func__", None) is not norm_class.forward:
+        return "a norm has a forward of its own"
+    if norm._compiled_call_impl is not None:
+        return "a norm is compiled by itself"
+    if any(getattr(norm, name) for name in _HOOKS):
+        return "a norm has hooks"
+    if any(getattr(module_globals, f"_global{name}") for name in _HOOKS):
+        return "a hook is registered for all modules"
+    return None
+
+
+def _tables(tables: Any) -> str | None:
+    """Return why cos and sin, if they are known, cannot be taken."""
+    if tables is None:
+        return None
+    if not isinstance(tables, tuple | list) or len(tables) != 2:
+        return "position embeddings are not a pair of cos and sin"
+    reason = not_plain(*tables)
+    if reason is not None:
+        return reason
+    cos, sin = tables
+    if cos.ndim != 3 or cos.shape != sin.shape:
+        return "cos and sin are not of one shape [batch, length, width]"
+    if cos.requires_grad or sin.requires_grad:
+        return "cos or sin requires a gradient"
+    return None

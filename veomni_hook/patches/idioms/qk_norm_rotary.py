@@ -1,0 +1,158 @@
+"""Attention that normalises queries and keys, head by head, and turns the results: both by one kernel.
+
+Norms and rotary function are what the idioms of these ops found in the same module. The guard stands in front
+of the run of statements from the first norm to the rotation, where the norms are at hand: if a kernel takes
+the call, the same statements run without the norms, and the kernel in the place of the rotary function.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+
+from veomni_hook.patches.graph import Node, digest
+from veomni_hook.patches.graph.nodes import constant
+from veomni_hook.patches.idioms import rms_norm, rotary
+from veomni_hook.patches.readers.turned_norms import TurnedNorms
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.ask import tuple_of
+from veomni_hook.patches.routes.method import Method
+from veomni_hook.patches.routes.site import Site, Status, slot_name
+from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.structure.attributes import initialised
+from veomni_hook.patches.structure.runs import target
+from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.walk import walk_ast
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "qk_norm_rotary"
+CANDIDATES = (
+    "every forward that hands two locals to a function whose name matches apply.*(rotary|rope), both of them"
+    " assigned results of norms: attributes that __init__ makes of classes with an rms_norm candidate"
+)
+
+_ROTARY = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
+_NORMS = ("cast_before_weight", "weight_before_cast", "one_plus_weight")
+_ROTATIONS = ("half_split", "half_split_cast_out", "half_split_partial")
+_ATTRIBUTE = re.compile(r"self(\.\w+)")
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    if not _ROTARY.search(view.document.source):
+        return
+    for owner, forward in view.forwards():
+        if not _ROTARY.search(view.text(forward)):
+            continue
+        classes = {site.target.partition(".")[0]: site for site in _sites(view, rms_norm)}
+        norms = {
+            name: classes[node.func.id]
+            for name, value in initialised(owner)
+            for node in walk_ast(value)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes
+        }
+        site = _Search(view, owner, forward, norms).site() if norms else None
+        if site is not None:
+            yield site
+
+
+def _sites(view: ModuleView, idiom: ModuleType) -> tuple[Site, ...]:
+    """What another idiom finds in the module."""
+    if idiom.OP not in view.found:
+        view.found[idiom.OP] = tuple(idiom.find(view))
+    return view.found[idiom.OP]
+
+
+class _Search(Method):
+    """Looks for the run in one forward; ``norms`` are the sites of the attributes' classes."""
+
+    def __init__(
+        self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode, norms: Mapping[str, Site]
+    ) -> None:
+        super().__init__(view, owner, method)
+        self.norms = norms
+
+    def site(self) -> Site | None:
+        """The forward as a site; None if it is no candidate."""
+        nodes = list(walk_ast(self.method))
+        given = {target(n) for n in nodes if isinstance(n, ast.Assign) and any(map(self.norm, walk_ast(n)))}
+        reasons = []
+        for node in nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _ROTARY.match(node.func.id):
+                values = [*node.args, *(keyword.value for keyword in node.keywords)]
+                if len({getattr(each, "id", None) for each in values} & given) > 1:
+                    found = self.at(node, node.func.id)
+                    if isinstance(found, Site):
+                        return found
+                    reasons.append(found)
+        if not reasons:
+            return None
+        return Site(OP, self.target, Status.MISSED, reason=reasons[0], lineno=self.method.lineno)
+
+    def norm(self, node: ast.AST) -> str:
+        """The attribute, if a node calls a norm of the module's own with one tensor."""
+        callee = node.func if isinstance(node, ast.Call) and len(node.args) == 1 else None
+        own = isinstance(callee, ast.Attribute) and getattr(callee.value, "id", "") == self.receiver
+        return callee.attr if own and isinstance(callee, ast.Attribute) and callee.attr in self.norms else ""
+
+    def at(self, call: ast.Call, name: str) -> Site | str:
+        """The site of a call of a rotary function, or why it is none."""
+        turn = next(
+            (site for site in _sites(self.view, rotary) if site.target == name and site.counted), None
+        )
+        if turn is None or turn.variant not in _ROTATIONS:
+            return f"{name} is none of {', '.join(_ROTATIONS)}"
+        given = self.operands(call, turn)
+        if given["unsqueeze_dim"] != "1":
+            return f"{name} gets heads elsewhere than in front of positions"
+        found = TurnedNorms.around(self.method, call, (given["q"], given["k"]), self.norm)
+        return found if isinstance(found, str) else self.route(found, call, given, turn)
+
+    def operands(self, call: ast.Call, turn: Site) -> dict[str, str]:
+        """What a call gives to the rotation, as text, by the names of operands."""
+        function = self.view.functions[turn.target].args
+        names = [parameter.arg for parameter in function.args]
+        given = dict(zip(reversed(names), reversed(function.defaults), strict=False))
+        given |= dict(zip(names, call.args, strict=False))
+        given |= {keyword.arg or "": keyword.value for keyword in call.keywords}
+        said = {name: turn.captures.get(name, name) for name in ("q", "k", "cos", "sin", "unsqueeze_dim")}
+        return {name: ast.unparse(given[text]) if text in given else text for name, text in said.items()}
+
+    def route(self, found: TurnedNorms, call: ast.Call, given: Mapping[str, str], turn: Site) -> Site | str:
+        """The site of a run, or why it is none."""
+        attributes = [self.norm(node) for node in found.norms]
+        norm, other = (self.norms[attribute] for attribute in attributes)
+        weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
+        if norm is not other or norm.variant not in _NORMS or weight is None or eps is None:
+            return f"the norms are not of one class that computes one of {', '.join(_NORMS)}"
+        variant = f"{norm.variant}_{turn.variant}"
+        slot = SlotSpec(slot_name(OP, variant), OP, variant)
+        norms = [f"{self.receiver}.{attribute}" for attribute in attributes]
+        asked = [self.receiver, found.tensor, *norms, norm.target.partition(".")[0], turn.target]
+        asked += [found.tables(given["cos"], given["sin"]), "__name__"]
+        tests = dict.fromkeys(f"({ast.unparse(test)})" for test in found.tests)
+        asks = f"({self.kernel} := {slot.name}.kernel{tuple_of(asked)}) is not None"
+        operands = [given["q"], given["k"], *(f"{each}{weight[1]}" for each in norms)]
+        operands += [*(f"{each}{eps[1]}" for each in norms), given["cos"], given["sin"]]
+        fused = ast.parse(f"{self.kernel}({', '.join(operands)})", mode="eval").body
+        comment = f"{OP}/{variant}: norms of queries and keys, and their rotation"
+        answer = found.without_norms(call, fused)
+        splices = guard(self.view, found.run, " and ".join([*tests, asks]), answer, comment, returns=False)
+        if splices is None:
+            return "a statement does not begin a line of its own"
+        return Site(
+            OP,
+            self.target,
+            Status.ROUTED,
+            variant,
+            form=digest(Node("tuple", (constant(norm.form), constant(turn.form)))),
+            captures={"q_norm": norms[0], "k_norm": norms[1], "rotary": turn.target},
+            splices=splices,
+            slots=(slot,),
+            relies_on=(norm.target, *norm.relies_on, turn.target),
+            lineno=self.method.lineno,
+        )
