@@ -1,0 +1,82 @@
+"""The prover of attention whose norms and rotation are one op: the whole forward, with eager attention."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.proof.build import Unbuildable, build, family_config, real_config
+from tests.proof.configs import HIDDEN, Small
+from tests.proof.inputs import Inputs
+from tests.proof.provers import DTYPES, MIXED, Proof, Tally, Unfit, both, slots_of, typed
+
+__all__ = ["prove_attention"]
+
+BATCH, LENGTH = 2, 5
+#: Flags at which a forward goes past the norms or the rotation, and values at which it does not.
+VALUES = {
+    "_attn_implementation": "eager",
+    "num_key_value_heads": 2,
+    "use_qk_norm": True,
+    "qk_norm_type": "qwen3",
+    "is_causal": True,
+}
+
+
+def prove_attention(site: Any, module: Any) -> Proof:
+    """Prove the forward of an attention, over widths of the tables and dtypes."""
+    cls = getattr(module, site.target.partition(".")[0])
+    slots, tally = slots_of(module, site.op), Tally(site.variant)
+    owners = list(_instances(cls, module))
+    for (held, dtype), owner in itertools.product(MIXED, owners):
+        owner.to(held)
+        for inputs in _calls(owner, dtype):
+            try:
+                result = both(slots, owner, owner.forward, typed(inputs, dtype))
+            except Unfit as error:
+                tally.note(str(error))
+                continue
+            for refusal in result[3]:
+                tally.note(refusal)
+            tally.add(*result[:3], dtype, ["hidden_states"], counts=held is dtype or not tally.fits(dtype))
+    return tally.proof()
+
+
+def _instances(cls: type[nn.Module], module: Any) -> Iterator[nn.Module]:
+    """The attention as each kind of layer that its configuration knows."""
+    parameter = inspect.signature(cls.__init__).parameters.get("config")
+    real = real_config(parameter.annotation, module) if parameter is not None else None
+    config = Small(real or family_config(module, cls.__name__), **VALUES)
+    failure: Unbuildable | None = None
+    built = 0
+    for kinds in (None, ["sliding_attention"] * 2, ["full_attention"] * 2):
+        if kinds is not None:
+            config.layer_types = kinds
+        try:
+            yield build(cls, config).eval()
+            built += 1
+        except Unbuildable as error:
+            failure = failure or error
+    if not built and failure is not None:
+        raise failure
+
+
+def _calls(owner: nn.Module, dtype: torch.dtype) -> Iterator[Inputs]:
+    """Hidden states and tables of every width and dtype that may fit, of one batch and of several."""
+    parameters = list(inspect.signature(inspect.unwrap(type(owner).forward)).parameters.values())[1:]
+    head = next(p.shape[0] for name, p in owner.named_parameters() if "norm" in name and p.dim() == 1)
+    for width, batch, table in itertools.product((head, head // 2, head // 4), (1, BATCH), {dtype, DTYPES[0]}):
+        inputs: Inputs = {}
+        for parameter in parameters:
+            if parameter.name == "position_embeddings":
+                inputs[parameter.name] = tuple(torch.randn(batch, LENGTH, width).to(table) for _ in "cs")
+            elif "hidden_states" in parameter.name:
+                inputs[parameter.name] = torch.randn(BATCH, LENGTH, HIDDEN)
+            elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                inputs[parameter.name] = None
+        yield inputs
