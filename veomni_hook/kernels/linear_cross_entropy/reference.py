@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 
-__all__ = ["last_token", "linear_cross_entropy"]
+__all__ = ["last_token", "linear_cross_entropy", "loss_and_statistics", "token_statistics"]
 
 
 def linear_cross_entropy(
@@ -17,24 +18,72 @@ def linear_cross_entropy(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    num_items: torch.Tensor | float | None = None,
-    transform: Transform = IDENTITY,
+    **objective: Any,
 ) -> torch.Tensor:
-    """Return the mean loss over positions that count, or their sum over ``num_items``; float32.
+    """Return the loss: by default the mean cross-entropy over positions that count; float32.
 
     ``hidden_states`` is ``[rows, hidden]``, ``weight`` ``[vocab, hidden]``, ``bias`` ``[vocab]``, ``target``
-    ``[rows]`` (int64). ``transform`` is applied to logits.
+    ``[rows]`` (int64). ``objective`` are fields of `Objective`, which has the formula.
     """
-    logits = transform(functional.linear(hidden_states, weight, bias)).float()
-    reduction = "mean" if num_items is None else "sum"
-    loss = functional.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
+    return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
+
+
+def loss_and_statistics(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    objective: Objective,
+    wanted: Wanted,
+) -> tuple[torch.Tensor, TokenStatistics]:
+    """Return the loss and what is ``wanted`` beside it, which has no gradient."""
+    logits = objective.transform(functional.linear(hidden_states, weight, bias)).float()
+    weights, num_items = objective.loss_weights, objective.num_items
+    ignored = objective.ignore_index
+    options: dict[str, Any] = {"ignore_index": ignored, "label_smoothing": objective.label_smoothing}
+    with torch.no_grad():
+        statistics = _statistics(logits, target, ignored, wanted)
+    if weights is None and not objective.z_loss:
+        reduction = "mean" if num_items is None else "sum"
+        loss = functional.cross_entropy(logits, target, reduction=reduction, **options)
+    else:
+        counts = (target != ignored).float() if weights is None else weights.where(target != ignored, 0)
+        losses = functional.cross_entropy(logits, target, reduction="none", **options)
+        losses = losses + objective.z_loss * logits.logsumexp(-1).square()
+        loss = (counts.float() * losses).where(target != ignored, 0).sum()
+        if num_items is None:
+            loss = loss / counts.sum()
     if isinstance(num_items, torch.Tensor):
         num_items = num_items.to(loss.device)
-    return loss if num_items is None else loss / num_items
+    return loss if num_items is None else loss / num_items, statistics
+
+
+def token_statistics(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    objective: Objective,
+    wanted: Wanted,
+) -> TokenStatistics:
+    """Return what is ``wanted`` of every row, with gradients."""
+    logits = objective.transform(functional.linear(hidden_states, weight, bias)).float()
+    return _statistics(logits, target, objective.ignore_index, wanted)
 
 
 def last_token(hidden_states: torch.Tensor, score: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Return the scores ``[batch, length, labels]`` of all positions; the caller picks one of each row."""
     return score(hidden_states)
+
+
+def _statistics(logits: torch.Tensor, target: torch.Tensor, ignored: int, wanted: Wanted) -> TokenStatistics:
+    log_probs = entropy = predictions = None
+    counts = target != ignored
+    if wanted.log_probs:
+        log_probs = -functional.cross_entropy(logits, target, ignore_index=ignored, reduction="none")
+    if wanted.entropy:
+        every = logits.log_softmax(-1)
+        entropy = -(every.exp() * every).sum(-1).where(counts, 0)
+    if wanted.predictions:
+        predictions = logits.argmax(-1).where(counts, ignored)
+    return TokenStatistics(log_probs, entropy, predictions)

@@ -1,0 +1,357 @@
+"""Linear cross-entropy over chunks of rows: three products of cuBLAS and one launch a chunk between them.
+
+Forward:  the loss of `objective.Objective`. Logits of a chunk go into one buffer in the dtype of x; a program
+          a row reads them twice, in float32, and puts their gradient in their place.
+Backward: was done then: dx = d @ weight, dweight = sum of d.T @ x over chunks, dbias = sum of d, with
+          d = t' w / items * ((1 + 2 z_loss lse) softmax(z) - (1 - e) onehot(target) - e / vocab)
+          What is left is the incoming factor, which costs nothing where it is 1.
+Shapes: x [rows, hidden], weight [vocab, hidden], bias [vocab], target [rows] int64; loss float32, [].
+Float32: everything of a row between its logits and its gradient, sums over rows, dbias, and dweight if asked.
+Mutates: nothing. Rows to ignore cost their products, since nobody waits for their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from veomni_hook.kernels.linear_cross_entropy import autograd, device
+from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics
+from veomni_hook.kernels.linear_cross_entropy.weight_gradient import WeightGradient, precision
+from veomni_hook.kernels.operators import define_op
+
+__all__ = ["linear_cross_entropy", "loss_and_statistics", "token_statistics", "unable"]
+
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+# Rows of a chunk: with fewer than this many the products with the weight's gradient wait for memory.
+CHUNK_ROWS = 1024
+# A chunk may have more rows while its logits take less than this, or than half the weight.
+CHUNK_BYTES = 1 << 28
+#: Rows come in tiles of the matrix products.
+TILE = 128
+# Elements of a row that a program holds at once, and its warps.
+BLOCK, ELEMENTS_A_WARP, STAGES = 16384, 512, 1
+_SCALE_BLOCK, _SCALE_PROGRAMS = 8192, 1056
+
+
+def chunk_rows(rows: int, hidden: int, vocab: int, element: int) -> int:
+    """Return the rows of each chunk but the last: as equal as tiles allow."""
+    most = max(CHUNK_ROWS, hidden // 2, CHUNK_BYTES // (vocab * element))
+    chunks = max(1, -(-rows // most))
+    return max(1, -(-rows // (chunks * TILE))) * TILE
+
+
+class _Walk(NamedTuple):
+    """How the kernels of one call go through a row of logits, and what becomes of these."""
+
+    vocab: int
+    block: int
+    warps: int
+    capped: bool
+    cap: float
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, softcap: float | None) -> _Walk:
+        vocab = weight.shape[0]
+        block = min(BLOCK, max(128, 1 << (vocab - 1).bit_length()))
+        warps = max(4, min(32, block // ELEMENTS_A_WARP))
+        return cls(vocab, block, warps, softcap is not None, 1.0 if softcap is None else softcap)
+
+
+def _chunks(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield the rows of every chunk and its logits, which share one buffer."""
+    rows, (vocab, hidden) = x.shape[0], weight.shape
+    size = chunk_rows(rows, hidden, vocab, x.element_size())
+    # Rows begin where cuBLAS and vector loads like it, whatever the vocabulary.
+    step = 128 // x.element_size()
+    buffer = torch.empty(min(size, rows), -(-vocab // step) * step, dtype=x.dtype, device=x.device)
+    for start in range(0, rows, size):
+        part = slice(start, min(start + size, rows))
+        logits = buffer[: part.stop - start, :vocab]
+        if bias is None:
+            torch.mm(x[part], weight.t(), out=logits)
+        else:
+            torch.addmm(bias, x[part], weight.t(), out=logits)
+        yield part, logits
+
+
+class _Sums:
+    """Gradients of x, weight and bias, to which chunks of gradients of logits are added."""
+
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, needed: Needed, total: torch.dtype) -> None:
+        self._x, self._held = x, weight
+        self._of_x = x.new_empty(x.shape) if needed.x else None
+        self._of_weight = WeightGradient(weight, total) if needed.weight else None
+        self._of_bias = x.new_zeros(weight.shape[0], dtype=torch.float32) if needed.bias else None
+
+    def add(self, rows: slice, grad_logits: torch.Tensor) -> None:
+        if self._of_x is not None:
+            torch.mm(grad_logits, self._held, out=self._of_x[rows])
+        if self._of_weight is not None:
+            self._of_weight.add(grad_logits, self._x[rows])
+        if self._of_bias is not None:
+            self._of_bias += grad_logits.sum(0, dtype=torch.float32)
+
+    def results(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """Return the gradients, that of the weight in ``dtype``; those that are not needed are empty."""
+        found = self._of_x, None if self._of_weight is None else self._of_weight.result(dtype), self._of_bias
+        return tuple(self._x.new_empty(0) if each is None else each for each in found)
+
+
+def _row_results(x: torch.Tensor, *, entropy: bool, predictions: bool) -> tuple[torch.Tensor, ...]:
+    """Room for the statistics of rows that are not always computed."""
+    rows = x.shape[0]
+    entropies = x.new_empty(rows if entropy else 0, dtype=torch.float32)
+    return entropies, x.new_empty(rows if predictions else 0, dtype=torch.int64)
+
+
+def _divisor(
+    target: torch.Tensor, num_items: torch.Tensor | None, weights: torch.Tensor | None, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the sum of losses is divided by, and what gradients are multiplied by."""
+    if num_items is not None:
+        items = num_items.to(torch.float32).reshape(())
+        return items, items.reciprocal()
+    kept = target != ignore_index
+    items = kept.sum(dtype=torch.float32) if weights is None else weights.where(kept, 0).sum()
+    # Where nothing counts the mean is NaN, but gradients are zero, as upstream's are.
+    return items, items.where(items != 0, 1).reciprocal()
+
+
+def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    num_items: torch.Tensor | None,
+    loss_weights: torch.Tensor | None,
+    ignore_index: int,
+    factor: float,
+    softcap: float | None,
+    label_smoothing: float,
+    z_loss: float,
+    entropy: bool,  # noqa: FBT001
+    predictions: bool,  # noqa: FBT001
+    total: torch.dtype,
+    result: torch.dtype,
+    needed: list[bool],
+) -> tuple[torch.Tensor, ...]:
+    target = target.contiguous()
+    losses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
+    weights = losses if loss_weights is None else loss_weights.contiguous()
+    entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
+    items, inverse = _divisor(target, num_items, loss_weights, ignore_index)
+    sums = _Sums(x, weight, Needed(*needed), total)
+    walk = _Walk.of(weight, softcap)
+    for part, logits in _chunks(x, weight, bias):
+        device.forward[(logits.shape[0],)](
+            logits, logits.stride(0), target[part], weights[part], inverse, losses[part], losses,
+            log_probs[part], entropies[part], tokens[part], ignore_index, factor, walk.cap, label_smoothing,
+            z_loss, walk.vocab, walk.block, walk.capped, loss_weights is not None, True, label_smoothing != 0,
+            entropy, predictions, any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
+        )  # fmt: skip
+        sums.add(part, logits)
+        # The buffer has to be free when the weight's gradient is converted.
+        del logits
+    return losses.sum() / items, inverse, *sums.results(result), log_probs, entropies, tokens
+
+
+def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    ignore_index: int,
+    factor: float,
+    softcap: float | None,
+    entropy: bool,  # noqa: FBT001
+    predictions: bool,  # noqa: FBT001
+) -> tuple[torch.Tensor, ...]:
+    target = target.contiguous()
+    lses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
+    entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
+    walk = _Walk.of(weight, softcap)
+    for part, logits in _chunks(x, weight, bias):
+        device.forward[(logits.shape[0],)](
+            logits, logits.stride(0), target[part], lses, lses, lses, lses[part], log_probs[part],
+            entropies[part], tokens[part], ignore_index, factor, walk.cap, 0.0, 0.0, walk.vocab, walk.block,
+            walk.capped, False, False, False, entropy, predictions, False, False, STAGES,
+            num_warps=walk.warps,
+        )  # fmt: skip
+    return log_probs, entropies, tokens, lses
+
+
+def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    entropy: torch.Tensor | None,
+    to_log_probs: torch.Tensor | None,
+    to_entropy: torch.Tensor | None,
+    ignore_index: int,
+    factor: float,
+    softcap: float | None,
+    total: torch.dtype,
+    result: torch.dtype,
+    needed: list[bool],
+) -> tuple[torch.Tensor, ...]:
+    target = target.contiguous()
+    incoming = [None if each is None else each.contiguous() for each in (to_log_probs, to_entropy)]
+    operands = [lse if each is None else each for each in (entropy, *incoming)]
+    sums = _Sums(x, weight, Needed(*needed), total)
+    walk = _Walk.of(weight, softcap)
+    for part, logits in _chunks(x, weight, bias):
+        device.gradient[(logits.shape[0],)](
+            logits, logits.stride(0), target[part], lse[part], *(each[part] for each in operands),
+            ignore_index, factor, walk.cap, walk.vocab, walk.block, walk.capped, to_log_probs is not None,
+            to_entropy is not None, STAGES, num_warps=walk.warps,
+        )  # fmt: skip
+        sums.add(part, logits)
+        del logits
+    return sums.results(result)
+
+
+def _scale_op(x: torch.Tensor, factor: torch.Tensor) -> None:
+    device.scale[(_SCALE_PROGRAMS,)](x, factor, x.numel(), _SCALE_BLOCK, num_warps=8)
+
+
+def _gradients_fake(
+    x: torch.Tensor, weight: torch.Tensor, result: torch.dtype, needed: list[bool]
+) -> tuple[torch.Tensor, ...]:
+    to_x, to_weight, to_bias = needed
+    return (
+        x.new_empty(x.shape if to_x else 0),
+        weight.new_empty(weight.shape, dtype=result) if to_weight else x.new_empty(0),
+        x.new_empty(weight.shape[0], dtype=torch.float32) if to_bias else x.new_empty(0),
+    )
+
+
+def _loss_fake(x: torch.Tensor, weight: torch.Tensor, *call: Any) -> tuple[torch.Tensor, ...]:
+    *_, entropy, predictions, _, result, needed = call
+    gradients = _gradients_fake(x, weight, result, needed)
+    loss, inverse = (x.new_empty((), dtype=torch.float32) for _ in range(2))
+    log_probs = x.new_empty(x.shape[0], dtype=torch.float32)
+    return loss, inverse, *gradients, log_probs, *_row_results(x, entropy=entropy, predictions=predictions)
+
+
+def _statistics_fake(x: torch.Tensor, weight: torch.Tensor, *call: Any) -> tuple[torch.Tensor, ...]:
+    *_, entropy, predictions = call
+    log_probs, lse = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
+    return log_probs, *_row_results(x, entropy=entropy, predictions=predictions), lse
+
+
+_LINEAR = "Tensor x, Tensor weight, Tensor? bias, Tensor target"
+_LOSS = define_op(
+    f"linear_cross_entropy({_LINEAR}, Tensor? num_items, Tensor? loss_weights, int ignore_index,"
+    " float factor, float? softcap, float label_smoothing, float z_loss, bool entropy, bool predictions,"
+    " ScalarType total, ScalarType result, bool[] needed)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _loss_op,
+    _loss_fake,
+)
+_STATISTICS = define_op(
+    f"token_statistics({_LINEAR}, int ignore_index, float factor, float? softcap, bool entropy,"
+    " bool predictions) -> (Tensor, Tensor, Tensor, Tensor)",
+    _statistics_op,
+    _statistics_fake,
+)
+_GRADIENTS = define_op(
+    f"token_statistics_backward({_LINEAR}, Tensor lse, Tensor? entropy, Tensor? to_log_probs,"
+    " Tensor? to_entropy, int ignore_index, float factor, float? softcap, ScalarType total,"
+    " ScalarType result, bool[] needed) -> (Tensor, Tensor, Tensor)",
+    _gradients_op,
+    lambda x, weight, *call: _gradients_fake(x, weight, *call[-2:]),
+)
+_SCALE = define_op("scale_(Tensor(a!) x, Tensor factor) -> ()", _scale_op, lambda x, factor: None)
+
+
+def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    num_items: torch.Tensor | None,
+    loss_weights: torch.Tensor | None,
+    form: Form,
+    kept: torch.dtype,
+    needed: Needed,
+) -> Found:
+    total, result = precision(x.dtype, kept, in_float32=form.in_float32)
+    loss, inverse, *gradients, log_probs, entropy, predictions = _LOSS(
+        x, weight, bias, target, num_items, loss_weights, *form[:5], form.entropy, form.predictions, total,
+        result, list(needed),
+    )  # fmt: skip
+    # Scaled gradients are small numbers, which float16 would lose.
+    late = inverse if x.dtype is torch.float16 else None
+    return Found(loss, _needed(gradients, needed), late, _wanted(form, log_probs, entropy, predictions))
+
+
+def _statistics(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor, form: Form
+) -> tuple[TokenStatistics, torch.Tensor]:
+    *found, lse = _STATISTICS(x, weight, bias, target, *form[:3], form.entropy, form.predictions)
+    return _wanted(form, *found), lse
+
+
+def _gradients(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    form: Form,
+    *call: Any,
+) -> Gradients:
+    *rows, kept, needed = call
+    total, result = precision(x.dtype, kept, in_float32=form.in_float32)
+    found = _GRADIENTS(x, weight, bias, target, *rows, *form[:3], total, result, list(needed))
+    return _needed(found, needed)
+
+
+def _needed(gradients: Sequence[torch.Tensor], needed: Needed) -> Gradients:
+    return Gradients(*(each if wanted else None for each, wanted in zip(gradients, needed, strict=True)))
+
+
+def _wanted(form: Form, *found: torch.Tensor) -> TokenStatistics:
+    asked = form.log_probs, form.entropy, form.predictions
+    return TokenStatistics(*(each if wanted else None for each, wanted in zip(found, asked, strict=True)))
+
+
+_BACKEND = Backend(_loss, _statistics, _gradients, _SCALE)
+
+
+def loss_and_statistics(*call: Any) -> tuple[torch.Tensor, TokenStatistics]:
+    """Return the loss and statistics without a gradient; operands of `reference.loss_and_statistics`."""
+    return autograd.loss_and_statistics(_BACKEND, *call)
+
+
+def token_statistics(*call: Any) -> TokenStatistics:
+    """Return statistics with gradients; operands of `reference.token_statistics`."""
+    return autograd.token_statistics(_BACKEND, *call)
+
+
+def linear_cross_entropy(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    **objective: Any,
+) -> torch.Tensor:
+    """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective`` are fields of `Objective`."""
+    return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
+
+
+def unable(x: torch.Tensor, weight: torch.Tensor) -> str | None:
+    """Return why these cannot be computed here, or None."""
+    dtype = autograd.compute_dtype(x)
+    if dtype not in _DTYPES:
+        return f"logits have dtype {dtype}"
+    if not weight.numel():
+        return "the weight is empty"
+    return None
