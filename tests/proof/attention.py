@@ -70,7 +70,9 @@ def _calls(owner: nn.Module, dtype: torch.dtype) -> Iterator[Inputs]:
     """Hidden states and tables of every width and dtype that may fit, of one batch and of several."""
     parameters = list(inspect.signature(inspect.unwrap(type(owner).forward)).parameters.values())[1:]
     head = next(p.shape[0] for name, p in owner.named_parameters() if "norm" in name and p.dim() == 1)
-    for width, batch, table in itertools.product((head, head // 2, head // 4), (1, BATCH), {dtype, DTYPES[0]}):
+    for width, batch, table in itertools.product(
+        (head, head // 2, head // 4), (1, BATCH), {dtype, DTYPES[0]}
+    ):
         inputs: Inputs = {}
         for parameter in parameters:
             if parameter.name == "position_embeddings":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OPS", "checked", "problems"]
 
-OPS = ("rms_norm",)
+OPS = ("rms_norm", "rotary", "qk_norm_rotary", "gated_mlp", "linear_cross_entropy")
 
 
 def checked(ops: Sequence[str]) -> Sequence[str]:

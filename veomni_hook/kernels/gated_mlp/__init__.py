@@ -44,6 +44,7 @@ KERNELS = (
             refuses=f"{_TRITON}:refuses",
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
+            traceable=True,
             description="one pass forward, one backward; SiLU, GELU, ReLU (squared) or sigmoid",
         )
         for variant in OP.variants

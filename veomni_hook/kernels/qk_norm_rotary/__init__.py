@@ -41,6 +41,7 @@ KERNELS = (
             refuses=f"{_HERE}.upstream:refuses",
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
+            traceable=True,
             description="norm and rotation of both in one pass forward, one backward, deterministic",
         )
         for variant in OP.variants

@@ -69,6 +69,7 @@ KERNELS = (
             refuses=refuses,
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
+            traceable=True,
             description="one pass forward, one backward, deterministic; rows of at most 32,768 values",
         )
         for variant, (function, refuses) in _FUSED.items()

@@ -103,6 +103,7 @@ KERNELS = (
             refuses=f"{_CALLS}:{rule}",
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
+            traceable=True,
             description="query and key in one pass, forward and backward, any strides, bit for bit",
         )
         for variant, (function, rule) in _FUSED.items()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch._dynamo.testing
+
+from tests.kernels.matching import close
+from tests.kernels.patched_qwen3 import batch, pair
+from veomni_hook.kernels.binding import bind
+from veomni_hook.kernels.registry import Requirement, registry
+from veomni_hook.kernels.state import set_choice
+
+pytest.importorskip("triton")
+
+KERNELS = {
+    "rms_norm": "rms_norm=triton",
+    "rotary": "rotary=triton",
+    "gated_mlp": "gated_mlp=triton",
+    "qk_norm_rotary": "qk_norm_rotary=triton",
+}
+
+
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch):
+    """Lets Triton kernels run on the CPU, where they are interpreted."""
+    registry.ops()
+    held = dict(registry._kernels)
+    for key, kernel in held.items():
+        if kernel.backend == "triton":
+            registry._kernels[key] = dataclasses.replace(kernel, requires=Requirement(triton=True))
+    registry.version += 1
+    torch._dynamo.reset()
+    yield
+    registry._kernels.clear()
+    registry._kernels.update(held)
+    registry.version += 1
+
+
+def operators(graphs):
+    """The names of our operators in graphs and what they call."""
+    modules = [module for graph in graphs for module in graph.modules() if hasattr(module, "graph")]
+    targets = {str(node.target) for module in modules for node in module.graph.nodes}
+    return {target.split(".")[1] for target in targets if target.startswith("veomni_hook.")}
+
+
+def train(model, inputs, steps=2):
+    """Losses and gradients of some steps of one batch."""
+    found = []
+    for _ in range(steps):
+        model.zero_grad()
+        loss = model(**inputs, use_cache=False).loss
+        loss.backward()
+        found.append(loss.detach())
+    return found, [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("choice", ["rms_norm=triton,rotary=triton", ",".join(KERNELS.values())])
+def test_a_model_is_one_graph_with_the_kernels_that_were_named(patched, choice):
+    upstream, model = pair(patched, num_hidden_layers=1)
+    inputs = batch(1, 6)
+    set_choice(choice)
+    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    losses, gradients = train(compiled, inputs, steps=2)
+    assert backend.frame_count == 1
+    named = {op for op in KERNELS if KERNELS[op] in choice}
+    # Inside the fused op there is no rotation of its own.
+    wanted = named - {"rotary"} if "qk_norm_rotary" in named else named
+    assert wanted <= operators(backend.graphs)
+    expected, upstream_gradients = train(upstream, inputs, steps=1)
+    for loss in losses:
+        close(loss, expected[0], 1e-5)
+    for got, wanted_gradient in zip(gradients, upstream_gradients, strict=True):
+        close(got, wanted_gradient, 1e-4)
+
+
+def test_bindings_of_two_models_do_not_compile_each_other_anew(patched):
+    (_, teacher), (_, student) = (pair(patched, num_hidden_layers=1) for _ in range(2))
+    bind(student, rms_norm="triton")
+    bind(teacher, "eager")
+    inputs = batch(1, 6)
+    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    runs = [torch.compile(model, fullgraph=True, backend=backend) for model in (teacher, student)]
+    for run in runs * 3:
+        run(**inputs, use_cache=False)
+    assert backend.frame_count == 2
+    assert "rms_norm" in operators(backend.graphs)

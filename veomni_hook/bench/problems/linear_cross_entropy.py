@@ -1,0 +1,62 @@
+"""A language model's loss from hidden states: three products of matrices in a step forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from veomni_hook.bench.problem import Problem, Side, made
+from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy
+
+__all__ = ["problems"]
+
+# Rows, hidden size, vocabulary.
+_CUDA = ((8192, 2048, 151936), (16384, 4096, 151936), (8192, 2560, 262144), (16384, 4096, 32000))
+_CPU = ((2048, 1024, 151936), (1024, 256, 32000))
+
+
+def problems(device: str, *, quick: bool) -> Iterator[Problem]:
+    """Yield every size."""
+    sizes = _CUDA if device == "cuda" else _CPU
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    for rows, hidden, vocab in sizes[:2] if quick else sizes:
+        x = made(rows, hidden, device=device, dtype=dtype)
+        weight = made(vocab, hidden, device=device, dtype=dtype) * 0.02
+        target = torch.randint(0, vocab, (rows,), device=device)
+        yield Problem(
+            op="linear_cross_entropy",
+            shape=f"{rows} x {hidden} x {vocab}",
+            leaves=(x, weight),
+            sides=_sides(device, target),
+            limit="flops",
+            work={"step": 6 * rows * hidden * vocab},
+        )
+
+
+def _sides(device: str, target: torch.Tensor) -> dict[str, Side]:
+    eager = partial(upstream, target=target)
+    found: dict[str, Side] = {"eager": eager}
+    if device == "cuda":
+        found["compile"] = torch.compile(eager, dynamic=False)
+        for name, accumulate in (("liger", "weight"), ("liger, float32 sums", "float32")):
+            found[name] = partial(_liger, target=target, accumulate=accumulate)
+    for name, accumulate in (("ours", "weight"), ("ours, float32 sums", "float32")):
+        found[name] = partial(linear_cross_entropy, target=target, accumulate=accumulate)
+    return found
+
+
+def upstream(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the loss as transformers computes it."""
+    return functional.cross_entropy(functional.linear(x, weight).float(), target)
+
+
+def _liger(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, accumulate: str) -> torch.Tensor:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    sums = torch.float32 if accumulate == "float32" else None
+    options = (None, None, -100, 0.0, 0.0, "mean", None, False, sums)
+    loss: torch.Tensor = LigerFusedLinearCrossEntropyFunction.apply(x, weight, target, *options)[0]
+    return loss
