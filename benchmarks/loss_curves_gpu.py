@@ -1,0 +1,114 @@
+"""200 steps of a small Qwen3 on real text, without and with the hook: `python -m benchmarks.loss_curves_gpu`.
+
+Python's own standard library is the text; a token is a word or a sign, by its hash. Each side trains in an
+interpreter of its own from the same weights and batches. The curves have to stay within 1e-2 of each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from benchmarks._record import RESULTS
+
+STEPS, BATCH, LENGTH, VOCABULARY = 200, 8, 512, 32_768
+TOLERANCE = 1e-2
+SIDES = ("eager", "ours")
+_TOKEN = re.compile(r"\w+|[^\w\s]|\n\s*")
+
+
+def main() -> None:
+    """Run both sides and record the curves; the exit status says whether they agree."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    options = parser.parse_args()
+    if options.worker is not None:
+        print(json.dumps(train(options.worker, options.dtype)))
+        return
+    curves = {}
+    for name in SIDES:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.loss_curves_gpu",
+            "--worker",
+            name,
+            "--dtype",
+            options.dtype,
+        ]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        curves[name] = json.loads(done.stdout.splitlines()[-1])
+        print(f"{name}: {curves[name]['losses'][0]:.4f} -> {curves[name]['losses'][-1]:.4f}", flush=True)
+    pairs = zip(curves["eager"]["losses"], curves["ours"]["losses"], strict=True)
+    apart = max(abs(one - other) for one, other in pairs)
+    print(f"largest difference: {apart:.2e}")
+    from benchmarks._peers import described
+
+    facts = described("loss_curves_gpu", dtype=options.dtype, largest_difference=apart, sides=curves)
+    target = RESULTS / f"loss_curves_gpu-{options.dtype}.json"
+    target.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    sys.exit(apart > TOLERANCE)
+
+
+def train(name: str, dtype: str) -> dict[str, object]:
+    """Train in this process."""
+    if name == "ours":
+        from veomni_hook import activate
+
+        activate(kernels="auto")
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        tie_word_embeddings=False,
+    )
+    model = Qwen3ForCausalLM(config).to("cuda", getattr(torch, dtype)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    tokens = torch.tensor(text_tokens(STEPS * BATCH * LENGTH)).view(STEPS, BATCH, LENGTH).cuda()
+    losses = []
+    for ids in tokens:
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    facts: dict[str, object] = {"losses": [loss.item() for loss in losses]}
+    if name == "ours":
+        import veomni_hook
+
+        facts["kernels"] = str(veomni_hook.explain(model)).splitlines()
+    return facts
+
+
+def text_tokens(count: int) -> list[int]:
+    """The first ``count`` tokens of the standard library's modules, in the order of their names."""
+    found: list[int] = []
+    known: dict[str, int] = {}
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        for word in _TOKEN.findall(path.read_text(encoding="utf-8", errors="replace")):
+            if word not in known:
+                digest = hashlib.blake2b(word.encode(), digest_size=4).digest()
+                known[word] = int.from_bytes(digest, "little") % VOCABULARY
+            found.append(known[word])
+        if len(found) >= count:
+            return found[:count]
+    raise SystemExit(f"the standard library has {len(found)} tokens, {count} are needed")
+
+
+if __name__ == "__main__":
+    main()
