@@ -67,4 +67,14 @@ KERNELS = (
         loses=f"{_TORCH}:loses",
         description="SiLU between clamps; as for the plain product",
     ),
+    Kernel(
+        op="gated_mlp",
+        variant="product",
+        backend="liger",
+        load="veomni_hook.kernels.gated_mlp.liger:product",
+        refuses="veomni_hook.kernels.gated_mlp.liger:refuses",
+        requires=Requirement(devices=("cuda",), triton=True),
+        description="Liger's kernels: SiLU, GELU by tanh; backward writes over gate and up",
+        automatic=False,
+    ),
 )

@@ -117,6 +117,16 @@ KERNELS = (
         loses="veomni_hook.kernels.rotary.torch:loses",
         description="the rotation on halves in place, forward and backward, bit for bit",
     ),
+    Kernel(
+        op="rotary",
+        variant="half_split",
+        backend="liger",
+        load="veomni_hook.kernels.rotary.liger:rotary",
+        refuses="veomni_hook.kernels.rotary.liger:refuses",
+        requires=Requirement(devices=("cuda",), triton=True),
+        description="Liger's kernel: turns query and key in place; reads one half of cos and sin",
+        automatic=False,
+    ),
     *(
         Kernel(
             op="rotary",

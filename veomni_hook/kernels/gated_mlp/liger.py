@@ -1,0 +1,51 @@
+"""Gated activations by Liger's Triton kernels, for who asks for them by name: SiLU, and GELU by tanh.
+
+Mutates: backward writes the gradients over gate and up where these are contiguous. They are the results of
+projections, which nothing else reads; but a second backward through the same graph (``retain_graph=True``)
+finds gradients where it needs gate and up. Halves of one projection are copied first. Saved: gate, up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from liger_kernel.ops.geglu import LigerGELUMulFunction
+from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+from veomni_hook.kernels.activations import name_of, unknown
+from veomni_hook.kernels.gated_mlp import reference
+from veomni_hook.kernels.operands import not_plain, untraceable
+
+__all__ = ["product", "refuses"]
+
+_FUNCTIONS: dict[str | None, Any] = {"silu": LigerSiLUMulFunction, "gelu_tanh": LigerGELUMulFunction}
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+#: The longest row that a program of Liger's takes.
+_MOST_COLUMNS = 65536
+
+
+def product(
+    gate: torch.Tensor, up: torch.Tensor, activation: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return ``activation(gate) * up``, all ``[..., intermediate]``; the formula where Liger cannot."""
+    unfit = (
+        not_plain(gate, up) is not None
+        or gate.dtype not in _DTYPES
+        or gate.dtype is not up.dtype
+        or gate.shape != up.shape
+        or not gate.numel()
+        or gate.shape[-1] > _MOST_COLUMNS
+    )
+    if unfit:
+        return reference.product(gate, up, activation)
+    return _FUNCTIONS[name_of(activation)].apply(gate, up)  # type: ignore[no-any-return]
+
+
+def refuses(owner: Any, x: torch.Tensor, activation: Any) -> str | None:
+    """Return why this call of the MLP ``owner`` must run the upstream code, or None."""
+    name = name_of(activation)
+    if name not in _FUNCTIONS:
+        return f"the activation is {name}" if name is not None else unknown(activation)
+    return not_plain(x) or untraceable()
