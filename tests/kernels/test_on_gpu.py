@@ -12,10 +12,13 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from tests.kernels.batches import assert_batch_invariant
+from veomni_hook.kernels.activations import FUNCTIONS
+from veomni_hook.kernels.gated_mlp import reference as formulas
 from veomni_hook.kernels.gated_mlp.torch import gated_silu
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
 from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rms_norm.torch import rms_norm
+from veomni_hook.kernels.rotary import reference
 from veomni_hook.kernels.rotary.torch import rotary
 
 pytestmark = [
@@ -103,6 +106,65 @@ def test_a_normalised_row_has_the_same_bits_in_any_batch(backend, columns, dtype
         weights = [random(columns, dtype=dtype)] if weighted else []
         given = [random(1000, columns, dtype=dtype) for _ in range(rows)]
         assert_batch_invariant(partial(load_attribute(kernel.load), **further), given, weights)
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("crossed", [False, True], ids=["heads together", "positions together"])
+@pytest.mark.parametrize(
+    "variant", ["half_split", "half_split_partial", "half_split_fp32", "pairs", "pairs_to_halves"]
+)
+def test_rotary_has_upstreams_bits(variant, crossed, dtype):
+    fused = pytest.importorskip("veomni_hook.kernels.rotary.triton")
+    cos, sin = (random(1, 333, 64 if "partial" in variant else 128, dtype=dtype) for _ in range(2))
+    given = [random(2, 333, heads, 128, dtype=dtype).transpose(1, 2) for heads in (12, 4)]
+    dys = [random(2, heads, 333, 128, dtype=dtype) for heads in (12, 4)]
+    if not crossed:
+        dys = [dy.transpose(1, 2).contiguous().transpose(1, 2) for dy in dys]
+    found = []
+    for function in (getattr(fused, variant), getattr(reference, variant)):
+        leaves = [x.detach().requires_grad_() for x in given]
+        ys = function(*leaves, cos, sin)
+        found.append([*ys, *torch.autograd.grad(ys, leaves, dys)])
+    assert all(torch.equal(ours, truth) for ours, truth in zip(*found, strict=True))
+
+
+def test_rotary_past_two_to_the_31_elements():
+    fused = pytest.importorskip("veomni_hook.kernels.rotary.triton")
+    length = 2**31 // (32 * 128) + 5
+    cos, sin = (random(1, length, 128, dtype=torch.bfloat16) for _ in range(2))
+    q = torch.empty(1, length, 32, 128, device="cuda", dtype=torch.bfloat16).normal_().transpose(1, 2)
+    k = random(1, 1, length, 128, dtype=torch.bfloat16)
+    turned = fused.half_split(q, k, cos, sin)
+    last = (slice(None), slice(None), slice(-7, None))
+    part = fused.half_split(q[last], k[last], cos[:, -7:], sin[:, -7:])
+    assert all(torch.equal(whole[last], some) for whole, some in zip(turned, part, strict=True))
+    truth = reference.half_split(q[last], k[last], cos[:, -7:], sin[:, -7:])
+    assert all(torch.equal(ours, upstream) for ours, upstream in zip(part, truth, strict=True))
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gated_activations(name, halves, dtype):
+    fused = pytest.importorskip("veomni_hook.kernels.gated_mlp.triton")
+    activation = FUNCTIONS[name]
+
+    def sides(function):
+        if not halves:
+            return lambda gate, up: function(gate, up, activation)
+        return lambda both: function(*both.chunk(2, dim=-1), activation)
+
+    given = [random(37, 1100, dtype=dtype) for _ in range(1 if halves else 2)]
+    compare(sides(fused.product), sides(formulas.product), given, dtype)
+
+
+def test_gated_silu_past_two_to_the_31_elements():
+    fused = pytest.importorskip("veomni_hook.kernels.gated_mlp.triton")
+    both = torch.empty(2**30 // 4096 + 3, 2 * 4096, device="cuda", dtype=torch.bfloat16).normal_()
+    flat = torch.empty(2**31 // 4096 + 3, 4096, device="cuda", dtype=torch.bfloat16).normal_()
+    for gate, up in (both.chunk(2, dim=-1), (flat, flat)):
+        whole = fused.product(gate, up, functional.silu)
+        assert torch.equal(whole[-3:], fused.product(gate[-3:], up[-3:], functional.silu))
 
 
 def test_rms_norm_past_two_to_the_31_elements():
