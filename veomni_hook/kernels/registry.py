@@ -41,6 +41,7 @@ REFERENCE = "reference"
 RESERVED = ("auto", EAGER)
 OP_PACKAGES = (
     "rms_norm",
+    "add_rms_norm",
     "rotary",
     "qk_norm_rotary",
     "gated_mlp",

@@ -1,0 +1,243 @@
+"""The fused addition and RMSNorm against its reference, through the interpreter or compiled."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.add_rms_norm import OP, calls, reference
+
+pytest.importorskip("triton")
+
+from veomni_hook.kernels.add_rms_norm import triton as kernels
+
+EPS = 1e-3
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+VARIANTS = sorted(OP.variants)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128), (3, 4100)]
+
+
+def pair(variant):
+    return [partial(getattr(module, variant), eps=EPS) for module in (kernels, reference)]
+
+
+def inputs(shape, dtype=torch.float32, weight_dtype=None):
+    weight = torch.rand(shape[-1]) + 0.5
+    return [*(torch.randn(shape).to(DEVICE, dtype) for _ in "ab"), weight.to(DEVICE, weight_dtype or dtype)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equals_the_reference(variant, shape, dtype):
+    assert_matches(*pair(variant), inputs(shape, dtype))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str
+)
+def test_a_weight_of_another_dtype(variant, dtypes):
+    assert_matches(*pair(variant), inputs((5, 48), *dtypes))
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, None], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_sum_has_upstreams_bits_and_casts_stand_where_upstreams_do(variant, weight_dtype):
+    # The interpreter cuts bfloat16 off.
+    given = inputs((257, 96), torch.bfloat16 if DEVICE == "cuda" else torch.float16, weight_dtype)
+    (found_sum, found), (true_sum, truth) = (run(*given) for run in pair(variant))
+    assert torch.equal(found_sum, true_sum)
+    assert (~torch.isclose(found.float(), truth.float(), rtol=2e-6, atol=0)).float().mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    "wanted", [(True, True, False), (True, False, True), (False, True, False), (False,) * 3]
+)
+def test_gradients_only_where_wanted(wanted):
+    assert_matches(*pair("cast_before_weight"), inputs((4, 9)), wanted)
+
+
+def test_only_the_norm_is_used():
+    turned = [lambda *given, run=run: run(*given)[1] for run in pair("one_plus_weight_rounded")]
+    assert_matches(*turned, inputs((4, 9)))
+
+
+def test_only_the_sum_is_used():
+    ours, _ = pair("one_plus_weight_rounded")
+    a, b, weight = (x.requires_grad_() for x in inputs((4, 9)))
+    ours(a, b, weight)[0].square().sum().backward()
+    torch.testing.assert_close(a.grad, 2 * (a + b).detach())
+    assert torch.equal(a.grad, b.grad) and weight.grad is None
+
+
+def test_one_tensor_is_the_gradient_of_both_and_stays_right():
+    """Two leaves get one tensor, and what is accumulated into the one does not show in the other."""
+    results = []
+    for run in pair("cast_before_weight"):
+        torch.manual_seed(1)
+        a, b, weight = (x.requires_grad_() for x in inputs((4, 9)))
+        for _ in range(3):
+            total, y = run(a, b, weight)
+            (total.sin() + y).sum().backward()
+            a.grad.mul_(2)  # as clipping does, in place
+        results.append((a.grad, b.grad, weight.grad))
+    torch.testing.assert_close(*results)
+    assert not torch.equal(results[0][0], results[0][1])
+
+
+def test_an_addend_that_is_used_elsewhere():
+    def around(run):
+        def call(x, weight):
+            total, y = run(x, x * 3, weight)
+            again, z = run(total, y, weight)
+            return again + x, z, total
+
+        return call
+
+    a, _, weight = inputs((4, 9))
+    assert_matches(*map(around, pair("weight_before_cast")), [a, weight])
+
+
+def test_strided_operands_and_gradients():
+    a = torch.randn(6, 4, 10, device=DEVICE).transpose(0, 1)
+    b = torch.randn(4, 6, 20, device=DEVICE)[..., 10:]
+    weight = torch.rand(10, device=DEVICE)
+
+    def turned(run):
+        def call(*given):
+            total, y = run(*given)
+            return total.transpose(0, 1), y.transpose(0, 1)
+
+        return call
+
+    for given in (
+        [a, b, weight],
+        [b, a, weight],
+        [a.permute(1, 0, 2)[:, ::2], b.transpose(0, 1)[:, ::2], weight],
+    ):
+        assert_matches(*pair("cast_before_weight"), given)
+        assert_matches(*map(turned, pair("cast_before_weight")), given)
+
+
+def test_what_does_not_fit_is_computed_upstreams_way():
+    a, b, weight = inputs((4, 9))
+    for given in ([a, b.bfloat16(), weight], [a, b[:1], weight], [a.double(), b.double(), weight]):
+        assert_matches(*pair("cast_before_weight"), given, exact=True)
+    eps = torch.tensor(EPS, device=DEVICE)
+    ours, upstream = (run(a, b, weight, eps=eps) for run in pair("cast_before_weight"))
+    torch.testing.assert_close(ours, upstream, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch(variant):
+    a, b, weight = inputs((64, 130))
+    for part in range(2):
+        assert_batch_invariant(lambda *given, part=part: pair(variant)[0](*given)[part], [a, b], [weight])
+    assert_batch_invariant(lambda *given: torch.cat(pair(variant)[0](*given), -1), [a, b], [weight])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_compiles_without_a_break(variant):
+    ours, upstream = pair(variant)
+    torch.compiler.reset()
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    assert_matches(compiled, upstream, inputs((5, 48)))
+
+
+def test_the_operators_keep_their_contracts():
+    a, b, weight = inputs((3, 5, 8))
+    operators = torch.ops.veomni_hook
+    for variant in VARIANTS:
+        call = (a, b, weight.bfloat16(), EPS, variant)
+        torch.library.opcheck(operators.add_rms_norm.default, call)
+        total, y, scale = operators.add_rms_norm(*call)
+        for to_weight in (True, False):
+            call = (
+                total,
+                weight.bfloat16(),
+                scale,
+                torch.randn_like(y),
+                torch.randn_like(total),
+                variant,
+                to_weight,
+            )
+            torch.library.opcheck(operators.add_rms_norm_backward.default, call)
+
+
+class Norm(nn.Module):
+    def __init__(self, size=8):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(size))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+class Other(Norm):
+    pass
+
+
+def made(prepare, cls=Norm):
+    norm = cls()
+    prepare(norm)
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("norm", "reason"),
+    [
+        (Other(), "Other, which was not recognised"),
+        (None, "NoneType, which was not recognised"),
+        (made(lambda norm: norm.register_forward_hook(lambda *_: None)), "has hooks"),
+        (made(lambda norm: norm.register_forward_pre_hook(lambda *_: None)), "has hooks"),
+        (made(lambda norm: norm.register_full_backward_hook(lambda *_: None)), "has hooks"),
+        (made(lambda norm: setattr(norm, "forward", norm.forward)), "a forward of its own"),
+        (made(lambda norm: norm.compile()), "is compiled by itself"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_refuses_norms_whose_call_would_be_missed(norm, reason):
+    x = torch.randn(2, 8)
+    for module in (calls, kernels):
+        assert module.refuses(None, x, x, Norm(), Norm) is None
+        assert reason in module.refuses(None, x, x, norm, Norm)
+
+
+def test_refuses_while_all_modules_are_watched():
+    x = torch.randn(2, 8)
+    held = nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+    try:
+        assert "for all modules" in kernels.refuses(None, x, x, Norm(), Norm)
+    finally:
+        held.remove()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "reason"),
+    [
+        (torch.randn(2, 8), torch.randn(1, 8), "different shapes"),
+        (torch.randn(2, 8), torch.randn(2, 8).bfloat16(), "torch.float32 and torch.bfloat16"),
+        (torch.randn(2, 8), torch.randn(2, 8, device="meta"), "different devices"),
+        (torch.randn(2, 8).double(), torch.randn(2, 8).double(), "float64"),
+        (torch.randn(2, 4), torch.randn(2, 4), "does not cover"),
+        (torch.randn(2, 8), 1.0, "an operand is a float"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refuses_operands(left, right, reason):
+    assert reason in kernels.refuses(None, left, right, Norm(), Norm)
+
+
+def test_refuses_a_norm_with_more_than_a_weight():
+    x, norm = torch.randn(2, 8), Norm()
+    norm.bias = nn.Parameter(torch.rand(8))
+    assert "2 parameters" in kernels.refuses(None, x, x, norm, Norm)
+    del norm.bias, norm.weight
+    assert "0 parameters" in kernels.refuses(None, x, x, norm, Norm)

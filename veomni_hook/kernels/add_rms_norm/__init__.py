@@ -1,0 +1,75 @@
+"""A residual addition and the RMSNorm of its sum, in one pass.
+
+Called with ``(residual, hidden_states, weight, eps)``; returns ``(sum, normalised)``. The sum is rounded to
+its dtype, as upstream's ``residual + hidden_states``, and it is the rounded sum that is normalised.
+
+Asked with ``slot.kernel(layer, residual, hidden_states, norm, norm_class)``: the call of the module ``norm``
+is what a kernel skips, so every kernel here refuses unless it is a plain ``norm_class`` and nobody sees its
+calls (`calls`). A kernel that is handed operands that it cannot take computes them with its reference.
+"""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.registry import REFERENCE, Kernel, Op, Requirement, Variant
+
+_HERE = "veomni_hook.kernels.add_rms_norm"
+
+_FORMULAS = {
+    "cast_before_weight": "weight * (x32 * rs).to(x.dtype)",
+    "weight_before_cast": "(weight32 * (x32 * rs)).to(x.dtype)",
+    "cast_to_weight": "weight * (x32 * rs).to(weight.dtype), without the cast for a float32 weight",
+    "one_plus_weight": "((x32 * rs) * (1 + weight32)).to(x.dtype)",
+    "one_plus_weight_rounded": "((x32 * rs) * (1 + weight).float()).to(x.dtype)",
+}
+
+OP = Op(
+    "add_rms_norm",
+    variants={
+        name: Variant(f"x = residual + hidden_states; {formula}", f"{_HERE}.reference:{name}")
+        for name, formula in _FORMULAS.items()
+    },
+)
+
+#: What Liger computes with the same casts.
+_LIGER = ("cast_before_weight", "weight_before_cast", "one_plus_weight")
+
+KERNELS = (
+    *(
+        Kernel(
+            op="add_rms_norm",
+            variant=variant,
+            backend="triton",
+            load=f"{_HERE}.triton:{variant}",
+            refuses=f"{_HERE}.triton:refuses",
+            requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
+            priority=10,
+            description="the sum is read once, its two gradients are added where it is; deterministic",
+        )
+        for variant in _FORMULAS
+    ),
+    *(
+        Kernel(
+            op="add_rms_norm",
+            variant=variant,
+            backend="liger",
+            load=f"{_HERE}.liger:{variant}",
+            refuses=f"{_HERE}.triton:refuses",
+            requires=Requirement(devices=("cuda",), triton=True),
+            description="LigerFusedAddRMSNormFunction of liger-kernel",
+            automatic=False,
+        )
+        for variant in _LIGER
+    ),
+    *(
+        Kernel(
+            op="add_rms_norm",
+            variant=variant,
+            backend=REFERENCE,
+            load=f"{_HERE}.reference:{variant}",
+            refuses=f"{_HERE}.calls:refuses",
+            description="the formula in plain PyTorch: the oracle of the tests; for checking, not for speed",
+            automatic=False,
+        )
+        for variant in _FORMULAS
+    ),
+)

@@ -1,0 +1,33 @@
+"""Whether the call of a norm may be left out: only where it is known to do nothing but compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from veomni_hook.kernels.modules import call_is_seen
+from veomni_hook.kernels.operands import not_plain, untraceable
+
+__all__ = ["refuses"]
+
+
+def refuses(
+    owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any, norm_class: type[nn.Module]
+) -> str | None:
+    """Return why this call must run the upstream code, or None.
+
+    Args:
+        owner: the module whose ``forward`` adds.
+        residual: a tensor that is added, or that what is added is made of.
+        hidden_states: the other one.
+        norm: the module that upstream calls with the sum.
+        norm_class: the class whose ``forward`` was recognised. One of a subclass, or that has been wrapped
+            (FSDP2 changes the class of what it shards by itself), has more to do at a call.
+    """
+    if type(norm) is not norm_class:
+        return f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}, which was not recognised"
+    if (seen := call_is_seen(norm)) is not None:
+        return f"the norm {seen}, which a fusion would skip"
+    return not_plain(residual, hidden_states) or untraceable()

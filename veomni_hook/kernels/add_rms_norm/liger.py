@@ -1,0 +1,53 @@
+"""liger-kernel's fused addition and RMSNorm, for those who choose it by name."""
+
+from __future__ import annotations
+
+import torch
+from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+from veomni_hook.kernels.add_rms_norm import reference
+from veomni_hook.kernels.add_rms_norm.triton import unfit
+
+__all__ = ["cast_before_weight", "one_plus_weight", "weight_before_cast"]
+
+_Pair = tuple[torch.Tensor, torch.Tensor]
+
+# What Liger adds to the weight, and what it calls these casts.
+_FORMS = {
+    "cast_before_weight": (0.0, "llama"),
+    "weight_before_cast": (0.0, "gemma"),
+    "one_plus_weight": (1.0, "gemma"),
+}
+
+
+def _added(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
+) -> _Pair:
+    if unfit(residual, hidden_states, weight, eps) is not None or weight.dtype is not residual.dtype:
+        return getattr(reference, variant)(residual, hidden_states, weight, eps)  # type: ignore[no-any-return]
+    # The last argument: not in place, where its backward would write into the gradient that it is given.
+    call = hidden_states, residual, weight, eps, *_FORMS[variant], False
+    with torch.cuda.device(residual.device):  # it launches on the current device
+        normalised, total = LigerFusedAddRMSNormFunction.apply(*call)
+    return total, normalised
+
+
+def cast_before_weight(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> _Pair:
+    """Return the sum and ``weight * xhat``, where ``xhat`` has the dtype of the sum."""
+    return _added(residual, hidden_states, weight, eps, "cast_before_weight")
+
+
+def weight_before_cast(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> _Pair:
+    """Return the sum and ``weight * xhat``, multiplied in float32."""
+    return _added(residual, hidden_states, weight, eps, "weight_before_cast")
+
+
+def one_plus_weight(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> _Pair:
+    """Return the sum and ``(1 + weight) * xhat``, multiplied in float32."""
+    return _added(residual, hidden_states, weight, eps, "one_plus_weight")

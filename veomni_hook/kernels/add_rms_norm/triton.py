@@ -1,0 +1,320 @@
+"""A residual addition and RMSNorm in Triton: two reads and two writes forward, three and one backward.
+
+Forward:  x = (residual + hidden_states).to(dtype),  y = (factor * (x * s).to(middle)).to(out)
+Backward: dx = dtotal + dx of RMSNorm (`veomni_hook.kernels.rms_norm.triton`), in float32, rounded once; it is
+          the gradient of both addends, and returned as one tensor for both, as of any addition.
+Shapes: residual, hidden_states, sum [..., hidden], one dtype; weight [hidden].
+Saved: the sum, weight, the scale of each row in float32. Mutates: nothing.
+Bits of a row are the same from run to run and in any batch.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from veomni_hook.kernels.add_rms_norm import calls, reference
+from veomni_hook.kernels.add_rms_norm import device as kernels
+from veomni_hook.kernels.launch import Launch
+from veomni_hook.kernels.operands import not_plain
+from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.rms_norm import triton as norms
+from veomni_hook.kernels.rms_norm.tiles import (
+    LARGE,
+    LAUNCHES,
+    ONE_PLUS,
+    ONE_PLUS_ROUNDED,
+    TL,
+    WEIGHT,
+    room,
+    stages_of,
+    summed,
+)
+from veomni_hook.kernels.rows import Rows, readable
+
+__all__ = [
+    "cast_before_weight",
+    "cast_to_weight",
+    "one_plus_weight",
+    "one_plus_weight_rounded",
+    "refuses",
+    "unfit",
+    "weight_before_cast",
+]
+
+_Pair = tuple[torch.Tensor, torch.Tensor]
+
+# A program's elements, as of RMSNorm alone.
+_FORWARD_TILE, _FORWARD_WIDE_TILE, _BACKWARD_TILE = 2048, 8192, 8192
+_WIDE = 4096
+_A_WARPS_ELEMENTS = 1024
+
+_FACTORS = {
+    "cast_before_weight": WEIGHT,
+    "weight_before_cast": WEIGHT,
+    "cast_to_weight": WEIGHT,
+    "one_plus_weight": ONE_PLUS,
+    "one_plus_weight_rounded": ONE_PLUS_ROUNDED,
+}
+
+
+def _dtypes(variant: str, x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """What ``xhat`` is rounded to, and the dtype of the result."""
+    if variant == "cast_before_weight":
+        return x, torch.promote_types(x, weight)
+    if variant == "cast_to_weight":
+        return weight, weight
+    return torch.float32, x
+
+
+def _warps(tile: int) -> int:
+    return max(4, min(32, tile // _A_WARPS_ELEMENTS))
+
+
+# Launches by all that Triton compiles for, beside the number of rows.
+@lru_cache(maxsize=LAUNCHES)
+def _forward_launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    columns: int,
+    where: tuple[Rows, Rows],
+    variant: str,
+    *,
+    large: bool,
+) -> tuple[Launch, int, torch.dtype]:
+    """What launches the forward, how many rows a program takes, and the dtype of the result."""
+    block = 1 << (columns - 1).bit_length()
+    tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
+    middle, out = _dtypes(variant, *dtypes)
+    constants = columns, block, tile // block, _FACTORS[variant], TL[middle]
+    return Launch(kernels.forward, 6, *constants, num_warps=_warps(tile)), tile // block, out
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _backward_launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    columns: int,
+    where: tuple[Rows, Rows],
+    variant: str,
+    *,
+    to_weight: bool,
+    large: bool,
+) -> tuple[Launch, int, int]:
+    """What launches the backward, how many rows a program takes at a time, and the most programs."""
+    processors, memory = room(device)
+    block = 1 << (columns - 1).bit_length()
+    tile = max(block, _BACKWARD_TILE)
+    x, weight, dy = dtypes
+    stages = stages_of(tile, tile // block * columns, 2 * x.itemsize + dy.itemsize, memory)
+    middle, _ = _dtypes(variant, x, weight)
+    constants = columns, block, tile // block, _FACTORS[variant], TL[middle], to_weight, stages
+    return Launch(kernels.backward, 7, *constants, num_warps=_warps(tile)), tile // block, processors
+
+
+def _forward_op(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    residual, where = readable(residual)
+    hidden_states, whence = readable(hidden_states)
+    device, shape, dtype = residual.device, residual.shape, residual.dtype
+    columns = shape[-1]
+    total = torch.empty(shape, dtype=dtype, device=device)
+    scale = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+    rows = scale.numel()
+    if not columns or not rows:
+        out = _dtypes(variant, dtype, weight.dtype)[1]
+        return total, torch.empty(shape, dtype=out, device=device), scale
+    launch, size, out = _forward_launch(
+        device, (dtype, weight.dtype), columns, (where, whence), variant, large=rows >= LARGE
+    )
+    y = torch.empty(shape, dtype=out, device=device)
+    grid = (-(-rows // size), 1, 1)
+    launch(grid, residual, hidden_states, weight, total, y, scale, rows, *where, *whence, float(eps))
+    return total, y, scale
+
+
+def _backward_op(
+    total: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    dy: torch.Tensor,
+    dtotal: torch.Tensor,
+    variant: str,
+    to_weight: bool,  # noqa: FBT001 - the op's schema
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = total.contiguous()
+    dy, where = readable(dy)
+    dtotal, whence = readable(dtotal)
+    device, shape, dtype = total.device, total.shape, total.dtype
+    columns, rows = shape[-1], scale.numel()
+    dx = torch.empty(shape, dtype=dtype, device=device)
+    if not columns or not rows:
+        return dx, torch.zeros(columns if to_weight else 0, dtype=weight.dtype, device=device)
+    launch, size, programs = _backward_launch(
+        device, (dtype, weight.dtype, dy.dtype), columns, (where, whence), variant,
+        to_weight=to_weight, large=rows >= LARGE,
+    )  # fmt: skip
+    programs = min(programs, -(-rows // size))
+    partial = torch.empty((programs, columns), dtype=torch.float32, device=device) if to_weight else scale
+    launch((programs, 1, 1), total, weight, scale, dy, dtotal, dx, partial, rows, *where, *whence)
+    if to_weight:
+        return dx, summed(partial, weight.dtype)
+    return dx, torch.empty(0, dtype=weight.dtype, device=device)
+
+
+def _forward_fake(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    shape = residual.shape
+    out = _dtypes(variant, residual.dtype, weight.dtype)[1]
+    scale = residual.new_empty(shape[:-1], dtype=torch.float32)
+    return residual.new_empty(shape), residual.new_empty(shape, dtype=out), scale
+
+
+def _backward_fake(
+    total: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    dy: torch.Tensor,
+    dtotal: torch.Tensor,
+    variant: str,
+    to_weight: bool,  # noqa: FBT001 - the op's schema
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return total.new_empty(total.shape), weight.new_empty(total.shape[-1:] if to_weight else 0)
+
+
+_FORWARD = define_op(
+    "add_rms_norm(Tensor residual, Tensor hidden_states, Tensor weight, float eps, str variant)"
+    " -> (Tensor, Tensor, Tensor)",
+    _forward_op,
+    _forward_fake,
+)
+_BACKWARD = define_op(
+    "add_rms_norm_backward(Tensor total, Tensor weight, Tensor scale, Tensor dy, Tensor dtotal, str variant,"
+    " bool to_weight) -> (Tensor, Tensor)",
+    _backward_op,
+    _backward_fake,
+)
+
+
+class _AddRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        residual: torch.Tensor,
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        variant: str,
+    ) -> _Pair:
+        total, y, scale = _FORWARD(residual, hidden_states, weight, eps, variant)
+        ctx.save_for_backward(total, weight, scale)
+        ctx.variant = variant
+        # The last layer's sum, or a norm of which nothing is used, has no gradient: no zeros are made for it.
+        ctx.set_materialize_grads(False)
+        return total, y
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dtotal: torch.Tensor | None, dy: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        total, weight, scale = ctx.saved_tensors
+        to_residual, to_hidden, to_weight = ctx.needs_input_grad[:3]
+        dweight = None
+        if dy is None:
+            dx = dtotal
+        elif dtotal is None:
+            middle, _ = _dtypes(ctx.variant, total.dtype, weight.dtype)
+            dx, dweight = norms.BACKWARD(total, weight, scale, dy, _FACTORS[ctx.variant], middle, to_weight)
+        else:
+            dx, dweight = _BACKWARD(total, weight, scale, dy, dtotal, ctx.variant, to_weight)
+        return (
+            dx if to_residual else None, dx if to_hidden else None, dweight if to_weight else None, None, None
+        )  # fmt: skip
+
+
+def _added(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
+) -> _Pair:
+    # What is added may be computed only now that the kernel has been picked.
+    if unfit(residual, hidden_states, weight, eps) is not None:
+        return getattr(reference, variant)(residual, hidden_states, weight, eps)  # type: ignore[no-any-return]
+    call = residual, hidden_states, weight, eps, variant
+    return _AddRmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def cast_before_weight(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> _Pair:
+    """Return the sum and ``weight * xhat``, where ``xhat`` has the dtype of the sum."""
+    return _added(residual, hidden_states, weight, eps, "cast_before_weight")
+
+
+def weight_before_cast(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> _Pair:
+    """Return the sum and ``weight * xhat``, multiplied in float32."""
+    return _added(residual, hidden_states, weight, eps, "weight_before_cast")
+
+
+def cast_to_weight(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> _Pair:
+    """Return the sum and ``weight * xhat``, where ``xhat`` has the dtype of ``weight``."""
+    return _added(residual, hidden_states, weight, eps, "cast_to_weight")
+
+
+def one_plus_weight(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> _Pair:
+    """Return the sum and ``(1 + weight) * xhat``, multiplied in float32."""
+    return _added(residual, hidden_states, weight, eps, "one_plus_weight")
+
+
+def one_plus_weight_rounded(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> _Pair:
+    """`one_plus_weight` with ``1 + weight`` rounded to the dtype of ``weight``."""
+    return _added(residual, hidden_states, weight, eps, "one_plus_weight_rounded")
+
+
+def unfit(residual: Any, hidden_states: Any, weight: Any, eps: Any) -> str | None:
+    """Return what about the operands the kernels cannot take, or None."""
+    reason = _addends_unfit(residual, hidden_states)
+    return reason if reason is not None else norms.refuses(None, residual, weight, eps)
+
+
+def _addends_unfit(residual: torch.Tensor, hidden_states: torch.Tensor) -> str | None:
+    if (reason := not_plain(residual, hidden_states)) is not None:
+        return reason
+    if residual.shape != hidden_states.shape:
+        return "what is added has different shapes"
+    if residual.dtype is not hidden_states.dtype:
+        return f"what is added is {residual.dtype} and {hidden_states.dtype}"
+    if residual.device != hidden_states.device:
+        return "what is added is on different devices"
+    if hidden_states.layout is not torch.strided:
+        return "what is added is not strided"
+    return None
+
+
+def refuses(
+    owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any, norm_class: type[nn.Module]
+) -> str | None:
+    """Return why this call must run the upstream code, or None; asked as `calls.refuses`."""
+    reason = calls.refuses(owner, residual, hidden_states, norm, norm_class)
+    if reason is not None:
+        return reason
+    if (reason := _addends_unfit(residual, hidden_states)) is not None:
+        return reason
+    parameters = [held for held in norm._parameters.values() if held is not None]
+    if len(parameters) != 1:
+        return f"the norm has {len(parameters)} parameters and not a weight alone"
+    # Its eps is seen when it is called.
+    return norms.refuses(owner, residual, parameters[0], 0.0)
