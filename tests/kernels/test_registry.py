@@ -35,6 +35,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
     assert {*registry.ops()} == {
         "rms_norm",
         "rotary",
+        "qk_norm_rotary",
         "gated_mlp",
         "moe_experts",
         "moe_router",

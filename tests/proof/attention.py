@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from tests.proof.build import Unbuildable, build, family_config, real_config
 from tests.proof.configs import HIDDEN, Small
@@ -37,7 +39,7 @@ def prove_attention(site: Any, module: Any) -> Proof:
         owner.to(held)
         for inputs in _calls(owner, dtype):
             try:
-                result = both(slots, owner, owner.forward, typed(inputs, dtype))
+                result = both(slots, owner, partial(_with_scores, owner), typed(inputs, dtype))
             except Unfit as error:
                 tally.note(str(error))
                 continue
@@ -45,6 +47,24 @@ def prove_attention(site: Any, module: Any) -> Proof:
                 tally.note(refusal)
             tally.add(*result[:3], dtype, ["hidden_states"], counts=held is dtype or not tally.fits(dtype))
     return tally.proof()
+
+
+def _with_scores(owner: nn.Module, **inputs: Any) -> tuple[Any, list[torch.Tensor]]:
+    """What a forward returns, and its products of queries and keys: some return only which keys are best."""
+    with _Products() as products:
+        return owner.forward(**inputs), products.found
+
+
+class _Products(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.matmul:
+            self.found.append(result)
+        return result
 
 
 def _instances(cls: type[nn.Module], module: Any) -> Iterator[nn.Module]:
@@ -79,6 +99,8 @@ def _calls(owner: nn.Module, dtype: torch.dtype) -> Iterator[Inputs]:
                 inputs[parameter.name] = tuple(torch.randn(batch, LENGTH, width).to(table) for _ in "cs")
             elif "hidden_states" in parameter.name:
                 inputs[parameter.name] = torch.randn(BATCH, LENGTH, HIDDEN)
+            elif parameter.name == "position_ids":
+                inputs[parameter.name] = torch.arange(LENGTH).repeat(BATCH, 1)
             elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
                 inputs[parameter.name] = None
         yield inputs

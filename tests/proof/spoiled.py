@@ -53,7 +53,7 @@ def cases(modeling: Any) -> dict[str, list[Any]]:
 
 
 def main() -> None:
-    """Print ``{case: {target: outcome}}``."""
+    """Print ``{case: {op and target: outcome}}``."""
     runner._start()
     modeling = importlib.import_module(MODULE)
     found = {}
@@ -61,7 +61,7 @@ def main() -> None:
         with ExitStack() as stack:
             for one in patches:
                 stack.enter_context(one)
-            found[name] = {v.target: v.outcome for v in runner.prove_module(MODULE)}
+            found[name] = {f"{v.op} of {v.target}": v.outcome for v in runner.prove_module(MODULE)}
     print(json.dumps(found))
 
 

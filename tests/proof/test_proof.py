@@ -16,8 +16,10 @@ from tests.proof.runner import OUTCOMES, Verdict
 
 ROOT = Path(__file__).parents[2]
 
-NORM, MLP, ROTARY = "Qwen3RMSNorm.forward", "Qwen3MLP.forward", "apply_rotary_pos_emb"
-CALL, LOSS = "Qwen3Attention.forward", "Qwen3ForCausalLM.forward"
+NORM, MLP = "rms_norm of Qwen3RMSNorm.forward", "gated_mlp of Qwen3MLP.forward"
+ROTARY, CALL = "rotary of apply_rotary_pos_emb", "rotary of Qwen3Attention.forward"
+FUSED = "qk_norm_rotary of Qwen3Attention.forward"
+LOSS = "linear_cross_entropy of Qwen3ForCausalLM.forward"
 #: What `tests.proof.spoiled` spoils, and the verdicts that then are other than "equal".
 SPOILED = {
     "nothing": {},
@@ -25,9 +27,9 @@ SPOILED = {
     "another dtype": {NORM: "differs"},
     "no gradient": {NORM: "differs"},
     "an error": {NORM: "differs"},
-    "no guard is taken": dict.fromkeys((NORM, MLP, ROTARY, LOSS), "unreached"),
+    "no guard is taken": dict.fromkeys((NORM, MLP, ROTARY, FUSED, LOSS), "unreached"),
     "a class that cannot be built": {MLP: "unbuildable"},
-    "nothing but zeros": {NORM: "degenerate", MLP: "degenerate"},
+    "nothing but zeros": dict.fromkeys((NORM, FUSED, MLP), "degenerate"),
     "no bound call": {CALL: "unreached"},
 }
 
@@ -57,7 +59,7 @@ def test_whatever_is_spoiled_is_no_proof(tmp_path):
         for case, verdicts in found.items()
     }
     assert spoiled == SPOILED
-    assert set(found["nothing"]) == {NORM, MLP, ROTARY, CALL, LOSS}
+    assert set(found["nothing"]) == {NORM, MLP, ROTARY, CALL, FUSED, LOSS}
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)

@@ -29,6 +29,7 @@ OP = Op(
         for norm, normed in _NORMS.items()
         for rotation, turned in _ROTATIONS.items()
     },
+    yields=f"{_HERE}.upstream:chosen_apart",
 )
 
 KERNELS = (

@@ -12,12 +12,24 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as module_globals
 
+from veomni_hook.kernels.choice import AUTO
 from veomni_hook.kernels.operands import not_plain, untraceable
 from veomni_hook.kernels.rotary.upstream import replaced
+from veomni_hook.kernels.state import STATE
 
-__all__ = ["refuses"]
+__all__ = ["chosen_apart", "refuses"]
 
+_PARTS = ("rms_norm", "rotary")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def chosen_apart(owner: Any, *operands: Any) -> str | None:
+    """Return why ``auto`` leaves norms and rotation to kernels of their own: one was asked for by name."""
+    for part in _PARTS:
+        chosen = STATE.choice.backend(part)
+        if chosen != AUTO:
+            return f"{part}={chosen} is chosen, which would not be asked"
+    return None
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:

@@ -23,6 +23,7 @@ from veomni_hook.patches.routes.site import Site, Status, slot_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.attributes import initialised
+from veomni_hook.patches.structure.plain import is_plain
 from veomni_hook.patches.structure.runs import target
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.walk import walk_ast
@@ -62,9 +63,9 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _sites(view: ModuleView, idiom: ModuleType) -> tuple[Site, ...]:
     """What another idiom finds in the module."""
-    if idiom.OP not in view.found:
-        view.found[idiom.OP] = tuple(idiom.find(view))
-    return view.found[idiom.OP]
+    if idiom.__name__ not in view.found:
+        view.found[idiom.__name__] = tuple(idiom.find(view))
+    return view.found[idiom.__name__]
 
 
 class _Search(Method):
@@ -82,7 +83,11 @@ class _Search(Method):
         given = {target(n) for n in nodes if isinstance(n, ast.Assign) and any(map(self.norm, walk_ast(n)))}
         reasons = []
         for node in nodes:
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _ROTARY.match(node.func.id):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and _ROTARY.search(node.func.id)
+            ):
                 values = [*node.args, *(keyword.value for keyword in node.keywords)]
                 if len({getattr(each, "id", None) for each in values} & given) > 1:
                     found = self.at(node, node.func.id)
@@ -95,7 +100,8 @@ class _Search(Method):
 
     def norm(self, node: ast.AST) -> str:
         """The attribute, if a node calls a norm of the module's own with one tensor."""
-        callee = node.func if isinstance(node, ast.Call) and len(node.args) == 1 else None
+        one = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
+        callee = node.func if isinstance(node, ast.Call) and one else None
         own = isinstance(callee, ast.Attribute) and getattr(callee.value, "id", "") == self.receiver
         return callee.attr if own and isinstance(callee, ast.Attribute) and callee.attr in self.norms else ""
 
@@ -107,18 +113,20 @@ class _Search(Method):
         if turn is None or turn.variant not in _ROTATIONS:
             return f"{name} is none of {', '.join(_ROTATIONS)}"
         given = self.operands(call, turn)
-        if given["unsqueeze_dim"] != "1":
-            return f"{name} gets heads elsewhere than in front of positions"
+        if given is None or given["unsqueeze_dim"] != "1":
+            return f"{name} gets heads elsewhere than in front of positions, or more than names"
         found = TurnedNorms.around(self.method, call, (given["q"], given["k"]), self.norm)
         return found if isinstance(found, str) else self.route(found, call, given, turn)
 
-    def operands(self, call: ast.Call, turn: Site) -> dict[str, str]:
-        """What a call gives to the rotation, as text, by the names of operands."""
+    def operands(self, call: ast.Call, turn: Site) -> dict[str, str] | None:
+        """What a call gives to the rotation, as text, by the names of operands; None if it does more."""
         function = self.view.functions[turn.target].args
         names = [parameter.arg for parameter in function.args]
         given = dict(zip(reversed(names), reversed(function.defaults), strict=False))
         given |= dict(zip(names, call.args, strict=False))
         given |= {keyword.arg or "": keyword.value for keyword in call.keywords}
+        if "" in given or not all(map(is_plain, given.values())):
+            return None
         said = {name: turn.captures.get(name, name) for name in ("q", "k", "cos", "sin", "unsqueeze_dim")}
         return {name: ast.unparse(given[text]) if text in given else text for name, text in said.items()}
 

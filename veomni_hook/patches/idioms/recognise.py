@@ -44,10 +44,8 @@ def recognise(document: Document) -> list[Site]:
     sites: list[Site] = []
     for idiom in idioms():
         try:
-            made = tuple(idiom.find(view))
-            # The first of an op: others note what belongs to it.
-            view.found.setdefault(idiom.OP, made)
-            sites += made
+            view.found[idiom.__name__] = tuple(idiom.find(view))
+            sites += view.found[idiom.__name__]
         except Exception as error:
             raise IdiomError(
                 f"the idiom {idiom.__name__} fails on this module: {type(error).__name__}: {error}",

@@ -143,10 +143,12 @@ def _with(statement: ast.stmt, parts: Sequence[tuple[ast.expr, ast.expr]]) -> as
 
 def _does_more(statement: ast.stmt) -> bool:
     """Whether a statement is no plain one, or may change a tensor in place."""
-    called = (node.func for node in walk_ast(statement) if isinstance(node, ast.Call))
+    nodes = list(walk_ast(statement))
+    called = (node.func for node in nodes if isinstance(node, ast.Call))
     names = (function.attr for function in called if isinstance(function, ast.Attribute))
     plain = isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr)
-    return not plain or any(name.endswith("_") and not name.endswith("__") for name in names)
+    stores = any(isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) for node in nodes)
+    return stores or not plain or any(name.endswith("_") and not name.endswith("__") for name in names)
 
 
 def _tensor(function: FunctionNode, node: ast.expr) -> str:

@@ -21,7 +21,7 @@ class ModuleView:
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        #: What an idiom found that others ask for, by its op.
+        #: What idioms found that others ask for, by op or by the idiom's module.
         self.found: dict[str, tuple[Site, ...]] = {}
 
     @cached_property
