@@ -199,6 +199,12 @@ def test_heads_after_positions():
     assert_matches(*sides, xs, exact=True)
 
 
+def test_one_tensor_as_query_and_key():
+    q, cos, sin = states(2, 3, 5, 16, F32), *tables("half_split", 2, 5, 16, F32)
+    truth = reference.half_split(q, q, cos, sin)
+    assert all(torch.equal(a, b) for a, b in zip(kernels.half_split(q, q, cos, sin), truth, strict=True))
+
+
 def test_without_a_key():
     q = states(2, 3, 5, 16, F32)
     cos, sin = tables("half_split", 2, 5, 8, F32)

@@ -17,7 +17,7 @@ Saved: cos, sin. Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from veomni_hook.kernels.rotary.forms import FORMS, Form, steps
 Tensor = torch.Tensor
 
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_STEPS = {(form, x, table): steps(form, x, table) for form in FORMS.values() for x in _TL for table in _TL}
 #: Numbers that a program turns, and a warp of it.
 _TILE, _A_WARPS_ELEMENTS = 8192, 1024
 #: Heads of a program. Tables are read once for all of them; where one side has positions together and the
@@ -50,18 +51,23 @@ class _Way(NamedTuple):
     out: torch.dtype
 
 
+class _Plan(NamedTuple):
+    """How a launch divides its work.
+
+    ``shares`` programs, the first ``q_shares`` of them the query's, turn a block of ``positions``; ``sizes``
+    are the constants of the device code from ``COUPLES`` to ``K_HEADS``.
+    """
+
+    positions: int
+    q_shares: int
+    shares: int
+    warps: int
+    sizes: tuple[int, ...]
+
+
 def _power(number: int) -> int:
-    """The least power of 2 that is not less."""
+    """The least power of 2 that is not less; 0 for nothing."""
     return 1 << (number - 1).bit_length() if number > 0 else 0
-
-
-def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
-    """Memory for a result of the shape of ``x``, positions or heads further apart."""
-    first = x.ndim - 3
-    if (heads_at == first) != positions_outside:
-        return torch.empty(x.shape, dtype=dtype, device=x.device)
-    turned = x.transpose(first, first + 1)
-    return torch.empty(turned.shape, dtype=dtype, device=x.device).transpose(first, first + 1)
 
 
 def _tile(row: int, heads: int, *, crossed: bool) -> tuple[int, int, int]:
@@ -71,10 +77,22 @@ def _tile(row: int, heads: int, *, crossed: bool) -> tuple[int, int, int]:
     return rows // inside, inside, max(1, min(16, rows * _power(row) // _A_WARPS_ELEMENTS))
 
 
+@cache
+def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, crossed: bool) -> _Plan:  # noqa: FBT001
+    couples, rest = rotated // 2, width - rotated
+    block, rest_block = _power(couples), _power(rest)
+    positions, inside, warps = _tile(2 * block + rest_block, max(q_heads, k_heads), crossed=crossed)
+    q_inside, k_inside = (max(1, min(inside, _power(heads))) for heads in (q_heads, k_heads))
+    q_shares = -(-q_heads // q_inside)
+    rest_at = 0 if offset else rotated
+    sizes = couples, block, offset, rest, rest_at, rest_block, positions, q_inside, k_inside
+    return _Plan(positions, q_shares, q_shares - (-k_heads // k_inside), warps, sizes)
+
+
 def _strides(x: Tensor, heads_at: int) -> tuple[int, int, int]:
     """Of batch, positions and heads."""
-    length_at = 2 * x.ndim - 5 - heads_at
-    return x.stride(0) if x.ndim == 4 else 0, x.stride(length_at), x.stride(heads_at)
+    steps = x.stride()
+    return steps[0] if len(steps) == 4 else 0, steps[2 * len(steps) - 5 - heads_at], steps[heads_at]
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -97,31 +115,33 @@ def _launch(
     cos: Tensor, sin: Tensor, xs: list[Tensor], ys: list[Tensor], code: Sequence[int], middle: torch.dtype
 ) -> None:
     heads_at, rotated, offset, _, *form = code
-    q, q_out = xs[0], ys[0]
-    k, k_out = xs[-1], ys[-1]
+    alone = len(xs) == 1
+    q, k, q_out, k_out = xs[0], xs[-1], ys[0], ys[-1]
     if not q.numel() and not k.numel():
         return
-    q_heads, k_heads = q.shape[heads_at], k.shape[heads_at] if len(xs) > 1 else 0
-    width, length = q.shape[-1], cos.shape[-2]
-    couples, rest = rotated // 2, width - rotated
-    strides = [_strides(x, heads_at) for x in (q, k, q_out, k_out)]
-    table = cos.stride(0) if cos.ndim == 3 and cos.shape[0] > 1 else 0, cos.stride(-2)
-    (_, qs, qh), (_, rs, rh) = strides[0], strides[2]
-    block = _power(couples)
-    positions, inside, warps = _tile(
-        2 * block + _power(rest), max(q_heads, k_heads), crossed=(qs < qh) or (rs < rh)
-    )
-    q_inside, k_inside = (max(1, min(inside, _power(heads))) for heads in (q_heads, k_heads))
-    q_shares = -(-q_heads // q_inside)
-    shares = q_shares + -(-k_heads // k_inside)
-    blocks = -(-length // positions)
-    batch = q.shape[0] if q.ndim == 4 else 1
-    device.rotate[(shares * blocks * batch,)](
-        q, k, q_out, k_out, cos, sin, length, blocks, q_heads, k_heads, q_shares, shares,
-        *strides[0], *strides[1], *strides[2], *strides[3], *table,
-        couples, block, offset, rest, 0 if offset else rotated, _power(rest), positions, q_inside, k_inside,
-        *form, _TL[middle], num_warps=warps, enable_fp_fusion=False,
+    of_q, of_q_out = _strides(q, heads_at), _strides(q_out, heads_at)
+    of_k, of_k_out = (of_q, of_q_out) if alone else (_strides(k, heads_at), _strides(k_out, heads_at))
+    table, length = cos.stride(), cos.shape[-2]
+    q_heads, k_heads = q.shape[heads_at], 0 if alone else k.shape[heads_at]
+    crossed = of_q[1] < of_q[2] or of_q_out[1] < of_q_out[2]
+    plan = _plan(q.shape[-1], rotated, offset, q_heads, k_heads, crossed)
+    blocks = -(-length // plan.positions)
+    device.rotate[(plan.shares * blocks * (q.shape[0] if q.ndim == 4 else 1),)](
+        q, k, q_out, k_out, cos, sin, length, blocks, q_heads, k_heads, plan.q_shares, plan.shares,
+        *of_q, *of_k, *of_q_out, *of_k_out,
+        table[0] if len(table) == 3 and cos.shape[0] > 1 else 0, table[-2],
+        *plan.sizes, *form, _TL[middle], num_warps=plan.warps, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
+    """Memory for a result of the shape of ``x``, positions or heads further apart."""
+    *batch, before, after, width = x.shape
+    # Whichever of the two stands first in the shape, the one outside has a whole row of the other's.
+    first_outside = (heads_at == len(batch)) != positions_outside
+    apart = (after * width, width) if first_outside else (width, before * width)
+    strides = *(before * after * width for _ in batch), *apart, 1
+    return torch.empty_strided(x.shape, strides, dtype=dtype, device=x.device)
 
 
 def _fake(
@@ -165,11 +185,10 @@ def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_
     rotated = cos.shape[-1] * form.ratio
     offset = x.shape[-1] - rotated if form.reach == "trailing" else 0
     outside = x.stride(2 * x.ndim - 5 - heads_at) >= x.stride(heads_at)
-    there, back = (
-        _Way([heads_at, rotated, offset, outside, *each.code], each.middle, each.out)
-        for each in steps(form, x.dtype, cos.dtype)
-    )
-    if len(xs) > 1 and torch.is_grad_enabled() and len({each.requires_grad for each in xs}) > 1:
+    ahead, behind = _STEPS[form, x.dtype, cos.dtype]
+    place = heads_at, rotated, offset, outside
+    there, back = _Way([*place, *ahead[0]], *ahead[1:]), _Way([*place, *behind[0]], *behind[1:])
+    if len(xs) > 1 and torch.is_grad_enabled() and xs[0].requires_grad is not xs[1].requires_grad:
         # Apart, so that what is frozen gets neither a gradient nor a result that asks for one.
         return [_turned(cos, sin, (there, back), (each,))[0] for each in xs]
     return _turned(cos, sin, (there, back), xs)
