@@ -86,7 +86,7 @@ def routed(module: str, ops: Iterable[str] = ()) -> list[Any]:
 
 def prover(site: Any) -> Callable[[Any, Any], Proof]:
     """What proves a site in a module."""
-    from tests.proof import attention, inputs, losses, provers, rotary
+    from tests.proof import additions, attention, inputs, losses, provers, rotary
     from tests.proof.call_sites import prove_call_site
 
     if not site.counted:
@@ -95,6 +95,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         )
     by_op: dict[str, Callable[[Any, Any], Proof]] = {
         "rms_norm": provers.class_prover(inputs.norm_calls),
+        "add_rms_norm": additions.prove_addition,
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,
         "gated_mlp": provers.class_prover(inputs.layer_calls),

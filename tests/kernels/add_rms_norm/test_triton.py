@@ -184,6 +184,17 @@ class Other(Norm):
     pass
 
 
+class Layer(nn.Module):
+    """Adds, and calls a norm."""
+
+
+class Inherits(nn.Linear):
+    """A class of this module that computes with a forward from elsewhere."""
+
+
+LAYER = Layer()
+
+
 def made(prepare, cls=Norm):
     norm = cls()
     prepare(norm)
@@ -206,15 +217,23 @@ def made(prepare, cls=Norm):
 def test_refuses_norms_whose_call_would_be_missed(norm, reason):
     x = torch.randn(2, 8)
     for module in (calls, kernels):
-        assert module.refuses(None, x, x, Norm(), Norm) is None
-        assert reason in module.refuses(None, x, x, norm, Norm)
+        assert module.refuses(LAYER, x, x, Norm(), Norm) is None
+        assert reason in module.refuses(LAYER, x, x, norm, Norm)
+
+
+def test_refuses_classes_that_took_the_place_of_upstreams():
+    x = torch.randn(2, 8)
+    for norm in (nn.RMSNorm(8), Inherits(8, 8)):
+        assert "is not upstream's" in calls.refuses(LAYER, x, x, norm, type(norm))
+    derived = type("Derived", (Layer,), {"__module__": "elsewhere"})()
+    assert calls.refuses(derived, x, x, Norm(), Norm) is None
 
 
 def test_refuses_while_all_modules_are_watched():
     x = torch.randn(2, 8)
     held = nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
     try:
-        assert "for all modules" in kernels.refuses(None, x, x, Norm(), Norm)
+        assert "for all modules" in kernels.refuses(LAYER, x, x, Norm(), Norm)
     finally:
         held.remove()
 
@@ -232,12 +251,12 @@ def test_refuses_while_all_modules_are_watched():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_refuses_operands(left, right, reason):
-    assert reason in kernels.refuses(None, left, right, Norm(), Norm)
+    assert reason in kernels.refuses(LAYER, left, right, Norm(), Norm)
 
 
 def test_refuses_a_norm_with_more_than_a_weight():
     x, norm = torch.randn(2, 8), Norm()
     norm.bias = nn.Parameter(torch.rand(8))
-    assert "2 parameters" in kernels.refuses(None, x, x, norm, Norm)
+    assert "2 parameters" in kernels.refuses(LAYER, x, x, norm, Norm)
     del norm.bias, norm.weight
-    assert "0 parameters" in kernels.refuses(None, x, x, norm, Norm)
+    assert "0 parameters" in kernels.refuses(LAYER, x, x, norm, Norm)

@@ -16,6 +16,7 @@ __all__ = ["IDIOMS", "idioms", "recognise"]
 #: One module an op, in the order in which listings show them; each has ``OP``, ``CANDIDATES`` and ``find``.
 IDIOMS = (
     "rms_norm",
+    "add_rms_norm",
     "rotary",
     "qk_norm_rotary",
     "gated_mlp",

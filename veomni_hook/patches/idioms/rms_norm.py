@@ -36,7 +36,7 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import FunctionNode, has_docstring
 from veomni_hook.patches.text.walk import walk_ast
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "find", "sites"]
 
 OP = "rms_norm"
 CANDIDATES = (
@@ -70,6 +70,17 @@ _Route = tuple[str, dict[str, str], list[str]]
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
+    yield from sites(view)
+
+
+def sites(view: ModuleView) -> tuple[Site, ...]:
+    """The candidates of a module, for other idioms, too: looked for once."""
+    if OP not in view.found:
+        view.found[OP] = tuple(_sites(view))
+    return view.found[OP]
+
+
+def _sites(view: ModuleView) -> Iterator[Site]:
     text = view.document.source
     if "RMSNorm" not in text and not ("mean(" in text and ("rsqrt(" in text or "pow(" in text)):
         return

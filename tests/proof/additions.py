@@ -1,0 +1,100 @@
+"""The prover of residual additions and their norms: the guard's own statements, without the layer around them."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import textwrap
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.proof.build import build
+from tests.proof.inputs import Inputs
+from tests.proof.provers import MIXED, Proof, Tally, Unfit, Unreached, both, slots_of, typed
+from veomni_hook.patches.structure.runs import loaded
+from veomni_hook.patches.structure.scope import bound_names
+
+__all__ = ["prove_addition"]
+
+RESULTS = "results"
+
+
+def prove_addition(site: Any, module: Any) -> Proof:
+    """Prove every guard of a method, over dtypes, shapes and strides: all names that upstream's lines bind."""
+    name, _, method = site.target.partition(".")
+    cls = getattr(module, name)
+    source = inspect.getsource(inspect.unwrap(vars(cls)[method]))
+    guards = [node for node in ast.walk(ast.parse(textwrap.dedent(source))) if _asks(node, site.op)]
+    if not guards:
+        raise Unreached("no guard stands in it")
+    slots, tally = slots_of(module, site.op), Tally(site.variant)
+    for guard in guards:
+        assert isinstance(guard, ast.If)
+        owner, call, names = _alone(guard, cls, module)
+        width = next(owner.parameters()).shape[0]
+        for (held, dtype), inputs in ((mixed, given) for mixed in MIXED for given in _inputs(names, width)):
+            owner.to(held)
+            try:
+                result = both(slots, owner, call, typed(inputs, dtype))
+            except Unfit as error:
+                tally.note(str(error))
+                continue
+            for refusal in result[3]:
+                tally.note(refusal)
+            tally.add(*result[:3], dtype, names, counts=held is dtype)
+    return tally.proof()
+
+
+def _asks(node: ast.AST, op: str) -> bool:
+    if not isinstance(node, ast.If):
+        return False
+    names = (each.id for each in ast.walk(node.test) if isinstance(each, ast.Name))
+    return any(name.startswith(f"veomni_{op}_") for name in names)
+
+
+def _alone(guard: ast.If, cls: type[nn.Module], module: Any) -> tuple[nn.Module, Any, list[str]]:
+    """A layer with nothing but its norm, a function of the guard alone, and the tensors that it reads."""
+    asked = next(node for node in ast.walk(guard.test) if isinstance(node, ast.Call)).args
+    norm, norm_class = asked[-2:]
+    assert isinstance(norm, ast.NamedExpr) and isinstance(norm.value, ast.Attribute)
+    assert isinstance(norm_class, ast.Name)
+    owner = cls.__new__(cls)
+    nn.Module.__init__(owner)
+    setattr(owner, norm.value.attr, build(getattr(module, norm_class.id)))
+    for node in ast.walk(guard):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+            called = any(isinstance(each, ast.Call) and each.func is node for each in ast.walk(guard))
+            if not hasattr(owner, node.attr):
+                setattr(owner, node.attr, nn.Identity() if called else nn.Parameter(torch.tensor(0.5)))
+    names = list(_read(guard, module))
+    # Both ways bind what upstream's lines bind, as far as others read it.
+    bound = sorted(bound_names(guard.orelse) & bound_names(guard.body))
+    results = ", ".join(f"{name!r}: {name}" for name in bound)
+    text = f"def {RESULTS}(self, {', '.join(names)}):\n{textwrap.indent(ast.unparse(guard), '    ')}\n"
+    scope = dict(vars(module))
+    exec(f"{text}    return {{{results}}}", scope)
+    return owner, partial(scope[RESULTS], owner), names
+
+
+def _read(guard: ast.If, module: Any) -> Iterator[str]:
+    """The locals that upstream's lines read before they bind them."""
+    known = {"self", *vars(module), *vars(builtins)}
+    for statement in guard.orelse:
+        for name in dict.fromkeys(loaded([statement])):
+            if name not in known:
+                known.add(name)
+                yield name
+        known |= bound_names([statement])
+
+
+def _inputs(names: list[str], width: int) -> Iterator[Inputs]:
+    for shape in ((2, 3, width), (5, width), (3, 2, width)):
+        given = {name: torch.randn(shape) * 2 for name in names}
+        if shape[0] == 3:  # a view whose rows are not next to each other
+            given = {name: value.transpose(0, 1) for name, value in given.items()}
+        yield given
