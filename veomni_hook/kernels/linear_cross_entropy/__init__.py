@@ -5,12 +5,14 @@ vocab_size, loss_kwargs, options)`` and gets ``loss, logits, finish`` (`causal_l
 makes the model's output as upstream does, and returns ``finish(output)``. `head` says how the loss gets into
 the head's ``__call__``, `output` how ``logits`` stay available.
 
+`options` is what a training loop may ask for besides, `functional` the same for tensors without a model.
+
 ``last_token``: ``kernel(hidden_states, score)`` takes the place of ``score(hidden_states)`` (`pooled`).
 """
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Variant
+from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
 
 _HERE = "veomni_hook.kernels.linear_cross_entropy"
 
@@ -19,7 +21,7 @@ OP = Op(
     variants={
         "next_token": Variant(
             "cross_entropy(float32(t(x @ weight.T + bias)), next label): mean, or sum / num_items; "
-            "t scales and caps",
+            "t scales and caps; loss_options add smoothing, z-loss, weights and statistics of tokens",
             f"{_HERE}.reference:linear_cross_entropy",
             operands=("model", "hidden_states", "head", "labels", "vocab_size", "loss_kwargs", "options"),
         ),
@@ -28,6 +30,16 @@ OP = Op(
 )
 
 KERNELS = (
+    Kernel(
+        op="linear_cross_entropy",
+        variant="next_token",
+        backend="triton",
+        load=f"{_HERE}.triton:causal_lm_output",
+        refuses=f"{_HERE}.triton:refuses",
+        requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
+        priority=10,
+        description="rows in chunks between products of cuBLAS; gradients are computed with the loss",
+    ),
     Kernel(
         op="linear_cross_entropy",
         variant="next_token",

@@ -218,7 +218,11 @@ def loss_and_statistics(
     weights = objective.loss_weights
     weights = None if weights is None else weights.to(x.device, torch.float32)
     if not wants_grad(*(each for each in (x, weight, bias) if each is not None)):
-        x, weight, bias = x.detach(), weight.detach(), None if bias is None else bias.detach()
+        x, weight, bias = (
+            _without_grad(x),
+            _without_grad(weight),
+            None if bias is None else _without_grad(bias),
+        )
     loss, *statistics = _Loss.apply(x, weight, bias, target, items, weights, backend, form)  # type: ignore[no-untyped-call]
     return loss, TokenStatistics(*statistics)
 
@@ -256,6 +260,10 @@ def on_device(number: torch.Tensor | float | None, device: torch.device) -> torc
 
 def _cast(dtype: torch.dtype, *tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
     return [None if each is None else each.to(dtype) for each in tensors]
+
+
+def _without_grad(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _scaled(

@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, output, reference
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.options import active, refused
 from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
 from veomni_hook.kernels.operands import not_plain, untraceable
 
-__all__ = ["Call", "Fused", "cannot", "fused_output", "reference_output", "refuses"]
+__all__ = ["Call", "Fused", "cannot", "fused_output", "reference_output", "refuses", "settled"]
+
+Compute = Callable[..., tuple[torch.Tensor, TokenStatistics]]
 
 
 class Call(NamedTuple):
@@ -56,6 +61,48 @@ class Call(NamedTuple):
             return IDENTITY
         return Transform(**{name: value for name, value in self.options.items() if name != "before_head"})
 
+    @property
+    def given(self) -> Any:
+        """The labels that the loss function looks at, in the shape in which they were given."""
+        shift_labels = self.loss_kwargs.get("shift_labels")
+        known = losses.reads_shift_labels(self.model.loss_function) and shift_labels is not None
+        return shift_labels if known else self.labels
+
+    def shifted(self, labels: Any, filled: float) -> torch.Tensor:
+        """Return what stands at the labels' place at the positions that predict them, ``[rows]``."""
+        shift_labels = self.loss_kwargs.get("shift_labels")
+        if labels is not self.labels and shift_labels is not None:
+            shift_labels = labels
+        return losses.targets(self.model.loss_function, labels, shift_labels, filled)
+
+    @property
+    def objective(self) -> tuple[Objective, Wanted]:
+        """What is asked for, by the call and by `loss_options`."""
+        objective = Objective(
+            self.loss_kwargs.get("ignore_index", -100),
+            self.loss_kwargs.get("num_items_in_batch"),
+            self.transform,
+        )
+        held = active()
+        if held is None:
+            return objective, NOTHING
+        options, weights = held.options, held.options.loss_weights
+        if weights is not None:
+            if weights.shape != self.given.shape:
+                raise KernelError(
+                    f"loss_weights have the shape {[*weights.shape]}, the labels {[*self.given.shape]}",
+                    where=type(self.model).__name__,
+                    fix="give each label a weight",
+                )
+            weights = self.shifted(weights, 0)
+        asked = objective._replace(
+            label_smoothing=options.label_smoothing,
+            z_loss=options.z_loss,
+            loss_weights=weights,
+            accumulate=options.accumulate,
+        )
+        return asked, options.wanted
+
 
 class Fused(NamedTuple):
     """What a guard gets: ``finish`` takes the output made with ``loss`` and ``logits`` and returns it."""
@@ -66,16 +113,34 @@ class Fused(NamedTuple):
 
 
 def refuses(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call had better, or has to, come from the upstream code, or None."""
-    if not model.training:
-        return "the model is in eval mode, where logits are what callers read"
-    if not torch.is_grad_enabled():
-        return "gradients are disabled"
-    return output.logits_are_read(model) or cannot(model, *operands)
+    """Return why the loss of this call had better, or has to, come from the upstream code, or None.
+
+    Raises KernelError where it has to, and `loss_options` ask for another loss.
+    """
+    held = active()
+    reason = None if held is not None and held.options.evaluation else _untrained(model)
+    return settled(model, reason or output.logits_are_read(model) or _cannot(model, *operands))
 
 
 def cannot(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call has to come from the upstream code, or None."""
+    """Return why the loss of this call has to come from the upstream code, or None; raises as `refuses`."""
+    return settled(model, _cannot(model, *operands))
+
+
+def settled(model: Any, reason: str | None) -> str | None:
+    """Return ``reason``, after `loss_options` have been told that the upstream code runs."""
+    if reason is not None:
+        refused(model, reason)
+    return reason
+
+
+def _untrained(model: Any) -> str | None:
+    if not model.training:
+        return "the model is in eval mode, where logits are what callers read"
+    return None if torch.is_grad_enabled() else "gradients are disabled"
+
+
+def _cannot(model: Any, *operands: Any) -> str | None:
     if getattr(model, "_is_replica", False):
         return "the model is a replica of nn.DataParallel, which gathers logits"
     call = Call.of(model, *operands)
@@ -91,34 +156,38 @@ def cannot(model: Any, *operands: Any) -> str | None:
     )
 
 
-def fused_output(compute: Callable[..., torch.Tensor], call: Call) -> Fused:
+def fused_output(compute: Compute, call: Call) -> Fused:
     """Return the loss from ``compute``, and logits that are computed on first access.
 
-    ``compute`` is called as `reference.linear_cross_entropy`. If the head turns the request down both are
+    ``compute`` is called as `reference.loss_and_statistics`. If the head turns the request down both are
     upstream's.
     """
     model, head, transform = call.model, call.head, call.transform
     before_head = call.options.get("before_head")
     hidden_states = call.hidden_states if before_head is None else before_head(call.hidden_states)
-    ignore_index = call.loss_kwargs.get("ignore_index", -100)
-    target = losses.targets(
-        model.loss_function, call.labels, call.loss_kwargs.get("shift_labels"), ignore_index
-    )
-    options = {
-        "ignore_index": ignore_index,
-        "num_items": call.loss_kwargs.get("num_items_in_batch"),
-        "transform": transform,
-    }
-    request = heads.LossRequest(compute, target.to(hidden_states.device), options)
+    objective, wanted = call.objective
+    target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
+    found: list[TokenStatistics] = []
+
+    def loss_of(*rows: Any) -> torch.Tensor:
+        loss, statistics = compute(*rows, objective, wanted)
+        found.append(statistics)
+        return loss
+
+    request = heads.LossRequest(loss_of, target, {})
     linear = heads.last_linear(model, head)
     answer = heads.ask(head, linear, hidden_states, request)
     if request.loss is None:
-        output.note_refusal(model, request.reason or "the head did not call torch.nn.functional.linear")
+        reason = request.reason or "the head did not call torch.nn.functional.linear"
+        output.note_refusal(model, reason)
+        refused(model, reason)
         logits = transform(answer)
         loss = model.loss_function(
             logits=logits, labels=call.labels, vocab_size=call.vocab_size, **call.loss_kwargs
         )
         return Fused(loss, logits, _as_it_is)
+    if (held := active()) is not None:
+        held.report.take(found[-1], target, objective.ignore_index, call.given.shape)
     # A hook that casts what leaves the module would round the loss, where upstream rounds logits.
     loss = answer if answer.dtype is request.loss.dtype else request.loss
     deferred = output.DeferredLogits(model, head, linear, hidden_states, transform)
@@ -127,7 +196,7 @@ def fused_output(compute: Callable[..., torch.Tensor], call: Call) -> Fused:
 
 def reference_output(*call: Any) -> Fused:
     """Return the loss from the plain definition; see `fused_output`."""
-    return fused_output(reference.linear_cross_entropy, Call.of(*call))
+    return fused_output(reference.loss_and_statistics, Call.of(*call))
 
 
 def _as_it_is(made: Any) -> Any:

@@ -41,7 +41,7 @@ def reads_shift_labels(loss_function: Any) -> bool:
 
 
 def targets(
-    loss_function: Any, labels: Any, shift_labels: torch.Tensor | None, ignore_index: int
+    loss_function: Any, labels: Any, shift_labels: torch.Tensor | None, ignore_index: float
 ) -> torch.Tensor:
     """Return the label of each position, ``[rows]``, as ``loss_function`` finds it."""
     if not reads_shift_labels(loss_function):

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 
-__all__ = ["last_token", "linear_cross_entropy", "loss_and_statistics", "token_statistics"]
+__all__ = ["last_token", "linear_cross_entropy", "loss_and_statistics", "token_statistics", "unable"]
 
 
 def linear_cross_entropy(
@@ -69,6 +69,13 @@ def token_statistics(
     """Return what is ``wanted`` of every row, with gradients."""
     logits = objective.transform(functional.linear(hidden_states, weight, bias)).float()
     return _statistics(logits, target, objective.ignore_index, wanted)
+
+
+def unable(
+    hidden_states: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted
+) -> str | None:
+    """Return None: it computes everything."""
+    return None
 
 
 def last_token(hidden_states: torch.Tensor, score: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

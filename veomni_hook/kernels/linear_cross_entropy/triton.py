@@ -12,18 +12,28 @@ Mutates: nothing. Rows to ignore cost their products, since nobody waits for the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy import autograd, device
+from veomni_hook.kernels.choice import AUTO
+from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, device
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics
-from veomni_hook.kernels.linear_cross_entropy.weight_gradient import WeightGradient, precision
+from veomni_hook.kernels.linear_cross_entropy.chunks import Sums, chunks, divisor
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
 from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.state import STATE
 
-__all__ = ["linear_cross_entropy", "loss_and_statistics", "token_statistics", "unable"]
+__all__ = [
+    "causal_lm_output",
+    "linear_cross_entropy",
+    "loss_and_statistics",
+    "refuses",
+    "token_statistics",
+    "unable",
+]
 
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # Rows of a chunk: with fewer than this many the products with the weight's gradient wait for memory.
@@ -40,8 +50,18 @@ _SCALE_BLOCK, _SCALE_PROGRAMS = 8192, 1056
 def chunk_rows(rows: int, hidden: int, vocab: int, element: int) -> int:
     """Return the rows of each chunk but the last: as equal as tiles allow."""
     most = max(CHUNK_ROWS, hidden // 2, CHUNK_BYTES // (vocab * element))
-    chunks = max(1, -(-rows // most))
-    return max(1, -(-rows // (chunks * TILE))) * TILE
+    number = max(1, -(-rows // most))
+    return max(1, -(-rows // (number * TILE))) * TILE
+
+
+def _size(x: torch.Tensor, weight: torch.Tensor) -> int:
+    vocab, hidden = weight.shape
+    return chunk_rows(x.shape[0], hidden, vocab, x.element_size())
+
+
+def _filled(x: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+    """Results of an operator are tensors: what is not needed is empty."""
+    return tuple(x.new_empty(0) if each is None else each for each in gradients)
 
 
 class _Walk(NamedTuple):
@@ -61,66 +81,11 @@ class _Walk(NamedTuple):
         return cls(vocab, block, warps, softcap is not None, 1.0 if softcap is None else softcap)
 
 
-def _chunks(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the rows of every chunk and its logits, which share one buffer."""
-    rows, (vocab, hidden) = x.shape[0], weight.shape
-    size = chunk_rows(rows, hidden, vocab, x.element_size())
-    # Rows begin where cuBLAS and vector loads like it, whatever the vocabulary.
-    step = 128 // x.element_size()
-    buffer = torch.empty(min(size, rows), -(-vocab // step) * step, dtype=x.dtype, device=x.device)
-    for start in range(0, rows, size):
-        part = slice(start, min(start + size, rows))
-        logits = buffer[: part.stop - start, :vocab]
-        if bias is None:
-            torch.mm(x[part], weight.t(), out=logits)
-        else:
-            torch.addmm(bias, x[part], weight.t(), out=logits)
-        yield part, logits
-
-
-class _Sums:
-    """Gradients of x, weight and bias, to which chunks of gradients of logits are added."""
-
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, needed: Needed, total: torch.dtype) -> None:
-        self._x, self._held = x, weight
-        self._of_x = x.new_empty(x.shape) if needed.x else None
-        self._of_weight = WeightGradient(weight, total) if needed.weight else None
-        self._of_bias = x.new_zeros(weight.shape[0], dtype=torch.float32) if needed.bias else None
-
-    def add(self, rows: slice, grad_logits: torch.Tensor) -> None:
-        if self._of_x is not None:
-            torch.mm(grad_logits, self._held, out=self._of_x[rows])
-        if self._of_weight is not None:
-            self._of_weight.add(grad_logits, self._x[rows])
-        if self._of_bias is not None:
-            self._of_bias += grad_logits.sum(0, dtype=torch.float32)
-
-    def results(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """Return the gradients, that of the weight in ``dtype``; those that are not needed are empty."""
-        found = self._of_x, None if self._of_weight is None else self._of_weight.result(dtype), self._of_bias
-        return tuple(self._x.new_empty(0) if each is None else each for each in found)
-
-
 def _row_results(x: torch.Tensor, *, entropy: bool, predictions: bool) -> tuple[torch.Tensor, ...]:
     """Room for the statistics of rows that are not always computed."""
     rows = x.shape[0]
     entropies = x.new_empty(rows if entropy else 0, dtype=torch.float32)
     return entropies, x.new_empty(rows if predictions else 0, dtype=torch.int64)
-
-
-def _divisor(
-    target: torch.Tensor, num_items: torch.Tensor | None, weights: torch.Tensor | None, ignore_index: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the sum of losses is divided by, and what gradients are multiplied by."""
-    if num_items is not None:
-        items = num_items.to(torch.float32).reshape(())
-        return items, items.reciprocal()
-    kept = target != ignore_index
-    items = kept.sum(dtype=torch.float32) if weights is None else weights.where(kept, 0).sum()
-    # Where nothing counts the mean is NaN, but gradients are zero, as upstream's are.
-    return items, items.where(items != 0, 1).reciprocal()
 
 
 def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
@@ -145,10 +110,10 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     losses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     weights = losses if loss_weights is None else loss_weights.contiguous()
     entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
-    items, inverse = _divisor(target, num_items, loss_weights, ignore_index)
-    sums = _Sums(x, weight, Needed(*needed), total)
+    items, inverse = divisor(target, num_items, loss_weights, ignore_index)
+    sums = Sums(x, weight, Needed(*needed), total)
     walk = _Walk.of(weight, softcap)
-    for part, logits in _chunks(x, weight, bias):
+    for part, logits in chunks(x, weight, bias, _size(x, weight)):
         device.forward[(logits.shape[0],)](
             logits, logits.stride(0), target[part], weights[part], inverse, losses[part], losses,
             log_probs[part], entropies[part], tokens[part], ignore_index, factor, walk.cap, label_smoothing,
@@ -158,7 +123,7 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
         sums.add(part, logits)
         # The buffer has to be free when the weight's gradient is converted.
         del logits
-    return losses.sum() / items, inverse, *sums.results(result), log_probs, entropies, tokens
+    return losses.sum() / items, inverse, *_filled(x, sums.results(result)), log_probs, entropies, tokens
 
 
 def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
@@ -176,7 +141,7 @@ def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
     lses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
     walk = _Walk.of(weight, softcap)
-    for part, logits in _chunks(x, weight, bias):
+    for part, logits in chunks(x, weight, bias, _size(x, weight)):
         device.forward[(logits.shape[0],)](
             logits, logits.stride(0), target[part], lses, lses, lses, lses[part], log_probs[part],
             entropies[part], tokens[part], ignore_index, factor, walk.cap, 0.0, 0.0, walk.vocab, walk.block,
@@ -205,9 +170,9 @@ def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
     target = target.contiguous()
     incoming = [None if each is None else each.contiguous() for each in (to_log_probs, to_entropy)]
     operands = [lse if each is None else each for each in (entropy, *incoming)]
-    sums = _Sums(x, weight, Needed(*needed), total)
+    sums = Sums(x, weight, Needed(*needed), total)
     walk = _Walk.of(weight, softcap)
-    for part, logits in _chunks(x, weight, bias):
+    for part, logits in chunks(x, weight, bias, _size(x, weight)):
         device.gradient[(logits.shape[0],)](
             logits, logits.stride(0), target[part], lse[part], *(each[part] for each in operands),
             ignore_index, factor, walk.cap, walk.vocab, walk.block, walk.capped, to_log_probs is not None,
@@ -215,7 +180,7 @@ def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
         )  # fmt: skip
         sums.add(part, logits)
         del logits
-    return sums.results(result)
+    return _filled(x, sums.results(result))
 
 
 def _scale_op(x: torch.Tensor, factor: torch.Tensor) -> None:
@@ -236,8 +201,10 @@ def _gradients_fake(
 def _loss_fake(x: torch.Tensor, weight: torch.Tensor, *call: Any) -> tuple[torch.Tensor, ...]:
     *_, entropy, predictions, _, result, needed = call
     gradients = _gradients_fake(x, weight, result, needed)
-    loss, inverse = (x.new_empty((), dtype=torch.float32) for _ in range(2))
+    num_items = call[2]
+    loss = x.new_empty(() if num_items is None else num_items.shape, dtype=torch.float32)
     log_probs = x.new_empty(x.shape[0], dtype=torch.float32)
+    inverse = x.new_empty((), dtype=torch.float32)
     return loss, inverse, *gradients, log_probs, *_row_results(x, entropy=entropy, predictions=predictions)
 
 
@@ -347,11 +314,27 @@ def linear_cross_entropy(
     return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
 
 
-def unable(x: torch.Tensor, weight: torch.Tensor) -> str | None:
-    """Return why these cannot be computed here, or None."""
+def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:
+    """Return why this cannot be computed here, or None."""
     dtype = autograd.compute_dtype(x)
     if dtype not in _DTYPES:
         return f"logits have dtype {dtype}"
-    if not weight.numel():
-        return "the weight is empty"
-    return None
+    return None if weight.numel() else "the weight is empty"
+
+
+def causal_lm_output(*call: Any) -> causal_lm.Fused:
+    """Return a language model's loss computed here; see `causal_lm.fused_output`."""
+    return causal_lm.fused_output(loss_and_statistics, causal_lm.Call.of(*call))
+
+
+def refuses(model: Any, *operands: Any) -> str | None:
+    """Return why the loss of this call has to come from somewhere else, or None; see `causal_lm.refuses`."""
+    reason = causal_lm.refuses(model, *operands)
+    if reason is not None:
+        return reason
+    dtype = autograd.compute_dtype(operands[0])
+    reason = None if dtype in _DTYPES else f"logits have dtype {dtype}"
+    # Under auto the torch backend is asked next.
+    return (
+        reason if STATE.choice.backend("linear_cross_entropy") == AUTO else causal_lm.settled(model, reason)
+    )

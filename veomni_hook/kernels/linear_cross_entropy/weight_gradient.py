@@ -22,10 +22,9 @@ def precision(low: torch.dtype, kept: torch.dtype, *, in_float32: bool) -> tuple
 
 
 class WeightGradient:
-    """``scale`` times the sum of ``grad_logits.T @ x`` over chunks, ``[vocab, hidden]``, in ``total``."""
+    """The sum of ``grad_logits.T @ x`` over chunks, ``[vocab, hidden]``, made in the dtype ``total``."""
 
-    def __init__(self, weight: torch.Tensor, total: torch.dtype, scale: float = 1.0) -> None:
-        self._scale = scale
+    def __init__(self, weight: torch.Tensor, total: torch.dtype) -> None:
         self._beta = 0
         self._total = torch.empty(weight.shape, dtype=total, device=weight.device)
 
@@ -33,18 +32,16 @@ class WeightGradient:
         """Add one chunk: ``grad_logits`` ``[rows, vocab]`` and ``x`` ``[rows, hidden]``, of one dtype."""
         total, beta, self._beta = self._total, self._beta, 1
         if total.dtype is x.dtype:
-            total.addmm_(grad_logits.t(), x, beta=beta, alpha=self._scale)
+            total.addmm_(grad_logits.t(), x, beta=beta)
         elif ADDS_IN_FLOAT32 and x.is_cuda:
-            torch.addmm(
-                total, grad_logits.t(), x, beta=beta, alpha=self._scale, out_dtype=total.dtype, out=total
-            )
+            torch.addmm(total, grad_logits.t(), x, beta=beta, out_dtype=total.dtype, out=total)
         elif x.is_cuda:
             total = total if beta else total.zero_()
-            total.add_(grad_logits.t() @ x, alpha=self._scale)
+            total.add_(grad_logits.t() @ x)
         else:
             # A CPU without bfloat16 units is five times faster in float32.
             grad, x = grad_logits.to(total.dtype), x.to(total.dtype)
-            total.addmm_(grad.t(), x, beta=beta, alpha=self._scale)
+            total.addmm_(grad.t(), x, beta=beta)
 
     def result(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the sum in ``dtype``, and keep nothing."""

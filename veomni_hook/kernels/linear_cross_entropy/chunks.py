@@ -1,0 +1,69 @@
+"""The products of a linear layer and its gradients over chunks of rows, which share one buffer of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from veomni_hook.kernels.linear_cross_entropy.autograd import Needed
+from veomni_hook.kernels.linear_cross_entropy.weight_gradient import WeightGradient
+
+__all__ = ["Sums", "chunks", "divisor"]
+
+#: Rows begin at multiples of this many bytes, whatever the vocabulary: cuBLAS and vector loads want it.
+ALIGNED = 128
+
+
+def chunks(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, size: int
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield the rows of every chunk of ``size``, and its logits, which live until the next chunk."""
+    rows, vocab = x.shape[0], weight.shape[0]
+    step = ALIGNED // x.element_size()
+    buffer = torch.empty(min(size, rows), -(-vocab // step) * step, dtype=x.dtype, device=x.device)
+    for start in range(0, rows, size):
+        part = slice(start, min(start + size, rows))
+        logits = buffer[: part.stop - start, :vocab]
+        if bias is None:
+            torch.mm(x[part], weight.t(), out=logits)
+        else:
+            torch.addmm(bias, x[part], weight.t(), out=logits)
+        yield part, logits
+
+
+class Sums:
+    """Gradients of x, weight and bias where needed, to which chunks of gradients of logits are added."""
+
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, needed: Needed, total: torch.dtype) -> None:
+        self._x, self._weight = x, weight
+        self._of_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed.x else None
+        self._of_weight = WeightGradient(weight, total) if needed.weight else None
+        self._of_bias = x.new_zeros(weight.shape[0], dtype=torch.float32) if needed.bias else None
+
+    def add(self, rows: slice, grad_logits: torch.Tensor) -> None:
+        """Add one chunk, in the dtype of x."""
+        if self._of_x is not None:
+            torch.mm(grad_logits, self._weight, out=self._of_x[rows])
+        if self._of_weight is not None:
+            self._of_weight.add(grad_logits, self._x[rows])
+        if self._of_bias is not None:
+            self._of_bias += grad_logits.sum(0, dtype=torch.float32)
+
+    def results(self, dtype: torch.dtype) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x, of the weight (in ``dtype``) and of the bias (float32)."""
+        of_weight = None if self._of_weight is None else self._of_weight.result(dtype)
+        return self._of_x, of_weight, self._of_bias
+
+
+def divisor(
+    target: torch.Tensor, num_items: torch.Tensor | None, weights: torch.Tensor | None, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the sum of losses is divided by, and what its gradients are multiplied by; float32."""
+    if num_items is not None:
+        items = num_items.to(torch.float32)
+        return items, items.reciprocal().reshape(())
+    kept = target != ignore_index
+    items = kept.sum(dtype=torch.float32) if weights is None else weights.where(kept, 0).sum()
+    # Where nothing counts the mean is NaN, but gradients are zero, as upstream's are.
+    return items, items.where(items != 0, 1).reciprocal()

@@ -1,0 +1,172 @@
+"""The linear cross-entropy and what it says of tokens, as functions of tensors."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.choice import Choice
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.operands import not_plain, untraceable
+from veomni_hook.kernels.registry import EAGER, REFERENCE, registry
+from veomni_hook.kernels.select import select
+from veomni_hook.kernels.state import STATE
+from veomni_hook.kernels.system import System
+
+__all__ = ["linear_cross_entropy", "token_log_probs"]
+
+_OP, _VARIANT = "linear_cross_entropy", "next_token"
+_BACKENDS = ("triton", "torch", "liger", REFERENCE)
+
+
+def linear_cross_entropy(  # noqa: PLR0913 - one keyword an option
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    num_items: torch.Tensor | float | None = None,
+    loss_weights: torch.Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    accumulate: str = "weight",
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Return the cross-entropy of ``softcap * tanh(scale * (hidden_states @ weight.T + bias) / softcap)``.
+
+    All logits never exist at once, neither here nor in backward; gradients are computed with the loss.
+
+    Args:
+        hidden_states: ``[..., hidden]``.
+        weight: ``[vocab, hidden]``, in the dtype of the hidden states (any two under autocast).
+        target: the token of each position, ``[...]`` int64; not shifted here.
+        bias: ``[vocab]``.
+        ignore_index: the target of positions that do not count.
+        label_smoothing: as in ``torch.nn.functional.cross_entropy``.
+        z_loss: a factor of the squared logsumexp of each position.
+        num_items: what the sum is divided by; None: the number (sum of weights) of positions that count.
+        loss_weights: a factor for each position, ``[...]``, without a gradient.
+        softcap: caps the logits; None: does not.
+        scale: multiplies the logits; None: 1.
+        accumulate: ``"float32"`` sums the weight's gradient in float32; ``"weight"`` in its dtype.
+        backend: ``triton``, ``torch``, ``liger``, ``reference``; None: as chosen for the op in settings.
+
+    Returns:
+        The loss, a float32 scalar.
+
+    Raises:
+        KernelError: a value is not valid, or ``backend`` cannot compute this.
+    """
+    objective = Objective(
+        ignore_index, num_items, Transform(scale=scale, softcap=softcap), label_smoothing, z_loss,
+        None if loss_weights is None else loss_weights.reshape(-1), accumulate,
+    )  # fmt: skip
+    call = _rows(hidden_states, weight, bias, target, objective)
+    if loss_weights is not None and loss_weights.shape != target.shape:
+        raise _wrong(f"loss_weights have the shape {[*loss_weights.shape]}, the target {[*target.shape]}")
+    loss: torch.Tensor = _module(backend, call, objective, NOTHING).loss_and_statistics(
+        *call, objective, NOTHING
+    )[0]
+    return loss
+
+
+def token_log_probs(  # noqa: PLR0913 - one keyword an option
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    softcap: float | None = None,
+    scale: float | None = None,
+    entropy: bool = False,
+    predictions: bool = False,
+    accumulate: str = "weight",
+    backend: str | None = None,
+) -> TokenStatistics:
+    """Return the log-probability of each target, with gradients, and on request more of its distribution.
+
+    All logits never exist at once: they are computed again in backward. ``log_probs`` and ``entropy`` have
+    gradients with respect to hidden states, weight and bias. The arguments are those of
+    `linear_cross_entropy`; ``scale`` is one over the temperature.
+
+    Returns:
+        ``TokenStatistics(log_probs, entropy, predictions)``, each in the shape of ``target``, or None where
+        not asked for; 0, 0 and ``ignore_index`` where the target is to be ignored.
+
+    Raises:
+        KernelError: a value is not valid, or ``backend`` cannot compute this.
+    """
+    transform = Transform(scale=scale, softcap=softcap)
+    objective = Objective(ignore_index, transform=transform, accumulate=accumulate)
+    wanted = Wanted(True, entropy, predictions)
+    call = _rows(hidden_states, weight, bias, target, objective)
+    found: TokenStatistics = _module(backend, call, objective, wanted).token_statistics(
+        *call, objective, wanted
+    )
+    return found.shaped(target.shape)
+
+
+def _rows(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    objective: Objective,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    reason = (
+        not_plain(*(each for each in (hidden_states, weight, bias, target) if each is not None))
+        or untraceable()
+        or objective.wrong()
+    )
+    if reason is not None:
+        raise _wrong(reason)
+    if weight.ndim != 2 or hidden_states.shape[-1:] != weight.shape[1:]:
+        raise _wrong(f"hidden states {[*hidden_states.shape]} and weight {[*weight.shape]} do not fit")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise _wrong(f"bias {[*bias.shape]} and weight {[*weight.shape]} do not fit")
+    if target.dtype is not torch.int64 or target.shape != hidden_states.shape[:-1]:
+        raise _wrong(f"the target is {target.dtype} {[*target.shape]}, not int64 for each position")
+    return hidden_states.reshape(-1, weight.shape[1]), weight, bias, target.reshape(-1)
+
+
+def _module(name: str | None, call: Any, objective: Objective, wanted: Wanted) -> ModuleType:
+    kind = call[0].device.type
+    found = _ordered(kind, name, STATE.epoch, registry.version)
+    reasons = []
+    for module in found:
+        reason = module.unable(call[0], call[1], objective, wanted)
+        if reason is None:
+            return module
+        reasons.append(f"{module.__name__.rpartition('.')[2]}: {reason}")
+    raise _wrong("; ".join(reasons) or f"no backend runs on {kind}")
+
+
+@lru_cache(maxsize=32)
+def _ordered(kind: str, name: str | None, epoch: int, version: int) -> tuple[ModuleType, ...]:
+    """The modules to ask for tensors on ``kind``, where settings are those of ``epoch`` and ``version``."""
+    from importlib import import_module
+
+    choice = STATE.choice if name is None else Choice(name)
+    if choice.backend(_OP) == EAGER:
+        choice = Choice(REFERENCE)
+    if name is not None and name not in _BACKENDS:
+        raise KernelError(
+            f"no backend is called {name!r}", where=_OP, fix=f"choose from: {', '.join(_BACKENDS)}"
+        )
+    selection = select(_OP, _VARIANT, choice, System.detect(kind))
+    package = __name__.rpartition(".")[0]
+    names = [kernel.backend for kernel in selection.candidates if kernel.backend in _BACKENDS]
+    return tuple(import_module(f"{package}.{each}") for each in names)
+
+
+def _wrong(what: str) -> KernelError:
+    return KernelError(what, where="linear_cross_entropy", fix="see its documentation")

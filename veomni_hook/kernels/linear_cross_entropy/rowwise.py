@@ -1,0 +1,150 @@
+"""What plain PyTorch makes of a chunk of logits: its rows' losses and statistics, and gradients in its place.
+
+Rows are gone through a few at a time, so that nothing else as large as the chunk exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from veomni_hook.kernels.linear_cross_entropy.autograd import Form
+
+__all__ = ["Rows", "loss", "overwrite"]
+
+# Logits at once: on a CPU they stay in its caches, on a GPU a launch has something to do.
+SLICE_LOGITS, SLICE_LOGITS_GPU = 1 << 19, 1 << 26
+# exp(-104) is 0 in float32.
+_VANISHED = -128.0
+
+
+class Rows(NamedTuple):
+    """What is known of rows, ``[rows]``; ``losses`` are weighted, and 0 where a row does not count."""
+
+    losses: torch.Tensor
+    lse: torch.Tensor
+    log_probs: torch.Tensor
+    entropy: torch.Tensor
+    predictions: torch.Tensor
+
+    @classmethod
+    def empty(cls, x: torch.Tensor, form: Form) -> Rows:
+        """Return room for the rows of ``x``."""
+        losses, lse, log_probs, entropy = x.new_zeros((4, x.shape[0]), dtype=torch.float32).unbind()
+        tokens = x.new_empty(x.shape[0] if form.predictions else 0, dtype=torch.int64)
+        return cls(losses, lse, log_probs, entropy, tokens)
+
+    def part(self, rows: slice) -> Rows:
+        """Return the same memory for some of the rows."""
+        return Rows(*(each[rows] for each in self))
+
+
+class _Slopes(NamedTuple):
+    """What a row's gradient is made of: a share of each probability, and so much at the goal and anywhere."""
+
+    of_probability: torch.Tensor
+    of_goal: torch.Tensor
+    of_all: torch.Tensor | None
+
+
+def loss(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    weights: torch.Tensor,
+    scale: torch.Tensor | float,
+    form: Form,
+    found: Rows,
+    *,
+    gradient: bool,
+) -> None:
+    """Fill ``found``, and (``gradient``) put the gradient of ``scale`` times the losses over ``logits``.
+
+    ``weights`` ``[rows]`` are those of the losses, 0 where ``target`` is ``ignore_index``.
+    """
+    for rows in _slices(logits):
+        z, capped = _transformed(logits[rows], form)
+        counts = target[rows] != form.ignore_index
+        goal = target[rows].where(counts, 0)[:, None]
+        here = found.part(rows)
+        top, first = z.max(-1, keepdim=True)
+        if form.predictions:
+            here.predictions.copy_(first[:, 0].where(counts, form.ignore_index))
+        at_goal = z.gather(1, goal)[:, 0]
+        mean = z.mean(-1) if form.label_smoothing else 0.0
+        apart = z.sub_(top)
+        power = apart.exp() if form.entropy else apart.exp_()
+        summed = power.sum(-1)
+        here.lse.copy_(top[:, 0] + summed.log())
+        here.log_probs.copy_((at_goal - here.lse).where(counts, 0))
+        if form.entropy:
+            total = apart.clamp_(min=_VANISHED).mul_(power).sum(-1)
+            here.entropy.copy_((summed.log() - total / summed).where(counts, 0))
+        smooth = form.label_smoothing
+        losses = here.lse - (1 - smooth) * at_goal - smooth * mean + form.z_loss * here.lse.square()
+        here.losses.copy_((weights[rows] * losses).where(counts, 0))
+        if gradient:
+            of_row = weights[rows] * scale
+            of_probability = of_row * (1 + 2 * form.z_loss * here.lse) / summed
+            slopes = _Slopes(of_probability, of_row * (smooth - 1), of_row * (-smooth / z.shape[-1]))
+            _store(logits[rows], power, goal, slopes, form, capped)
+
+
+def overwrite(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    form: Form,
+    lse: torch.Tensor,
+    entropy: torch.Tensor | None,
+    to_log_probs: torch.Tensor | None,
+    to_entropy: torch.Tensor | None,
+) -> None:
+    """Put the gradient of log-probabilities and entropies over ``logits``; all else is ``[rows]``."""
+    for rows in _slices(logits):
+        z, capped = _transformed(logits[rows], form)
+        counts = target[rows] != form.ignore_index
+        goal = target[rows].where(counts, 0)[:, None]
+        of_goal = torch.zeros_like(lse[rows]) if to_log_probs is None else to_log_probs[rows].where(counts, 0)
+        power = (z - lse[rows, None]).exp_()
+        of_probability = -of_goal
+        if to_entropy is not None and entropy is not None:
+            back = to_entropy[rows].where(counts, 0)
+            # The gradient of the entropy is -p * (log(p) + entropy).
+            z.sub_((lse[rows] - entropy[rows])[:, None]).clamp_(min=2 * _VANISHED)
+            power.mul_(of_probability[:, None] - back[:, None] * z)
+            of_probability = torch.ones_like(of_goal)
+        _store(logits[rows], power, goal, _Slopes(of_probability, of_goal, None), form, capped)
+
+
+def _slices(logits: torch.Tensor) -> Iterator[slice]:
+    rows, vocab = logits.shape
+    step = max(1, (SLICE_LOGITS if logits.device.type == "cpu" else SLICE_LOGITS_GPU) // vocab)
+    return (slice(start, start + step) for start in range(0, rows, step))
+
+
+def _transformed(raw: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the logits in float32, in memory of their own or that of ``raw``, and the tangent of a cap."""
+    z = raw.float()
+    if form.softcap is None:
+        return (z.mul_(form.factor) if form.factor != 1 else z), None
+    capped = z.mul_(form.factor / form.softcap).tanh_()
+    return capped * form.softcap, capped
+
+
+def _store(
+    place: torch.Tensor,
+    power: torch.Tensor,
+    goal: torch.Tensor,
+    slopes: _Slopes,
+    form: Form,
+    capped: torch.Tensor | None,
+) -> None:
+    power.mul_((slopes.of_probability * form.factor)[:, None])
+    if slopes.of_all is not None and form.label_smoothing:
+        power.add_((slopes.of_all * form.factor)[:, None])
+    power.scatter_add_(1, goal, (slopes.of_goal * form.factor)[:, None])
+    if capped is not None:
+        power.mul_(capped.square_().neg_().add_(1))
+    if power.data_ptr() != place.data_ptr():
+        place.copy_(power)
