@@ -14,10 +14,15 @@ NAMES = {
     "VeomniHookError",
     "VeomniHookWarning",
     "activate",
+    "bind",
     "create_patch_from_external",
     "explain",
+    "linear_cross_entropy",
+    "loss_options",
     "register",
     "register_kernel",
+    "token_log_probs",
+    "use_kernels",
 }
 
 HEAVY = "import sys; import {}; print(sorted(m for m in sys.modules if m in {{'torch', 'transformers', 'dataclasses', 'typing', 'ast', 'inspect', 'tomllib', 'platformdirs'}}))"

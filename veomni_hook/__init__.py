@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from veomni_hook.kernels.binding import bind as bind
     from veomni_hook.kernels.binding import use_kernels as use_kernels
     from veomni_hook.kernels.explain import explain as explain
+    from veomni_hook.kernels.linear_cross_entropy.functional import (
+        linear_cross_entropy as linear_cross_entropy,
+    )
+    from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs as token_log_probs
+    from veomni_hook.kernels.linear_cross_entropy.options import loss_options as loss_options
     from veomni_hook.kernels.registry import Kernel as Kernel
     from veomni_hook.kernels.registry import register_kernel as register_kernel
     from veomni_hook.patches.spec import PatchConfig as PatchConfig
@@ -34,8 +39,11 @@ _HOME = {
     "bind": "veomni_hook.kernels.binding",
     "create_patch_from_external": "veomni_hook.patches.spec",
     "explain": "veomni_hook.kernels.explain",
+    "linear_cross_entropy": "veomni_hook.kernels.linear_cross_entropy.functional",
+    "loss_options": "veomni_hook.kernels.linear_cross_entropy.options",
     "register": "veomni_hook.finders.handle",
     "register_kernel": "veomni_hook.kernels.registry",
+    "token_log_probs": "veomni_hook.kernels.linear_cross_entropy.functional",
     "use_kernels": "veomni_hook.kernels.binding",
 }
 

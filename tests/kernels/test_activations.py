@@ -49,7 +49,7 @@ def test_a_name_means_the_same_bits(name, dtype):
         (torch.sigmoid, "sigmoid"),
         (torch.relu, "relu"),
     ],
-    ids=str,
+    ids=["GELU", "GELU tanh", "silu", "gelu", "partial of gelu", "sigmoid", "relu"],
 )
 def test_other_spellings(activation, name):
     assert name_of(activation) == name

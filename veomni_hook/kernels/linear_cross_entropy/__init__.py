@@ -58,12 +58,17 @@ KERNELS = (
         description="the formula in plain PyTorch: the oracle of the tests; for checking, not for speed",
         automatic=False,
     ),
-    Kernel(
-        op="linear_cross_entropy",
-        variant="last_token",
-        backend="torch",
-        load=f"{_HERE}.pooled:last_token",
-        refuses=f"{_HERE}.pooled:refuses",
-        description="only the position that is looked at goes through the score module",
+    *(
+        Kernel(
+            op="linear_cross_entropy",
+            variant="last_token",
+            backend=backend,
+            load=f"{_HERE}.pooled:last_token",
+            refuses=f"{_HERE}.pooled:refuses",
+            description="only the position that is looked at goes through the score module, on any device",
+            automatic=backend == "torch",
+        )
+        # The same for who chooses either for the op: nothing is left here for Triton to do.
+        for backend in ("torch", "triton")
     ),
 )

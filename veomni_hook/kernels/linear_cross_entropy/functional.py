@@ -14,9 +14,8 @@ from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objectiv
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 from veomni_hook.kernels.operands import not_plain, untraceable
 from veomni_hook.kernels.registry import EAGER, REFERENCE, registry
-from veomni_hook.kernels.select import select
+from veomni_hook.kernels.select import select, system_of
 from veomni_hook.kernels.state import STATE
-from veomni_hook.kernels.system import System
 
 __all__ = ["linear_cross_entropy", "token_log_probs"]
 
@@ -155,14 +154,13 @@ def _ordered(kind: str, name: str | None, epoch: int, version: int) -> tuple[Mod
     """The modules to ask for tensors on ``kind``, where settings are those of ``epoch`` and ``version``."""
     from importlib import import_module
 
-    choice = STATE.choice if name is None else Choice(name)
-    if choice.backend(_OP) == EAGER:
-        choice = Choice(REFERENCE)
     if name is not None and name not in _BACKENDS:
         raise KernelError(
             f"no backend is called {name!r}", where=_OP, fix=f"choose from: {', '.join(_BACKENDS)}"
         )
-    selection = select(_OP, _VARIANT, choice, System.detect(kind))
+    wanted = name or STATE.effective.backend(_OP)
+    choice = Choice(ops={_OP: REFERENCE if wanted == EAGER else wanted})
+    selection = select(_OP, _VARIANT, choice, system_of(kind)).checked(_OP)
     package = __name__.rpartition(".")[0]
     names = [kernel.backend for kernel in selection.candidates if kernel.backend in _BACKENDS]
     return tuple(import_module(f"{package}.{each}") for each in names)

@@ -38,7 +38,9 @@ __all__ = [
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # Rows of a chunk: with fewer than this many the products with the weight's gradient wait for memory.
 CHUNK_ROWS = 1024
-# A chunk may have more rows while its logits take less than this, or than half the weight.
+# A chunk may have more rows while its logits take less than this, or than half the weight; than all of it
+# where the weight's gradient is summed in float32, since what that is converted to takes as much later. On an
+# H200, 2,048 rows and not 1,024 at 2,048 x 151,936: 24.8 ms and not 26.4 there, 24.5 and not 24.7 without.
 CHUNK_BYTES = 1 << 28
 #: Rows come in tiles of the matrix products.
 TILE = 128
@@ -47,16 +49,21 @@ BLOCK, ELEMENTS_A_WARP, STAGES = 16384, 512, 1
 _SCALE_BLOCK, _SCALE_PROGRAMS = 8192, 1056
 
 
-def chunk_rows(rows: int, hidden: int, vocab: int, element: int) -> int:
-    """Return the rows of each chunk but the last: as equal as tiles allow."""
-    most = max(CHUNK_ROWS, hidden // 2, CHUNK_BYTES // (vocab * element))
+def chunk_rows(rows: int, hidden: int, vocab: int, element: int, *, converted: bool = False) -> int:
+    """Return the rows of each chunk but the last: as equal as tiles allow.
+
+    ``converted`` says that the weight's gradient is summed in float32 and returned in fewer bits.
+    """
+    share = hidden if converted else hidden // 2
+    most = max(CHUNK_ROWS, share, CHUNK_BYTES // (vocab * element))
     number = max(1, -(-rows // most))
     return max(1, -(-rows // (number * TILE))) * TILE
 
 
-def _size(x: torch.Tensor, weight: torch.Tensor) -> int:
+def _size(x: torch.Tensor, weight: torch.Tensor, total: torch.dtype, result: torch.dtype) -> int:
     vocab, hidden = weight.shape
-    return chunk_rows(x.shape[0], hidden, vocab, x.element_size())
+    converted = total is torch.float32 and result.itemsize < total.itemsize
+    return chunk_rows(x.shape[0], hidden, vocab, x.element_size(), converted=converted)
 
 
 def _filled(x: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
@@ -113,7 +120,7 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     items, inverse = divisor(target, num_items, loss_weights, ignore_index)
     sums = Sums(x, weight, Needed(*needed), total)
     walk = _Walk.of(weight, softcap)
-    for part, logits in chunks(x, weight, bias, _size(x, weight)):
+    for part, logits in chunks(x, weight, bias, _size(x, weight, total, result)):
         device.forward[(logits.shape[0],)](
             logits, logits.stride(0), target[part], weights[part], inverse, losses[part], losses,
             log_probs[part], entropies[part], tokens[part], ignore_index, factor, walk.cap, label_smoothing,
@@ -141,7 +148,7 @@ def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
     lses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
     walk = _Walk.of(weight, softcap)
-    for part, logits in chunks(x, weight, bias, _size(x, weight)):
+    for part, logits in chunks(x, weight, bias, _size(x, weight, x.dtype, x.dtype)):
         device.forward[(logits.shape[0],)](
             logits, logits.stride(0), target[part], lses, lses, lses, lses[part], log_probs[part],
             entropies[part], tokens[part], ignore_index, factor, walk.cap, 0.0, 0.0, walk.vocab, walk.block,
@@ -172,7 +179,7 @@ def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
     operands = [lse if each is None else each for each in (entropy, *incoming)]
     sums = Sums(x, weight, Needed(*needed), total)
     walk = _Walk.of(weight, softcap)
-    for part, logits in chunks(x, weight, bias, _size(x, weight)):
+    for part, logits in chunks(x, weight, bias, _size(x, weight, total, result)):
         device.gradient[(logits.shape[0],)](
             logits, logits.stride(0), target[part], lse[part], *(each[part] for each in operands),
             ignore_index, factor, walk.cap, walk.vocab, walk.block, walk.capped, to_log_probs is not None,
