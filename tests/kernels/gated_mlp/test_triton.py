@@ -169,7 +169,9 @@ def test_the_operators_keep_their_contracts():
 
 
 @pytest.mark.parametrize("variant", ["product", "clamped"])
-@pytest.mark.parametrize("activation", [functional.silu, nn.SiLU(), ACT2FN["gelu_pytorch_tanh"]], ids=str)
+@pytest.mark.parametrize(
+    "activation", [functional.silu, nn.SiLU(), ACT2FN["gelu_pytorch_tanh"]], ids=["silu", "SiLU", "GELUTanh"]
+)
 def test_compiles_to_one_graph(variant, activation):
     torch._dynamo.reset()
     ours, upstream = sides(variant, activation)

@@ -31,7 +31,11 @@ def tensors(*shapes, dtype=torch.float32):
     return [torch.randn(shape).to(DEVICE, dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("activation", [torch.sigmoid, nn.Sigmoid(), nn.SiLU(), ACT2FN["silu"]], ids=repr)
+@pytest.mark.parametrize(
+    "activation",
+    [torch.sigmoid, nn.Sigmoid(), nn.SiLU(), ACT2FN["silu"]],
+    ids=["sigmoid", "Sigmoid", "SiLU", "ACT2FN silu"],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", AFTER)
 def test_the_activation_decides_at_the_call(variant, dtype, activation):
