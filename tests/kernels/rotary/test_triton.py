@@ -20,8 +20,9 @@ FUSED = {k.variant: k for k in registry.kernels("rotary") if k.backend == "trito
 F32, B16, F16 = torch.float32, torch.bfloat16, torch.float16
 HALF_WIDTH = {
     "half_width_halves", "half_width_halves_single", "half_width_pairs", "half_width_pairs_single",
-    "pairs_doubled_single", "pairs_trailing_fp32_single",
+    "pairs_doubled_single", "pairs_trailing_fp32_single", "complex_pairs", "complex_pairs_moved",
 }  # fmt: skip
+COMPLEX = {"complex_pairs", "complex_pairs_moved"}
 BROADCAST = {"half_width_halves_single", "half_width_pairs_single", "pairs_fp32_broadcast"}
 PARTIAL = {
     "half_split_partial", "half_split_partial_optional_key", "pairs_partial", "pairs_partial_repeated",
@@ -52,7 +53,7 @@ def states(batch, heads, length, width, dtype, heads_at=1):
 
 def call(variant, x=F32, table=F32, batch=2, heads=(3, 2), length=5, width=16, rotated=None, cos_batch=None):
     """Both sides of a variant as functions of the tensors that turn, and these."""
-    heads_at = 2 if variant == "pairs_doubled_single" else 1
+    heads_at = 2 if variant in ("pairs_doubled_single", "complex_pairs") else 1
     rotated = rotated or (width // 2 if variant in PARTIAL else width)
     cos, sin = tables(variant, cos_batch or batch, length, rotated, table)
     if variant in BROADCAST:
@@ -61,6 +62,8 @@ def call(variant, x=F32, table=F32, batch=2, heads=(3, 2), length=5, width=16, r
     if variant == "half_split_gathered":
         given["position_ids"] = at(torch.randint(0, length, (batch, length)))
         given |= {"cos": cos[0], "sin": sin[0]}
+    if variant in COMPLEX:
+        given = {"freqs": torch.complex(cos.float(), sin.float())}
     xs = [states(batch, number, length, width, x, heads_at) for number in heads]
     if variant.endswith("_single"):
         xs = xs[:1]
@@ -75,7 +78,7 @@ def call(variant, x=F32, table=F32, batch=2, heads=(3, 2), length=5, width=16, r
 
 def test_declared():
     assert {kernel.priority for kernel in FUSED.values()} == {10}
-    assert len(FUSED) == 27
+    assert len(FUSED) == 29
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_declared():
 @pytest.mark.parametrize("variant", FUSED)
 def test_has_the_references_bits(variant, dtypes):
     ours, upstream, xs = call(variant, *dtypes)
-    same = exact(*dtypes) and (variant not in AMBIGUOUS or dtypes[0] is F32)
+    same = exact(*dtypes) and (variant not in AMBIGUOUS or dtypes[0] is F32) and variant not in COMPLEX
     assert_matches(ours, upstream, xs, exact=same)
 
 
@@ -282,7 +285,7 @@ def test_compiles_to_one_graph(variant):
 
 def asked(variant="half_split", **change):
     """What the rule of a variant says about a call with something changed."""
-    heads_at = 2 if variant == "pairs_doubled_single" else 1
+    heads_at = 2 if variant in ("pairs_doubled_single", "complex_pairs") else 1
     width = 8 if variant in PARTIAL else 16
     cos, sin = tables(variant, 2, 5, width, F32)
     if variant in BROADCAST:
@@ -291,6 +294,8 @@ def asked(variant="half_split", **change):
     if variant.endswith("_single"):
         operands = {"x": operands["q"]}
     operands |= {"cos": cos, "sin": sin}
+    if variant in COMPLEX:
+        operands = {"q": operands["q"], "k": operands["k"], "freqs": torch.complex(cos, sin)}
     if variant == "half_split_gathered":
         operands |= {"cos": cos[0], "sin": sin[0], "position_ids": torch.zeros(2, 5, dtype=torch.int64)}
     if variant not in BROADCAST:
@@ -344,6 +349,13 @@ def test_rules_take_what_models_give(variant):
 )
 def test_refuses(change, reason):
     assert reason in asked(**{name: given for name, given in change.items()})
+
+
+def test_refuses_other_complex_tables():
+    freqs = torch.randn(2, 5, 8, dtype=torch.complex64)
+    assert "complex128" in asked("complex_pairs", freqs=freqs.to(torch.complex128))
+    assert "do not cover" in asked("complex_pairs", freqs=freqs[..., :4])
+    assert "on one device" in asked("complex_pairs_moved", freqs=freqs.to("meta"))
 
 
 def test_refuses_wide_heads_and_other_tables():

@@ -91,6 +91,8 @@ _FUSED = {
     "pairs_to_halves_optional_key": ("pairs_to_halves_optional_key", "refuses_optional_key"),
     "pairs_to_halves_full_width": ("pairs_to_halves_full_width", "refuses"),
     "pairs_matrix": ("pairs_matrix", "refuses"),
+    "complex_pairs": ("complex_pairs", "refuses_complex"),
+    "complex_pairs_moved": ("complex_pairs_moved", "refuses_complex"),
 }
 
 KERNELS = (

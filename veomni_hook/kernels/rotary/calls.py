@@ -22,6 +22,7 @@ __all__ = [
     "heads_of",
     "refuses",
     "refuses_broadcast",
+    "refuses_complex",
     "refuses_gathered",
     "refuses_half_width",
     "refuses_half_width_single",
@@ -107,6 +108,17 @@ def refuses_partial_optional_key(owner: Any, *operands: Any) -> str | None:
     if k is None:
         return _one(_Reach(whole=False), owner, q, cos, sin, *others)
     return refuses_partial(owner, q, k, cos, sin, *others)
+
+
+def refuses_complex(owner: Any, *operands: Any) -> str | None:
+    """`refuses_half_width` for query, key, cos and sin as one complex table, and the place of heads."""
+    q, k, freqs, place, upstream = operands
+    reason = not_plain(freqs)
+    if reason is not None:
+        return reason
+    if freqs.dtype is not torch.complex64:
+        return f"cos and sin are {freqs.dtype}, not complex64"
+    return refuses_half_width(owner, q, k, freqs.real, freqs.imag, place, upstream)
 
 
 def refuses_gathered(owner: Any, *operands: Any) -> str | None:

@@ -67,6 +67,7 @@ FORMS = {
     "pairs_to_halves": _COUPLES._replace(pairs_out=False),
     "pairs_to_halves_full_width": _COUPLES._replace(pairs_out=False, table=HALVES),
     "pairs_matrix": _COUPLES._replace(together=True),
+    "complex_pairs": _WIDE(_COUPLES._replace(ratio=2)),
 }
 
 

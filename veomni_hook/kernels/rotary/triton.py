@@ -216,7 +216,8 @@ def _one_broadcast(form: Form, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _rotate(form, (x,), cos, sin, at)[0]
 
 
-# Each is called as the reference function of its variant is, and returns what that returns.
+# Each is called as the reference function of its variant is, and returns what that returns. Its rule in
+# `veomni_hook.kernels.rotary.calls` must have let the call through: what fits badly is read out of bounds.
 half_split = partial(_both, FORMS["half_split"])
 half_split_cast_out = partial(_both, FORMS["half_split_cast_out"])
 half_split_fp32 = partial(_both, FORMS["half_split_fp32"])
@@ -243,6 +244,19 @@ pairs_matrix = partial(_both, FORMS["pairs_matrix"])
 def pairs_doubled_single(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 2) -> Tensor:
     """`half_width_pairs` of one tensor, whose heads come after its positions unless it is said."""
     return _one(FORMS["half_width_pairs"], x, cos, sin, unsqueeze_dim)
+
+
+def complex_pairs(q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 2) -> tuple[Tensor, Tensor]:
+    """Pairs in float32 by ``cos + i sin``, complex64 ``[batch or 1, length, head_dim / 2]``.
+
+    Its parts are copied apart. A complex product may be contracted upstream, so bits of float32 may differ.
+    """
+    return _both(FORMS["complex_pairs"], q, k, freqs.real, freqs.imag, unsqueeze_dim)
+
+
+def complex_pairs_moved(q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    """`complex_pairs`, whose heads come before positions unless it is said."""
+    return complex_pairs(q, k, freqs, unsqueeze_dim)
 
 
 def half_split_gathered(
