@@ -106,7 +106,7 @@ KERNELS = (
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
             traceable=True,
-            description="query and key in one pass, forward and backward, any strides, bit for bit",
+            description="query and key in one pass, forward and backward, any strides; rounds as upstream",
         )
         for variant, (function, rule) in _FUSED.items()
     ),

@@ -2,9 +2,10 @@
 
 A couple ``(x1, x2)`` turns into ``(x1*cos1 - x2*sin1, x2*cos2 + x1*sin2)``; in each variant,
 `veomni_hook.kernels.rotary.forms` says where couples and their cos and sin stand. The gradient of a rotation
-is the rotation back, so one kernel computes both. Products and sums are rounded one by one, as upstream's
-are, and never contracted: results and gradients are equal bits to upstream's. A row's bits depend on that row
-alone.
+is the rotation back, so one kernel computes both. Products and sums are rounded one by one and never
+contracted, so results and gradients are equal bits to the reference's (complex tables: within rounding).
+Upstream texts of ``*_fp32_as_query`` round gradients in two ways, of which the reference is one. A row's bits
+depend on that row alone.
 
 Shapes: q, k ``[batch, heads, length, head_dim]`` (``unsqueeze_dim`` 1) or ``[batch, length, heads,
 head_dim]`` (2), or without a batch; cos, sin ``[batch or 1, length, width]``. Operands are read where they
