@@ -9,9 +9,13 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from tests.kernels.linear_cross_entropy import objectives
+from tests.kernels.linear_cross_entropy.objectives import OBJECTIVES
 from tests.kernels.matching import assert_matches, close
-from veomni_hook.kernels.linear_cross_entropy import reference
+from veomni_hook.kernels.linear_cross_entropy import reference, rowwise
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
+from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 ROWS, HIDDEN, VOCAB = 37, 16, 101
@@ -204,3 +208,63 @@ def test_auto_leaves_few_logits_to_upstream():
     few, many = torch.empty(2, 1000, 8), torch.empty(3, 1000, 8)
     assert chunked.loses(SimpleNamespace(), few, None, None, 4000, {})
     assert chunked.loses(SimpleNamespace(), many, None, None, 4000, {}) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("rows_at_once", [1, 1 << 20])
+def test_objectives_and_statistics(name, dtype, rows_at_once, chunks, monkeypatch):
+    monkeypatch.setattr(rowwise, "SLICE_LOGITS", rows_at_once)
+    given, target = objectives.operands(dtype)
+    objective = OBJECTIVES[name]("cpu")
+    sides = [objectives.loss_of(module, target, objective) for module in (chunked, reference)]
+    assert_matches(*sides, given)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_statistics_with_gradients(wanted, dtype, softcap, chunks):
+    given, target = objectives.operands(dtype)
+    objective = Objective(transform=Transform(scale=0.7, softcap=softcap))
+    sides = [
+        objectives.tokens_of(module, target, objective, Wanted(*wanted, False))
+        for module in (chunked, reference)
+    ]
+    assert_matches(*sides, given)
+
+
+def test_predictions(chunks):
+    (x, weight, bias), target = objectives.operands(torch.float32)
+    for make in (lambda *call: chunked.loss_and_statistics(*call)[1], chunked.token_statistics):
+        found = make(x, weight, bias, target, Objective(), Wanted(False, False, True))
+        expected = (x @ weight.t() + bias).argmax(-1).where(target != -100, -100)
+        assert found[:2] == (None, None) and torch.equal(found.predictions, expected)
+
+
+def test_a_weight_of_zero_is_as_good_as_a_row_to_ignore(chunks):
+    given, target = operands(ignored=0)
+    weights = torch.rand(ROWS)
+    weights[::3] = 0
+    ones = torch.full_like(weights, 2.0).where(weights != 0, 0)
+    ignored = target.where(weights != 0, -100)
+    assert_matches(ours(target, loss_weights=ones), ours(ignored), given)
+    assert_matches(ours(target, loss_weights=weights), ours(ignored, loss_weights=weights), given)
+
+
+def test_smoothing_and_z_loss_are_those_of_torch_and_of_the_definition():
+    given, target = operands()
+    logits = functional.linear(*given)
+    loss = reference.linear_cross_entropy(*given, target, label_smoothing=0.3)
+    close(loss, functional.cross_entropy(logits, target, label_smoothing=0.3), 1e-6)
+    more = reference.linear_cross_entropy(*given, target, label_smoothing=0.3, z_loss=0.1) - loss
+    close(more, 0.1 * logits.logsumexp(-1).square()[target != -100].mean(), 1e-5)
+
+
+def test_a_frozen_layer_keeps_no_gradient():
+    given, target = operands()
+    with Largest() as seen:
+        loss = ours(target)(given[0].requires_grad_(), *given[1:])
+    saved = [tensor for tensor in loss.grad_fn.saved_tensors if tensor is not None]
+    assert sum(tensor.shape == given[1].shape for tensor in saved) == 1
+    assert seen.elements < 37 * 128 + 1

@@ -179,7 +179,7 @@ def fused_output(compute: Compute, call: Call) -> Fused:
     answer = heads.ask(head, linear, hidden_states, request)
     if request.loss is None:
         reason = request.reason or "the head did not call torch.nn.functional.linear"
-        output.note_refusal(model, reason)
+        output.note_refusal(model, reason, training=bool(model.training))
         refused(model, reason)
         logits = transform(answer)
         loss = model.loss_function(

@@ -5,8 +5,9 @@
     report.log_probs
 
 Position ``i`` of a report speaks of the label that logits at ``i`` predict: it is aligned with
-``shift_labels``. ``loss_weights`` are those of ``labels``, or of ``shift_labels`` where these are given, by
-position, and are shifted with them.
+``shift_labels``, which for ``labels`` means that label ``i + 1`` is described at ``i``. ``loss_weights``
+belong to ``labels`` (or to ``shift_labels`` where these are given) position by position, and are shifted with
+them.
 
 Options that change the loss are never dropped: where upstream's code would have to compute it, that is an
 error. They are those of the thread (the asyncio task) that calls the model. An activation checkpoint around a

@@ -29,6 +29,7 @@ __all__ = ["DeferredLogits", "LazyLogits", "logits_are_read", "note_refusal", "w
 
 FIELD = "logits"
 READ = "outputs.logits was read in a training step, so they have to be computed"
+READ_IN_EVALUATION = "outputs.logits was read in evaluation, so they have to be computed there"
 # They walk through outputs each step, to find, cast or move tensors, and use no values.
 WALKERS = (
     "torch.distributed.",
@@ -38,17 +39,21 @@ WALKERS = (
     "deepspeed.",
 )
 
-_upstream_only: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+#: Why a model computes its logits with the upstream code, in training (True) and in evaluation.
+_upstream_only: dict[bool, WeakKeyDictionary[Any, str]] = {
+    True: WeakKeyDictionary(),
+    False: WeakKeyDictionary(),
+}
 
 
 def logits_are_read(model: Any) -> str | None:
     """Return why ``model`` computes its logits with the upstream code from now on, or None."""
-    return _upstream_only.get(model)
+    return _upstream_only[bool(model.training)].get(model)
 
 
-def note_refusal(model: Any, reason: str) -> None:
-    """Make ``model`` use the upstream code from its next call on, because of ``reason``."""
-    _upstream_only[model] = reason
+def note_refusal(model: Any, reason: str, *, training: bool) -> None:
+    """Make ``model`` use the upstream code, in training or out of it, from its next call on."""
+    _upstream_only[training][model] = reason
 
 
 class DeferredLogits:
@@ -62,6 +67,7 @@ class DeferredLogits:
     ) -> None:
         kind = hidden_states.device.type
         self._model = ref(model)
+        self._training = bool(model.training)
         self._head = head
         self._linear = linear
         self._hidden_states = hidden_states
@@ -94,7 +100,7 @@ class DeferredLogits:
         """Return the logits as the forward would have, and make the model do that from the next step on."""
         model = self._model()
         if model is not None:
-            note_refusal(model, READ)
+            note_refusal(model, READ if self._training else READ_IN_EVALUATION, training=self._training)
         changed = self._changed()
         if changed:
             warnings.warn(
