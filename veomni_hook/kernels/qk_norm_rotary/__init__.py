@@ -39,7 +39,7 @@ KERNELS = (
             variant=variant,
             backend="triton",
             load=f"{_HERE}.triton:{variant}",
-            refuses=f"{_HERE}.upstream:refuses",
+            refuses=f"{_HERE}.triton:refuses",
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
             traceable=True,

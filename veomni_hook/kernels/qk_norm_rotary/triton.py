@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.operands import not_plain
 from veomni_hook.kernels.operators import define_op
-from veomni_hook.kernels.qk_norm_rotary import device, reference
+from veomni_hook.kernels.qk_norm_rotary import device, reference, upstream
 
 __all__ = [
     "cast_before_weight_half_split",
@@ -36,6 +36,7 @@ __all__ = [
     "one_plus_weight_half_split",
     "one_plus_weight_half_split_cast_out",
     "one_plus_weight_half_split_partial",
+    "refuses",
     "weight_before_cast_half_split",
     "weight_before_cast_half_split_cast_out",
     "weight_before_cast_half_split_partial",
@@ -217,16 +218,22 @@ _BACKWARD = define_op(
 class _QkNormRotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *operands: Any) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands[:6])
         ctx.form = operands[6:10]
         return _FORWARD(*operands)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Tensor | None, ...]:
-        needs = ctx.needs_input_grad
-        dq, dk, weights = _BACKWARD(*ctx.saved_tensors, q_grad, k_grad, *ctx.form, needs[2] or needs[3])
-        q_weight, k_weight = ctx.saved_tensors[2:4]
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, q_weight, k_weight, *_ = ctx.saved_tensors
+        # What was not used of the results has no gradient, and what it was made of gets none.
+        used = [grad is not None for grad in incoming]
+        needs = [need and use for need, use in zip(ctx.needs_input_grad[:4], used * 2, strict=True)]
+        grads = (
+            torch.zeros_like(x) if grad is None else grad for x, grad in zip((q, k), incoming, strict=True)
+        )
+        dq, dk, weights = _BACKWARD(*ctx.saved_tensors, *grads, *ctx.form, needs[2] or needs[3])
         return (
             dq if needs[0] else None,
             dk if needs[1] else None,
@@ -323,3 +330,22 @@ weight_before_cast_half_split_partial = _Variant("weight_before_cast", "half_spl
 one_plus_weight_half_split = _Variant("one_plus_weight", "half_split", _ONE_PLUS)
 one_plus_weight_half_split_cast_out = _Variant("one_plus_weight", "half_split_cast_out", _ONE_PLUS)
 one_plus_weight_half_split_partial = _Variant("one_plus_weight", "half_split_partial", _ONE_PLUS)
+
+
+def refuses(owner: Any, *operands: Any) -> str | None:
+    """Return why this call must run the upstream code, or None; `upstream` says what it is asked with."""
+    reason = upstream.refuses(owner, *operands)
+    if reason is not None:
+        return reason
+    hidden_states, q_norm, k_norm, _, _, tables, _ = operands
+    weights = q_norm.weight, k_norm.weight
+    reason = not_plain(*weights)
+    if reason is not None:
+        return reason
+    for operand in (hidden_states, *weights, *(tables or ())):
+        if operand.dtype not in _DTYPES:
+            return f"an operand has dtype {operand.dtype}"
+    for weight in weights:
+        if weight.device != hidden_states.device:
+            return f"the weight of a norm is on {weight.device}, the input on {hidden_states.device}"
+    return None
