@@ -33,7 +33,7 @@ __all__ = ["CANDIDATES", "OP", "find"]
 OP = "qk_norm_rotary"
 CANDIDATES = (
     "every forward that hands two locals to a function whose name matches apply.*(rotary|rope), both of them"
-    " assigned results of norms: attributes that __init__ makes of classes with an rms_norm candidate"
+    " assigned results of norms before: attributes that __init__ makes of classes with an rms_norm candidate"
 )
 
 _ROTARY = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
@@ -80,7 +80,7 @@ class _Search(Method):
     def site(self) -> Site | None:
         """The forward as a site; None if it is no candidate."""
         nodes = list(walk_ast(self.method))
-        given = {target(n) for n in nodes if isinstance(n, ast.Assign) and any(map(self.norm, walk_ast(n)))}
+        normed = [n for n in nodes if isinstance(n, ast.Assign) and any(map(self.norm, walk_ast(n)))]
         reasons = []
         for node in nodes:
             if (
@@ -89,6 +89,7 @@ class _Search(Method):
                 and _ROTARY.search(node.func.id)
             ):
                 values = [*node.args, *(keyword.value for keyword in node.keywords)]
+                given = {target(each) for each in normed if each.lineno < node.lineno}
                 if len({getattr(each, "id", None) for each in values} & given) > 1:
                     found = self.at(node, node.func.id)
                     if isinstance(found, Site):
