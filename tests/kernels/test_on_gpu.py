@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from types import SimpleNamespace
 
@@ -66,6 +67,51 @@ def test_elementwise_kernels(dtype):
         [random(3, 37, 130, dtype=dtype) for _ in "gu"],
         dtype,
     )
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "columns", "width"), [((32, 8), 128, 128), ((6, 3), 80, 80), ((16, 2), 256, 64)], ids=str
+)
+def test_norm_and_rotation(heads, columns, width, dtype):
+    fused = pytest.importorskip("veomni_hook.kernels.qk_norm_rotary.triton")
+    formula = importlib.import_module("veomni_hook.kernels.qk_norm_rotary.reference")
+    cos, sin = (random(2, 37, width, dtype=dtype) for _ in "cs")
+    name = f"cast_before_weight_half_split{'' if width == columns else '_partial'}"
+    q = random(2, 37, heads[0], 2 * columns, dtype=dtype)[..., :columns].transpose(1, 2)
+    k = random(2, 37, heads[1], columns, dtype=dtype).transpose(1, 2)
+    weights = [random(columns, dtype=dtype) for _ in "qk"]
+
+    def side(home):
+        return lambda q, k, *weights: getattr(home, name)(q, k, *weights, 1e-6, 1e-5, cos, sin)
+
+    compare(side(fused), side(formula), [q, k, *weights], dtype)
+    # Heads of one position, whatever stands beside it: the same bits.
+    whole = side(fused)(q, k, *weights)
+    cos, sin = cos[1:, 5:6], sin[1:, 5:6]
+    for one, both in zip(side(fused)(q[1:, :, 5:6], k[1:, :, 5:6], *weights), whole, strict=True):
+        assert torch.equal(one, both[1:, :, 5:6])
+
+
+def test_norm_and_rotation_past_two_to_the_31_elements():
+    fused = pytest.importorskip("veomni_hook.kernels.qk_norm_rotary.triton").cast_before_weight_half_split
+    length = 2**31 // 4096 + 3
+    q, k = (random(1, 1, heads, 128, dtype=torch.bfloat16).expand(1, length, heads, 128) for heads in (32, 8))
+    q, k = (x.contiguous().transpose(1, 2) for x in (q, k))
+    q[:, :, -1].mul_(2).add_(1)
+    weights = [random(128, dtype=torch.bfloat16) for _ in "qk"]
+    cos, sin = (random(1, 1, 128, dtype=torch.bfloat16).expand(1, length, 128).contiguous() for _ in "cs")
+
+    def run(q, k, cos, sin):
+        leaves = [x.detach().requires_grad_() for x in (q, k)]
+        found = fused(*leaves, *weights, 1e-6, 1e-6, cos, sin)
+        return found, torch.autograd.grad(found, leaves, [x.detach() for x in found])
+
+    whole = run(q, k, cos, sin)
+    last = run(q[:, :, -1:], k[:, :, -1:], cos[:, -1:], sin[:, -1:])
+    for some, one in zip(whole, last, strict=True):
+        for x, y in zip(some, one, strict=True):
+            assert torch.equal(x[:, :, -1:], y) and torch.equal(x[:, :, 0], x[:, :, -2])
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
