@@ -54,7 +54,7 @@ KERNELS = (
             backend="liger",
             load=f"{_HERE}.liger:{variant}",
             refuses=f"{_HERE}.triton:refuses",
-            requires=Requirement(devices=("cuda",), triton=True),
+            requires=Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",)),
             description="LigerFusedAddRMSNormFunction of liger-kernel",
             automatic=False,
         )

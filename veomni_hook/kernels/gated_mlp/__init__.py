@@ -73,7 +73,7 @@ KERNELS = (
         backend="liger",
         load="veomni_hook.kernels.gated_mlp.liger:product",
         refuses="veomni_hook.kernels.gated_mlp.liger:refuses",
-        requires=Requirement(devices=("cuda",), triton=True),
+        requires=Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",)),
         description="Liger's kernels: SiLU, GELU by tanh; backward writes over gate and up",
         automatic=False,
     ),

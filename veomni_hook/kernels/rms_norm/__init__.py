@@ -82,4 +82,17 @@ KERNELS = (
         refuses="veomni_hook.kernels.rms_norm.torch:refuses",
         description="torch's rms_norm without weight, then the weight: the upstream casts",
     ),
+    *(
+        Kernel(
+            op="rms_norm",
+            variant=variant,
+            backend="liger",
+            load=f"veomni_hook.kernels.rms_norm.liger:{variant}",
+            refuses=f"{_HERE}.triton:refuses",
+            requires=Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",)),
+            description="LigerRMSNormFunction of liger-kernel",
+            automatic=False,
+        )
+        for variant in ("cast_before_weight", "weight_before_cast", "one_plus_weight")
+    ),
 )

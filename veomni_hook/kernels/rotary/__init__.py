@@ -125,7 +125,7 @@ KERNELS = (
         backend="liger",
         load="veomni_hook.kernels.rotary.liger:rotary",
         refuses="veomni_hook.kernels.rotary.liger:refuses",
-        requires=Requirement(devices=("cuda",), triton=True),
+        requires=Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",)),
         description="Liger's kernel: turns query and key in place; reads one half of cos and sin",
         automatic=False,
     ),

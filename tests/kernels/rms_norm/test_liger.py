@@ -1,0 +1,33 @@
+"""Liger's RMSNorm, where it is installed: through the interpreter on a CPU, compiled on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.matching import close
+from veomni_hook.kernels.registry import load_attribute, registry
+from veomni_hook.kernels.rms_norm import reference
+
+pytest.importorskip("triton")
+pytest.importorskip("liger_kernel")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+VARIANTS = [kernel for kernel in registry.kernels("rms_norm") if kernel.backend == "liger"]
+
+
+def test_runs_only_if_asked_for():
+    assert len(VARIANTS) == 3 and not any(kernel.automatic for kernel in VARIANTS)
+
+
+@pytest.mark.parametrize("kernel", VARIANTS, ids=lambda kernel: kernel.variant)
+def test_equals_the_reference_and_keeps_the_gradient_that_arrives(kernel):
+    x, dy = torch.randn(2, 5, 7, 32, device=DEVICE)
+    weight, found = torch.rand(32, device=DEVICE), []
+    for function in (load_attribute(kernel.load), getattr(reference, kernel.variant)):
+        leaves, incoming = [each.clone().requires_grad_() for each in (x, weight)], dy.clone()
+        y = function(*leaves, 1e-6)
+        found.append([y, *torch.autograd.grad(y, leaves, incoming)])
+        assert torch.equal(incoming, dy)
+    for ours, theirs in zip(*found, strict=True):
+        close(ours, theirs, 1e-5)
