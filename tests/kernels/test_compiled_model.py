@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 KERNELS = {
     "rms_norm": "rms_norm=triton",
+    "add_rms_norm": "add_rms_norm=triton",
     "rotary": "rotary=triton",
     "gated_mlp": "gated_mlp=triton",
     "qk_norm_rotary": "qk_norm_rotary=triton",

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.choice import Choice, choice_of
+from veomni_hook.kernels.choice import AUTO, Choice, choice_of
 from veomni_hook.kernels.registry import registry
 from veomni_hook.kernels.select import excluded
 from veomni_hook.kernels.state import STATE
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["BINDING", "bind", "binding_of", "use_kernels"]
+__all__ = ["BINDING", "bind", "binding_of", "use_kernels", "wanted_by"]
 
 #: The attribute of a module.
 BINDING = "_veomni_kernels"
@@ -65,6 +65,12 @@ def binding_of(module: Any) -> Mapping[str, str] | None:
     """Return what ``module`` is bound to, by op, or None."""
     found: Mapping[str, str] | None = vars(module).get(BINDING)
     return found
+
+
+def wanted_by(owner: Any, op: str) -> str:
+    """Return ``auto``, ``eager`` or the backend that is wanted where the module ``owner`` asks for ``op``."""
+    bound = binding_of(owner)
+    return (bound or {}).get(op) or STATE.wanted.get(op, AUTO)
 
 
 @contextmanager
@@ -135,7 +141,7 @@ def _check_sites(model: nn.Module, choice: Choice) -> None:
             known[kind] = slots_of(kind)
         for _, slot in known[kind]:
             wanted = choice.named(slot.op)
-            if wanted is None or excluded(slot.op, slot.variant, choice) is not None or wanted == "auto":
+            if wanted is None or excluded(slot.op, slot.variant, choice) is not None or wanted == AUTO:
                 continue
             if not any(kernel.backend == wanted for kernel in registry.kernels(slot.op, slot.variant)):
                 site = f"{place or 'the model'} ({kind.__name__})"

@@ -28,6 +28,7 @@ OP = Op(
         name: Variant(f"x = residual + hidden_states; {formula}", f"{_HERE}.reference:{name}")
         for name, formula in _FORMULAS.items()
     },
+    yields=f"{_HERE}.calls:chosen_apart",
 )
 
 #: What Liger computes with the same casts.
@@ -43,6 +44,7 @@ KERNELS = (
             refuses=f"{_HERE}.triton:refuses",
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
+            traceable=True,
             description="the sum is read once, its two gradients are added where it is; deterministic",
         )
         for variant in _FORMULAS

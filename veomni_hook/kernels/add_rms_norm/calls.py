@@ -7,10 +7,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from veomni_hook.kernels.binding import wanted_by
+from veomni_hook.kernels.choice import AUTO
 from veomni_hook.kernels.modules import call_is_seen
 from veomni_hook.kernels.operands import not_plain, untraceable
 
-__all__ = ["refuses"]
+__all__ = ["chosen_apart", "refuses"]
+
+
+def chosen_apart(
+    owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any, *_: Any
+) -> str | None:
+    """Return why ``auto`` leaves the norm to a kernel of its own: one was asked for by name."""
+    chosen = wanted_by(norm, "rms_norm") if isinstance(norm, nn.Module) else AUTO
+    return None if chosen == AUTO else f"rms_norm={chosen} is chosen, which would not be asked"
 
 
 def refuses(

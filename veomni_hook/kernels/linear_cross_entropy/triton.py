@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from veomni_hook.kernels.binding import wanted_by
 from veomni_hook.kernels.choice import AUTO
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, device
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
@@ -24,7 +25,6 @@ from veomni_hook.kernels.linear_cross_entropy.chunks import Sums, chunks, diviso
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
 from veomni_hook.kernels.operators import define_op
-from veomni_hook.kernels.state import STATE
 
 __all__ = [
     "causal_lm_output",
@@ -342,6 +342,4 @@ def refuses(model: Any, *operands: Any) -> str | None:
     dtype = autograd.compute_dtype(operands[0])
     reason = None if dtype in _DTYPES else f"logits have dtype {dtype}"
     # Under auto the torch backend is asked next.
-    return (
-        reason if STATE.choice.backend("linear_cross_entropy") == AUTO else causal_lm.settled(model, reason)
-    )
+    return reason if wanted_by(model, "linear_cross_entropy") == AUTO else causal_lm.settled(model, reason)

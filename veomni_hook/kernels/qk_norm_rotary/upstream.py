@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as module_globals
 
+from veomni_hook.kernels.binding import wanted_by
 from veomni_hook.kernels.choice import AUTO
 from veomni_hook.kernels.operands import not_plain, untraceable
 from veomni_hook.kernels.rotary.upstream import replaced
-from veomni_hook.kernels.state import STATE
 
 __all__ = ["chosen_apart", "refuses"]
 
@@ -26,7 +26,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 def chosen_apart(owner: Any, *operands: Any) -> str | None:
     """Return why ``auto`` leaves norms and rotation to kernels of their own: one was asked for by name."""
     for part in _PARTS:
-        chosen = STATE.choice.backend(part)
+        chosen = wanted_by(owner, part)
         if chosen != AUTO:
             return f"{part}={chosen} is chosen, which would not be asked"
     return None
