@@ -7,9 +7,14 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["not_plain", "untraceable", "wants_grad"]
+__all__ = ["count_as_plain", "not_plain", "untraceable", "wants_grad"]
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_PLAIN: set[type] = {torch.Tensor, torch.nn.Parameter}
+
+
+def count_as_plain(kind: type[torch.Tensor]) -> None:
+    """Let kernels read tensors of the subclass ``kind`` directly."""
+    _PLAIN.add(kind)
 
 
 def not_plain(*tensors: Any) -> str | None:

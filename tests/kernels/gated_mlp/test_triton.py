@@ -165,7 +165,7 @@ def test_the_operators_keep_their_contracts():
     gate, up, dy = (random(3, 5, 8) for _ in range(3))
     for call in (([0, 1, False], [0.0, 0.0]), ([3, 0, False], [1.5, 1.7])):
         torch.library.opcheck(torch.ops.veomni_hook.gated_mlp.default, (gate, up, *call))
-        torch.library.opcheck(torch.ops.veomni_hook.gated_mlp_backward.default, (gate, up, dy, *call))
+        torch.library.opcheck(torch.ops.veomni_hook.gated_mlp_backward.default, (gate, up, dy, *call, True))
 
 
 @pytest.mark.parametrize("variant", ["product", "clamped"])

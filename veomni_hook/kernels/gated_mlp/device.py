@@ -131,11 +131,12 @@ def forward(
 
 @triton.jit
 def backward(
-    gate, up, dy, dgate, dup, columns, blocks, limit, alpha,
+    gate, up, dy, dgate, dup, y, columns, blocks, limit, alpha,
     gn1, gn2, g0, g1, g2, un1, un2, u0, u1, u2, dn1, dn2, d0, d1, d2,
     BLOCK: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """One block of columns of one row of dgate and dup, contiguous."""
+    """One block of columns of one row of dgate and dup, contiguous, and of what forward computed if AGAIN."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
     column = first + tl.arange(0, BLOCK)
@@ -146,11 +147,13 @@ def backward(
     up32 = tl.load(up + _begin(row, un1, un2, u0, u1, u2) + column, mask=inside, other=0.0).to(tl.float32)
     dy32 = tl.load(dy + _begin(row, dn1, dn2, d0, d1, d2) + column, mask=inside, other=0.0).to(tl.float32)
     if FORM == 0:
-        to_up = dy32 * _activate(gate32, ACTIVATION, ROUND)
+        a, u = _activate(gate32, ACTIVATION, ROUND), up32
+        to_up = dy32 * a
         to_gate = _activate_backward(gate32, _rounded(dy32 * up32, ROUND), ACTIVATION, ROUND)
     elif FORM == 1:
         g, u = _clamped(gate32, up32, limit, ROUND)
-        to_up = dy32 * _activate(g, ACTIVATION, ROUND)
+        a = _activate(g, ACTIVATION, ROUND)
+        to_up = dy32 * a
         to_gate = _activate_backward(g, _rounded(dy32 * u, ROUND), ACTIVATION, ROUND)
         to_gate = tl.where(gate32 <= limit, to_gate, 0.0)
     elif FORM == 2:
@@ -162,11 +165,14 @@ def backward(
     else:
         g, u = _clamped(gate32, up32, limit, ROUND)
         s = _rounded(_sigmoid(_rounded(g * alpha, ROUND)), ROUND)
-        to_up = dy32 * _rounded(g * s, ROUND)
-        to_gate = _scaled_backward(g, _rounded(dy32 * _rounded(u + 1.0, ROUND), ROUND), alpha, ROUND)
+        a, u = _rounded(g * s, ROUND), _rounded(u + 1.0, ROUND)
+        to_up = dy32 * a
+        to_gate = _scaled_backward(g, _rounded(dy32 * u, ROUND), alpha, ROUND)
         to_gate = tl.where(gate32 <= limit, to_gate, 0.0)
     if FORM != 0:
         to_up = tl.where((up32 >= -limit) & (up32 <= limit), to_up, 0.0)
     place = row * columns + column
     tl.store(dgate + place, to_gate.to(dgate.dtype.element_ty), mask=inside)
     tl.store(dup + place, to_up.to(dup.dtype.element_ty), mask=inside)
+    if AGAIN:
+        tl.store(y + place, (a * u).to(y.dtype.element_ty), mask=inside)

@@ -3,13 +3,15 @@
 Forward:  y = a * u, where a = activation(gate) and u = up, or clamped as the variant says
 Backward: du = dy * a,  dgate = (dy * u) * activation'(gate); a is computed again
 Shapes: gate, up, y ``[..., intermediate]``, one dtype. Rows are read where they stand, so both may be halves
-of one projection. Saved: gate, up. Mutates: nothing. Every step is rounded as upstream's operators round it;
-exp and quotients are the device's fast ones, a few ulps of float32 away.
+of one projection. Saved: gate, up, and nothing more by the projection of y (`recomputed`). Mutates: nothing.
+Every step is rounded as upstream's operators round it; exp and quotients are the device's fast ones, a few ulps
+of float32 away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.activations import name_of, unknown
 from veomni_hook.kernels.gated_mlp import device, reference
+from veomni_hook.kernels.gated_mlp.recomputed import Origin, product_of
 from veomni_hook.kernels.operands import not_plain, untraceable, wants_grad
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rows import Rows, readable
@@ -71,27 +74,34 @@ def _forward_op(gate: Tensor, up: Tensor, code: Sequence[int], numbers: Sequence
 
 
 def _backward_op(
-    gate: Tensor, up: Tensor, dy: Tensor, code: Sequence[int], numbers: Sequence[float]
-) -> tuple[Tensor, Tensor]:
+    gate: Tensor,
+    up: Tensor,
+    dy: Tensor,
+    code: Sequence[int],
+    numbers: Sequence[float],
+    again: bool,  # noqa: FBT001 - the op's schema
+) -> tuple[Tensor, Tensor, Tensor]:
     form, activation, wide = code
     dgate, dup = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
+    y = torch.empty(gate.shape if again else 0, dtype=gate.dtype, device=gate.device)
     if dgate.numel():
         (gate, up, dy), rows, columns = _addressed(gate, up, dy)
         blocks = -(-columns // _BACKWARD_BLOCK)
         device.backward[(dgate.numel() // columns * blocks,)](
-            gate, up, dy, dgate, dup, columns, blocks, *numbers, *rows[0], *rows[1], *rows[2],
+            gate, up, dy, dgate, dup, y, columns, blocks, *numbers, *rows[0], *rows[1], *rows[2],
             _BACKWARD_BLOCK, form, activation, tl.float32 if wide else _TL[gate.dtype],
-            num_warps=_BACKWARD_WARPS,
+            again, num_warps=_BACKWARD_WARPS,
         )  # fmt: skip
-    return dgate, dup
+    return dgate, dup, y
 
 
 def _forward_fake(gate: Tensor, up: Tensor, *_: Any) -> Tensor:
     return gate.new_empty(gate.shape)
 
 
-def _backward_fake(gate: Tensor, up: Tensor, dy: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
+def _backward_fake(gate: Tensor, up: Tensor, dy: Tensor, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
+    y = gate.new_empty(gate.shape if call[-1] else 0)
+    return gate.new_empty(gate.shape), gate.new_empty(gate.shape), y
 
 
 _FORWARD = define_op(
@@ -100,7 +110,8 @@ _FORWARD = define_op(
     _forward_fake,
 )
 _BACKWARD = define_op(
-    "gated_mlp_backward(Tensor gate, Tensor up, Tensor dy, int[] code, float[] numbers) -> (Tensor, Tensor)",
+    "gated_mlp_backward(Tensor gate, Tensor up, Tensor dy, int[] code, float[] numbers, bool again)"
+    " -> (Tensor, Tensor, Tensor)",
     _backward_op,
     _backward_fake,
 )
@@ -116,15 +127,26 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        dgate, dup = _BACKWARD(*ctx.saved_tensors, dy, *ctx.call)
+        dgate, dup, _ = _BACKWARD(*ctx.saved_tensors, dy, *ctx.call, False)
         to_gate, to_up = ctx.needs_input_grad[:2]
         return dgate if to_gate else None, dup if to_up else None, None
 
 
 def _gated(gate: Tensor, up: Tensor, call: _Call) -> Tensor:
     if wants_grad(gate, up):
-        return _Gated.apply(gate, up, call)  # type: ignore[no-any-return, no-untyped-call]
+        y: Tensor = _Gated.apply(gate, up, call)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling():
+            return y
+        return product_of(y, Origin(gate, up, partial(_again, call), partial(_gradients, call)))
     return _FORWARD(gate, up, *call)  # type: ignore[no-any-return]
+
+
+def _again(call: _Call, gate: Tensor, up: Tensor) -> Tensor:
+    return _FORWARD(gate, up, *call)  # type: ignore[no-any-return]
+
+
+def _gradients(call: _Call, gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _BACKWARD(gate, up, dy, *call, True)  # type: ignore[no-any-return]
 
 
 def _unusual(gate: Tensor, up: Tensor, *numbers: Any) -> bool:

@@ -1,0 +1,127 @@
+"""A gated product that the projection after it does not have to keep for its backward.
+
+``down_proj(activation(gate) * up)`` keeps three tensors of the intermediate size: gate and up for the gradient
+of the product, and the product for that of the weight. The third follows from the others, and the backward of
+the product reads those anyway. So the product is returned as a `Product`, a tensor like any other but for
+``torch.nn.functional.linear``: that gets an operator of its own which keeps gate and up, and whose backward
+writes the product once more beside their gradients. At 16,384 x 12,288 in bfloat16 that is 384 MiB less for
+each layer. Modules stay: ``down_proj`` is called, with its hooks and whatever it is wrapped in.
+
+Everything else that is done to a `Product` is done to the plain tensor and gives plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.utils import _pytree
+
+from veomni_hook.kernels.operands import count_as_plain, not_plain
+
+__all__ = ["Origin", "Product", "product_of"]
+
+Tensor = torch.Tensor
+
+
+class Origin(NamedTuple):
+    """Where a product comes from.
+
+    ``again(gate, up)`` computes it; ``backward(gate, up, dy)`` returns both gradients and computes it, too.
+    """
+
+    gate: Tensor
+    up: Tensor
+    again: Callable[[Tensor, Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+class Product(Tensor):
+    """A product that knows its `Origin`, as long as nobody has written into it."""
+
+    _origin: Origin
+    _written: int
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if any(kind is not Product for kind in types):
+            # Another kind of tensor (a quantised weight) has its say.
+            args, kwargs = _pytree.tree_map_only(Product, _plain, (args, kwargs or {}))
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is functional.linear and args and type(args[0]) is Product:
+                given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
+                if _suits(**given):
+                    gate, up, *_ = origin = args[0]._origin
+                    operands = gate, up, given["weight"], given.get("bias"), _plain(args[0].detach()), origin
+                    return _GatedLinear.apply(*operands)  # type: ignore[no-untyped-call]
+            return func(*args, **(kwargs or {}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+# Kernels read its memory like any other's: a norm between the product and its projection.
+count_as_plain(Product)
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x.as_subclass(Tensor)
+
+
+def product_of(y: Tensor, origin: Origin) -> Tensor:
+    """Return ``y``, which has a gradient, as a `Product`."""
+    product = y.as_subclass(Product)
+    product._origin, product._written = origin, y._version
+    return product
+
+
+def _suits(input: Product, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether the operator may stand in for ``functional.linear``."""
+    return (
+        input._version == input._written
+        and torch.is_grad_enabled()
+        and not_plain(weight, *(() if bias is None else (bias,))) is None
+        and weight.dtype is input.dtype
+        and weight.ndim == 2
+        and not torch.is_autocast_enabled(input.device.type)
+    )
+
+
+class _GatedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gate: Tensor,
+        up: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        product: Tensor,
+        origin: Origin,
+    ) -> Tensor:
+        ctx.save_for_backward(gate, up, weight)
+        ctx.again, ctx.backward_of = origin.again, origin.backward
+        return functional.linear(product, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up, weight = ctx.saved_tensors
+        to_gate, to_up, to_weight, to_bias, *_ = ctx.needs_input_grad
+        dgate = dup = dweight = product = None
+        if to_gate or to_up:
+            dgate, dup, product = ctx.backward_of(gate, up, torch.matmul(dy, weight))
+        if to_weight:
+            product = ctx.again(gate, up) if product is None else product
+            dweight = dy.flatten(0, -2).t() @ product.flatten(0, -2)
+        dbias = dy.flatten(0, -2).sum(0) if to_bias else None
+        return dgate if to_gate else None, dup if to_up else None, dweight, dbias, None, None
