@@ -72,7 +72,7 @@ def _gated_mlp(rounds: int) -> Iterator[Case]:
 def _linear_cross_entropy(rounds: int, *, largest: bool) -> Iterator[Case]:
     sizes = [(384, 256, 2048), (32_000, 256, 256), (32_000, 256, 1024)]
     for dtype in DTYPES:
-        for vocab, hidden, rows in sizes + [(151_936, 512, 512)] * largest:
+        for vocab, hidden, rows in sizes + [(151_936, 512, 512), (151_936, 1024, 2048)] * largest:
             inputs = [torch.randn(rows, hidden).to(dtype), (torch.randn(vocab, hidden) * 0.02).to(dtype)]
             target = torch.randint(0, vocab, (rows,))
 

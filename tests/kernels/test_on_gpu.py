@@ -16,7 +16,10 @@ from tests.kernels.batches import assert_batch_invariant
 from veomni_hook.kernels.activations import FUNCTIONS
 from veomni_hook.kernels.gated_mlp import reference as formulas
 from veomni_hook.kernels.gated_mlp.torch import gated_silu
+from veomni_hook.kernels.linear_cross_entropy import reference as losses
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
+from veomni_hook.kernels.linear_cross_entropy import weight_gradient
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
 from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rms_norm.torch import rms_norm
 from veomni_hook.kernels.rotary import reference
@@ -120,7 +123,7 @@ def test_norm_and_rotation_past_two_to_the_31_elements():
 def test_linear_cross_entropy(dtype, rows_a_chunk, in_float32, monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK_ROWS", rows_a_chunk)
     monkeypatch.setattr(chunked, "CHUNK_LOGITS_GPU", 0)
-    monkeypatch.setattr(chunked, "ADDS_IN_FLOAT32", in_float32 and chunked.ADDS_IN_FLOAT32)
+    monkeypatch.setattr(weight_gradient, "ADDS_IN_FLOAT32", in_float32 and weight_gradient.ADDS_IN_FLOAT32)
     target = torch.randint(0, 501, (130,), device="cuda")
     target[::5] = -100
 
@@ -242,3 +245,66 @@ def test_rms_norm_on_another_device_than_the_current_one():
         assert torch.cuda.current_device() == 0
         results.append([tensor.cpu() for tensor in (y, x.grad, weight.grad)])
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["triton", "liger"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"accumulate": "float32", "num_items": 77}, {"label_smoothing": 0.1, "z_loss": 1e-3}],
+    ids=["plain", "float32", "smoothing, z-loss"],
+)
+def test_fused_linear_cross_entropy(name, dtype, options):
+    pytest.importorskip("liger_kernel" if name == "liger" else "triton")
+    module = importlib.import_module(f"veomni_hook.kernels.linear_cross_entropy.{name}")
+    target = torch.randint(0, 5003, (1500,), device="cuda")
+    target[::5] = -100
+
+    def loss_of(module):
+        return lambda *inputs: module.loss_and_statistics(*inputs, target, Objective(**options), Wanted())[0]
+
+    given = [random(1500, 64, dtype=dtype), random(5003, 64, dtype=dtype) * 0.1, random(5003, dtype=dtype)]
+    # Liger sums the weight's gradient in the weight's dtype unless it is told not to.
+    if name == "liger" and dtype is torch.float16 and "accumulate" not in options:
+        pytest.skip("float16 cannot hold these sums")
+    compare(loss_of(module), loss_of(losses), given, dtype)
+
+
+def test_fused_linear_cross_entropy_past_two_to_the_31_logits():
+    fused = pytest.importorskip("veomni_hook.kernels.linear_cross_entropy.triton")
+    rows, vocab = 9000, 262144
+    x, weight = random(rows, 64, dtype=torch.bfloat16), random(vocab, 64, dtype=torch.bfloat16)
+    target = torch.randint(0, vocab, (rows,), device="cuda")
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        whole = fused.token_statistics(x, weight, None, target, Objective(), Wanted(True, True, True))
+        patch.setattr(fused, "chunk_rows", lambda *_: rows)
+        at_once = fused.token_statistics(x, weight, None, target, Objective(), Wanted(True, True, True))
+    torch.testing.assert_close(at_once[:2], whole[:2], rtol=1e-3, atol=1e-3)
+    last = functional.linear(x[-1:], weight).float().log_softmax(-1)
+    torch.testing.assert_close(at_once.log_probs[-1], last[0, target[-1]], rtol=1e-2, atol=1e-2)
+
+
+def test_fused_linear_cross_entropy_waits_for_nothing():
+    fused = pytest.importorskip("veomni_hook.kernels.linear_cross_entropy.triton")
+    x, weight = random(300, 64, dtype=torch.bfloat16), random(5003, 64, dtype=torch.bfloat16)
+    target = torch.randint(0, 5003, (300,), device="cuda")
+    for _ in range(2):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for items in (None, 7, torch.tensor(7), torch.tensor(7, device="cuda")):
+                leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+                fused.linear_cross_entropy(*leaves, None, target, num_items=items).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_fused_load_balancing_loss_waits_for_nothing():
+    fused = pytest.importorskip("veomni_hook.kernels.load_balancing_loss.triton")
+    layers = tuple(random(512, 60, dtype=torch.bfloat16).requires_grad_() for _ in range(5))
+    mask = torch.ones(2, 256, dtype=torch.int64, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fused.softmax_topk(layers, 60, 4, mask).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(layer.grad is not None for layer in layers)

@@ -52,6 +52,16 @@ KERNELS = (
     Kernel(
         op="linear_cross_entropy",
         variant="next_token",
+        backend="liger",
+        load=f"{_HERE}.liger:causal_lm_output",
+        refuses=f"{_HERE}.liger:refuses",
+        requires=Requirement(devices=("cuda",), triton=True),
+        description="liger_kernel's fused linear cross-entropy",
+        automatic=False,
+    ),
+    Kernel(
+        op="linear_cross_entropy",
+        variant="next_token",
         backend="reference",
         load=f"{_HERE}.causal_lm:reference_output",
         refuses=f"{_HERE}.causal_lm:cannot",

@@ -6,7 +6,7 @@ for every layer, and a mask that is ``[batch, length]`` with ``batch * length ==
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Variant
+from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
 
 OP = Op(
     "load_balancing_loss",
@@ -23,4 +23,31 @@ OP = Op(
     },
 )
 
-KERNELS: tuple[Kernel, ...] = ()
+_HERE = "veomni_hook.kernels.load_balancing_loss"
+
+KERNELS = (
+    *(
+        Kernel(
+            op="load_balancing_loss",
+            variant=variant,
+            backend="triton",
+            load=f"{_HERE}.triton:{variant}",
+            refuses=f"{_HERE}.triton:refuses",
+            requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
+            priority=10,
+            description="all layers in one launch forward and one backward, deterministic; nothing waits",
+        )
+        for variant in OP.variants
+    ),
+    *(
+        Kernel(
+            op="load_balancing_loss",
+            variant=variant,
+            backend="torch",
+            load=f"{_HERE}.torch:{variant}",
+            refuses=f"{_HERE}.torch:refuses",
+            description="layer by layer, without one_hot; nothing waits for the device",
+        )
+        for variant in OP.variants
+    ),
+)

@@ -1,0 +1,54 @@
+"""The load-balancing loss in plain PyTorch, layer by layer; nothing waits for the device.
+
+Formulas are those of `veomni_hook.kernels.load_balancing_loss.triton`. Who is chosen is counted by a product
+with the rows' weights, which is the same from run to run and needs no ``one_hot``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.load_balancing_loss.operands import kept_rows, loss_of, middle_of, refuses_operands
+
+__all__ = ["refuses", "softmax_topk", "softmax_topk_in_dtype"]
+
+Logits = tuple[torch.Tensor, ...]
+
+
+def softmax_topk(
+    gate_logits: Logits, num_experts: int, top_k: int = 2, attention_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the loss, a float32 scalar; see `reference.softmax_topk` for the operands."""
+    return _loss(gate_logits, top_k, attention_mask, None)
+
+
+def softmax_topk_in_dtype(
+    gate_logits: Logits, num_experts: int, top_k: int = 2, attention_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the loss, with the mean probabilities in the dtype of the logits."""
+    return _loss(gate_logits, top_k, attention_mask, middle_of(gate_logits[0], attention_mask))
+
+
+def _loss(
+    gate_logits: Logits, top_k: int, mask: torch.Tensor | None, low: torch.dtype | None
+) -> torch.Tensor:
+    first = gate_logits[0]
+    kept = None if mask is None else kept_rows(mask, first)
+    weights = torch.ones(first.shape[0], device=first.device) if kept is None else kept
+    sums = []
+    for logits in gate_logits:
+        probabilities = torch.softmax(logits, dim=-1)
+        chosen = torch.zeros_like(probabilities, dtype=torch.float32)
+        chosen.scatter_(-1, probabilities.detach().topk(top_k, dim=-1).indices, 1.0)
+        with torch.autocast(first.device.type, enabled=False):
+            sums.append(torch.stack((weights @ chosen, weights @ probabilities.float())))
+    return loss_of(torch.stack(sums).sum(0), kept, gate_logits, low)[0]
+
+
+def refuses(
+    owner: Any, gate_logits: Any, num_experts: Any, top_k: Any, attention_mask: Any = None, *upstream: Any
+) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    return refuses_operands(gate_logits, num_experts, top_k, attention_mask)

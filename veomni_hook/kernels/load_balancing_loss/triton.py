@@ -1,0 +1,168 @@
+"""The load-balancing loss in Triton: all layers in one launch forward and one backward.
+
+With ``p`` the softmax of a layer's logits (rounded to their dtype), ``k`` a row's weight in the mask (1
+without) and ``R`` the sum of ``k`` over all layers' rows,
+
+    share_e = sum(k * [e in top_k(p)]) / R,    mean_e = sum(k * p_e) / R,    loss = E * sum_e share_e * mean_e
+    dlogits = k * p * (s - sum_e p_e s_e),    s = E * share / R * dloss
+
+(Fedus et al., Switch Transformers, 2021, equations 4 to 6). Logits ``[tokens, experts]`` of every layer are
+read once in each direction through a table of addresses. Sums are in float32, by programs with fixed rows
+and nothing atomic: the same from run to run. Saved: the logits and ``s``. Mutates: nothing, and waits for
+nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from veomni_hook.kernels.load_balancing_loss import device
+from veomni_hook.kernels.load_balancing_loss.operands import kept_rows, loss_of, middle_of, refuses_operands
+from veomni_hook.kernels.operators import define_op
+
+__all__ = ["refuses", "softmax_topk", "softmax_topk_in_dtype"]
+
+#: A program holds whole rows, and finds the top k one by one.
+MOST_EXPERTS, MOST_TOP_K = 1024, 16
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+# A program's elements at once, and its share of a multiprocessor.
+_TILE, _PROGRAMS_A_PROCESSOR = 4096, 4
+Logits = tuple[torch.Tensor, ...]
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _table(layers: list[torch.Tensor]) -> torch.Tensor:
+    """Return the addresses of ``layers`` on their device; from pinned memory, so that nobody waits."""
+    addresses = [layer.data_ptr() for layer in layers]
+    if not layers[0].is_cuda:
+        return torch.tensor(addresses, dtype=torch.int64)
+    held = torch.tensor(addresses, dtype=torch.int64, pin_memory=True)
+    return held.to(layers[0].device, non_blocking=True)
+
+
+def _blocks(experts: int) -> tuple[int, int]:
+    block = max(16, 1 << (experts - 1).bit_length())
+    return block, max(1, _TILE // block)
+
+
+def _sums_op(
+    first: torch.Tensor,
+    layers: list[torch.Tensor],
+    kept: torch.Tensor | None,
+    top_k: int,
+    middle: torch.dtype,
+) -> torch.Tensor:
+    rows, experts = first.shape
+    layers = [_readable(layer) for layer in layers]
+    block, tile = _blocks(experts)
+    programs = min(_processors(first.device) * _PROGRAMS_A_PROCESSOR, max(1, len(layers) * -(-rows // tile)))
+    partial = torch.empty(programs, 2, experts, dtype=torch.float32, device=first.device)
+    device.forward[(programs,)](
+        _table(layers), partial if kept is None else kept, partial, len(layers), rows, first, experts, top_k,
+        block, tile, kept is not None, _TL[middle], num_warps=4,
+    )  # fmt: skip
+    return partial.sum(0)
+
+
+def _gradient_op(
+    first: torch.Tensor, layers: list[torch.Tensor], kept: torch.Tensor | None, slope: torch.Tensor,
+    middle: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    rows, experts = first.shape
+    layers = [_readable(layer) for layer in layers]
+    block, tile = _blocks(experts)
+    out = torch.empty(len(layers), rows, experts, dtype=first.dtype, device=first.device)
+    if out.numel():
+        device.backward[(len(layers) * -(-rows // tile),)](
+            _table(layers), slope if kept is None else kept, slope, out, rows, first, experts, block, tile,
+            kept is not None, _TL[middle], num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def _readable(layer: torch.Tensor) -> torch.Tensor:
+    """Return a layer whose rows follow each other from where vector loads begin."""
+    layer = layer.contiguous()
+    return layer.clone() if layer.data_ptr() % 16 else layer
+
+
+_SUMS = define_op(
+    "load_balancing_sums(Tensor first, Tensor[] layers, Tensor? kept, int top_k, ScalarType middle)"
+    " -> Tensor",
+    _sums_op,
+    lambda first, *_: first.new_empty((2, first.shape[1]), dtype=torch.float32),
+)
+_GRADIENT = define_op(
+    "load_balancing_gradient(Tensor first, Tensor[] layers, Tensor? kept, Tensor slope, ScalarType middle)"
+    " -> Tensor",
+    _gradient_op,
+    lambda first, layers, *_: first.new_empty((len(layers), *first.shape)),
+)
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, kept: torch.Tensor | None, top_k: int, middle: torch.dtype, low: torch.dtype | None,
+        *layers: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        sums = _SUMS(layers[0], list(layers), kept, top_k, middle)
+        loss, slope = loss_of(sums, kept, layers, low)
+        ctx.save_for_backward(kept, slope, *layers)
+        ctx.middle = middle
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        kept, slope, *layers = ctx.saved_tensors
+        out = _GRADIENT(layers[0], layers, kept, slope * grad, ctx.middle)
+        wanted = ctx.needs_input_grad[4:]
+        return (None,) * 4 + tuple(
+            each if want else None for each, want in zip(out.unbind(), wanted, strict=True)
+        )
+
+
+def softmax_topk(
+    gate_logits: Logits, num_experts: int, top_k: int = 2, attention_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the loss, a float32 scalar; see `reference.softmax_topk` for the operands."""
+    return _loss(gate_logits, top_k, attention_mask, None)
+
+
+def softmax_topk_in_dtype(
+    gate_logits: Logits, num_experts: int, top_k: int = 2, attention_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the loss, with the mean probabilities in the dtype of the logits."""
+    return _loss(gate_logits, top_k, attention_mask, middle_of(gate_logits[0], attention_mask))
+
+
+def _loss(
+    gate_logits: Logits, top_k: int, mask: torch.Tensor | None, low: torch.dtype | None
+) -> torch.Tensor:
+    kept = None if mask is None else kept_rows(mask, gate_logits[0])
+    return _Loss.apply(kept, top_k, middle_of(gate_logits[0]), low, *gate_logits)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def refuses(
+    owner: Any, gate_logits: Any, num_experts: Any, top_k: Any, attention_mask: Any = None, *upstream: Any
+) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    reason = refuses_operands(gate_logits, num_experts, top_k, attention_mask)
+    if reason is not None:
+        return reason
+    if gate_logits[0].dtype not in _DTYPES:
+        return f"the logits have dtype {gate_logits[0].dtype}"
+    if num_experts > MOST_EXPERTS or top_k > MOST_TOP_K:
+        return f"it takes at most {MOST_EXPERTS} experts, {MOST_TOP_K} of them at once"
+    return None
