@@ -46,6 +46,17 @@ def test_equals_the_reference(module, variant, dtype, mask):
 
 
 @BACKENDS
+@pytest.mark.parametrize("mask", [None, PADDED], ids=["none", "padding"])
+def test_the_means_of_one_variant_are_rounded(module, mask):
+    # The interpreter cuts bfloat16 off, and rounds float16.
+    given = [each * 3 for each in layers(dtype=torch.float16)]
+    exact, rounded = (loss(reference, variant, mask)(*given) for variant in VARIANTS.args[1])
+    assert exact != rounded
+    for variant, expected in zip(VARIANTS.args[1], (exact, rounded), strict=True):
+        torch.testing.assert_close(loss(module, variant, mask)(*given), expected, rtol=1e-5, atol=0)
+
+
+@BACKENDS
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (8, 7), (60, 4), (33, 1)])
 def test_other_sizes(module, experts, top_k, monkeypatch):
     monkeypatch.setattr(fused, "_TILE", 256)
