@@ -1,7 +1,7 @@
 """The load-balancing loss in plain PyTorch, layer by layer; nothing waits for the device.
 
-Formulas are those of `veomni_hook.kernels.load_balancing_loss.triton`. Who is chosen is counted by a product
-with the rows' weights, which is the same from run to run and needs no ``one_hot``.
+Formulas are those of `veomni_hook.kernels.load_balancing_loss.triton`. Who is chosen is counted without
+``one_hot``, and in the same order from run to run.
 """
 
 from __future__ import annotations
@@ -40,11 +40,21 @@ def _loss(
     sums = []
     for logits in gate_logits:
         probabilities = torch.softmax(logits, dim=-1)
-        chosen = torch.zeros_like(probabilities, dtype=torch.float32)
-        chosen.scatter_(-1, probabilities.detach().topk(top_k, dim=-1).indices, 1.0)
+        experts = probabilities.detach().topk(top_k, dim=-1).indices
         with torch.autocast(first.device.type, enabled=False):
-            sums.append(torch.stack((weights @ chosen, weights @ probabilities.float())))
+            means = probabilities.float()
+            means = means.sum(0) if kept is None else kept @ means
+            sums.append(torch.stack((_counts(experts, weights, first.shape[1]), means)))
     return loss_of(torch.stack(sums).sum(0), kept, gate_logits, low)[0]
+
+
+def _counts(experts: torch.Tensor, weights: torch.Tensor, number: int) -> torch.Tensor:
+    """Return the weight of the rows that chose each of ``number`` experts."""
+    if weights.device.type == "cpu":
+        found = weights.new_zeros(number)
+        return found.scatter_add_(0, experts.reshape(-1), weights.repeat_interleave(experts.shape[1]))
+    # Elsewhere that adds in any order; a product does not.
+    return weights @ weights.new_zeros(len(experts), number).scatter_(-1, experts, 1.0)
 
 
 def refuses(
