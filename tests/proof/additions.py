@@ -36,7 +36,7 @@ def prove_addition(site: Any, module: Any) -> Proof:
     for guard in guards:
         assert isinstance(guard, ast.If)
         owner, call, names = _alone(guard, cls, module)
-        width = next(owner.parameters()).shape[0]
+        width = max(parameter.numel() for parameter in owner.parameters())  # the norm's weight
         for (held, dtype), inputs in ((mixed, given) for mixed in MIXED for given in _inputs(names, width)):
             owner.to(held)
             try:

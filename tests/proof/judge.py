@@ -35,6 +35,8 @@ OUTCOMES = (
 #: These fail the run. ``guard fails``: the body runs and the guarded call raises, or patching does.
 #: ``unproved``: the site itself cannot be proved, so that nothing can be said of its mutants.
 FAILURES = ("guard fails", "false positive", "unproved")
+#: How many lines after a site belong to it, in forwards that do more.
+_NEAR = {"linear_cross_entropy": 80, "add_rms_norm": 6}
 #: How many sites of a form are tried until one is proved.
 _TRIED = 6
 
@@ -126,11 +128,11 @@ def _upstream(name: str) -> str:
 
 
 def _near(source: str, name: str, op: str, target: str) -> range | None:
-    """The lines of a long forward that an op looks at: those of its tail."""
-    if op != "linear_cross_entropy":
+    """The lines of a long forward that an op looks at: those of its tail, or of a sum and its norm."""
+    if op not in _NEAR:
         return None
     lines = [site.lineno for site in _sites(source, name, op, target)]
-    return range(lines[0] - 3, lines[0] + 80) if lines else None
+    return range(lines[0] - 3, lines[0] + _NEAR[op]) if lines else None
 
 
 def _sites(source: str, name: str, op: str, target: str) -> list[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
-from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
 
 from veomni_hook.kernels.add_rms_norm import reference
 from veomni_hook.kernels.add_rms_norm.triton import unfit
@@ -20,6 +22,13 @@ _FORMS = {
 }
 
 
+@cache
+def _function() -> Any:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+    return LigerFusedAddRMSNormFunction
+
+
 def _added(
     residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
 ) -> _Pair:
@@ -28,7 +37,7 @@ def _added(
     # The last argument: not in place, where its backward would write into the gradient that it is given.
     call = hidden_states, residual, weight, eps, *_FORMS[variant], False
     with torch.cuda.device(residual.device):  # it launches on the current device
-        normalised, total = LigerFusedAddRMSNormFunction.apply(*call)
+        normalised, total = _function().apply(*call)
     return total, normalised
 
 

@@ -59,6 +59,11 @@ class _Added:
     total: str
     copy: str | None
 
+    @property
+    def lineno(self) -> int:
+        """The line of the sum."""
+        return self.run.statements[0].lineno
+
 
 @dataclass(frozen=True)
 class _Norm:
@@ -203,12 +208,12 @@ def _site(
         norm = norms[added.attribute]
         made = norm if isinstance(norm, str) else _splices(view, method, added, norm)
         if isinstance(norm, str) or isinstance(made, str):
-            reasons.append(f"{made} (line {added.run.statements[0].lineno})")
+            reasons.append(f"{made} (line {added.lineno})")
         else:
             routed.append((norm, made))
     where = f"{owner.name}.{method.name}"
     if not routed:
-        return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=method.lineno)
+        return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=found[0].lineno)
     variants = list(dict.fromkeys(norm.site.variant for norm, _ in routed))
     relied = (name for norm, _ in routed for name in (norm.site.target, *norm.site.relies_on))
     return Site(
@@ -222,7 +227,7 @@ def _site(
         splices=tuple(splice for _, splices in routed for splice in splices),
         slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
         relies_on=tuple(dict.fromkeys(relied)),
-        lineno=method.lineno,
+        lineno=found[0].lineno,
     )
 
 
