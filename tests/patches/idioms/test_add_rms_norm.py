@@ -194,6 +194,7 @@ def test_upstreams_lines_stay_as_they_are_in_the_else():
 
 MISSED = {
     "in place": ("h += x\nx = h\nh = self.norm(h)\nreturn x * h", "in place"),
+    "a sum in place": ("h += x + h\nx = h\nh = self.norm(h)\nreturn x * h", "in place"),
     "inside an expression": ("h = x + h\nx = h\nh = self.mlp(self.norm(h))\nreturn x * h", "an expression"),
     "of itself": ("h = x + h\nx = h\nh = self.norm(self.norm(h))\nreturn x * h", "an expression"),
     "returned": ("h = x + h\nreturn self.norm(h)", "an expression"),

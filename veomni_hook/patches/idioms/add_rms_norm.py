@@ -235,7 +235,7 @@ def _splices(view: ModuleView, method: FunctionNode, added: _Added, norm: _Norm)
     """The guard for a run, or why there is none."""
     total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
     normalised = target(added.run.statements[-1])
-    if not isinstance(total, ast.BinOp):
+    if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
         return "the sum is made in place"
     if normalised is None or not isinstance(call, ast.Call) or not _calls(call, added):
         return "the normalised sum is part of an expression"
