@@ -1,7 +1,7 @@
 """A residual addition and its RMSNorm on a CUDA device: `python -m benchmarks.add_rms_norm_gpu`.
 
-Upstream's statements, torch.compile, Liger, upstream's addition with this package's RMSNorm (`apart`), and both
-fused (`ours`). Shares are of the bytes that a fused one has to move, four times the size of a tensor each way.
+Upstream's statements, torch.compile, Liger, upstream's addition with this package's RMSNorm (`apart`), and
+both fused (`ours`). Shares are of the bytes that a fused one has to move: four times a tensor, each way.
 """
 
 from __future__ import annotations
