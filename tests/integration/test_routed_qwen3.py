@@ -39,6 +39,7 @@ ROUTES = {
     ("add_rms_norm/cast_before_weight", "Qwen3DecoderLayer.forward"),
     ("gated_mlp/product", "Qwen3MLP.forward"),
     ("rotary/half_split", "Qwen3Attention.forward"),
+    ("qk_norm_rotary/cast_before_weight_half_split", "Qwen3Attention.forward"),
     ("linear_cross_entropy/next_token", "Qwen3ForCausalLM.forward"),
 }
 
@@ -56,7 +57,7 @@ def test_everything_is_routed_and_nothing_upstream_is_lost():
     result = patch(SOURCE)
     assert routes(result.report) == ROUTES
     assert not result.report.missed
-    # What has a guard around it is indented.
+    # What has a guard around it stands under an `else`.
     lines = iter([line.strip() for line in result.plain.splitlines()])
     call = "apply_rotary_pos_emb(query_states, key_states, cos, sin)"
     missing = [line for line in SOURCE.splitlines() if call not in line and line.strip() not in lines]
@@ -92,9 +93,9 @@ def test_everything_is_routed_and_nothing_upstream_is_lost():
 def test_other_mathematics_is_not_routed_as_if_it_were_this(before, after, op):
     assert before in SOURCE
     lost = ROUTES - routes(patch(SOURCE.replace(before, after)).report)
-    # Who routes the sum and its norm together routes the norm.
-    also = {"add_rms_norm"} if op == "rms_norm" else set()
-    assert {formula.partition("/")[0] for formula, _ in lost} == {op, *also}
+    # Who routes a norm together with something else routes the norm.
+    fused = {"rms_norm": {"qk_norm_rotary", "add_rms_norm"}, "rotary": {"qk_norm_rotary"}}
+    assert {formula.partition("/")[0] for formula, _ in lost} == {op, *fused.get(op, ())}
 
 
 def losses(model, inputs, steps=4):
@@ -126,8 +127,15 @@ def test_every_kernel_ran(patched):
     set_choice("torch")
     _, model = pair(patched)
     model(**batch())
-    backends = {(row.slot.startswith("veomni_add_rms_norm"), row.backend) for row in explain(model).rows}
-    assert backends == {(False, "torch"), (True, "eager")}
+    found = {row.op: row.backend for row in explain(model).rows}
+    # Of norms with a rotation or a sum there are kernels for GPUs alone.
+    assert {found.pop(op) for op in ("qk_norm_rotary", "add_rms_norm")} == {"eager"}
+    assert {*found.values()} == {"torch"}
+    set_choice("reference")
+    model(**batch())
+    assert {row.backend for row in explain(model).rows if row.op in ("qk_norm_rotary", "add_rms_norm")} == {
+        "reference"
+    }
 
 
 def test_deactivated_it_is_upstream(patched):

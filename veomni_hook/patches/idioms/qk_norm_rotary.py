@@ -44,10 +44,12 @@ _ATTRIBUTE = re.compile(r"self(\.\w+)")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if not _ROTARY.search(view.document.source):
+    if "apply" not in view.document.source:
         return
     for owner, forward in view.forwards():
-        if not _ROTARY.search(view.text(forward)):
+        text = view.text(forward)
+        # A search that heeds no case takes ten times as long as the rest of a look at most files.
+        if "apply" not in text or not _ROTARY.search(text):
             continue
         classes = {site.target.partition(".")[0]: site for site in _sites(view, rms_norm)}
         norms = {
