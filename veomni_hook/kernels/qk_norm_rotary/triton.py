@@ -85,10 +85,12 @@ class _Sizes(NamedTuple):
 
 
 @cache
-def _processors(on: torch.device) -> int:
+def _room(on: torch.device) -> tuple[int, int]:
+    """How many multiprocessors there are, and the bytes that the programs of one may stage."""
     if on.type != "cuda":
-        return 2  # the interpreter
-    return int(torch.cuda.get_device_properties(on).multi_processor_count)
+        return 2, 1 << 16  # the interpreter
+    found = torch.cuda.get_device_properties(on)
+    return found.multi_processor_count, int(getattr(found, "shared_memory_per_block_optin", 1 << 16))
 
 
 def _power(number: int) -> int:
@@ -96,8 +98,8 @@ def _power(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, int]:
-    """The constants of a launch, how many positions a program takes at once, and how many warps."""
+def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, int, int]:
+    """The constants of a launch, positions and warps of a program, and the numbers of a position."""
     half = cos.shape[2] // 2
     rest = q.shape[3] - 2 * half
     half_block, rest_block = _power(half), _power(rest)
@@ -106,7 +108,8 @@ def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, 
     numbers = max(q_block, k_block) * row
     made = _Sizes(q.shape[1], k.shape[1], q_block, k_block, half, rest, half_block, rest_block)
     positions = max(plan.positions, min(_MOST_POSITIONS, _FEW_NUMBERS // numbers))
-    return made, positions, max(1, min(8, numbers // plan.a_warps))
+    heads = sum(-(-x.shape[1] // block) * block for x, block in ((q, q_block), (k, k_block)))
+    return made, positions, max(1, min(8, numbers // plan.a_warps)), heads * row
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -119,17 +122,19 @@ def _strides(x: Tensor) -> tuple[int, int]:
     return (x.stride(0) if x.shape[0] > 1 else 0), x.stride(1)
 
 
-def _gradient(x: Tensor) -> Tensor:
-    """An empty tensor like ``x``, in the memory order of ``[batch, length, heads, head_dim]``."""
+def _positions_first(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """An empty tensor of the shape of ``x``, in the memory order of ``[batch, length, heads, head_dim]``."""
     b, h, s, d = x.shape
-    return torch.empty_strided((b, h, s, d), (s * h * d, d, h * d, 1), dtype=x.dtype, device=x.device)
+    return torch.empty_strided((b, h, s, d), (s * h * d, d, h * d, 1), dtype=dtype, device=x.device)
 
 
-def _results(q: Tensor, k: Tensor, dtype: torch.dtype, *, joined: bool) -> tuple[Tensor, Tensor]:
-    """Empty tensors for the results, with the strides of upstream's: what was put together is contiguous."""
-    kept = torch.contiguous_format if joined else torch.preserve_format
-    q_out, k_out = (torch.empty_like(x, dtype=dtype, memory_format=kept) for x in (q, k))
-    return q_out, k_out
+def _result(x: Tensor, dtype: torch.dtype, *, joined: bool) -> Tensor:
+    """An empty tensor with the strides of upstream's result: what was put together is contiguous."""
+    made = torch.empty_like(
+        x, dtype=dtype, memory_format=torch.contiguous_format if joined else torch.preserve_format
+    )
+    # Upstream keeps columns apart where they are; rows are written whole here.
+    return made if made.stride(3) == 1 else _positions_first(x, dtype)
 
 
 def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
@@ -149,11 +154,11 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     joined: bool,  # noqa: FBT001
 ) -> tuple[Tensor, Tensor]:
     q, k = _readable(q), _readable(k)
-    q_out, k_out = _results(q, k, out, joined=joined)
+    q_out, k_out = _result(q, out, joined=joined), _result(k, out, joined=joined)
     positions, length = q.shape[0] * q.shape[2], q.shape[2]
     if not positions:
         return q_out, k_out
-    sizes, at_once, warps = _sizes(FORWARD, q, k, cos)
+    sizes, at_once, warps, _ = _sizes(FORWARD, q, k, cos)
     device.forward[(-(-positions // at_once),)](
         q, k, q_weight, k_weight, cos, sin, q_out, k_out, q_eps, k_eps, positions, length,
         *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
@@ -179,30 +184,34 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     to_weight: bool,  # noqa: FBT001 - the op's schema
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, q_grad, k_grad = map(_readable, (q, k, q_grad, k_grad))
-    dq, dk = _gradient(q), _gradient(k)
+    dq, dk = _positions_first(q, q.dtype), _positions_first(k, k.dtype)
     positions, length = q.shape[0] * q.shape[2], q.shape[2]
-    sizes, at_once, warps = _sizes(BACKWARD, q, k, cos)
+    sizes, at_once, warps, numbers = _sizes(BACKWARD, q, k, cos)
     together = max(1, _NUMBERS_A_PROCESSOR // (at_once * (q.shape[1] + k.shape[1]) * q.shape[3]))
-    programs = min(BACKWARD.programs, together) * _processors(q.device)
-    programs = min(programs, -(-positions // at_once))
+    a_processor = min(BACKWARD.programs, together)
+    processors, room = _room(q.device)
+    staged = a_processor * numbers * at_once * (q.element_size() + q_grad.element_size())
+    stages = min(BACKWARD.stages, 1 + room // max(staged, 1))
+    programs = min(a_processor * processors, -(-positions // at_once))
     kept = torch.empty(programs if to_weight else 0, 2, q.shape[3], dtype=torch.float32, device=q.device)
     if programs:
         device.backward[(programs,)](
             q, k, q_weight, k_weight, cos, sin, q_grad, k_grad, dq, dk, kept, q_eps, k_eps, positions, length,
             *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
             *q_grad.stride()[:3], *k_grad.stride()[:3],
-            *sizes, factor, _TL[middle], to_weight, at_once, BACKWARD.stages, num_warps=warps,
+            *sizes, factor, _TL[middle], to_weight, at_once, stages, num_warps=warps,
         )  # fmt: skip
     return dq, dk, kept.sum(0)
 
 
 def _forward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     *_, dtype, joined = others
-    return _results(q, k, dtype, joined=joined)
+    return _result(q, dtype, joined=joined), _result(k, dtype, joined=joined)
 
 
 def _backward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _gradient(q), _gradient(k), q.new_empty((2, q.shape[3]), dtype=torch.float32)
+    weights = q.new_empty((2, q.shape[3]), dtype=torch.float32)
+    return _positions_first(q, q.dtype), _positions_first(k, k.dtype), weights
 
 
 _FORWARD = define_op(
