@@ -4,7 +4,7 @@ Forward:  y = a * u, where a = activation(gate) and u = up, or clamped as the va
 Backward: du = dy * a,  dgate = (dy * u) * activation'(gate); a is computed again
 Shapes: gate, up, y ``[..., intermediate]``, one dtype. Rows are read where they stand, so both may be halves
 of one projection. Saved: gate, up, and nothing more by the projection of y (`recomputed`). Mutates: nothing.
-Every step is rounded as upstream's operators round it; exp and quotients are the device's fast ones, some ulps
+Every step is rounded as upstream's operators round it; exp and quotients are the device's fast ones, some ulp
 of float32 away.
 """
 

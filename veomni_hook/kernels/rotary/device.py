@@ -78,10 +78,16 @@ def _rows(
     kept = (position < length) & (head < heads)
     place = batch * xb + position * xs + head * xh
     target = batch * yb + position * ys + head * yh
-    where = batch * tb + position * ts
     x1, x2 = _load(x + ROTATED, place, kept, COUPLES, BLOCK, PAIRS_IN)
-    cos1, cos2 = _table(cos, where, kept, COUPLES, BLOCK, TABLE)
-    sin1, sin2 = _table(sin, where, kept, COUPLES, BLOCK, TABLE)
+    if POSITIONS == 1:
+        # One row of the tables for all heads.
+        where = batch * tb + (begin + tl.arange(0, 1)) * ts
+        known = tl.full([1], 1, tl.int1)
+    else:
+        where = batch * tb + position * ts
+        known = kept
+    cos1, cos2 = _table(cos, where, known, COUPLES, BLOCK, TABLE)
+    sin1, sin2 = _table(sin, where, known, COUPLES, BLOCK, TABLE)
     if SWAPPED:
         sin1, sin2 = sin2, sin1
     x1 = x1.to(tl.float32)
