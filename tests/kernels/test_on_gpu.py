@@ -232,6 +232,33 @@ def test_rms_norm_past_two_to_the_31_elements():
     assert torch.equal(y[0], y[-2]) and torch.equal(x.grad[0], x.grad[-2])
 
 
+@pytest.mark.parametrize("op", ["add", "gated"])
+def test_further_norms_past_two_to_the_31_elements(op):
+    pytest.importorskip("triton")
+    from veomni_hook.kernels.add_rms_norm import triton as added
+    from veomni_hook.kernels.rms_norm import gated
+
+    columns = 4096
+    weight = torch.rand(columns, device="cuda", dtype=torch.bfloat16)
+    rows = [random(1, columns, dtype=torch.bfloat16).expand(2**31 // columns + 3, columns) for _ in "ab"]
+    rows = [row.contiguous() for row in rows]
+    for row in rows:
+        row[-1].mul_(2).add_(1)
+
+    def run(*given):
+        leaves = [x.detach().requires_grad_() for x in given]
+        if op == "add":
+            outputs = added.cast_before_weight(*leaves, weight, 1e-6)
+        else:
+            outputs = (gated.gate_before_norm_grouped(*leaves, weight, 1e-6, 1024),)
+        return [*outputs, *torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs])]
+
+    whole = [(x[0].clone(), x[-2].clone(), x[-1:].clone()) for x in run(*rows)]
+    last = run(*(row[-1:].clone() for row in rows))
+    for (first, same, end), alone in zip(whole, last, strict=True):
+        assert torch.equal(end, alone) and torch.equal(first, same)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_rms_norm_on_another_device_than_the_current_one():
     fused = pytest.importorskip("veomni_hook.kernels.rms_norm.triton")

@@ -80,7 +80,9 @@ class _Norm:
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "Norm(" not in view.document.source:
+    normalising = {site.target.partition(".")[0] for site in rms_norm.sites(view)}
+    normalising.update(name for name in view.classes if "RMSNorm" in name)
+    if not normalising:
         return
     for owner in view.classes.values():
         for name, method in view.methods(owner).items():
