@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tests.proof.build import Unbuildable, build, family_config, real_config
+from tests.proof.build import Unbuildable, build, family_config, randomise, real_config, telling
 from tests.proof.configs import HIDDEN, Small
 from tests.proof.inputs import Inputs
 from tests.proof.provers import DTYPES, MIXED, Proof, Tally, Unfit, both, slots_of, typed
@@ -71,6 +71,8 @@ def _instances(cls: type[nn.Module], module: Any) -> Iterator[nn.Module]:
     """The attention as each kind of layer that its configuration knows."""
     parameter = inspect.signature(cls.__init__).parameters.get("config")
     real = real_config(parameter.annotation, module) if parameter is not None else None
+    # A decorator of some releases hides the parameters.
+    made = build if parameter is not None else _build
     config = Small(real or family_config(module, cls.__name__), **VALUES)
     failure: Unbuildable | None = None
     built = 0
@@ -78,12 +80,19 @@ def _instances(cls: type[nn.Module], module: Any) -> Iterator[nn.Module]:
         if kinds is not None:
             config.layer_types = kinds
         try:
-            yield build(cls, config).eval()
+            yield made(cls, config).eval()
             built += 1
         except Unbuildable as error:
             failure = failure or error
     if not built and failure is not None:
         raise failure
+
+
+def _build(cls: type[nn.Module], config: Small) -> nn.Module:
+    try:
+        return telling(randomise(cls(config, layer_idx=0)))
+    except Exception as error:
+        raise Unbuildable(f"{cls.__name__}(config, 0): {type(error).__name__}: {error}") from error
 
 
 def _calls(owner: nn.Module, dtype: torch.dtype) -> Iterator[Inputs]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.proof.configs import HIDDEN, Small
 
-__all__ = ["Unbuildable", "build", "randomise", "real_config", "value_for"]
+__all__ = ["Unbuildable", "build", "randomise", "real_config", "telling", "value_for"]
 
 
 #: Arguments of a constructor of which nothing but the type is known.
