@@ -89,10 +89,14 @@ def _instances(cls: type[nn.Module], module: Any) -> Iterator[nn.Module]:
 
 
 def _build(cls: type[nn.Module], config: Small) -> nn.Module:
-    try:
-        return telling(randomise(cls(config, layer_idx=0)))
-    except Exception as error:
-        raise Unbuildable(f"{cls.__name__}(config, 0): {type(error).__name__}: {error}") from error
+    """An instance by the arguments that an attention has; heads are given where each layer has its own."""
+    failures = []
+    for more in ({}, {"num_heads": config.num_attention_heads}):
+        try:
+            return telling(randomise(cls(config, layer_idx=0, **more)))
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+    raise Unbuildable(f"{cls.__name__}: {'; '.join(failures)}")
 
 
 def _calls(owner: nn.Module, dtype: torch.dtype) -> Iterator[Inputs]:
