@@ -31,9 +31,10 @@ pytestmark = [
 ]
 # ||ours - upstream|| / ||upstream||: both round, differently.
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+TOLERANCES = CLOSE | {torch.float16: 2e-3}
 
 
-def compare(ours, upstream, inputs, dtype):
+def compare(ours, upstream, inputs, dtype, tolerance=None):
     results = []
     for function in (ours, upstream):
         leaves = [tensor.clone().requires_grad_() for tensor in inputs]
@@ -45,7 +46,7 @@ def compare(ours, upstream, inputs, dtype):
     for got, expected in zip(*results, strict=True):
         assert got.dtype is expected.dtype
         error = (got.double() - expected.double()).norm() / expected.double().norm()
-        assert error < CLOSE[dtype], error
+        assert error < (tolerance or TOLERANCES[dtype]), error
 
 
 def random(*shape, dtype):
@@ -294,7 +295,9 @@ def test_fused_linear_cross_entropy(name, dtype, options):
     # Liger sums the weight's gradient in the weight's dtype unless it is told not to.
     if name == "liger" and dtype is torch.float16 and "accumulate" not in options:
         pytest.skip("float16 cannot hold these sums")
-    compare(loss_of(module), loss_of(losses), given, dtype)
+    # It also rounds gradients that it has not divided yet.
+    rough = 4e-2 if name == "liger" and dtype is torch.bfloat16 else None
+    compare(loss_of(module), loss_of(losses), given, dtype, rough)
 
 
 def test_fused_linear_cross_entropy_past_two_to_the_31_logits():
@@ -304,7 +307,7 @@ def test_fused_linear_cross_entropy_past_two_to_the_31_logits():
     target = torch.randint(0, vocab, (rows,), device="cuda")
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         whole = fused.token_statistics(x, weight, None, target, Objective(), Wanted(True, True, True))
-        patch.setattr(fused, "chunk_rows", lambda *_: rows)
+        patch.setattr(fused, "chunk_rows", lambda *_, **__: rows)
         at_once = fused.token_statistics(x, weight, None, target, Objective(), Wanted(True, True, True))
     torch.testing.assert_close(at_once[:2], whole[:2], rtol=1e-3, atol=1e-3)
     last = functional.linear(x[-1:], weight).float().log_softmax(-1)
@@ -314,11 +317,11 @@ def test_fused_linear_cross_entropy_past_two_to_the_31_logits():
 def test_fused_linear_cross_entropy_waits_for_nothing():
     fused = pytest.importorskip("veomni_hook.kernels.linear_cross_entropy.triton")
     x, weight = random(300, 64, dtype=torch.bfloat16), random(5003, 64, dtype=torch.bfloat16)
-    target = torch.randint(0, 5003, (300,), device="cuda")
+    target, known = torch.randint(0, 5003, (300,), device="cuda"), torch.tensor(7, device="cuda")
     for _ in range(2):
         torch.cuda.set_sync_debug_mode("error")
         try:
-            for items in (None, 7, torch.tensor(7), torch.tensor(7, device="cuda")):
+            for items in (None, 7, torch.tensor(7), known):
                 leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
                 fused.linear_cross_entropy(*leaves, None, target, num_items=items).backward()
         finally:

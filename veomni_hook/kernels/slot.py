@@ -60,7 +60,7 @@ class Slot:
         self.module_name = module_name
         self.parameters = parameters
         self._is_compiling = compiler.is_compiling
-        self._is_exporting: Callable[[], bool] = getattr(compiler, "is_exporting", bool)  # torch 2.6 has none
+        self._compiler = compiler
         self._site = Site(op, variant, module_name, set())
         self._epoch = -1
         self._version = -1
@@ -92,7 +92,7 @@ class Slot:
         backend was chosen by name that has no kernel for this variant, or cannot run on this machine.
         """
         if self._is_compiling():
-            return None if self._is_exporting() else self._compiled.kernel(owner, operands)
+            return None if self._exported() else self._compiled.kernel(owner, operands)
         answers = self.answers(owner)
         run = None if answers.idle is not None else self._ask(answers, owner, operands)
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
@@ -110,7 +110,7 @@ class Slot:
         operands. It calls ``upstream`` where all refuse, and where the arguments do not fit its parameters.
         """
         if self._is_compiling():
-            return upstream if self._is_exporting() else self._compiled.at(owner, upstream)
+            return upstream if self._exported() else self._compiled.at(owner, upstream)
         if self.answers(owner).idle is not None:
             return upstream
         if type(upstream) is FunctionType and upstream.__module__ != self.module_name:
@@ -171,6 +171,11 @@ class Slot:
             return idle
         held = self._outcomes.get(id(owner))
         return held[1][0] if held is not None and held[0]() is owner else None
+
+    def _exported(self) -> bool:
+        """Whether a program is being exported, which has to run without this package."""
+        # Under torch 2.11 dynamo takes is_exporting() for true, whatever it traces for; torch 2.6 has none.
+        return getattr(self._compiler, "_is_exporting_flag", False)
 
     def _refresh(self) -> None:
         """Take over the settings in force."""

@@ -13,7 +13,7 @@ from tests.kernels.linear_cross_entropy.routed import batch, pair, with_decoder
 from tests.kernels.matching import close
 from veomni_hook.kernels.linear_cross_entropy import causal_lm, losses
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
-from veomni_hook.kernels.state import set_choice
+from veomni_hook.kernels.state import STATE, set_choice
 
 
 @pytest.fixture(autouse=True)
@@ -269,7 +269,10 @@ def test_a_backend_by_name_that_cannot_serve_is_a_warning_once(patched, caplog):
     _, model = pair(patched)
     model.eval()
     with caplog.at_level(logging.INFO, "veomni_hook.kernels"):
-        patched.veomni_linear_cross_entropy_next_token._site.said.clear()
+        slot = patched.veomni_linear_cross_entropy_next_token
+        slot._site.said.clear()
+        slot._known.clear()
+        STATE.changed()
         model(**batch())
         model(**batch())
     told = [record for record in caplog.records if "eval mode" in record.getMessage()]

@@ -297,10 +297,17 @@ def asked(variant="half_split", **change):
     if variant in COMPLEX:
         operands = {"q": operands["q"], "k": operands["k"], "freqs": torch.complex(cos, sin)}
     if variant == "half_split_gathered":
-        operands |= {"cos": cos[0], "sin": sin[0], "position_ids": torch.zeros(2, 5, dtype=torch.int64)}
+        operands |= {
+            "cos": cos[0],
+            "sin": sin[0],
+            "position_ids": torch.zeros(2, 5, dtype=torch.int64, device=DEVICE),
+        }
     if variant not in BROADCAST:
         operands["unsqueeze_dim"] = heads_at
-    operands |= change
+    operands |= {
+        name: value.to(DEVICE) if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
+        for name, value in change.items()
+    }
     if variant == "half_split_partial_optional_key":
         operands["k"] = operands.pop("k")
         operands["unsqueeze_dim"] = operands.pop("unsqueeze_dim")

@@ -1,7 +1,7 @@
 """A gated product that the projection after it does not have to keep for its backward.
 
-``down_proj(activation(gate) * up)`` keeps three tensors of the intermediate size: gate, up for the gradient of
-the product, and the product for that of the weight. The third follows from the others, and the backward of
+``down_proj(activation(gate) * up)`` keeps three tensors of the intermediate size: gate, up for gradients of
+these, and the product for that of the weight. The third follows from the others, and the backward of
 the product reads those anyway. So the product is returned as a `Product`, a tensor like any other but for
 ``torch.nn.functional.linear``: that gets an operator of its own which keeps gate and up, and whose backward
 writes the product once more beside their gradients. At 16,384 x 12,288 in bfloat16 that is 384 MiB less for
