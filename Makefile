@@ -57,7 +57,7 @@ format: $(STAMP)
 
 # import_time comes last: it fails when a promise is not kept.
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.kernels_cpu
+	$(BIN)/veomni-hook bench --out benchmarks/results/bench-$(or $(DEVICE),cpu).json --device $(or $(DEVICE),cpu)
 	$(BIN)/python -m benchmarks.import_time
 
 matrix: $(STAMP)

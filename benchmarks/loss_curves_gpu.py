@@ -49,11 +49,10 @@ def main() -> None:
     pairs = zip(curves["eager"]["losses"], curves["ours"]["losses"], strict=True)
     apart = max(abs(one - other) for one, other in pairs)
     print(f"largest difference: {apart:.2e}")
-    from benchmarks._peers import described
+    from veomni_hook.bench.record import circumstances, write
 
-    facts = described("loss_curves_gpu", dtype=options.dtype, largest_difference=apart, sides=curves)
-    target = RESULTS / f"loss_curves_gpu-{options.dtype}.json"
-    target.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    more = {"dtype": options.dtype, "largest_difference": apart, "sides": curves}
+    write(circumstances("loss_curves_gpu", "cuda", **more), RESULTS / f"loss_curves_gpu-{options.dtype}.json")
     sys.exit(apart > TOLERANCE)
 
 

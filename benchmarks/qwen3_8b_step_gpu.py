@@ -55,11 +55,11 @@ def main() -> None:
 
 def record(found: dict[str, dict[str, object]], options: argparse.Namespace) -> None:
     """Write what was measured to `results/`."""
-    from benchmarks._peers import described
+    from veomni_hook.bench.record import circumstances, write
 
     target = RESULTS / f"qwen3_8b_step_gpu-{options.attention}.json"
-    facts = described("qwen3_8b_step_gpu", attention=options.attention, kernels=options.kernels, sides=found)
-    target.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    more = {"attention": options.attention, "kernels": options.kernels, "sides": found}
+    write(circumstances("qwen3_8b_step_gpu", "cuda", **more), target)
     print(f"written: {target.relative_to(RESULTS.parent.parent)}")
 
 

@@ -18,7 +18,7 @@ import torch
 from veomni_hook.bench.limits import bandwidth
 from veomni_hook.bench.run import Row
 
-__all__ = ["cells", "described", "headers", "write"]
+__all__ = ["cells", "circumstances", "described", "headers", "write"]
 
 _VERSIONS = ("torch", "triton", "transformers", "liger_kernel", "quack_kernels", "veomni-hook")
 
@@ -44,8 +44,14 @@ def _cell(row: Row, side: str) -> str:
     return ", ".join(words)
 
 
-def described(benchmark: str, device: str, rows: Sequence[Row], **more: object) -> dict[str, Any]:
-    """Return a run as JSON-ready values: device, versions, date and command; ``more``; and the rows."""
+def described(benchmark: str, device: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return a run as JSON-ready values: what `circumstances` says, and the rows."""
+    facts = circumstances(benchmark, device, copy_bytes_per_second=bandwidth(device))
+    return {**facts, "rows": [asdict(row) for row in rows]}
+
+
+def circumstances(benchmark: str, device: str, **more: object) -> dict[str, Any]:
+    """Return what every record says of its run: device, versions, date and command; and ``more``."""
     return {
         "benchmark": benchmark,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -54,9 +60,7 @@ def described(benchmark: str, device: str, rows: Sequence[Row], **more: object) 
         **{name: _version(name) for name in _VERSIONS},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.orig_argv[1:]]),
-        "copy_bytes_per_second": bandwidth(device),
         **more,
-        "rows": [asdict(row) for row in rows],
     }
 
 

@@ -50,7 +50,7 @@ def able(problem: Problem) -> tuple[Problem, dict[str, str]]:
     failed = {}
     for name, side in problem.sides.items():
         try:
-            side(*problem.leaves)
+            _step(problem, side)
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     sides = {name: side for name, side in problem.sides.items() if name not in failed}
@@ -79,6 +79,13 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
                 yield Row(problem.op, part, problem.dtype, problem.shape, "", 0, taken, {}, {})
 
 
+def _peak(problem: Problem, call: Callable[[], object], device: str) -> int:
+    """The bytes of a step; gradients of the operands are made in it."""
+    for leaf in problem.leaves:
+        leaf.grad = None
+    return peak_bytes(call, device)
+
+
 def _row(
     problem: Problem,
     part: str,
@@ -92,7 +99,7 @@ def _row(
     dtype = problem.leaves[0].dtype
     most = bandwidth(device) if problem.limit == "bytes" else matmul_rate(device, dtype)
     share = {name: work / taken * 1e3 / most for name, taken in times.items()}
-    peak = {name: peak_bytes(call, device) for name, call in calls.items()} if memory else {}
+    peak = {name: _peak(problem, call, device) for name, call in calls.items()} if memory else {}
     return Row(problem.op, part, problem.dtype, problem.shape, problem.limit, work, times, share, peak)
 
 

@@ -53,7 +53,7 @@ def bench(
         for row in measured(problems(name, place, quick=quick), place):
             output.note(_said(row))
             rows.append(row)
-    facts = record.described(", ".join(names), place, rows=rows)
+    facts = record.described(", ".join(names), place, rows)
     if as_json:
         output.emit_json(facts)
     else:

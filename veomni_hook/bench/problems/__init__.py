@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["OPS", "checked", "problems"]
 
-OPS = ("rms_norm", "rotary", "qk_norm_rotary", "gated_mlp", "linear_cross_entropy")
+OPS = (
+    "rms_norm",
+    "add_rms_norm",
+    "rotary",
+    "qk_norm_rotary",
+    "gated_mlp",
+    "linear_cross_entropy",
+    "load_balancing_loss",
+)
 
 
 def checked(ops: Sequence[str]) -> Sequence[str]:

@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+from .conftest import Command
+
+
+def test_an_unknown_op_is_wrong_use(tiny: Command) -> None:
+    done = tiny("bench", "norm")
+    assert (done.status, done.out) == (2, "")
+    assert "rms_norm, add_rms_norm" in done.err
