@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.linear_cross_entropy.objectives import OBJECTIVES, loss_of, operands, tokens_of
+from tests.kernels.linear_cross_entropy.objectives import OBJECTIVES, TOKENS, loss_of, operands, tokens_of
 from tests.kernels.matching import assert_matches, gradients
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
@@ -42,7 +42,7 @@ def test_tokens_equal_the_reference(wanted, dtype):
     given, target = operands(dtype, DEVICE)
     objective = Objective(transform=Transform(scale=0.7, softcap=3.0))
     sides = [tokens_of(module, target, objective, Wanted(*wanted, False)) for module in (kernels, reference)]
-    assert_matches(*sides, given)
+    assert_matches(*sides, given, tolerance=TOKENS[dtype])
 
 
 @pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
@@ -55,6 +55,7 @@ def test_gradients_only_where_wanted(wanted):
 
 def test_predictions_are_the_first_of_the_highest():
     (x, weight, bias), target = operands(torch.float32, DEVICE)
+    weight[7] *= 4
     for other in (130, 135):  # in another lane of the block, and in the same
         weight[other], bias[other] = weight[7], bias[7]
     (x[:3], target[:3]) = (100 * weight[7], 7)

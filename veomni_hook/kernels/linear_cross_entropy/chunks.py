@@ -9,18 +9,21 @@ import torch
 from veomni_hook.kernels.linear_cross_entropy.autograd import Needed
 from veomni_hook.kernels.linear_cross_entropy.weight_gradient import WeightGradient
 
-__all__ = ["Sums", "chunks", "divisor"]
+__all__ = ["ALIGNED", "Sums", "chunks", "divisor"]
 
-#: Rows begin at multiples of this many bytes, whatever the vocabulary: cuBLAS and vector loads want it.
+#: Rows of logits begin at multiples of this many bytes: cuBLAS and vector loads want it.
 ALIGNED = 128
 
 
 def chunks(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, size: int
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, size: int, aligned: int = ALIGNED
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the rows of every chunk of ``size``, and its logits, which live until the next chunk."""
+    """Yield the rows of every chunk of ``size``, and its logits, which live until the next chunk.
+
+    Rows of logits begin at multiples of ``aligned`` bytes.
+    """
     rows, vocab = x.shape[0], weight.shape[0]
-    step = ALIGNED // x.element_size()
+    step = max(1, aligned // x.element_size())
     buffer = torch.empty(min(size, rows), -(-vocab // step) * step, dtype=x.dtype, device=x.device)
     for start in range(0, rows, size):
         part = slice(start, min(start + size, rows))
@@ -33,12 +36,17 @@ def chunks(
 
 
 class Sums:
-    """Gradients of x, weight and bias where needed, to which chunks of gradients of logits are added."""
+    """Gradients of x, weight and bias where needed, to which chunks of gradients of logits are added.
 
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, needed: Needed, total: torch.dtype) -> None:
+    ``dtypes`` are those of the weight's sum and result; see `weight_gradient.precision`.
+    """
+
+    def __init__(
+        self, x: torch.Tensor, weight: torch.Tensor, needed: Needed, dtypes: tuple[torch.dtype, torch.dtype]
+    ) -> None:
         self._x, self._weight = x, weight
         self._of_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed.x else None
-        self._of_weight = WeightGradient(weight, total) if needed.weight else None
+        self._of_weight = WeightGradient(weight, *dtypes) if needed.weight else None
         self._of_bias = x.new_zeros(weight.shape[0], dtype=torch.float32) if needed.bias else None
 
     def add(self, rows: slice, grad_logits: torch.Tensor) -> None:
@@ -50,9 +58,9 @@ class Sums:
         if self._of_bias is not None:
             self._of_bias += grad_logits.sum(0, dtype=torch.float32)
 
-    def results(self, dtype: torch.dtype) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of x, of the weight (in ``dtype``) and of the bias (float32)."""
-        of_weight = None if self._of_weight is None else self._of_weight.result(dtype)
+    def results(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x, of the weight and (in float32) of the bias."""
+        of_weight = None if self._of_weight is None else self._of_weight.result()
         return self._of_x, of_weight, self._of_bias
 
 

@@ -74,7 +74,7 @@ def _summary(
         higher = gap > 0
         if ENTROPY:
             more = moment + power * tl.where(power > 0, gap, 0.0)
-            moment = tl.where(higher, power * (moment - gap * total), more)
+            moment = tl.where(higher, power * (moment - tl.where(higher, gap, 0.0) * total), more)
         total = tl.where(higher, total * power + 1.0, total + power)
         if PREDICTIONS:
             best = tl.where(higher, column, best)

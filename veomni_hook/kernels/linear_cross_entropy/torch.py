@@ -7,13 +7,14 @@ chunks are added to it. Rows to ignore are never computed on a CPU. Mutates: not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
-from veomni_hook.kernels.linear_cross_entropy.chunks import Sums, chunks, divisor
+from veomni_hook.kernels.linear_cross_entropy.chunks import ALIGNED, Sums, chunks, divisor
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active
 from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
@@ -76,9 +77,17 @@ def _size(x: torch.Tensor, weight: torch.Tensor) -> int:
     return max(CHUNK_ROWS, logits // max(1, weight.shape[0]))
 
 
-def _precision(x: torch.Tensor, kept: torch.dtype, size: int, form: Form) -> tuple[torch.dtype, torch.dtype]:
+def _chunks(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    return chunks(x, weight, bias, _size(x, weight), 1 if x.device.type == "cpu" else ALIGNED)
+
+
+def _precision(
+    x: torch.Tensor, weight: torch.Tensor, kept: torch.dtype, form: Form
+) -> tuple[torch.dtype, torch.dtype]:
     # bfloat16 loses small chunks in large sums.
-    return precision(x.dtype, kept, in_float32=form.in_float32 or x.shape[0] > size)
+    return precision(x.dtype, kept, in_float32=form.in_float32 or x.shape[0] > _size(x, weight))
 
 
 def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
@@ -101,18 +110,16 @@ def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
     weights = weights.where(target != form.ignore_index, 0)
     # Scaled gradients are small numbers, which float16 would lose.
     late = x.dtype is torch.float16
-    size = _size(x, weight)
-    total, result = _precision(x, kept, size, form)
-    sums = Sums(x, weight, needed, total)
+    sums = Sums(x, weight, needed, _precision(x, weight, kept, form))
     found = rowwise.Rows.empty(x, form)
-    for part, logits in chunks(x, weight, bias, size):
+    for part, logits in _chunks(x, weight, bias):
         rowwise.loss(
             logits, target[part], weights[part], 1.0 if late else inverse, form, found.part(part),
             gradient=any(needed),
         )  # fmt: skip
         sums.add(part, logits)
         del logits
-    of_x, of_weight, of_bias = sums.results(result)
+    of_x, of_weight, of_bias = sums.results()
     of_x = None if of_x is None else selected.of_all(of_x, rows)
     gradients = Gradients(of_x, of_weight, of_bias)
     statistics = _statistics_of(found, selected, rows, form)
@@ -127,7 +134,7 @@ def _statistics(
     x, target, _ = selected
     found = rowwise.Rows.empty(x, form)
     ones = torch.ones_like(target, dtype=torch.float32)
-    for part, logits in chunks(x, weight, bias, _size(x, weight)):
+    for part, logits in _chunks(x, weight, bias):
         rowwise.loss(logits, target[part], ones[part], 1.0, form, found.part(part), gradient=False)
     return _statistics_of(found, selected, rows, form), selected.of_all(found.lse, rows)
 
@@ -151,15 +158,13 @@ def _gradients(  # noqa: PLR0913, PLR0917 - see autograd.Backend
     numbers = [lse, entropy, to_log_probs, to_entropy]
     if index is not None:
         numbers = [None if each is None else each[index] for each in numbers]
-    size = _size(x, weight)
-    total, result = _precision(x, kept, size, form)
-    sums = Sums(x, weight, needed, total)
-    for part, logits in chunks(x, weight, bias, size):
+    sums = Sums(x, weight, needed, _precision(x, weight, kept, form))
+    for part, logits in _chunks(x, weight, bias):
         of_rows = [None if each is None else each[part] for each in numbers]
         rowwise.overwrite(logits, target[part], form, *of_rows)  # type: ignore[arg-type]
         sums.add(part, logits)
         del logits
-    of_x, of_weight, of_bias = sums.results(result)
+    of_x, of_weight, of_bias = sums.results()
     return Gradients(None if of_x is None else selected.of_all(of_x, rows), of_weight, of_bias)
 
 

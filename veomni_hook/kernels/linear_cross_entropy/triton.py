@@ -118,7 +118,7 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     weights = losses if loss_weights is None else loss_weights.contiguous()
     entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
     items, inverse = divisor(target, num_items, loss_weights, ignore_index)
-    sums = Sums(x, weight, Needed(*needed), total)
+    sums = Sums(x, weight, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
     for part, logits in chunks(x, weight, bias, _size(x, weight, total, result)):
         device.forward[(logits.shape[0],)](
@@ -130,7 +130,7 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
         sums.add(part, logits)
         # The buffer has to be free when the weight's gradient is converted.
         del logits
-    return losses.sum() / items, inverse, *_filled(x, sums.results(result)), log_probs, entropies, tokens
+    return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
 
 
 def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
@@ -177,7 +177,7 @@ def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
     target = target.contiguous()
     incoming = [None if each is None else each.contiguous() for each in (to_log_probs, to_entropy)]
     operands = [lse if each is None else each for each in (entropy, *incoming)]
-    sums = Sums(x, weight, Needed(*needed), total)
+    sums = Sums(x, weight, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
     for part, logits in chunks(x, weight, bias, _size(x, weight, total, result)):
         device.gradient[(logits.shape[0],)](
@@ -187,11 +187,13 @@ def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
         )  # fmt: skip
         sums.add(part, logits)
         del logits
-    return _filled(x, sums.results(result))
+    return _filled(x, sums.results())
 
 
 def _scale_op(x: torch.Tensor, factor: torch.Tensor) -> None:
-    device.scale[(_SCALE_PROGRAMS,)](x, factor, x.numel(), _SCALE_BLOCK, num_warps=8)
+    if x.numel():
+        programs = min(_SCALE_PROGRAMS, -(-x.numel() // _SCALE_BLOCK))
+        device.scale[(programs,)](x, factor, x.numel(), _SCALE_BLOCK, num_warps=8)
 
 
 def _gradients_fake(
