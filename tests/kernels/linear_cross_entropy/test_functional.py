@@ -105,3 +105,19 @@ def test_what_is_not_valid(change, reason):
     call = {"hidden_states": x, "weight": weight, "target": target} | change
     with pytest.raises(KernelError, match=reason):
         functional.linear_cross_entropy(**call)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_is_traced_without_a_graph_break(backend):
+    given, target = operands()
+
+    def loss(x, weight, bias):
+        return functional.linear_cross_entropy(x, weight, target, bias, ignore_index=7, backend=backend)
+
+    def tokens(x, weight, bias):
+        found = functional.token_log_probs(x, weight, target, bias, entropy=True, backend=backend)
+        return found.log_probs, found.entropy
+
+    for call in (loss, tokens):
+        torch.compiler.reset()
+        assert_matches(torch.compile(call, fullgraph=True, backend="aot_eager"), call, given, tolerance=1e-5)

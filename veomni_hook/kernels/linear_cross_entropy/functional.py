@@ -56,7 +56,8 @@ def linear_cross_entropy(  # noqa: PLR0913 - one keyword an option
         softcap: caps the logits; None: does not.
         scale: multiplies the logits; None: 1.
         accumulate: ``"float32"`` sums the weight's gradient in float32; ``"weight"`` in its dtype.
-        backend: ``triton``, ``torch``, ``liger``, ``reference``; None: as chosen for the op in settings.
+        backend: ``triton``, ``torch``, ``liger``, ``reference``; None: as chosen for the op in settings
+            (under ``torch.compile``: the best for the device).
 
     Returns:
         The loss, a float32 scalar.
@@ -139,7 +140,10 @@ def _rows(
 
 def _module(name: str | None, call: Any, objective: Objective, wanted: Wanted) -> ModuleType:
     kind = call[0].device.type
-    found = _ordered(kind, name, STATE.epoch, registry.version)
+    if torch.compiler.is_compiling():
+        found = _traced(kind, name)
+    else:
+        found = _ordered(kind, name, STATE.epoch, registry.version)
     reasons = []
     for module in found:
         reason = module.unable(call[0], call[1], objective, wanted)
@@ -147,6 +151,18 @@ def _module(name: str | None, call: Any, objective: Objective, wanted: Wanted) -
             return module
         reasons.append(f"{module.__name__.rpartition('.')[2]}: {reason}")
     raise _wrong("; ".join(reasons) or f"no backend runs on {kind}")
+
+
+def _traced(kind: str, name: str | None) -> tuple[ModuleType, ...]:
+    """The same for a tracer, which cannot follow the choice: the best for the device, or the one by name."""
+    from veomni_hook.kernels.linear_cross_entropy import reference
+    from veomni_hook.kernels.linear_cross_entropy import torch as chunked
+
+    if name == "triton" or (name is None and kind == "cuda"):
+        from veomni_hook.kernels.linear_cross_entropy import triton
+
+        return (triton,)
+    return (reference,) if name == REFERENCE else (chunked,)
 
 
 @lru_cache(maxsize=32)

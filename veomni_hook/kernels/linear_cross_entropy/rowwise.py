@@ -88,7 +88,10 @@ def loss(
             of_row = weights[rows] * scale
             of_probability = of_row * (1 + 2 * form.z_loss * here.lse) / summed
             slopes = _Slopes(of_probability, of_row * (smooth - 1), of_row * (-smooth / z.shape[-1]))
-            _store(logits[rows], power, goal, slopes, form, capped)
+            made = _gradient(power, goal, slopes, form, capped)
+            # Without a cast, a cap or a need of both, powers were made where the logits are.
+            if logits.dtype is not torch.float32 or capped is not None or form.entropy:
+                logits[rows].copy_(made)
 
 
 def overwrite(
@@ -114,7 +117,8 @@ def overwrite(
             z.sub_((lse[rows] - entropy[rows])[:, None]).clamp_(min=2 * _VANISHED)
             power.mul_(of_probability[:, None] - back[:, None] * z)
             of_probability = torch.ones_like(of_goal)
-        _store(logits[rows], power, goal, _Slopes(of_probability, of_goal, None), form, capped)
+        slopes = _Slopes(of_probability, of_goal, None)
+        logits[rows].copy_(_gradient(power, goal, slopes, form, capped))
 
 
 def _slices(logits: torch.Tensor) -> Iterator[slice]:
@@ -132,19 +136,14 @@ def _transformed(raw: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Ten
     return capped * form.softcap, capped
 
 
-def _store(
-    place: torch.Tensor,
-    power: torch.Tensor,
-    goal: torch.Tensor,
-    slopes: _Slopes,
-    form: Form,
-    capped: torch.Tensor | None,
-) -> None:
+def _gradient(
+    power: torch.Tensor, goal: torch.Tensor, slopes: _Slopes, form: Form, capped: torch.Tensor | None
+) -> torch.Tensor:
+    """Make of ``power``, a multiple of the probabilities, the gradient of the logits, in its place."""
     power.mul_((slopes.of_probability * form.factor)[:, None])
     if slopes.of_all is not None and form.label_smoothing:
         power.add_((slopes.of_all * form.factor)[:, None])
     power.scatter_add_(1, goal, (slopes.of_goal * form.factor)[:, None])
     if capped is not None:
         power.mul_(capped.square_().neg_().add_(1))
-    if power.data_ptr() != place.data_ptr():
-        place.copy_(power)
+    return power

@@ -53,7 +53,8 @@ class _Selected(NamedTuple):
     @classmethod
     def of(cls, x: torch.Tensor, target: torch.Tensor, form: Form, vocab: int) -> _Selected:
         """Select the rows that count, if the others are worth leaving out."""
-        if x.device.type != "cpu":  # elsewhere their number would have to be waited for
+        # Elsewhere their number would have to be waited for; a tracer cannot know it.
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
             return cls(x, target, None)
         counts = target != form.ignore_index
         if (counts & ((target < 0) | (target >= vocab))).any():
