@@ -12,12 +12,13 @@ ARGS ?=
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint format bench matrix releases proof clean
+.PHONY: help setup demo test slow lint format bench matrix releases proof clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     set everything up and train a small Qwen3 without and with the hook"
 	@echo "make test     set everything up and run the test suite (JOBS=$(JOBS) workers)"
+	@echo "make slow     run the kernel tests that the default suite leaves out"
 	@echo "make lint     ruff and mypy --strict"
 	@echo "make format   apply ruff's safe fixes"
 	@echo "make bench    run the benchmarks and record their results in benchmarks/results/"
@@ -47,6 +48,10 @@ demo: $(STAMP)
 # One thread a worker: two workers with two threads each fight over two cores.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
+
+# What the default suite leaves out because the interpreter of Triton takes minutes for it.
+slow: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow tests/kernels $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
@@ -10,11 +9,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from benchmarks._steps import step
-from benchmarks.kernels_cpu import peak_bytes
 from tests.kernels.linear_cross_entropy import objectives
 from tests.kernels.linear_cross_entropy.objectives import OBJECTIVES
 from tests.kernels.matching import assert_matches, close
+from veomni_hook.bench.timing import peak_bytes
 from veomni_hook.kernels.linear_cross_entropy import reference, rowwise
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
@@ -281,9 +279,8 @@ def test_the_peak_is_a_chunk_and_the_weights_gradient(dtype):
     def eager(x, weight):
         return functional.cross_entropy(functional.linear(x, weight).float(), target)
 
-    steps = [partial(step, function, [x, weight], ()) for function in (ours(target), eager)]
     peaks = []
-    for run in steps:
-        x.grad = weight.grad = None
-        peaks.append(peak_bytes(run))
+    for function in (ours(target), eager):
+        leaves = [each.clone().requires_grad_() for each in (x, weight)]
+        peaks.append(peak_bytes(lambda run=function, leaves=leaves: run(*leaves).backward(), "cpu"))
     assert peaks[1] > 4 * peaks[0], peaks
