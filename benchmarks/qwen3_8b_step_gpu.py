@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from benchmarks._record import RESULTS
 
-SIDES = ("eager", "compile", "liger", "ours", "ours, compiled", "floor")
+SIDES = ("eager", "compile", "liger", "ours", "ours+compile", "floor")
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4, 4096, 12288, 32, 8, 128, 151_936
 BATCH, LENGTH = 4, 4096
 WARM, STEPS = 4, 12
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--attention", default="cudnn", choices=("cudnn", "flash"))
     parser.add_argument("--kernels", default="auto", help="what ours runs with")
-    parser.add_argument("--sides", default=",".join(SIDES[:3]) + ",ours,floor")
+    parser.add_argument("--sides", default="eager,compile,liger,ours,floor", help=f"of {', '.join(SIDES)}")
     options = parser.parse_args()
     if options.worker is not None:
         print(json.dumps(floor(options.attention) if options.worker == "floor" else side(options)))
