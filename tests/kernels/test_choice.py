@@ -25,7 +25,7 @@ def test_pairs_leave_the_rest_at_auto():
         ("fast", "auto, eager, triton, torch"),
         ("", "auto, eager, triton, torch"),
         ("rms_norm=fast", "for rms_norm: auto, eager, triton, torch"),
-        ("norm=torch", "ops: rms_norm, rotary"),
+        ("norm=torch", "ops: rms_norm, add_rms_norm"),
         ("rms_norm=torch,rotary", "rms_norm=torch,rotary=eager"),
         ("rms_norm=torch,", "rms_norm=torch,rotary=eager"),
         ("rms_norm=torch,rms_norm=eager", "keep one"),

@@ -50,6 +50,7 @@ def test_auto_takes_the_best_that_can_run(known, system, backends):
         "triton",
         "torch",
         "reference",
+        "liger",
         "eager",
     }
     assert all(each.reason for each in selection.decisions)

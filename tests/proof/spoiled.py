@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.proof import build, runner
+from veomni_hook.kernels.registry import registry
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
 
@@ -58,6 +59,7 @@ def main() -> None:
     modeling = importlib.import_module(MODULE)
     found = {}
     for name, patches in cases(modeling).items():
+        registry.version += 1  # slots keep the code of kernels that they have loaded
         with ExitStack() as stack:
             for one in patches:
                 stack.enter_context(one)

@@ -13,7 +13,6 @@ import json
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
@@ -96,36 +95,18 @@ def loss_step() -> dict[str, Any]:
 
 def _peak_memory(step: Any, device: str) -> tuple[int, tuple[float, float]]:
     """Return the peak of the allocator during ``step()``, and its result with the seconds that it took."""
-    import torch
+    from veomni_hook.bench.timing import peak_bytes
 
     gc.collect()
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        timed = _timed(step)
-        return torch.cuda.max_memory_allocated() - before, timed
-    # The CPU allocator keeps no peak; the profiler sees every allocation, and its running total starts at 0.
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        timed = _timed(step)
-    return _highest_total(profile), timed
+    taken: list[tuple[float, float]] = []
+    peak = peak_bytes(lambda: taken.append(_timed(step)), device)
+    return peak, taken[0]
 
 
 def _timed(step: Any) -> tuple[float, float]:
     started = time.perf_counter()
     result = step()
     return result, time.perf_counter() - started
-
-
-def _highest_total(profile: Any) -> int:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.json")
-        profile.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    return max(int(event["args"]["Total Allocated"]) for event in events if event["name"] == "[memory]")
 
 
 def main(cache_dir: str) -> dict[str, Any]:

@@ -470,6 +470,7 @@ def test_a_shadowed_name_is_left_alone(patched, idioms):
 
 def test_no_kernel_costs_no_wrapper(patched, run, idioms):
     idioms(rotary.find)
+    set_choice("eager")
     module = run(patched(HEAD + NEIGHBOURS + APPLY + ATTENTION, idioms=True))
     upstream = module["apply_rotary_pos_emb"]
     assert module["veomni_rotary_pairs"].at(module["Attention"](), upstream) is upstream

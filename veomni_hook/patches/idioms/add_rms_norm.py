@@ -17,13 +17,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from veomni_hook.patches.idioms import rms_norm
+from veomni_hook.patches.readers.added import Added, added_runs, has_self, is_the_call
+from veomni_hook.patches.readers.inherited import defining, initialised_by
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
 from veomni_hook.patches.routes.splice import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.structure.attributes import initialised, name_of_own
-from veomni_hook.patches.structure.runs import Run, at_hand, blocks, target
+from veomni_hook.patches.structure.attributes import name_of_own
+from veomni_hook.patches.structure.runs import at_hand, target
 from veomni_hook.patches.structure.scope import local_names
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.walk import walk_ast
@@ -37,32 +39,9 @@ CANDIDATES = (
     "contains RMSNorm, or which is a candidate of rms_norm"
 )
 
-_VARIANTS = frozenset(
-    (
-        "cast_before_weight",
-        "weight_before_cast",
-        "cast_to_weight",
-        "one_plus_weight",
-        "one_plus_weight_rounded",
-    )
-)
+_VARIANTS = ("cast_before_weight", "weight_before_cast", "cast_to_weight")
+_VARIANTS += ("one_plus_weight", "one_plus_weight_rounded")
 _OPERANDS = ("weight", "eps")
-_HARMLESS = frozenset(("__init__", "extra_repr", "reset_parameters"))
-
-
-@dataclass(frozen=True)
-class _Added:
-    """A run that adds and normalises: the attribute of the norm, and the names that hold its results."""
-
-    run: Run
-    attribute: str
-    total: str
-    copy: str | None
-
-    @property
-    def lineno(self) -> int:
-        """The line of the sum."""
-        return self.run.statements[0].lineno
 
 
 @dataclass(frozen=True)
@@ -86,98 +65,27 @@ def find(view: ModuleView) -> Iterator[Site]:
         return
     for owner in view.classes.values():
         for name, method in view.methods(owner).items():
-            if name != "__init__" and _has_self(method) and (found := list(_runs(method))):
+            if name != "__init__" and has_self(method) and (found := list(added_runs(method))):
                 norms = _norms(view, owner)
                 found = [added for added in found if added.attribute in norms]
                 if found:
                     yield _site(view, owner, method, found, norms)
 
 
-def _has_self(method: FunctionNode) -> bool:
-    return bool(method.args.args) and method.args.args[0].arg == "self"
-
-
-def _runs(method: FunctionNode) -> Iterator[_Added]:
-    """Every sum that goes to a call of a module of ``self``, by the order of the text."""
-    for block in blocks(method):
-        for first, statement in enumerate(block):
-            total = _sum(statement)
-            rest = block[first + 1 : first + 3] if total is not None else []
-            if total is None or not rest:
-                continue
-            copy = target(rest[0]) if _is_name(getattr(rest[0], "value", None), total) else None
-            last = first + (1 if copy is None else 2)
-            attribute = _called(block[last], total) if last < len(block) else None
-            if attribute is not None:
-                yield _Added(Run(method, block, first, last), attribute, total, copy)
-
-
-def _called(statement: ast.stmt, total: str) -> str | None:
-    """The attribute of ``self`` that a statement calls with ``total`` first."""
-    for node in walk_ast(statement):
-        if isinstance(node, ast.Call) and node.args and _is_name(node.args[0], total):
-            if attribute := name_of_own(node.func):
-                return attribute
-    return None
-
-
-def _calls(call: ast.Call, added: _Added) -> bool:
-    """Whether this is the very call of the norm, and not one around it."""
-    return name_of_own(call.func) == added.attribute and _is_name(call.args[0], added.total)
-
-
-def _sum(statement: ast.stmt) -> str | None:
-    """The name that a statement assigns a sum to."""
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
-        return statement.target.id if isinstance(statement.target, ast.Name) else None
-    value = getattr(statement, "value", None)
-    is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
-    return target(statement) if is_sum else None
-
-
-def _is_name(node: object, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
 def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, _Norm | str]:
     """The attributes that are RMSNorms of the file, each with its formula or why it has none here."""
     made: dict[str, set[str]] = {}
-    for attribute, value in _initialised(view, owner):
+    for attribute, value in initialised_by(view, owner):
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in view.classes:
             made.setdefault(attribute, set()).add(value.func.id)
     sites = {site.target: site for site in rms_norm.sites(view)} if made else {}
     found: dict[str, _Norm | str] = {}
     for attribute, names in made.items():
-        norms = [(name, sites.get(f"{_defining(view, name)}.forward")) for name in sorted(names)]
+        norms = [(name, sites.get(f"{defining(view, name)}.forward")) for name in sorted(names)]
         if any(site is None and "RMSNorm" not in name for name, site in norms):
             continue
         found[attribute] = _norm(view, attribute, norms)
     return found
-
-
-def _initialised(view: ModuleView, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    """What ``__init__`` assigns; where a class has none, that of the class that it inherits from."""
-    while "__init__" not in view.methods(owner):
-        base = _base(view, owner)
-        if base is None:
-            return
-        owner = base
-    yield from initialised(owner)
-
-
-def _base(view: ModuleView, owner: ast.ClassDef) -> ast.ClassDef | None:
-    base = owner.bases[0] if len(owner.bases) == 1 else None
-    found = view.classes.get(base.id) if isinstance(base, ast.Name) else None
-    return found if found is not owner else None
-
-
-def _defining(view: ModuleView, name: str) -> str:
-    """The class whose ``forward`` a class has, if it changes nothing else of what that one computes."""
-    owner: ast.ClassDef | None = view.classes[name]
-    while owner is not None and view.methods(owner).keys() <= _HARMLESS:
-        owner = _base(view, owner)
-        name = owner.name if owner is not None else name
-    return name
 
 
 def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]) -> _Norm | str:
@@ -188,7 +96,7 @@ def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]
         return f"{name} is no formula of rms_norm"
     if site.variant not in _VARIANTS:
         return f"{name} is {site.variant}, which has no form with an addition"
-    forward = view.methods(view.classes[_defining(view, name)])["forward"]
+    forward = view.methods(view.classes[defining(view, name)])["forward"]
     if any(isinstance(node, ast.Raise | ast.Assert) for node in walk_ast(forward)):
         return f"{name} checks what it is given"
     for operand in _OPERANDS:
@@ -201,7 +109,7 @@ def _site(
     view: ModuleView,
     owner: ast.ClassDef,
     method: FunctionNode,
-    found: list[_Added],
+    found: list[Added],
     norms: Mapping[str, _Norm | str],
 ) -> Site:
     routed: list[tuple[_Norm, tuple[Splice, ...]]] = []
@@ -233,13 +141,13 @@ def _site(
     )
 
 
-def _splices(view: ModuleView, method: FunctionNode, added: _Added, norm: _Norm) -> tuple[Splice, ...] | str:
+def _splices(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) -> tuple[Splice, ...] | str:
     """The guard for a run, or why there is none."""
     total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
     normalised = target(added.run.statements[-1])
     if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
         return "the sum is made in place"
-    if normalised is None or not isinstance(call, ast.Call) or not _calls(call, added):
+    if normalised is None or not isinstance(call, ast.Call) or not is_the_call(call, added):
         return "the normalised sum is part of an expression"
     if len(call.args) > 1 or call.keywords:
         return "the norm is called with more than the sum"
@@ -250,18 +158,9 @@ def _splices(view: ModuleView, method: FunctionNode, added: _Added, norm: _Norm)
     kernel, module = free_name(method, "kernel"), free_name(method, "norm")
     slot = slot_name(OP, norm.site.variant)
     given = [ast.unparse(total.left), ast.unparse(total.right), *norm.operands(module)]
-    answer = _answer(added, normalised, f"{kernel}({', '.join(given)})")
+    answer = added.assigned(normalised, f"{kernel}({', '.join(given)})")
     asked = f"self, {tensors[0]}, {tensors[-1]}, {module} := {ast.unparse(call.func)}, {norm.class_name}"
     condition = f"(\n    {kernel} := {slot}.kernel(\n        {asked}\n    )\n) is not None"
     comment = f"{OP}/{norm.site.variant}: the sum and its norm"
     made = guard(view, added.run, condition, answer, comment, returns=False)
     return made if made is not None else "the code around it does not let a guard stand here"
-
-
-def _answer(added: _Added, normalised: str, call: str) -> list[ast.stmt]:
-    """What assigns the names that the run assigns."""
-    sums = [name for name in (added.total, added.copy) if name not in (None, normalised)]
-    if not sums:
-        return ast.parse(f"{normalised} = {call}[1]").body
-    copies = [f"{name} = {sums[0]}" for name in sums[1:] if name != sums[0]]
-    return ast.parse("\n".join([f"{sums[0]}, {normalised} = {call}", *copies])).body

@@ -1,0 +1,38 @@
+"""What a class of a file has from the classes of that file which it inherits from, one base at a time."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.structure.attributes import initialised
+
+__all__ = ["defining", "initialised_by"]
+
+_HARMLESS = frozenset(("__init__", "extra_repr", "reset_parameters"))
+
+
+def initialised_by(view: ModuleView, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """What ``__init__`` assigns; where a class has none, that of the class that it inherits from."""
+    while "__init__" not in view.methods(owner):
+        base = _base(view, owner)
+        if base is None:
+            return
+        owner = base
+    yield from initialised(owner)
+
+
+def _base(view: ModuleView, owner: ast.ClassDef) -> ast.ClassDef | None:
+    base = owner.bases[0] if len(owner.bases) == 1 else None
+    found = view.classes.get(base.id) if isinstance(base, ast.Name) else None
+    return found if found is not owner else None
+
+
+def defining(view: ModuleView, name: str) -> str:
+    """The class whose ``forward`` a class has, if it changes nothing else of what that one computes."""
+    owner: ast.ClassDef | None = view.classes[name]
+    while owner is not None and view.methods(owner).keys() <= _HARMLESS:
+        owner = _base(view, owner)
+        name = owner.name if owner is not None else name
+    return name
