@@ -14,6 +14,7 @@ from veomni_hook.kernels.state import set_choice
 
 pytest.importorskip("triton")
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = {
     "rms_norm": "rms_norm=triton",
     "add_rms_norm": "add_rms_norm=triton",
@@ -59,8 +60,8 @@ def train(model, inputs, steps=2):
 
 @pytest.mark.parametrize("choice", ["rms_norm=triton,rotary=triton", ",".join(KERNELS.values())])
 def test_a_model_is_one_graph_with_the_kernels_that_were_named(patched, choice):
-    upstream, model = pair(patched, num_hidden_layers=1)
-    inputs = batch(1, 6)
+    upstream, model = (each.to(DEVICE) for each in pair(patched, num_hidden_layers=1))
+    inputs = {name: each.to(DEVICE) for name, each in batch(1, 6).items()}
     set_choice(choice)
     backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=backend)
@@ -79,9 +80,10 @@ def test_a_model_is_one_graph_with_the_kernels_that_were_named(patched, choice):
 
 def test_bindings_of_two_models_do_not_compile_each_other_anew(patched):
     (_, teacher), (_, student) = (pair(patched, num_hidden_layers=1) for _ in range(2))
+    teacher, student = teacher.to(DEVICE), student.to(DEVICE)
     bind(student, rms_norm="triton")
     bind(teacher, "eager")
-    inputs = batch(1, 6)
+    inputs = {name: each.to(DEVICE) for name, each in batch(1, 6).items()}
     backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     runs = [torch.compile(model, fullgraph=True, backend=backend) for model in (teacher, student)]
     for run in runs * 3:

@@ -39,7 +39,7 @@ CANDIDATES = (
     "contains RMSNorm, or which is a candidate of rms_norm"
 )
 
-_VARIANTS = ("cast_before_weight", "weight_before_cast", "cast_to_weight")
+_VARIANTS: tuple[str, ...] = ("cast_before_weight", "weight_before_cast", "cast_to_weight")
 _VARIANTS += ("one_plus_weight", "one_plus_weight_rounded")
 _OPERANDS = ("weight", "eps")
 
