@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -59,6 +61,9 @@ def able(problem: Problem) -> tuple[Problem, dict[str, str]]:
 
 def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
     """Yield a row for every part of every problem, as soon as it is measured."""
+    # A graph of torch.compile gives its buffers away in the first of its backwards unless it is told not to.
+    functorch: Any = importlib.import_module("torch._functorch.config")
+    functorch.donated_buffer = False
     for made in problems:
         torch._dynamo.reset()
         problem, failed = able(made)
