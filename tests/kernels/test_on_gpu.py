@@ -297,7 +297,10 @@ def test_fused_linear_cross_entropy(name, dtype, options):
         pytest.skip("float16 cannot hold these sums")
     # It also rounds gradients that it has not divided yet.
     rough = 4e-2 if name == "liger" and dtype is torch.bfloat16 else None
-    compare(loss_of(module), loss_of(losses), given, dtype, rough)
+    # Upstream's gradients of single logits are too small for float16: the truth is in float32 there.
+    wide = loss_of(losses)
+    truth = (lambda *inputs: wide(*(each.float() for each in inputs))) if dtype is torch.float16 else wide
+    compare(loss_of(module), truth, given, dtype, rough)
 
 
 def test_fused_linear_cross_entropy_past_two_to_the_31_logits():
