@@ -31,7 +31,7 @@ def process_state():
     held = (STATE.choice, STATE.active)
     yield
     STATE.choice, STATE.active = held
-    STATE.epoch += 1
+    STATE.changed()
 
 
 ROUTES = {

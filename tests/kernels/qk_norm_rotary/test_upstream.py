@@ -158,6 +158,7 @@ def test_parts_that_were_chosen_by_name(choice, apart):
 
 
 def test_parts_that_the_attention_is_bound_to():
+    set_choice("auto")
     attention = nn.Module()
     bind(attention, rms_norm="reference")
     assert "rms_norm=reference is chosen" in chosen_apart(attention)

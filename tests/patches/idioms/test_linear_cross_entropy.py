@@ -93,7 +93,7 @@ def process_state():
     torch.manual_seed(0)
     yield
     STATE.choice, STATE.active = held
-    STATE.epoch += 1
+    STATE.changed()
 
 
 ROUTED = {

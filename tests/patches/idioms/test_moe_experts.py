@@ -34,7 +34,7 @@ def _references():
     torch.manual_seed(0)
     yield
     STATE.choice = held
-    STATE.epoch += 1
+    STATE.changed()
 
 
 def sites_of(source: str) -> list[Site]:

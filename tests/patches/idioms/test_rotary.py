@@ -88,7 +88,7 @@ def chosen(monkeypatch):
     set_choice("rotary=reference")
     yield taken
     STATE.choice = before
-    STATE.epoch += 1
+    STATE.changed()
 
 
 # Recognition
@@ -468,7 +468,7 @@ def test_a_shadowed_name_is_left_alone(patched, idioms):
     assert not result.report.applied and only(text).reason == "nothing calls it"
 
 
-def test_no_kernel_costs_no_wrapper(patched, run, idioms):
+def test_no_kernel_costs_no_wrapper(chosen, patched, run, idioms):
     idioms(rotary.find)
     set_choice("eager")
     module = run(patched(HEAD + NEIGHBOURS + APPLY + ATTENTION, idioms=True))
