@@ -9,7 +9,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss, ForSequenceClassificat
 
 from veomni_hook.kernels.linear_cross_entropy import pooled, reference
 
-HIDDEN = torch.randn(2, 5, 8)
+HIDDEN = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
 
 def test_scores_are_where_and_as_many_as_the_hidden_states():
