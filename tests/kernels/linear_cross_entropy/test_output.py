@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.kernels.linear_cross_entropy.routed import batch, pair
 from veomni_hook.errors import VeomniHookWarning
-from veomni_hook.kernels.linear_cross_entropy.output import DeferredLogits, LazyLogits, logits_are_read
+from veomni_hook.kernels.linear_cross_entropy.output import HELD, DeferredLogits, LazyLogits, logits_are_read
 from veomni_hook.kernels.state import set_choice
 
 
@@ -30,7 +30,7 @@ def made(patched):
 
 
 def unread(output):
-    return isinstance(output.__dict__["logits"], DeferredLogits)
+    return isinstance(output.__dict__[HELD], DeferredLogits)
 
 
 READERS = {
@@ -62,6 +62,14 @@ def test_every_way_of_reading_gives_upstreams_logits(made, read):
     assert not unread(output)
     assert output.logits is output["logits"]
     assert "read" in logits_are_read(model)
+
+
+def test_values_that_are_no_fields_are_an_error(made):
+    kind = type(made[1])
+    with pytest.raises(TypeError, match="has the fields loss, logits"):
+        kind(None, scores=1)
+    with pytest.raises(TypeError, match="and no others"):
+        kind(*range(9))
 
 
 def test_printing_and_comparing_read(made):
@@ -175,7 +183,7 @@ def test_logits_after_the_weights_changed_are_a_warning(made):
 
 def test_logits_after_the_hidden_states_changed_are_a_warning(made):
     _, output, _ = made
-    deferred = output.__dict__["logits"]
+    deferred = output.__dict__[HELD]
     with torch.no_grad():
         deferred._hidden_states.mul_(2)
     with pytest.warns(VeomniHookWarning, match="the hidden states have changed"):

@@ -39,6 +39,8 @@ KERNELS = (
         requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
         priority=10,
         description="rows in chunks between products of cuBLAS; gradients are computed with the loss",
+        traceable=True,
+        beats_inductor=True,
     ),
     Kernel(
         op="linear_cross_entropy",
@@ -48,6 +50,7 @@ KERNELS = (
         refuses=f"{_HERE}.causal_lm:refuses",
         loses=f"{_HERE}.torch:loses",
         description="rows in chunks; gradients are computed with the loss, ignored positions are left out",
+        traceable=True,
     ),
     Kernel(
         op="linear_cross_entropy",

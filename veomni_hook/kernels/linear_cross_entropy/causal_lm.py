@@ -10,7 +10,7 @@ from torch import nn
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import head as heads
-from veomni_hook.kernels.linear_cross_entropy import losses, output, reference
+from veomni_hook.kernels.linear_cross_entropy import losses, output, reference, traced
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active, refused
 from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
@@ -117,6 +117,8 @@ def refuses(model: Any, *operands: Any) -> str | None:
 
     Raises KernelError where it has to, and `loss_options` ask for another loss.
     """
+    if torch.compiler.is_compiling():
+        return _untrained(model) or _cannot(model, *operands)
     held = active()
     reason = None if held is not None and held.options.evaluation else _untrained(model)
     return settled(model, reason or output.logits_are_read(model) or _cannot(model, *operands))
@@ -144,12 +146,21 @@ def _cannot(model: Any, *operands: Any) -> str | None:
     if getattr(model, "_is_replica", False):
         return "the model is a replica of nn.DataParallel, which gathers logits"
     call = Call.of(model, *operands)
+    if torch.compiler.is_compiling():
+        reason = traced.refuses(call) or traced.loss_function_refuses(model.loss_function)
+        return reason or _rest_refuses(call, call.head)
     linear = heads.last_linear(model, call.head)
     return (
-        not_plain(call.hidden_states)
-        or untraceable()
+        untraceable()
         or heads.refuses(call.head, linear)
         or losses.refuses(model.loss_function)
+        or _rest_refuses(call, linear)
+    )
+
+
+def _rest_refuses(call: Call, linear: Any) -> str | None:
+    return (
+        not_plain(call.hidden_states)
         or _labels_refuse(call)
         or _arguments_refuse(call, linear.out_features)
         or call.transform.refuses()
@@ -165,6 +176,8 @@ def fused_output(compute: Compute, call: Call) -> Fused:
     model, head, transform = call.model, call.head, call.transform
     before_head = call.options.get("before_head")
     hidden_states = call.hidden_states if before_head is None else before_head(call.hidden_states)
+    if torch.compiler.is_compiling():
+        return _traced_output(compute, call, hidden_states)
     objective, wanted = call.objective
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     found: list[TokenStatistics] = []
@@ -192,6 +205,14 @@ def fused_output(compute: Compute, call: Call) -> Fused:
     loss = answer if answer.dtype is request.loss.dtype else request.loss
     deferred = output.DeferredLogits(model, head, linear, hidden_states, transform)
     return Fused(loss, deferred, output.with_deferred_logits)
+
+
+def _traced_output(compute: Compute, call: Call, hidden_states: torch.Tensor) -> Fused:
+    objective = traced.objective(call)
+    target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
+    rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+    loss, _ = compute(rows, call.head.weight, call.head.bias, target, objective, NOTHING)
+    return Fused(loss, traced.TracedLogits(call.head, call, hidden_states), traced.finish)
 
 
 def reference_output(*call: Any) -> Fused:

@@ -23,7 +23,7 @@ from torch.utils import _pytree
 
 from veomni_hook.kernels.operands import not_plain
 
-__all__ = ["LossInput", "LossRequest", "ask", "calls_refuse", "last_linear", "refuses"]
+__all__ = ["LossInput", "LossRequest", "ask", "calls_refuse", "last_linear", "refuses", "unsuited"]
 
 # Their hooks gather, move and release tensors, and look at no values.
 KNOWN_HOOKS = ("torch.distributed.", "accelerate.", "deepspeed.")
@@ -45,7 +45,7 @@ class LossRequest:
         self, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the loss, or the logits where these weights do not allow it (then ``reason`` says why)."""
-        self.reason = _unsuited(hidden_states, weight, bias)
+        self.reason = unsuited(hidden_states, weight, bias)
         if self.reason is not None:
             return functional.linear(hidden_states, weight, bias)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -171,7 +171,8 @@ def calls_refuse(module: nn.Module) -> str | None:
     return None
 
 
-def _unsuited(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+def unsuited(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+    """Return why these, as they reach ``torch.nn.functional.linear``, give no loss, or None."""
     reason = not_plain(*(tensor for tensor in (hidden_states, weight, bias) if tensor is not None))
     if reason is not None:
         return reason

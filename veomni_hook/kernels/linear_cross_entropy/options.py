@@ -27,7 +27,7 @@ import torch
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 
-__all__ = ["Active", "LossOptions", "LossReport", "active", "loss_options", "refused"]
+__all__ = ["OPEN", "Active", "LossOptions", "LossReport", "active", "loss_options", "refused"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,22 @@ class Active(NamedTuple):
     report: LossReport
 
 
+class _Open:
+    """The blocks of `loss_options` that the process is in; compiled code cannot ask the thread's."""
+
+    def __init__(self) -> None:
+        self._blocks = 0
+        #: A guard of compiled code, which would take a number for a dynamic one.
+        self.any = False
+
+    def add(self, blocks: int) -> None:
+        """Count blocks that begin, or end."""
+        self._blocks += blocks
+        self.any = self._blocks > 0
+
+
+OPEN = _Open()
+
 _ACTIVE: ContextVar[Active | None] = ContextVar("veomni_hook_loss_options", default=None)
 
 
@@ -165,16 +181,18 @@ def loss_options(  # noqa: PLR0913 - one keyword an option
         raise KernelError(wrong, where="loss_options", fix="see its documentation")
     report = LossReport()
     token = _ACTIVE.set(Active(options, report))
+    OPEN.add(1)
     try:
         yield report
     finally:
+        OPEN.add(-1)
         _ACTIVE.reset(token)
     if options.changed and not report.fused:
         raise KernelError(
             f"{options.changed} had no effect: no model computed a fused loss in this block",
             where="loss_options",
             fix="activate veomni_hook before the model's module is imported, and do not choose eager for"
-            " linear_cross_entropy; under torch.compile the upstream code is compiled",
+            " linear_cross_entropy; a model under torch.compile knows no options",
         )
 
 

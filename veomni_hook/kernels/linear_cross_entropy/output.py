@@ -25,9 +25,18 @@ from transformers.utils import ModelOutput
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 
-__all__ = ["DeferredLogits", "LazyLogits", "logits_are_read", "note_refusal", "with_deferred_logits"]
+__all__ = [
+    "DeferredLogits",
+    "LazyLogits",
+    "lazy_class",
+    "logits_are_read",
+    "note_refusal",
+    "with_deferred_logits",
+]
 
 FIELD = "logits"
+# Where they are kept. Under their own name dynamo (torch 2.11) would read and write past the property.
+HELD = "_logits"
 READ = "outputs.logits was read in a training step, so they have to be computed"
 READ_IN_EVALUATION = "outputs.logits was read in evaluation, so they have to be computed there"
 # They walk through outputs each step, to find, cast or move tensors, and use no values.
@@ -101,13 +110,16 @@ class DeferredLogits:
         model = self._model()
         if model is not None:
             note_refusal(model, READ if self._training else READ_IN_EVALUATION, training=self._training)
+        return self._computed()
+
+    def _computed(self) -> torch.Tensor:
         changed = self._changed()
         if changed:
             warnings.warn(
                 f"outputs.logits is read after {changed} have changed: these logits are not "
                 "those of the forward pass. Read them before that, at the latest before optimizer.step().",
                 VeomniHookWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         kind = self._hidden_states.device.type
         autocast = torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None)
@@ -145,33 +157,39 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             flatten_with_keys_fn=_flatten_with_keys,
         )
 
-    def __post_init__(self) -> None:
+    def __init__(self, *values: Any, **named: Any) -> None:
         names = [field.name for field in fields(self)]
-        first = self.__dict__.get(names[0])
-        alone = all(self.__dict__.get(name) is None for name in names[1:])
-        if alone and first is not None and not isinstance(first, torch.Tensor):
+        held = {**dict.fromkeys(names), **dict(zip(names, values, strict=False)), **named}
+        if len(values) > len(names) or len(held) > len(names):
+            raise TypeError(f"{type(self).__name__} has the fields {', '.join(names)}, and no others")
+        first, *others = names
+        alone = held[first] is not None and all(held[name] is None for name in others)
+        if alone and not isinstance(held[first], torch.Tensor):
             # Outputs are rebuilt from a mapping or from pairs by accelerate and by nn.DataParallel.
-            self.__dict__.update({names[0]: None, **dict(first)})
-        OrderedDict.clear(self)
+            held = {**dict.fromkeys(names), **dict(held[first])}
         for name in names:
-            if self.__dict__.get(name) is not None:
-                OrderedDict.__setitem__(self, name, self.__dict__[name])
+            self.__dict__[HELD if name == FIELD else name] = held[name]
+            if held[name] is not None:
+                OrderedDict.__setitem__(self, name, held[name])
 
     @property
     def logits(self) -> torch.Tensor | None:
         """Scores ``[..., vocab]``; computed when first read."""
-        return self._read(sys._getframe(1)).__dict__.get(FIELD)
+        return self._read().__dict__.get(HELD)
 
     @logits.setter
     def logits(self, value: torch.Tensor | None) -> None:
-        self.__dict__[FIELD] = value
+        self.__dict__[HELD] = value
 
-    def _read(self, caller: FrameType) -> LazyLogits:
-        """Compute what is deferred, unless ``caller`` only looks for tensors."""
-        deferred = self.__dict__.get(FIELD)
-        if isinstance(deferred, DeferredLogits) and not _only_walks(caller):
+    def _read(self) -> LazyLogits:
+        """Compute what is deferred, unless the caller's caller only looks for tensors."""
+        deferred = self.__dict__.get(HELD)
+        if isinstance(deferred, DeferredLogits) and (
+            # Of what is compiled, walkers are no part.
+            torch.compiler.is_compiling() or not _only_walks(sys._getframe(2))
+        ):
             logits = deferred.compute()
-            self.__dict__[FIELD] = logits
+            self.__dict__[HELD] = logits
             OrderedDict.__setitem__(self, FIELD, logits)
         return self
 
@@ -179,22 +197,22 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         if not isinstance(key, str):
             names = list(self)[key]
             return self[names] if isinstance(names, str) else tuple(self[name] for name in names)
-        return OrderedDict.__getitem__(self._read(sys._getframe(1)) if key == FIELD else self, key)
+        return OrderedDict.__getitem__(self._read() if key == FIELD else self, key)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of ``key``, or ``default``."""
-        return OrderedDict.get(self._read(sys._getframe(1)) if key == FIELD else self, key, default)
+        return OrderedDict.get(self._read() if key == FIELD else self, key, default)
 
     def items(self) -> Any:
         """Return the (name, value) pairs that are not None."""
-        return OrderedDict.items(self._read(sys._getframe(1)))
+        return OrderedDict.items(self._read())
 
     def values(self) -> Any:
         """Return the values that are not None."""
-        return OrderedDict.values(self._read(sys._getframe(1)))
+        return OrderedDict.values(self._read())
 
     def __eq__(self, other: object) -> bool:
-        return OrderedDict.__eq__(self._read(sys._getframe(1)), other)
+        return OrderedDict.__eq__(self._read(), other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -240,7 +258,8 @@ def _unflatten(
 
 
 @cache
-def _lazy_class(output_class: type) -> type[LazyLogits]:
+def lazy_class(output_class: type) -> type[LazyLogits]:
+    """Return the subclass of ``output_class`` whose logits are computed when they are read."""
     return type(output_class.__name__, (LazyLogits, output_class), {"__module__": output_class.__module__})
 
 
@@ -253,4 +272,4 @@ def with_deferred_logits(made: Any) -> Any:
         made.logits = made.logits.compute()
         return made
     values = {field.name: getattr(made, field.name) for field in fields(made)}
-    return _lazy_class(made.__class__)(**values)
+    return lazy_class(made.__class__)(**values)

@@ -1,0 +1,305 @@
+"""The loss under ``torch.compile``: one graph, upstream's numbers, logits as they are read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from tests.kernels import patched_qwen3
+from tests.kernels.matching import close
+from tests.kernels.patched_qwen3 import pair
+from veomni_hook.errors import KernelError, VeomniHookWarning
+from veomni_hook.kernels.binding import bind
+from veomni_hook.kernels.linear_cross_entropy.options import loss_options
+from veomni_hook.kernels.linear_cross_entropy.output import HELD
+from veomni_hook.kernels.linear_cross_entropy.traced import TracedLogits
+from veomni_hook.kernels.registry import Requirement, registry
+from veomni_hook.kernels.state import set_choice
+
+OP = "veomni_hook.linear_cross_entropy"
+
+
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch):
+    """Triton kernels on the CPU, where they are interpreted."""
+    registry.ops()
+    held = dict(registry._kernels)
+    for key, kernel in held.items():
+        if kernel.backend == "triton":
+            registry._kernels[key] = dataclasses.replace(kernel, requires=Requirement(triton=True))
+    registry.version += 1
+    torch._dynamo.reset()
+    yield
+    registry._kernels.clear()
+    registry._kernels.update(held)
+    registry.version += 1
+
+
+@pytest.fixture
+def models(patched):
+    return pair(patched, num_hidden_layers=1)
+
+
+def batch(rows=1, length=6, seed=0):
+    torch.manual_seed(seed)
+    return patched_qwen3.batch(rows, length)
+
+
+def compiled(function, backend="aot_eager", **options):
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    return torch.compile(function, fullgraph=True, backend=counter, **options), counter
+
+
+def operators(counter):
+    """What the traced graphs call, with those inside of autograd functions."""
+    modules = [each for graph in counter.graphs for each in graph.modules() if hasattr(each, "graph")]
+    return {str(node.target) for module in modules for node in module.graph.nodes}
+
+
+def stepped(model, run, inputs, **more):
+    model.zero_grad()
+    out = run(**inputs, use_cache=False, **more)
+    out.loss.backward()
+    return out, [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def assert_equal(found, expected):
+    close(found[0].loss, expected[0].loss, 1e-5)
+    for got, wanted in zip(found[1], expected[1], strict=True):
+        close(got, wanted, 1e-4)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_one_graph_with_upstreams_loss_and_gradients(models, backend, compiler):
+    if backend == "triton":
+        pytest.importorskip("triton")
+    upstream, model = models
+    set_choice(f"linear_cross_entropy={backend}")
+    run, counter = compiled(model, compiler)
+    for seed in range(3):
+        inputs = batch(2, 7, seed=seed)
+        found = stepped(model, run, inputs)
+        assert_equal(found, stepped(upstream, upstream, inputs))
+    assert counter.frame_count == 1
+    assert any(OP in target for target in operators(counter)) == (backend == "triton")
+
+
+def test_auto_takes_the_kernel_where_it_beats_inductor(models):
+    pytest.importorskip("triton")
+    _, model = models
+    run, counter = compiled(model)
+    stepped(model, run, batch())
+    assert any(OP in target for target in operators(counter))
+
+
+def test_lengths_that_change_are_compiled_twice_at_most(models):
+    pytest.importorskip("triton")
+    upstream, model = models
+    set_choice("linear_cross_entropy=triton")
+    run, counter = compiled(model)
+    for length in (6, 9, 12, 17, 31):
+        inputs = batch(1, length)
+        assert_equal(stepped(model, run, inputs), stepped(upstream, upstream, inputs))
+    assert counter.frame_count <= 2
+
+
+def test_keywords_of_the_loss(models):
+    upstream, model = models
+    set_choice("linear_cross_entropy=torch")
+    run, counter = compiled(model)
+    inputs = batch(2, 6)
+    more = {"num_items_in_batch": torch.tensor(5), "shift_labels": inputs["labels"].roll(-1, 1).contiguous()}
+    assert_equal(stepped(model, run, inputs, **more), stepped(upstream, upstream, inputs, **more))
+    assert "cross_entropy" not in str(operators(counter))
+
+
+class TestLogits:
+    @pytest.fixture(autouse=True)
+    def named(self):
+        set_choice("linear_cross_entropy=torch")
+
+    def test_of_a_compiled_model_are_computed_when_they_are_read(self, models):
+        upstream, model = models
+        run, _ = compiled(model)
+        inputs = batch()
+        out, expected = run(**inputs, use_cache=False), upstream(**inputs, use_cache=False)
+        assert isinstance(out, CausalLMOutputWithPast)
+        assert isinstance(out.__dict__[HELD], TracedLogits)
+        assert list(out) == list(expected)
+        close(out.logits, expected.logits, 1e-5)
+        assert out["logits"] is out.logits
+        assert not isinstance(out.__dict__[HELD], TracedLogits)
+
+    def test_have_gradients(self, models):
+        found = []
+        for model, run in ((models[0], models[0]), (models[1], compiled(models[1])[0])):
+            out = run(**batch(), use_cache=False)
+            (out.loss + out.logits.square().mean()).backward()
+            found.append([parameter.grad for parameter in model.parameters()])
+        for got, wanted in zip(found[1], found[0], strict=True):
+            close(got, wanted, 1e-4)
+
+    def test_that_compiled_code_reads_are_a_part_of_its_graph(self, models):
+        found = []
+        for model in models:
+
+            def step(inputs, model=model):
+                out = model(**inputs, use_cache=False)
+                return out.loss + out.logits.square().mean(), out["logits"].argmax(-1)
+
+            run = step if model is models[0] else compiled(step)[0]
+            loss, tokens = run(batch())
+            loss.backward()
+            found.append((loss, tokens, [parameter.grad for parameter in model.parameters()]))
+        close(found[1][0], found[0][0], 1e-5)
+        assert torch.equal(found[1][1], found[0][1])
+        for got, wanted in zip(found[1][2], found[0][2], strict=True):
+            close(got, wanted, 1e-4)
+
+    def test_that_nobody_reads_are_not_in_the_graph(self, models):
+        _, model = models
+        step, counter = compiled(lambda inputs: model(**inputs, use_cache=False).loss)
+        step(batch()).backward()
+        # The head's product with all rows would be a linear of vocab_size features.
+        for graph in counter.graphs:
+            for node in graph.graph.nodes:
+                value = node.meta.get("example_value")
+                assert not (isinstance(value, torch.Tensor) and value.ndim == 3 and value.shape[-1] == 61)
+
+    def test_of_tuples(self, models):
+        upstream, model = models
+        run, _ = compiled(model)
+        inputs = batch()
+        found, expected = (each(**inputs, use_cache=False, return_dict=False) for each in (run, upstream))
+        assert len(found) == len(expected)
+        for got, wanted in zip(found, expected, strict=True):
+            close(got, wanted, 1e-5)
+
+    def test_read_after_a_step_of_the_optimizer_warn(self, models):
+        _, model = models
+        run, _ = compiled(model)
+        out = run(**batch(), use_cache=False)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(2)
+        with pytest.warns(VeomniHookWarning, match="after the weights of the head have changed"):
+            assert out.logits.shape == (1, 6, 61)
+
+
+class TestUpstream:
+    """Calls that the upstream code computes, in one graph."""
+
+    @pytest.fixture(autouse=True)
+    def named(self):
+        set_choice("linear_cross_entropy=torch")
+
+    @staticmethod
+    def assert_upstream(model, **more):
+        run, counter = compiled(model)
+        out = run(**batch(), use_cache=False, **more)
+        assert counter.frame_count == 1
+        assert isinstance(out.logits, torch.Tensor)
+        assert type(out) is CausalLMOutputWithPast
+        return out
+
+    def test_in_evaluation(self, models):
+        self.assert_upstream(models[1].eval())
+
+    def test_without_gradients(self, models):
+        with torch.no_grad():
+            self.assert_upstream(models[1])
+
+    def test_a_loss_function_of_the_models_own(self, models):
+        def loss_function(logits, labels, **kwargs):
+            return logits.sum() * 0 + 3
+
+        models[1].loss_function = loss_function
+        assert self.assert_upstream(models[1]).loss == 3
+
+    def test_a_callable_that_is_no_function(self, models):
+        class Loss(nn.Module):
+            def forward(self, logits, labels, **kwargs):
+                return logits.sum() * 0 + 4
+
+        models[1]._loss_function = Loss()
+        assert self.assert_upstream(models[1]).loss == 4
+
+    def test_a_head_that_is_watched(self, models):
+        models[1].lm_head.register_forward_hook(lambda module, args, result: result * 2)
+        expected = models[0](**batch()).logits * 2
+        close(self.assert_upstream(models[1]).logits, expected, 1e-5)
+
+    def test_a_head_of_another_class(self, models):
+        class Head(nn.Linear):
+            def forward(self, hidden_states):
+                return super().forward(hidden_states) * 3
+
+        weight = models[1].lm_head.weight
+        models[1].lm_head = Head(weight.shape[1], weight.shape[0], bias=False)
+        models[1].lm_head.weight = weight
+        close(self.assert_upstream(models[1]).logits, models[0](**batch()).logits * 3, 1e-5)
+
+    def test_a_model_that_is_bound_to_eager(self, models):
+        bind(models[1], "eager")
+        self.assert_upstream(models[1])
+
+
+class TestLossOptions:
+    def test_that_change_the_loss_are_an_error(self, models):
+        set_choice("linear_cross_entropy=torch")
+        run, _ = compiled(models[1])
+        with pytest.raises(KernelError, match="label_smoothing had no effect"):
+            with loss_options(label_smoothing=0.1):
+                run(**batch(), use_cache=False)
+
+    def test_after_the_model_was_compiled_without(self, models):
+        set_choice("linear_cross_entropy=torch")
+        run, counter = compiled(models[1])
+        run(**batch(), use_cache=False)
+        with pytest.raises(KernelError, match="z_loss had no effect"):
+            with loss_options(z_loss=0.1):
+                run(**batch(), use_cache=False)
+        run(**batch(), use_cache=False)
+        assert counter.frame_count == 2
+
+
+def test_autocast(models):
+    set_choice("linear_cross_entropy=torch")
+    found = []
+    for model, run in ((models[0], models[0]), (models[1], compiled(models[1])[0])):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = run(**batch(), use_cache=False)
+        out.loss.backward()
+        found.append((out.loss, model.lm_head.weight.grad, out.logits))
+    for got, wanted in zip(found[1], found[0], strict=True):
+        assert got.dtype is wanted.dtype
+        close(got, wanted, 3e-2)
+
+
+@pytest.mark.parametrize("frozen", ["lm_head.", "model."])
+def test_frozen_parts_get_no_gradient(models, frozen):
+    pytest.importorskip("triton")
+    set_choice("linear_cross_entropy=triton")
+    inputs, found = batch(), []
+    for model, run in ((models[0], models[0]), (models[1], compiled(models[1])[0])):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith(frozen))
+        run(**inputs, use_cache=False).loss.backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, wanted in found[0].items():
+        if wanted is None:
+            assert found[1][name] is None
+        else:
+            close(found[1][name], wanted, 1e-4)
+
+
+def test_tied_weights(patched):
+    upstream, model = pair(patched, num_hidden_layers=1, tie_word_embeddings=True)
+    set_choice("linear_cross_entropy=torch")
+    inputs = batch()
+    assert_equal(stepped(model, compiled(model)[0], inputs), stepped(upstream, upstream, inputs))

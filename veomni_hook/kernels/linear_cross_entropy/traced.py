@@ -1,0 +1,115 @@
+"""A language model's loss under ``torch.compile``, in a form that dynamo follows without a graph break.
+
+The head has to be a plain ``nn.Linear`` that nothing watches: its weight is read, and it is not called.
+Logits are computed when they are read (`output`): by the graph where compiled code reads them, by the head
+where a caller reads them of what a compiled model returned. Nothing is noted then, since compiled code would
+not look again: each reading costs the head's product.
+
+What cannot be traced is asked while tracing: questions to loss functions are constants of the graph, the
+options in force a flag that it guards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers.utils import ModelOutput
+
+from veomni_hook.kernels.linear_cross_entropy import head as heads
+from veomni_hook.kernels.linear_cross_entropy import losses, output
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective
+from veomni_hook.kernels.linear_cross_entropy.options import OPEN
+from veomni_hook.kernels.modules import call_is_seen
+from veomni_hook.kernels.operands import not_plain
+
+if TYPE_CHECKING:
+    from veomni_hook.kernels.linear_cross_entropy.causal_lm import Call
+
+__all__ = ["TracedLogits", "finish", "loss_function_refuses", "objective", "refuses"]
+
+#: Dynamo takes what it is constant from here: neither functions nor classes can be results of one.
+_REASONS: dict[Any, str | None] = {}
+_CLASSES: dict[type, type] = {}
+
+
+def refuses(call: Call) -> str | None:
+    """Return what, besides the reasons that hold anywhere, keeps this call from being traced, or None."""
+    if OPEN.any:
+        return "compiled code cannot report to loss_options"
+    head = call.head
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        return f"under torch.compile the head has to be an nn.Linear, not a {type(head).__name__}"
+    seen = call_is_seen(head)
+    if seen is not None:
+        return f"the head {seen}"
+    weights = (head.weight,) if head.bias is None else (head.weight, head.bias)
+    return not_plain(*weights) or heads.unsuited(call.hidden_states, head.weight, head.bias)
+
+
+def loss_function_refuses(loss_function: Any) -> str | None:
+    """Return why ``loss_function`` is none of the known ones, or None."""
+    if type(loss_function) is not FunctionType:
+        return "the model has a loss_function of its own"
+    _examine(loss_function)
+    return _REASONS[loss_function]
+
+
+def _examine(loss_function: Any) -> bool:
+    _REASONS[loss_function] = losses.refuses(loss_function)
+    return True
+
+
+def objective(call: Call) -> Objective:
+    """Return what is asked for by the call."""
+    return Objective(
+        call.loss_kwargs.get("ignore_index", -100), call.loss_kwargs.get("num_items_in_batch"), call.transform
+    )
+
+
+class TracedLogits(output.DeferredLogits):
+    """Logits that nobody has read, of a compiled forward."""
+
+    def __init__(self, head: nn.Linear, call: Call, hidden_states: torch.Tensor) -> None:
+        kind = hidden_states.device.type
+        self._head = head
+        self._hidden_states = hidden_states
+        self._transform = call.transform
+        self._grad = True
+        self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self._cast = None
+        # Weak references are not traced. Of hidden states the version says nothing: Inductor reuses memory.
+        self._held = head.weight
+        self._held_version = head.weight._version
+
+    def compute(self) -> torch.Tensor:
+        """Return the logits as the forward would have."""
+        if torch.compiler.is_compiling():
+            return self._transform(self._head(self._hidden_states))
+        return self._computed()
+
+    def _changed(self) -> str:
+        swapped = self._head.weight is not self._held
+        return "" if swapped or self._held._version == self._held_version else "the weights of the head"
+
+
+def finish(made: Any) -> Any:
+    """Return the output ``made`` such that its `TracedLogits` are computed when they are read."""
+    if not isinstance(made, ModelOutput):
+        made.logits = made.logits.compute()
+        return made
+    _make_class(type(made))
+    return _CLASSES[type(made)](**{field.name: getattr(made, field.name) for field in fields(made)})
+
+
+def _make_class(output_class: type) -> bool:
+    _CLASSES[output_class] = output.lazy_class(output_class)
+    return True
+
+
+# See `veomni_hook.kernels.compiled`.
+for _function in (_examine, _make_class):
+    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
