@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from veomni_hook.kernels.modules import call_is_seen
+
 __all__ = ["FUNCTIONS", "name_of", "unknown"]
 
 
@@ -79,7 +81,9 @@ def name_of(activation: Any) -> str | None:
 def unknown(activation: Any) -> str:
     """Return why `name_of` has no name for ``activation``."""
     changed = _changed(activation) if isinstance(activation, nn.Module) else None
-    return changed or f"the activation is {getattr(activation, '__name__', type(activation).__name__)}"
+    if changed is not None:
+        return f"the activation {changed}, which a fusion would skip"
+    return f"the activation is {getattr(activation, '__name__', type(activation).__name__)}"
 
 
 def _said(activation: nn.Module, name: str) -> str | None:
@@ -103,15 +107,5 @@ def _of_partial(activation: partial[Any]) -> str | None:
 
 
 def _changed(activation: nn.Module) -> str | None:
-    """Why a call of the module is more than its class says, or None."""
-    if activation.__dict__.get("inplace"):
-        return "the activation works in place"
-    hooks = activation._forward_hooks or activation._forward_pre_hooks
-    if (
-        "forward" in activation.__dict__
-        or hooks
-        or activation._backward_hooks
-        or activation._backward_pre_hooks
-    ):
-        return "the activation has hooks or a forward of its own, which a fusion would skip"
-    return None
+    """What a call of the module is more than its class says, or None."""
+    return "works in place" if activation.__dict__.get("inplace") else call_is_seen(activation)

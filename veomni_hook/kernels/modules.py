@@ -20,7 +20,9 @@ def call_is_seen(module: nn.Module) -> str | None:
     for name in _OWN:
         if held[name]:
             return "has hooks"
-    if "forward" in held or "__call__" in held:
+    own = held.get("forward")
+    # The class's own, bound to the module, is what some wrappers leave behind.
+    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
         return "has a forward of its own"
     if module._compiled_call_impl is not None:
         return "is compiled by itself"

@@ -58,7 +58,7 @@ KERNELS = (
         backend="liger",
         load=f"{_HERE}.liger:causal_lm_output",
         refuses=f"{_HERE}.liger:refuses",
-        requires=Requirement(devices=("cuda",), triton=True),
+        requires=Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",)),
         description="liger_kernel's fused linear cross-entropy",
         automatic=False,
     ),

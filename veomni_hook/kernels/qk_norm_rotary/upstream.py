@@ -10,17 +10,16 @@ from types import FunctionType
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import module as module_globals
 
 from veomni_hook.kernels.binding import wanted_by
 from veomni_hook.kernels.choice import AUTO
+from veomni_hook.kernels.modules import call_is_seen
 from veomni_hook.kernels.operands import not_plain, untraceable
 from veomni_hook.kernels.rotary.upstream import replaced
 
 __all__ = ["chosen_apart", "refuses"]
 
 _PARTS = ("rms_norm", "rotary")
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def chosen_apart(owner: Any, *operands: Any) -> str | None:
@@ -58,16 +57,8 @@ def _called(norm: nn.Module, norm_class: type[nn.Module]) -> str | None:
     """Return why a norm has to be called, or None."""
     if type(norm) is not norm_class:
         return f"a norm is a {type(norm).__name__}, not the recognised {norm_class.__name__}"
-    own = vars(norm).get("forward")
-    if own is not None and getattr(own, "__func__", None) is not norm_class.forward:
-        return "a norm has a forward of its own"
-    if norm._compiled_call_impl is not None:
-        return "a norm is compiled by itself"
-    if any(getattr(norm, name) for name in _HOOKS):
-        return "a norm has hooks"
-    if any(getattr(module_globals, f"_global{name}") for name in _HOOKS):
-        return "a hook is registered for all modules"
-    return None
+    seen = call_is_seen(norm)
+    return None if seen is None else f"a norm {seen}"
 
 
 def _tables(tables: Any) -> str | None:
