@@ -126,7 +126,7 @@ KERNELS = (
         load="veomni_hook.kernels.rotary.liger:rotary",
         refuses="veomni_hook.kernels.rotary.liger:refuses",
         requires=Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",)),
-        description="Liger's kernel: turns query and key in place; reads one half of cos and sin",
+        description="Liger's kernel, which turns copies in place; reads one half of cos and sin",
         automatic=False,
     ),
     *(

@@ -1,11 +1,12 @@
 """Rotary embedding by Liger's Triton kernel, for who asks for it by name.
 
+Forward:  y = x * cos + turn(x) * sin,  turn(x) = (-x2, x1) on halves
+Backward: dx = dy * cos + turn'(dy) * sin,  turn'(dy) = (dy2, -dy1); in the dtype of cos and sin
+Shapes: q, k [batch, heads, length, head_dim]; cos, sin [batch or 1, length, head_dim].
 Liger reads the first half of cos and sin only: the second must repeat it, as rotary modules of this variant
-make it. Mutates: queries and keys that are views of contiguous ``[batch, length, heads, head_dim]`` memory
-become the result, and gradients in that order those of the input. Autograd is told of the former, so that
-where another operation needs a query or key for its backward, that is an error and no wrong gradient. It is
-not told of the latter: a hook that keeps a gradient of the result sees it change.
-Saved: cos, sin.
+make it. Its kernel writes over what it is given. Autograd cannot be told of that where a query is a view of
+what another function returned, and a hook may keep a gradient: so it gets copies, one pass over memory more
+each way. Saved: cos, sin. Mutates: nothing.
 """
 
 from __future__ import annotations
@@ -13,22 +14,40 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from liger_kernel.ops.rope import LigerRopeFunction
+from liger_kernel.ops.rope import rope_backward, rope_forward
+from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.rotary import calls
 
 __all__ = ["refuses", "rotary"]
 
 
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, cos, sin = rope_forward(_to_overwrite(q), _to_overwrite(k), cos, sin)
+        ctx.save_for_backward(cos, sin)
+        return q, k
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        dq, dk = rope_backward(_to_overwrite(dq), _to_overwrite(dk), *ctx.saved_tensors)
+        return dq, dk, None, None
+
+
+def _to_overwrite(x: torch.Tensor) -> torch.Tensor:
+    """What Liger may write into in the place of ``x``; in another order of memory it makes a copy itself."""
+    return x.clone() if x.transpose(1, 2).is_contiguous() else x
+
+
 def rotary(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rotated ``q`` and ``k`` ``[batch, heads, length, head_dim]``, in their memory where it can."""
-    for given in (q, k):
-        # Before the call: the results are views of the same memory.
-        if given.transpose(1, 2).is_contiguous():
-            torch.autograd.graph.increment_version(given)
-    return LigerRopeFunction.apply(q, k, cos, sin, None, unsqueeze_dim)  # type: ignore[no-any-return]
+    """Return rotated ``q`` and ``k`` ``[batch, heads, length, head_dim]``; ``unsqueeze_dim`` is 1."""
+    return _Rotary.apply(q, k, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:
@@ -36,12 +55,9 @@ def refuses(owner: Any, *operands: Any) -> str | None:
     reason = calls.refuses(owner, *operands)
     if reason is not None:
         return reason
-    q, k, cos, _, heads_at, _ = operands
+    q, _, cos, _, heads_at, _ = operands
     if q.dtype is not cos.dtype:
         return "Liger computes in the dtype of cos and sin, which is not the query's"
     if q.ndim != 4 or heads_at not in (1, -3):
         return "Liger takes [batch, heads, length, head_dim]"
-    for x in (q, k):
-        if x.requires_grad and x.is_leaf:
-            return "Liger would write into a parameter"
     return None
