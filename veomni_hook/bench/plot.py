@@ -9,7 +9,13 @@ from veomni_hook.bench.run import Row
 
 __all__ = ["write_plot"]
 
-_COLOURS = {"eager": "#b0b0b0", "compile": "#7a7a7a", "liger": "#4f6d9a", "ours": "#d1495b"}
+_COLOURS = {
+    "eager": "#b0b0b0",
+    "compile": "#7a7a7a",
+    "liger": "#4f6d9a",
+    "quack": "#6a9a4f",
+    "ours": "#d1495b",
+}
 
 
 def write_plot(rows: Sequence[Row], title: str, path: Path) -> None:

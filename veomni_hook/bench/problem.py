@@ -27,6 +27,7 @@ class Problem:
         limit: what bounds it: bytes that move, or floating-point operations.
         work: how many of these each part needs at least.
         spoils: sides whose backward writes into the gradient that it is given.
+        absent: peers that are not among the sides here, and why.
     """
 
     op: str
@@ -37,6 +38,7 @@ class Problem:
     work: Mapping[str, int]
     incoming: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
     spoils: frozenset[str] = frozenset()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def dtype(self) -> str:

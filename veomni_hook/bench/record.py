@@ -44,9 +44,13 @@ def _cell(row: Row, side: str) -> str:
     return ", ".join(words)
 
 
-def described(benchmark: str, device: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return a run as JSON-ready values: what `circumstances` says, and the rows."""
-    facts = circumstances(benchmark, device, copy_bytes_per_second=bandwidth(device))
+def described(
+    benchmark: str, device: str, rows: Sequence[Row], unfinished: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a run as JSON-ready values: what `circumstances` says, the ops not yet done, and the rows."""
+    facts = circumstances(
+        benchmark, device, copy_bytes_per_second=bandwidth(device), unfinished=list(unfinished)
+    )
     return {**facts, "rows": [asdict(row) for row in rows]}
 
 
@@ -65,9 +69,11 @@ def circumstances(benchmark: str, device: str, **more: object) -> dict[str, Any]
 
 
 def write(facts: Mapping[str, Any], path: Path) -> None:
-    """Write a run to a JSON file."""
+    """Write a run to a JSON file, which is the old one or the new one whole at every moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def _version(name: str) -> str:

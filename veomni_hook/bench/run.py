@@ -32,7 +32,8 @@ class Row:
         milliseconds: the median by side; what cannot do it is not there.
         share: of what the device can do at most, by side.
         peak: bytes above what was held before, by side.
-        failed: in a row of its own, why a side could not compute the problem.
+        failed: in a row of its own, why a side could not compute the problem (the part ``failed``), or why
+            there is no such side here (the part ``absent``, once an op).
     """
 
     op: str
@@ -64,11 +65,15 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
     # A graph of torch.compile gives its buffers away in the first of its backwards unless it is told not to.
     functorch: Any = importlib.import_module("torch._functorch.config")
     functorch.donated_buffer = False
+    told: Mapping[str, str] = {}
     for made in problems:
         torch._dynamo.reset()
         problem, failed = able(made)
+        if problem.absent != told:
+            told = problem.absent
+            yield _without("absent", problem, told)
         if failed:
-            yield Row(problem.op, "failed", problem.dtype, problem.shape, "", 0, {}, {}, {}, failed)
+            yield _without("failed", problem, failed)
         if problem.incoming:
             calls = {name: _forward(problem, side) for name, side in problem.sides.items()}
             yield _row(problem, "forward", calls, device)
@@ -82,6 +87,10 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
             for part, timed in (("host", host_time), ("wall", wall_time)):
                 taken = {name: timed(step) for name, step in steps.items()}
                 yield Row(problem.op, part, problem.dtype, problem.shape, "", 0, taken, {}, {})
+
+
+def _without(part: str, problem: Problem, reasons: Mapping[str, str]) -> Row:
+    return Row(problem.op, part, problem.dtype, problem.shape, "", 0, {}, {}, {}, reasons)
 
 
 def _peak(problem: Problem, call: Callable[[], object], device: str) -> int:

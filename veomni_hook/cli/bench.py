@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,10 @@ def bench(
         typer.Option(metavar="TYPE", help="cuda or cpu; by default the best one here.", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the record to a JSON file.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the record to a JSON file, anew after every line.", show_default=False
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -33,10 +37,11 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Two sizes of every op.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure kernels beside upstream's code, torch.compile and, where installed, Liger, all in one run.
+    """Measure kernels beside upstream's code, torch.compile and, where installed, Liger and QuACK.
 
     A line is a part of an op at one size. Each side has its median time and its share of what the device can
-    do: the bandwidth of a copy, or the rate of a large product of matrices. Host time is listed apart.
+    do: the bandwidth of a copy, or the rate of a large product of matrices. Host time is listed apart. A run
+    that is interrupted leaves what it measured in the file of --out, and the ops that it did not finish.
     """
     from veomni_hook.bench.problems import OPS, checked, problems
 
@@ -49,17 +54,24 @@ def bench(
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     rows: list[Row] = []
-    for name in names:
+
+    def recorded(unfinished: Sequence[str]) -> dict[str, Any]:
+        facts = record.described(", ".join(names), place, rows, unfinished)
+        if out is not None:
+            record.write(facts, out)
+        return facts
+
+    for number, name in enumerate(names):
         for row in measured(problems(name, place, quick=quick), place):
             output.note(_said(row))
             rows.append(row)
-    facts = record.described(", ".join(names), place, rows)
+            recorded(names[number:])
+    facts = recorded([])
     if as_json:
         output.emit_json(facts)
     else:
         _tables(rows, facts)
     if out is not None:
-        record.write(facts, out)
         output.note(f"written: {out}")
     if plot is not None:
         from veomni_hook.bench.plot import write_plot
@@ -70,7 +82,9 @@ def bench(
 
 def _said(row: Row) -> str:
     if row.failed:
-        return "; ".join(f"{row.op} {row.shape}: {side} failed: {why}" for side, why in row.failed.items())
+        return "; ".join(
+            f"{row.op} {row.shape}: {side} {row.part}: {why}" for side, why in row.failed.items()
+        )
     taken = ", ".join(f"{side} {milliseconds:.3f} ms" for side, milliseconds in row.milliseconds.items())
     return f"{row.op} {row.part} {row.shape}: {taken}"
 
@@ -80,4 +94,7 @@ def _tables(rows: list[Row], facts: dict[str, Any]) -> None:
 
     output.emit_heading(f"{facts['device']}, torch {facts['torch']}; share of the limit in %")
     sides = list(dict.fromkeys(side for row in rows for side in row.milliseconds))
-    output.emit_table(record.headers(sides), [record.cells(row, sides) for row in rows])
+    output.emit_table(record.headers(sides), [record.cells(row, sides) for row in rows if row.milliseconds])
+    for row in rows:
+        if row.failed:
+            output.emit(_said(row))

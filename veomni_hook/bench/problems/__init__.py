@@ -1,4 +1,4 @@
-"""Sizes and sides of every op that is measured: one file an op, with ``problems(device, quick)``."""
+"""Sizes and sides of what is measured: one file each, with ``problems(device, quick)``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ __all__ = ["OPS", "checked", "problems"]
 OPS = (
     "rms_norm",
     "add_rms_norm",
+    "rms_norm_gated",
+    "rms_norm_rounded",
     "rotary",
     "qk_norm_rotary",
     "gated_mlp",

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, beside, made
 from veomni_hook.bench.problems import rms_norm
 from veomni_hook.bench.problems.rms_norm import EPS
@@ -20,18 +21,20 @@ _CPU = ((2048, 1024), (2048, 4096))
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
     sizes = _CUDA if device == "cuda" else _CPU
+    peer, absent = quack.side(device, "quack", partial(quack.add_rms_norm, eps=EPS))
     for rows, columns in sizes[:2] if quick else sizes:
         residual, x = (made(rows, columns, device=device) for _ in "rx")
         yield Problem(
             op="add_rms_norm",
             shape=f"{rows} x {columns}",
             leaves=(residual, x, made(columns, device=device)),
-            sides=_sides(device),
+            sides={**_sides(device), **peer},
             limit="bytes",
             # Backward reads the sum and both gradients, and writes one for both addends.
             work={"forward": 4 * x.nbytes, "backward": 4 * x.nbytes},
             incoming={"backward": [torch.randn_like(x) for _ in "sn"]},
             spoils=frozenset({"liger"}),
+            absent=absent,
         )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, beside, made
 
 __all__ = ["problems"]
@@ -20,6 +21,7 @@ _CPU = ((2048, 3072), (4096, 8192))
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
     sizes = _CUDA if device == "cuda" else _CPU
+    _, absent = quack.side(device, "quack", "its activation is a part of a product of matrices")
     for rows, columns in sizes[:2] if quick else sizes:
         gate, up = (made(rows, columns, device=device) for _ in "gu")
         yield Problem(
@@ -31,6 +33,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             work={"forward": 3 * gate.nbytes, "backward": 5 * gate.nbytes},
             incoming={"backward": [torch.randn_like(gate)]},
             spoils=frozenset({"liger"}),
+            absent=absent,
         )
 
 

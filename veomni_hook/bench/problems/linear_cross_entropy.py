@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
+from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, made
 from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy
 
@@ -26,13 +27,16 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         x = made(rows, hidden, device=device, dtype=dtype)
         weight = made(vocab, hidden, device=device, dtype=dtype) * 0.02
         target = torch.randint(0, vocab, (rows,), device=device)
+        loss = partial(quack.linear_cross_entropy, target=target)
+        peer, absent = quack.side(device, "quack, float32 sums", loss)
         yield Problem(
             op="linear_cross_entropy",
             shape=f"{rows} x {hidden} x {vocab}",
             leaves=(x, weight),
-            sides=_sides(device, target),
+            sides={**_sides(device, target), **peer},
             limit="flops",
             work={"step": 6 * rows * hidden * vocab},
+            absent=absent,
         )
 
 

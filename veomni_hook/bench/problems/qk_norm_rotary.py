@@ -9,6 +9,7 @@ import torch
 
 from veomni_hook.bench.problem import Problem, Side, beside, made
 from veomni_hook.bench.problems.rms_norm import EPS, upstream
+from veomni_hook.bench.problems.rotary import overwriting, tables
 
 __all__ = ["problems"]
 
@@ -22,7 +23,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     for batch, length, heads, key_heads, width in sizes[:2] if quick else sizes:
         q, k = (made(batch, length, n, width, device=device).transpose(1, 2) for n in (heads, key_heads))
         weights = [made(width, device=device) for _ in "qk"]
-        cos, sin = (made(1, length, width, device=device) for _ in "cs")
+        cos, sin = tables(length, width, device)
         size = q.nbytes + k.nbytes
         yield Problem(
             op="qk_norm_rotary",
@@ -47,10 +48,9 @@ def _sides(device: str, cos: torch.Tensor, sin: torch.Tensor) -> dict[str, Side]
     norms = beside("rms_norm", "cast_before_weight", device)
     rotaries = beside("rotary", "half_split", device)
     for name in norms.keys() & rotaries.keys():
-        called = "ours, one by one" if name == "ours" else name
-        found[called] = partial(
-            _chain, partial(norms[name], eps=EPS), partial(rotaries[name], cos=cos, sin=sin)
-        )
+        # Liger's rotation as its users get it, in place: our backend would give it copies.
+        called, rotary = ("ours, one by one", rotaries[name]) if name == "ours" else (name, overwriting)
+        found[called] = partial(_chain, partial(norms[name], eps=EPS), partial(rotary, cos=cos, sin=sin))
     fused = beside("qk_norm_rotary", "cast_before_weight_half_split", device)
     if "ours" in fused:
         found["ours"] = partial(_fused, fused["ours"], cos, sin)

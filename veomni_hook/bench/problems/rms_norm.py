@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
+from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, beside, made
 
 __all__ = ["problems"]
@@ -30,17 +31,19 @@ _CPU = ((2048, 1024), (2048, 4096), (16384, 128))
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
     sizes = _CUDA if device == "cuda" else _CPU
+    peer, absent = quack.side(device, "quack", partial(quack.rms_norm, eps=EPS))
     for rows, columns in sizes[:2] if quick else sizes:
         x, weight = made(rows, columns, device=device), made(columns, device=device)
         yield Problem(
             op="rms_norm",
             shape=f"{rows} x {columns}",
             leaves=(x, weight),
-            sides=_sides(device),
+            sides={**_sides(device), **peer},
             limit="bytes",
             work={"forward": 2 * x.nbytes, "backward": 3 * x.nbytes},
             incoming={"backward": [torch.randn_like(x)]},
             spoils=frozenset({"liger"}),
+            absent=absent,
         )
 
 
