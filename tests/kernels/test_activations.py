@@ -47,9 +47,10 @@ def test_a_name_means_the_same_bits(name, dtype):
         (functional.gelu, "gelu"),
         (partial(functional.gelu, approximate="tanh"), "gelu_tanh"),
         (torch.sigmoid, "sigmoid"),
+        (torch.Tensor.sigmoid, "sigmoid"),
         (torch.relu, "relu"),
     ],
-    ids=["GELU", "GELU tanh", "silu", "gelu", "partial of gelu", "sigmoid", "relu"],
+    ids=["GELU", "GELU tanh", "silu", "gelu", "partial of gelu", "sigmoid", "method", "relu"],
 )
 def test_other_spellings(activation, name):
     assert name_of(activation) == name
@@ -62,12 +63,15 @@ class LikeSiLU(nn.SiLU):
 
 
 def altered():
-    hooked, before, replaced, remade = nn.SiLU(), nn.SiLU(), nn.SiLU(), upstream.GELUActivation()
+    hooked, before, replaced, compiled = nn.SiLU(), nn.SiLU(), nn.SiLU(), nn.SiLU()
+    remade = upstream.GELUActivation()
     hooked.register_forward_hook(lambda *_: None)
     before.register_full_backward_pre_hook(lambda *_: None)
     replaced.forward = torch.relu
+    compiled.compile(backend="eager")
     remade.act = torch.relu
-    return [hooked, before, replaced, remade, nn.SiLU(inplace=True), nn.ReLU(inplace=True), LikeSiLU()]
+    inplace = [nn.SiLU(inplace=True), nn.ReLU(inplace=True)]
+    return [hooked, before, replaced, compiled, remade, *inplace, LikeSiLU()]
 
 
 @pytest.mark.parametrize("activation", altered(), ids=lambda each: type(each).__name__)

@@ -46,6 +46,7 @@ _BY_FUNCTION: dict[Any, str] = {
     torch.relu: "relu",
     torch.sigmoid: "sigmoid",
     functional.sigmoid: "sigmoid",
+    torch.Tensor.sigmoid: "sigmoid",
     _relu_squared: "relu_squared",
     _quick_gelu: "quick_gelu",
 }
@@ -78,12 +79,11 @@ def name_of(activation: Any) -> str | None:
         return None  # what has no hash is none of them
 
 
-def unknown(activation: Any) -> str:
-    """Return why `name_of` has no name for ``activation``."""
+def unknown(activation: Any, known: str = "") -> str:
+    """Return why `name_of` has no name for ``activation``, or none of those that ``known`` says."""
     changed = _changed(activation) if isinstance(activation, nn.Module) else None
-    if changed is not None:
-        return f"the activation {changed}, which a fusion would skip"
-    return f"the activation is {getattr(activation, '__name__', type(activation).__name__)}"
+    named = getattr(activation, "__name__", type(activation).__name__)
+    return changed or f"the activation is {named}" + (f"; known are {known}" if known else "")
 
 
 def _said(activation: nn.Module, name: str) -> str | None:
@@ -107,5 +107,8 @@ def _of_partial(activation: partial[Any]) -> str | None:
 
 
 def _changed(activation: nn.Module) -> str | None:
-    """What a call of the module is more than its class says, or None."""
-    return "works in place" if activation.__dict__.get("inplace") else call_is_seen(activation)
+    """Why a call of the module is more than its class says, or None."""
+    if activation.__dict__.get("inplace"):
+        return "the activation works in place"
+    seen = call_is_seen(activation)
+    return None if seen is None else f"the activation {seen}, which a fusion would skip"

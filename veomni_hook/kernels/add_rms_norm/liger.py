@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ def _function() -> Any:
 
 
 def _added(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
+    variant: str, residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> _Pair:
+    """Return the sum and what `reference` has as ``variant`` of it."""
     if unfit(residual, hidden_states, weight, eps) is not None or weight.dtype is not residual.dtype:
         return getattr(reference, variant)(residual, hidden_states, weight, eps)  # type: ignore[no-any-return]
     # The last argument: not in place, where its backward would write into the gradient that it is given.
@@ -41,22 +42,6 @@ def _added(
     return total, normalised
 
 
-def cast_before_weight(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
-) -> _Pair:
-    """Return the sum and ``weight * xhat``, where ``xhat`` has the dtype of the sum."""
-    return _added(residual, hidden_states, weight, eps, "cast_before_weight")
-
-
-def weight_before_cast(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
-) -> _Pair:
-    """Return the sum and ``weight * xhat``, multiplied in float32."""
-    return _added(residual, hidden_states, weight, eps, "weight_before_cast")
-
-
-def one_plus_weight(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
-) -> _Pair:
-    """Return the sum and ``(1 + weight) * xhat``, multiplied in float32."""
-    return _added(residual, hidden_states, weight, eps, "one_plus_weight")
+cast_before_weight = partial(_added, "cast_before_weight")
+weight_before_cast = partial(_added, "weight_before_cast")
+one_plus_weight = partial(_added, "one_plus_weight")

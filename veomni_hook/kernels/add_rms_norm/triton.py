@@ -10,7 +10,7 @@ Bits of a row are the same from run to run and in any batch.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -240,8 +240,9 @@ class _AddRmsNorm(torch.autograd.Function):
 
 
 def _added(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
+    variant: str, residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> _Pair:
+    """Return the sum and what `reference` has as ``variant`` of it."""
     # What is added may be computed only now that the kernel has been picked.
     if unfit(residual, hidden_states, weight, eps) is not None:
         return getattr(reference, variant)(residual, hidden_states, weight, eps)  # type: ignore[no-any-return]
@@ -249,39 +250,11 @@ def _added(
     return _AddRmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def cast_before_weight(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
-) -> _Pair:
-    """Return the sum and ``weight * xhat``, where ``xhat`` has the dtype of the sum."""
-    return _added(residual, hidden_states, weight, eps, "cast_before_weight")
-
-
-def weight_before_cast(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
-) -> _Pair:
-    """Return the sum and ``weight * xhat``, multiplied in float32."""
-    return _added(residual, hidden_states, weight, eps, "weight_before_cast")
-
-
-def cast_to_weight(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
-) -> _Pair:
-    """Return the sum and ``weight * xhat``, where ``xhat`` has the dtype of ``weight``."""
-    return _added(residual, hidden_states, weight, eps, "cast_to_weight")
-
-
-def one_plus_weight(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
-) -> _Pair:
-    """Return the sum and ``(1 + weight) * xhat``, multiplied in float32."""
-    return _added(residual, hidden_states, weight, eps, "one_plus_weight")
-
-
-def one_plus_weight_rounded(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
-) -> _Pair:
-    """`one_plus_weight` with ``1 + weight`` rounded to the dtype of ``weight``."""
-    return _added(residual, hidden_states, weight, eps, "one_plus_weight_rounded")
+cast_before_weight = partial(_added, "cast_before_weight")
+weight_before_cast = partial(_added, "weight_before_cast")
+cast_to_weight = partial(_added, "cast_to_weight")
+one_plus_weight = partial(_added, "one_plus_weight")
+one_plus_weight_rounded = partial(_added, "one_plus_weight_rounded")
 
 
 def unfit(residual: Any, hidden_states: Any, weight: Any, eps: Any) -> str | None:

@@ -23,12 +23,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
+from veomni_hook.kernels.activations import name_of, unknown
 from veomni_hook.kernels.launch import Launch
-from veomni_hook.kernels.modules import call_is_seen
 from veomni_hook.kernels.operands import not_plain
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import gated_device as kernels
@@ -88,21 +86,11 @@ _FORMS = {
     "gate before": _Form(WEIGHT, _GATE_BEFORE, rounds=True, promotes=True),
     "no gate before": _Form(WEIGHT, _GROUPED, rounds=True, promotes=True),
 }
+#: What a gate after the norm may go through.
+_ACTIVATIONS = ("silu", "sigmoid")
 # A program's elements, and those of a warp: half of what the kernels without gate have in registers.
 _FORWARD_TILE, _BACKWARD_TILE = 2048, 4096
 _A_WARPS_ELEMENTS = 512
-
-_FUNCTIONS: dict[Any, str] = {
-    functional.silu: "silu",
-    torch.sigmoid: "sigmoid",
-    functional.sigmoid: "sigmoid",
-    torch.Tensor.sigmoid: "sigmoid",
-}
-_MODULES = {
-    ("torch.nn.modules.activation", "SiLU"): "silu",
-    ("torch.nn.modules.activation", "Sigmoid"): "sigmoid",
-    ("transformers.activations", "SiLUActivation"): "silu",
-}
 
 
 def _warps(tile: int) -> int:
@@ -313,7 +301,7 @@ def cast_before_weight_gated(
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``; ``xhat`` is rounded first."""
-    return _norm(hidden_states, gate, weight, eps, f"rounded, {_known(activation)}", 1)
+    return _norm(hidden_states, gate, weight, eps, f"rounded, {name_of(activation)}", 1)
 
 
 def weight_before_cast_gated(
@@ -324,7 +312,7 @@ def weight_before_cast_gated(
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``, in float32 until the end."""
-    return _norm(hidden_states, gate, weight, eps, f"{_known(activation)}", 1)
+    return _norm(hidden_states, gate, weight, eps, f"{name_of(activation)}", 1)
 
 
 def gate_before_norm(
@@ -346,29 +334,12 @@ def _groups(hidden_states: torch.Tensor, group_size: int) -> int:
     return hidden_states.shape[-1] // group_size if hidden_states.shape[-1] else 1
 
 
-def _known(activation: Any) -> str | None:
-    """Which activation this is; None: another."""
-    if isinstance(activation, nn.Module):
-        kind = type(activation)
-        return _MODULES.get((kind.__module__, kind.__qualname__))
-    try:
-        return _FUNCTIONS.get(activation)
-    except TypeError:  # what cannot be hashed is none of them
-        return None
-
-
 def refuses_gate_after(
     owner: Any, hidden_states: Any, gate: Any, weight: Any, eps: Any, activation: Any
 ) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    if _known(activation) is None:
-        named = getattr(activation, "__name__", type(activation).__name__)
-        return f"the activation is {named}; known are SiLU and sigmoid"
-    if isinstance(activation, nn.Module):
-        if getattr(activation, "inplace", False):
-            return "the activation works in place"
-        if (seen := call_is_seen(activation)) is not None:
-            return f"the activation {seen}, which a fusion would skip"
+    if name_of(activation) not in _ACTIVATIONS:
+        return unknown(activation, "SiLU and sigmoid")
     return refuses_gate_before(owner, hidden_states, gate, weight, eps)
 
 
