@@ -19,23 +19,25 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 from veomni_hook.patches.engine import Origin, patch_source
 
 UPSTREAM = "transformers.models.qwen3.modeling_qwen3"
-NAME = "transformers.models.qwen3.modeling_qwen3_with_slots"
+NAME = f"{UPSTREAM}_with_slots"
 
 
-def load(folder: Path) -> ModuleType:
-    """Return the patched module, whose source is written below ``folder``."""
-    if NAME in sys.modules:
-        return sys.modules[NAME]
-    upstream = importlib.util.find_spec(UPSTREAM)
+def load(folder: Path, upstream: str = UPSTREAM) -> ModuleType:
+    """Return the patched form of the modeling module ``upstream``, whose source is written below ``folder``."""
+    name = f"{upstream}_with_slots"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.find_spec(upstream)
     version = importlib.metadata.version("transformers")
-    origin = Origin(UPSTREAM, upstream.origin, "transformers", version)
-    patched = patch_source(Path(upstream.origin).read_text(encoding="utf-8"), [], origin, idioms=True)
-    path = folder / "models" / "qwen3" / "modeling_qwen3.py"
+    origin = Origin(upstream, found.origin, "transformers", version)
+    patched = patch_source(Path(found.origin).read_text(encoding="utf-8"), [], origin, idioms=True)
+    family, file = Path(found.origin).parts[-2:]
+    path = folder / "models" / family / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(patched.text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(NAME, path)
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[NAME] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.gated_mlp import reference
-from veomni_hook.kernels.gated_mlp.torch import clamped_silu, gated_silu, loses, refuses
+from veomni_hook.kernels.gated_mlp import torch as kernels
+from veomni_hook.kernels.gated_mlp.torch import clamped_silu, gated_silu, loses, refuses, refuses_others
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -104,3 +106,48 @@ def test_auto_leaves_training_to_upstream():
     assert loses(nn.Module(), torch.randn(2), nn.SiLU())
     with torch.no_grad():
         assert loses(nn.Module(), torch.randn(2), nn.SiLU()) is None
+
+
+#: What comes after gate and up. Small limits, so that a clamp in another place shows.
+OTHERS = {
+    "product_float32": [functional.gelu],
+    "clamped_after": [torch.sigmoid, 0.75],
+    "scaled_sigmoid": [1.702, 0.5],
+}
+
+
+def others(variant):
+    functions = [getattr(module, variant) for module in (kernels, reference)]
+    return [lambda gate, up, f=f: f(gate, up, *OTHERS[variant]) for f in functions]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3, 7), (0, 4), (65, 130)])
+@pytest.mark.parametrize("variant", OTHERS)
+def test_others_have_the_references_bits(variant, shape, dtype):
+    given = [(torch.randn(shape) * 2).to(dtype) for _ in "gu"]
+    assert_matches(*others(variant), given, exact=True)
+    assert_matches(*others(variant), [given[0], given[1].float()], exact=True)
+    assert_matches(*others(variant), [each.t() for each in given] if len(shape) == 2 else given, exact=True)
+
+
+@pytest.mark.parametrize("variant", [*OTHERS, "gated_silu"])
+def test_is_traced(variant):
+    ours, upstream_ = others(variant) if variant in OTHERS else (gated_silu, upstream)
+    torch.compiler.reset()
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    assert_matches(compiled, upstream_, [torch.randn(4, 6), torch.randn(4, 6)])
+
+
+@pytest.mark.parametrize("variant", OTHERS)
+def test_others_keep_gate_and_up_alone(variant):
+    leaves, saved = [torch.randn(8, 4, requires_grad=True) for _ in "gu"], []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        others(variant)[0](*leaves)
+    assert {each.data_ptr() for each in saved} == {each.data_ptr() for each in leaves}
+
+
+def test_others_refuse_activations_that_may_have_parameters():
+    assert refuses_others(None, torch.randn(2)) is None
+    assert refuses_others(None, torch.randn(2), nn.GELU()) is None
+    assert "PReLU" in refuses_others(None, torch.randn(2), nn.PReLU())

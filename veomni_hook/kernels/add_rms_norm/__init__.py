@@ -66,6 +66,19 @@ KERNELS = (
         Kernel(
             op="add_rms_norm",
             variant=variant,
+            backend="torch",
+            load=f"{_HERE}.torch:{variant}",
+            refuses=f"{_HERE}.calls:refuses",
+            traceable=True,
+            description="an addition, then the torch kernel of rms_norm",
+            automatic=False,
+        )
+        for variant in _FORMULAS
+    ),
+    *(
+        Kernel(
+            op="add_rms_norm",
+            variant=variant,
             backend=REFERENCE,
             load=f"{_HERE}.reference:{variant}",
             refuses=f"{_HERE}.calls:refuses",

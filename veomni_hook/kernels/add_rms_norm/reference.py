@@ -14,6 +14,7 @@ import torch
 from veomni_hook.kernels.rms_norm import reference as norms
 
 __all__ = [
+    "added",
     "cast_before_weight",
     "cast_to_weight",
     "one_plus_weight",
@@ -24,21 +25,23 @@ __all__ = [
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def _added(
+def added(
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor],
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], _Pair]:
+    """Return the function that adds, and normalises the sum by ``norm``."""
+
     def add_and_normalise(
         residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> _Pair:
+        """Return the sum and what ``norm`` makes of it."""
         total = residual + hidden_states
         return total, norm(total, weight, eps)
 
-    add_and_normalise.__doc__ = f"Return the sum and `{norm.__name__}` of it."
     return add_and_normalise
 
 
-cast_before_weight = _added(norms.cast_before_weight)
-weight_before_cast = _added(norms.weight_before_cast)
-cast_to_weight = _added(norms.cast_to_weight)
-one_plus_weight = _added(norms.one_plus_weight)
-one_plus_weight_rounded = _added(norms.one_plus_weight_rounded)
+cast_before_weight = added(norms.cast_before_weight)
+weight_before_cast = added(norms.weight_before_cast)
+cast_to_weight = added(norms.cast_to_weight)
+one_plus_weight = added(norms.one_plus_weight)
+one_plus_weight_rounded = added(norms.one_plus_weight_rounded)

@@ -56,6 +56,7 @@ KERNELS = (
         load=f"{_TORCH}:gated_silu",
         refuses=f"{_TORCH}:refuses",
         loses=f"{_TORCH}:loses",
+        traceable=True,
         description="SiLU; in place without gradients; with them one activation is computed again, not kept",
     ),
     Kernel(
@@ -65,7 +66,21 @@ KERNELS = (
         load=f"{_TORCH}:clamped_silu",
         refuses=f"{_TORCH}:refuses",
         loses=f"{_TORCH}:loses",
+        traceable=True,
         description="SiLU between clamps; as for the plain product",
+    ),
+    *(
+        Kernel(
+            op="gated_mlp",
+            variant=variant,
+            backend="torch",
+            load=f"{_TORCH}:{variant}",
+            refuses=f"{_TORCH}:refuses_others",
+            traceable=True,
+            description="the formula; the backward computes it again and nothing but gate and up is kept",
+            automatic=False,
+        )
+        for variant in ("product_float32", "clamped_after", "scaled_sigmoid")
     ),
     Kernel(
         op="gated_mlp",

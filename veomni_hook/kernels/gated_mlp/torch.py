@@ -1,9 +1,13 @@
-"""Gated SiLU that keeps one activation less for backward.
+"""Gated activations in PyTorch that keep gate and up alone for backward.
+
+Gated SiLU has a backward of its own:
 
 Forward:  y = s * up,  s = silu(gate)
 Backward: dup = dy * s,  dgate = (dy * up) * silu'(gate)
 Shapes: gate, up, y [..., intermediate], one dtype.
 Saved: gate, up; s is computed again. Mutates: nothing. Results are equal bits to upstream's.
+
+Other formulas are computed again in their backward.
 """
 
 from __future__ import annotations
@@ -15,9 +19,22 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.activations import name_of, unknown
+from veomni_hook.kernels.again import computed_again
+from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.operands import not_plain, untraceable, wants_grad
 
-__all__ = ["clamped_silu", "gated_silu", "loses", "refuses"]
+__all__ = [
+    "clamped_after",
+    "clamped_silu",
+    "gated_silu",
+    "loses",
+    "product_float32",
+    "refuses",
+    "refuses_others",
+    "scaled_sigmoid",
+]
+
+_Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class _GatedSiLU(torch.autograd.Function):
@@ -56,6 +73,31 @@ def clamped_silu(
 ) -> torch.Tensor:
     """Return ``silu(min(gate, limit)) * clamp(up, -limit, limit)``, all ``[..., intermediate]``."""
     return gated_silu(gate.clamp(max=limit), up.clamp(min=-limit, max=limit))
+
+
+def product_float32(gate: torch.Tensor, up: torch.Tensor, activation: _Activation) -> torch.Tensor:
+    """Return ``activation(gate) * up``, computed in float32, in the dtype of ``gate``."""
+    return computed_again(reference.product_float32, gate, up, activation)
+
+
+def clamped_after(
+    gate: torch.Tensor, up: torch.Tensor, activation: _Activation, limit: float
+) -> torch.Tensor:
+    """Return ``activation(gate) * up``, the activation cut off above ``limit``, ``up`` on both sides."""
+    return computed_again(reference.clamped_after, gate, up, activation, limit)
+
+
+def scaled_sigmoid(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Return ``(up + 1) * gate * sigmoid(alpha * gate)`` with both cut off at ``limit``."""
+    return computed_again(reference.scaled_sigmoid, gate, up, alpha, limit)
+
+
+def refuses_others(owner: Any, x: torch.Tensor, activation: Any = torch.sigmoid) -> str | None:
+    """`refuses` for formulas beside SiLU; a guard that names no activation means a sigmoid.
+
+    An activation that is not known may have parameters, whose gradients would be lost.
+    """
+    return unknown(activation) if name_of(activation) is None else not_plain(x) or untraceable()
 
 
 def refuses(owner: Any, x: torch.Tensor, activation: Any) -> str | None:

@@ -56,6 +56,19 @@ KERNELS = (
         Kernel(
             op="qk_norm_rotary",
             variant=variant,
+            backend="torch",
+            load=f"{_HERE}.torch:{variant}",
+            refuses=f"{_HERE}.upstream:refuses",
+            traceable=True,
+            description="the torch kernels of rms_norm, then the rotation as upstream has it",
+            automatic=False,
+        )
+        for variant in OP.variants
+    ),
+    *(
+        Kernel(
+            op="qk_norm_rotary",
+            variant=variant,
             backend=REFERENCE,
             load=described.reference,
             refuses=f"{_HERE}.upstream:refuses",

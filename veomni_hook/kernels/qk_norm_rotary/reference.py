@@ -20,6 +20,7 @@ __all__ = [
     "one_plus_weight_half_split",
     "one_plus_weight_half_split_cast_out",
     "one_plus_weight_half_split_partial",
+    "then",
     "weight_before_cast_half_split",
     "weight_before_cast_half_split_cast_out",
     "weight_before_cast_half_split_partial",
@@ -28,9 +29,11 @@ __all__ = [
 Tensor = torch.Tensor
 
 
-def _then(
+def then(
     norm: Callable[..., Tensor], rotation: Callable[..., tuple[Tensor, Tensor]]
-) -> Callable[..., object]:
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the function that normalises queries and keys by ``norm`` and turns both by ``rotation``."""
+
     def normed_and_rotated(  # noqa: PLR0913, PLR0917 - the operands of the op
         q: Tensor,
         k: Tensor,
@@ -50,12 +53,12 @@ def _then(
     return normed_and_rotated
 
 
-cast_before_weight_half_split = _then(norms.cast_before_weight, rotations.half_split)
-cast_before_weight_half_split_cast_out = _then(norms.cast_before_weight, rotations.half_split_cast_out)
-cast_before_weight_half_split_partial = _then(norms.cast_before_weight, rotations.half_split_partial)
-weight_before_cast_half_split = _then(norms.weight_before_cast, rotations.half_split)
-weight_before_cast_half_split_cast_out = _then(norms.weight_before_cast, rotations.half_split_cast_out)
-weight_before_cast_half_split_partial = _then(norms.weight_before_cast, rotations.half_split_partial)
-one_plus_weight_half_split = _then(norms.one_plus_weight, rotations.half_split)
-one_plus_weight_half_split_cast_out = _then(norms.one_plus_weight, rotations.half_split_cast_out)
-one_plus_weight_half_split_partial = _then(norms.one_plus_weight, rotations.half_split_partial)
+cast_before_weight_half_split = then(norms.cast_before_weight, rotations.half_split)
+cast_before_weight_half_split_cast_out = then(norms.cast_before_weight, rotations.half_split_cast_out)
+cast_before_weight_half_split_partial = then(norms.cast_before_weight, rotations.half_split_partial)
+weight_before_cast_half_split = then(norms.weight_before_cast, rotations.half_split)
+weight_before_cast_half_split_cast_out = then(norms.weight_before_cast, rotations.half_split_cast_out)
+weight_before_cast_half_split_partial = then(norms.weight_before_cast, rotations.half_split_partial)
+one_plus_weight_half_split = then(norms.one_plus_weight, rotations.half_split)
+one_plus_weight_half_split_cast_out = then(norms.one_plus_weight, rotations.half_split_cast_out)
+one_plus_weight_half_split_partial = then(norms.one_plus_weight, rotations.half_split_partial)

@@ -59,6 +59,9 @@ _FUSED = {
     "gate_before_norm_grouped": ("gated:gate_before_norm_grouped", f"{_HERE}.gated:refuses_grouped"),
 }
 
+#: Those with an operand that is an activation.
+_ACTIVATED = ("cast_before_weight_gated", "weight_before_cast_gated")
+
 KERNELS = (
     *(
         Kernel(
@@ -80,7 +83,22 @@ KERNELS = (
         backend="torch",
         load="veomni_hook.kernels.rms_norm.torch:rms_norm",
         refuses="veomni_hook.kernels.rms_norm.torch:refuses",
+        traceable=True,
         description="torch's rms_norm without weight, then the weight: the upstream casts",
+    ),
+    *(
+        Kernel(
+            op="rms_norm",
+            variant=variant,
+            backend="torch",
+            load=f"{_HERE}.torch:{variant}",
+            refuses=f"{_HERE}.torch:{'refuses_activation' if variant in _ACTIVATED else 'refuses_others'}",
+            traceable=True,
+            description="the formula; the backward computes it again and nothing but its operands is kept",
+            automatic=False,
+        )
+        for variant in _FORMULAS
+        if variant != "cast_before_weight"
     ),
     *(
         Kernel(

@@ -1,20 +1,49 @@
-"""RMSNorm from torch's own operator; its gradients are autograd's.
+"""RMSNorm in PyTorch: torch's own operator for one formula, and the others with less to keep.
 
-The weight is multiplied outside: given to the operator it would be applied before the cast to the input's
-dtype, which changes a quarter of all bfloat16 results. A row has the same bits in any batch as far as torch's
-operator keeps them: tests see to it.
+`rms_norm` is the operator; its gradients are autograd's. The weight is multiplied outside: given to the
+operator it would be applied before the cast to the input's dtype, which changes a quarter of all bfloat16
+results. A row has the same bits in any batch as far as torch's operator keeps them: tests see to it.
+
+The other functions compute their formula again in the backward and keep x, gate and weight for it, where
+autograd keeps two to three times as many bytes; results and gradients have the bits of the formula.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from veomni_hook.kernels import again
+from veomni_hook.kernels.activations import name_of, unknown
+from veomni_hook.kernels.again import computed_again
 from veomni_hook.kernels.operands import not_plain
+from veomni_hook.kernels.rms_norm import reference
 
-__all__ = ["refuses", "rms_norm"]
+__all__ = [
+    "cast_before_weight",
+    "cast_before_weight_gated",
+    "cast_to_weight",
+    "divided_by_root",
+    "gate_before_norm",
+    "gate_before_norm_grouped",
+    "inverse_rms",
+    "one_plus_weight",
+    "one_plus_weight_before_norm",
+    "one_plus_weight_grouped",
+    "one_plus_weight_rounded",
+    "refuses",
+    "refuses_activation",
+    "refuses_others",
+    "rms_norm",
+    "unweighted",
+    "unweighted_rounded_scale",
+    "weight_before_cast",
+    "weight_before_cast_gated",
+    "without_cast",
+]
 
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
@@ -44,3 +73,35 @@ def refuses(
     if weight.ndim != 1 or hidden_states.shape[-1:] != weight.shape:
         return "the weight does not cover exactly the last dimension"
     return None
+
+
+def cast_before_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm`, or the formula where that `refuses`: for operands that nobody has looked at."""
+    formula = rms_norm if refuses(None, hidden_states, weight, eps) is None else reference.cast_before_weight
+    return formula(hidden_states, weight, eps)
+
+
+weight_before_cast = partial(computed_again, reference.weight_before_cast)
+cast_to_weight = partial(computed_again, reference.cast_to_weight)
+without_cast = partial(computed_again, reference.without_cast)
+divided_by_root = partial(computed_again, reference.divided_by_root)
+one_plus_weight = partial(computed_again, reference.one_plus_weight)
+one_plus_weight_rounded = partial(computed_again, reference.one_plus_weight_rounded)
+one_plus_weight_before_norm = partial(computed_again, reference.one_plus_weight_before_norm)
+one_plus_weight_grouped = partial(computed_again, reference.one_plus_weight_grouped)
+unweighted = partial(computed_again, reference.unweighted)
+unweighted_rounded_scale = partial(computed_again, reference.unweighted_rounded_scale)
+inverse_rms = partial(computed_again, reference.inverse_rms)
+cast_before_weight_gated = partial(computed_again, reference.cast_before_weight_gated)
+weight_before_cast_gated = partial(computed_again, reference.weight_before_cast_gated)
+gate_before_norm = partial(computed_again, reference.gate_before_norm)
+gate_before_norm_grouped = partial(computed_again, reference.gate_before_norm_grouped)
+
+refuses_others = again.refuses
+
+
+def refuses_activation(owner: Any, *operands: Any) -> str | None:
+    """`refuses_others`, and activations that may have parameters; the last operand is the activation."""
+    if name_of(operands[-1]) is None:
+        return unknown(operands[-1])
+    return again.refuses(owner, *operands)

@@ -95,6 +95,14 @@ _FUSED = {
     "complex_pairs_moved": ("complex_pairs_moved", "refuses_complex"),
 }
 
+
+def _rule(name: str) -> str | None:
+    """What refuses calls of a formula as it is."""
+    if name in _IN_METHODS:
+        return None
+    return f"veomni_hook.kernels.rotary.upstream:refuses{'_wide' if 'fp32' in name else ''}"
+
+
 KERNELS = (
     *(
         Kernel(
@@ -117,7 +125,22 @@ KERNELS = (
         load="veomni_hook.kernels.rotary.torch:rotary",
         refuses="veomni_hook.kernels.rotary.torch:refuses",
         loses="veomni_hook.kernels.rotary.torch:loses",
+        traceable=True,
         description="the rotation on halves in place, forward and backward, bit for bit",
+    ),
+    *(
+        Kernel(
+            op="rotary",
+            variant=name,
+            backend="torch",
+            load=f"{_REFERENCES}:{name}",
+            refuses=_rule(name),
+            traceable=True,
+            description="the formula, which keeps cos and sin alone for its backward",
+            automatic=False,
+        )
+        for name in _FORMULAS
+        if name != "half_split"
     ),
     Kernel(
         op="rotary",
@@ -135,7 +158,7 @@ KERNELS = (
             variant=name,
             backend=REFERENCE,
             load=f"{_REFERENCES}:{name}",
-            refuses=f"veomni_hook.kernels.rotary.upstream:refuses{'_wide' if 'fp32' in name else ''}",
+            refuses=_rule(name),
             description="the formula in plain PyTorch: the oracle of the tests; for checking, not for speed",
             automatic=False,
         )

@@ -1,0 +1,88 @@
+"""The preset ``torch`` on whole models: it runs wherever PyTorch runs, and computes what upstream computes."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.kernels.matching import close
+from tests.kernels.patched_qwen3 import batch, load
+from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.state import set_choice
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+#: By model: its configuration and model, what is special about the sizes, and variants that it has to meet.
+FAMILIES = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}, {"add_rms_norm/cast_before_weight"}),
+    "qwen3": (
+        "Qwen3Config", "Qwen3ForCausalLM", {},
+        {"qk_norm_rotary/cast_before_weight_half_split", "linear_cross_entropy/next_token"},
+    ),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {}, {"rms_norm/one_plus_weight"}),
+    "glm4": ("Glm4Config", "Glm4ForCausalLM", {}, {"rotary/pairs_partial_repeated"}),
+    "qwen3_next": (
+        "Qwen3NextConfig", "Qwen3NextForCausalLM", HYBRID,
+        {"rms_norm/cast_before_weight_gated", "rms_norm/one_plus_weight"},
+    ),
+}  # fmt: skip
+ELSEWHERE = {"moe_experts", "moe_router"}
+
+
+def test_every_variant_has_a_torch_kernel():
+    found = {(each.op, each.variant) for each in registry.kernels() if each.backend == "torch"}
+    assert found == {(op.name, variant) for op in registry.ops().values() for variant in op.variants
+                     if op.name not in ELSEWHERE}  # fmt: skip
+
+
+def run(model, inputs):
+    loss = model(**inputs, use_cache=False).loss
+    loss.backward()
+    return loss.detach(), {name: each.grad for name, each in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_train_as_upstream(family, tmp_path_factory):
+    config, kind, further, met = FAMILIES[family]
+    name = f"transformers.models.{family}"
+    home = importlib.import_module(f"{name}.modeling_{family}")
+    patched = load(tmp_path_factory.mktemp(family), home.__name__)
+    made = getattr(importlib.import_module(f"{name}.configuration_{family}"), config)(**SIZES | further)
+    upstream, model = (getattr(each, kind)(made).train() for each in (home, patched))
+    model.load_state_dict(upstream.state_dict())
+    inputs = batch()
+    set_choice("torch")
+    loss, gradients = run(model, inputs)
+    expected, upstream_gradients = run(upstream, inputs)
+    close(loss, expected, 1e-5)
+    for parameter, truth in upstream_gradients.items():
+        found = gradients[parameter]
+        assert (found is None) == (truth is None), parameter
+        if truth is not None:
+            close(found, truth, 1e-4)
+    taken = {
+        f"{row.op}/{row.variant}" for row in explain(model).rows if row.called and row.backend == "torch"
+    }
+    assert met <= taken, taken
