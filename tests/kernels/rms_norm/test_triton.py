@@ -15,6 +15,7 @@ from veomni_hook.kernels.rms_norm import reference
 
 pytest.importorskip("triton")
 
+from veomni_hook.kernels.rms_norm import tiles
 from veomni_hook.kernels.rms_norm import triton as kernels
 
 EPS = 1e-3
@@ -67,6 +68,69 @@ def wide():
 @pytest.mark.parametrize(("variant", "dtype"), wide(), ids=str)
 def test_wide_rows(variant, dtype):
     assert_matches(*pair(variant, 4100), inputs(variant, (3, 4100), dtype))
+
+
+@pytest.mark.parametrize("columns", [2560, 5120, 12288])
+def test_wide_rows_in_two_blocks(columns):
+    assert tiles.split(columns)[1]
+    assert_matches(*pair("one_plus_weight"), inputs("one_plus_weight", (3, columns), torch.float32))
+
+
+def test_blocks_cover_a_row_and_no_more_than_they_must():
+    for columns in (*range(1, 300), *range(2040, 32769, 7), 32768):
+        head, tail = tiles.split(columns)
+        assert all(block == tiles.power(block) for block in (head, tail or 1)) and tail < head
+        assert columns <= head + tail <= tiles.power(columns)
+        assert not tail or head <= columns
+    found = {columns: tiles.split(columns) for columns in (2560, 3072, 5120, 6144, 7168, 12288, 4096, 48)}
+    assert found == {
+        2560: (2048, 512), 3072: (2048, 1024), 5120: (4096, 1024), 6144: (4096, 2048), 7168: (8192, 0),
+        12288: (8192, 4096), 4096: (4096, 0), 48: (64, 0),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def split_early(monkeypatch):
+    """Splits short rows, too, which the interpreter is done with sooner."""
+    monkeypatch.setattr(tiles, "_SPLIT_FROM", 16)
+    monkeypatch.setattr(tiles, "_LEAST_TAIL", 2)
+    kernels._backward_launch.cache_clear()
+    yield
+    kernels._backward_launch.cache_clear()
+
+
+#: Those that `kernels.BACKWARD` computes the gradient of.
+SPLIT = [
+    "cast_before_weight", "cast_to_weight", "divided_by_root", "one_plus_weight", "one_plus_weight_rounded",
+    "unweighted", "unweighted_rounded_scale", "weight_before_cast", "without_cast",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [17, 23, 24, 161])
+@pytest.mark.parametrize("variant", SPLIT)
+def test_two_blocks_equal_the_reference(split_early, variant, columns, dtype):
+    assert tiles.split(columns)[1]
+    for weight_dtype in (None, torch.float32):
+        assert_matches(*pair(variant), inputs(variant, (67, columns), dtype, weight_dtype))
+
+
+@pytest.mark.parametrize("variant", SPLIT)
+def test_two_blocks_take_strides(split_early, variant):
+    ours, upstream = pair(variant)
+    x, *weight = inputs(variant, (6, 4, 40), torch.float32)
+    x, weight = x.transpose(0, 1)[..., 8:31], [each[:23].contiguous() for each in weight]
+    turned = [lambda *given, f=f: f(*given).transpose(0, 1) for f in (ours, upstream)]
+    assert_matches(*turned, [x, *weight])
+    assert_matches(*turned, [torch.randn(4, 23, 6, device=DEVICE).transpose(1, 2), *weight])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", SPLIT)
+def test_two_blocks_have_equal_bits_in_any_batch(split_early, variant, dtype):
+    given = inputs(variant, (64, 23), dtype)
+    rows, weights = [x for x in given if x.ndim == 2], [x for x in given if x.ndim == 1]
+    assert_batch_invariant(pair(variant)[0], rows, weights)
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, None], ids=str)

@@ -30,6 +30,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
     ONE_PLUS_ROUNDED,
     TL,
     WEIGHT,
+    power,
     room,
     stages_of,
     summed,
@@ -87,7 +88,7 @@ def _forward_launch(
     large: bool,
 ) -> tuple[Launch, int, torch.dtype]:
     """What launches the forward, how many rows a program takes, and the dtype of the result."""
-    block = 1 << (columns - 1).bit_length()
+    block = power(columns)
     tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
     middle, out = _dtypes(variant, *dtypes)
     constants = columns, block, tile // block, _FACTORS[variant], TL[middle]
@@ -107,7 +108,7 @@ def _backward_launch(
 ) -> tuple[Launch, int, int]:
     """What launches the backward, how many rows a program takes at a time, and the most programs."""
     processors, memory = room(device)
-    block = 1 << (columns - 1).bit_length()
+    block = power(columns)
     tile = max(block, _BACKWARD_TILE)
     x, weight, dy = dtypes
     stages = stages_of(tile, tile // block * columns, 2 * x.itemsize + dy.itemsize, memory)

@@ -40,6 +40,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
     TL,
     WEIGHT,
     blocks,
+    power,
     room,
     stages_of,
     summed,
@@ -118,7 +119,7 @@ def _forward_launch(
 ) -> tuple[Launch, int]:
     """What launches the forward of a form and so many groups, and how many rows a program takes."""
     name, groups = form
-    block = 1 << (columns - 1).bit_length()
+    block = power(columns)
     tile = max(block, _FORWARD_TILE)
     constants = columns, groups, block, tile // block, *_constants(name, dtypes)
     return Launch(kernels.forward, 5, *constants, num_warps=_warps(tile)), tile // block
@@ -138,7 +139,7 @@ def _backward_launch(
     """What launches the backward, how many rows a program takes at a time, and the most programs a group."""
     name, groups = form
     processors, memory = room(device)
-    block = 1 << (columns - 1).bit_length()
+    block = power(columns)
     tile = max(block, _BACKWARD_TILE)
     x, gate, _, dy = dtypes
     size = x.itemsize + dy.itemsize + (gate.itemsize if _FORMS[name].place >= _GATE_BEFORE else 0)

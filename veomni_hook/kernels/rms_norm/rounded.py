@@ -21,7 +21,7 @@ from veomni_hook.kernels.launch import Launch
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import rounded_device as kernels
 from veomni_hook.kernels.rms_norm import triton as plain
-from veomni_hook.kernels.rms_norm.tiles import LARGE, LAUNCHES, NONE, WEIGHT
+from veomni_hook.kernels.rms_norm.tiles import LARGE, LAUNCHES, NONE, WEIGHT, power
 from veomni_hook.kernels.rows import Rows, readable
 
 __all__ = ["inverse_rms", "unweighted_rounded_scale", "without_cast"]
@@ -43,7 +43,7 @@ def _launch(
     large: bool,
 ) -> tuple[Launch, int]:
     """What launches the forward of a kind (None: the backward of the scale alone), and a program's rows."""
-    block = 1 << (columns - 1).bit_length()
+    block = power(columns)
     tile = max(block, _TILE)
     warps = max(4, min(32, tile // _A_WARPS_ELEMENTS))
     function, further = (kernels.inverse_backward, ()) if kind is None else (kernels.forward, (kind,))

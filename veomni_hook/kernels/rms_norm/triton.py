@@ -14,8 +14,9 @@ the same from run to run: programs have fixed rows, and nothing is added atomica
 have the same bits in any batch: nothing is chosen by the number of rows. (What begins at no multiple of 16
 bytes, as a part of a tensor may, is compiled apart and may add up in another order.)
 
-Measured on one H200 (`benchmarks.rms_norm_gpu`, share of a copy's bandwidth, bfloat16): up to 8192 columns 97
-to 99 % forward and 96 to 99 % backward (88 % at 2560); at 12288 columns 95 and 64 %.
+Measured on one H200 (`veomni-hook bench`, `benchmarks/results/bench-cuda.json`, share of a copy's bandwidth,
+bfloat16): 98 % forward at 4096 and 128 columns, 98 and 97 % backward. The backward of two blocks of columns
+(`tiles.split`) has not been measured.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from veomni_hook.kernels.rms_norm.tiles import (
     ONE_PLUS_ROUNDED,
     TL,
     WEIGHT,
+    power,
     room,
+    split,
     stages_of,
     summed,
 )
@@ -82,7 +85,7 @@ def _forward_launch(
     large: bool,
 ) -> tuple[Launch, int]:
     """What launches the forward, and how many rows a program takes."""
-    block = 1 << (columns - 1).bit_length()
+    block = power(columns)
     tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
     factor, middle = form
     constants = columns, block, tile // block, factor, TL[middle]
@@ -102,13 +105,14 @@ def _backward_launch(
 ) -> tuple[Launch, int, int]:
     """What launches the backward, how many rows a program takes at a time, and the most programs."""
     processors, memory = room(device)
-    block = 1 << (columns - 1).bit_length()
-    tile = max(block, _BACKWARD_TILE)
+    block = power(columns)
+    rows = max(block, _BACKWARD_TILE) // block
+    head, tail = split(columns)
     x, dy, _ = dtypes
-    stages = stages_of(tile, tile // block * columns, x.itemsize + dy.itemsize, memory)
+    stages = stages_of(rows * (head + tail), rows * columns, x.itemsize + dy.itemsize, memory)
     factor, middle = form
-    constants = columns, block, tile // block, factor, TL[middle], to_weight, stages
-    return Launch(kernels.backward, 6, *constants, num_warps=_warps(tile)), tile // block, processors
+    constants = columns, head, tail, rows, factor, TL[middle], to_weight, stages
+    return Launch(kernels.backward, 6, *constants, num_warps=_warps(rows * block)), rows, processors
 
 
 def _forward_op(
