@@ -9,19 +9,22 @@ from torch.autograd import forward_ad
 
 __all__ = ["count_as_plain", "not_plain", "untraceable", "wants_grad"]
 
-_PLAIN: set[type] = {torch.Tensor, torch.nn.Parameter}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Said of a class and not in a collection: kernels are imported while dynamo traces, which guards collections.
+_MARK = "_veomni_hook_reads_it"
 
 
 def count_as_plain(kind: type[torch.Tensor]) -> None:
-    """Let kernels read tensors of the subclass ``kind`` directly."""
-    _PLAIN.add(kind)
+    """Let kernels read tensors of the subclass ``kind`` directly, but not those of its own subclasses."""
+    setattr(kind, _MARK, kind)
 
 
 def not_plain(*tensors: Any) -> str | None:
     """Return why a kernel may not read one of ``tensors`` directly (DTensor, fake, proxy), or None."""
     for tensor in tensors:
-        if type(tensor) not in _PLAIN:
-            return f"an operand is a {type(tensor).__name__}, not a plain tensor"
+        kind = type(tensor)
+        if kind not in _PLAIN and getattr(kind, _MARK, None) is not kind:
+            return f"an operand is a {kind.__name__}, not a plain tensor"
     return None
 
 
