@@ -127,10 +127,7 @@ def test_every_kernel_ran(patched):
     set_choice("torch")
     _, model = pair(patched)
     model(**batch())
-    found = {row.op: row.backend for row in explain(model).rows}
-    # Of norms with a rotation or a sum there are kernels for GPUs alone.
-    assert {found.pop(op) for op in ("qk_norm_rotary", "add_rms_norm")} == {"eager"}
-    assert {*found.values()} == {"torch"}
+    assert {row.backend for row in explain(model).rows} == {"torch"}
     set_choice("reference")
     model(**batch())
     assert {row.backend for row in explain(model).rows if row.op in ("qk_norm_rotary", "add_rms_norm")} == {
