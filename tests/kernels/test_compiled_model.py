@@ -78,6 +78,20 @@ def test_a_model_is_one_graph_with_the_kernels_that_were_named(patched, choice):
         close(got, wanted_gradient, 1e-4)
 
 
+def test_a_model_is_one_graph_with_torch_kernels(patched, caplog):
+    upstream, model = (each.to(DEVICE) for each in pair(patched, num_hidden_layers=1))
+    inputs = {name: each.to(DEVICE) for name, each in batch(1, 6).items()}
+    set_choice(",".join(f"{op}=torch" for op in KERNELS))
+    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    losses, gradients = train(torch.compile(model, fullgraph=True, backend=backend), inputs, steps=2)
+    assert backend.frame_count == 1 and "not traceable" not in caplog.text
+    expected, upstream_gradients = train(upstream, inputs, steps=1)
+    for loss in losses:
+        close(loss, expected[0], 1e-5)
+    for got, truth in zip(gradients, upstream_gradients, strict=True):
+        close(got, truth, 1e-4)
+
+
 def test_bindings_of_two_models_do_not_compile_each_other_anew(patched):
     (_, teacher), (_, student) = (pair(patched, num_hidden_layers=1) for _ in range(2))
     teacher, student = teacher.to(DEVICE), student.to(DEVICE)
