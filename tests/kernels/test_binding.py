@@ -121,7 +121,11 @@ class TestUseKernels:
 
     def test_binds_what_is_constructed_meanwhile(self, patched, models):
         old, _ = models
-        with use_kernels("torch"), use_kernels(rms_norm="reference"):
+        # The fused norms, which were chosen by name too, would take what the norms were to compute.
+        with (
+            use_kernels("torch", add_rms_norm="eager", qk_norm_rotary="eager"),
+            use_kernels(rms_norm="reference"),
+        ):
             new = patched.Qwen3ForCausalLM(tiny_config())
             old.extra = nn.Linear(2, 2)
         assert run(new) == {"reference"} and backends(new, "rotary") == {"torch"}

@@ -40,13 +40,26 @@ def test_a_model_shows_every_place_and_why(patched):
     model(**batch())
     rows = explain(model).rows
     # What stands in for norms with a rotation or a sum asks neither these norms nor the rotation.
-    assert sum(row.slot == NORM and row.called for row in rows) == 1 + 2 * 1
-    assert {row.slot for row in rows if not row.called} == {NORM, ROTARY}
+    assert all(row.called for row in rows)
+    reasons = {(row.place.rpartition(".")[2], row.op): row.reason for row in rows}
+    assert reasons["input_layernorm", "rms_norm"] == reasons["norm", "rms_norm"] == "chosen"
+    assert reasons["post_attention_layernorm", "rms_norm"] == "part of add_rms_norm"
+    for place, op in (("q_norm", "rms_norm"), ("k_norm", "rms_norm"), ("self_attn", "rotary")):
+        assert reasons[place, op] == "part of qk_norm_rotary"
     loss = by_slot(explain(model))[LOSS]
     assert (loss.backend, loss.place) == ("eager", "") and "eval" in loss.reason
     text = str(explain(model))
     assert "Qwen3RMSNorm x3: rms_norm/cast_before_weight: torch (chosen)" in text
     assert "not patched" in str(explain(upstream))
+
+
+def test_parts_of_a_fused_op_that_runs_upstream_speak_for_themselves(patched):
+    set_choice("torch,qk_norm_rotary=eager")
+    _, model = pair(patched)
+    model(**batch())
+    rows = explain(model).rows
+    assert {row.reason for row in rows if row.place.endswith("q_norm")} == {"chosen"}
+    assert not any("qk_norm_rotary" in row.reason for row in rows if row.op != "qk_norm_rotary")
 
 
 def test_deactivation_shows(patched):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.binding import binding_of
-from veomni_hook.kernels.registry import EAGER
+from veomni_hook.kernels.registry import EAGER, registry
 from veomni_hook.kernels.slot import Outcome, Slot
 from veomni_hook.kernels.state import STATE
 
@@ -33,7 +33,7 @@ class Row:
             and a call is an error.
         reason: why.
         choice: what was wanted, and in brackets who said so unless the settings did.
-        called: whether it has been asked under the choice in force.
+        called: whether it, or a fused op that it is a part of, has been asked under the choice in force.
         settled: no call can change what is said: no kernel comes into question.
     """
 
@@ -88,7 +88,7 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
         )
     parameter = next(iter(target.parameters()), None)
     device = device or ("cpu" if parameter is None else parameter.device.type)
-    return Explanation(type(target).__name__, tuple(_rows_of(target, device)))
+    return Explanation(type(target).__name__, tuple(_with_parts(list(_rows_of(target, device)))))
 
 
 def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
@@ -99,6 +99,21 @@ def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
             known[kind] = slots_of(kind)
         for name, slot in known[kind]:
             yield _row(place, kind.__name__, name, slot, module, device)
+
+
+def _with_parts(rows: list[Row]) -> Iterator[Row]:
+    """Say of places that have not been asked that a fused op around them took what they would compute."""
+    taken: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if row.called and row.backend != EAGER:
+            taken.update(((row.place, part), row) for part in registry.ops()[row.op].parts)
+    for row in rows:
+        around = row.place.rpartition(".")[0]
+        whole = taken.get((row.place, row.op)) or (taken.get((around, row.op)) if row.place else None)
+        if whole is None or row.called or row.settled:
+            yield row
+        else:
+            yield replace(row, backend=whole.backend, reason=f"part of {whole.op}", called=True)
 
 
 def slots_of(kind: type) -> list[tuple[str, Slot]]:

@@ -139,12 +139,14 @@ class Op:
     """An operation and its variants by name.
 
     ``yields`` names a function ``(owner, *operands) -> str | None`` that is asked under ``auto`` before every
-    kernel of the op, and returns why the upstream code has to run: the user chose it there.
+    kernel of the op, and returns why the upstream code has to run: the user chose it there. ``parts`` are
+    the ops whose sites, at the same module and right below it, a kernel of this one stands in for.
     """
 
     name: str
     variants: Mapping[str, Variant]
     yields: str | None = None
+    parts: tuple[str, ...] = ()
 
 
 class Registry:

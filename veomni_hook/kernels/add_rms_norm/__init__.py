@@ -29,6 +29,7 @@ OP = Op(
         for name, formula in _FORMULAS.items()
     },
     yields=f"{_HERE}.calls:chosen_apart",
+    parts=("rms_norm",),
 )
 
 #: What Liger computes with the same casts.

@@ -30,6 +30,7 @@ OP = Op(
         for rotation, turned in _ROTATIONS.items()
     },
     yields=f"{_HERE}.upstream:chosen_apart",
+    parts=("rms_norm", "rotary"),
 )
 
 _ONE_PASS = "norm and rotation of both in one pass forward, one backward, deterministic"
