@@ -42,7 +42,7 @@ def anywhere(monkeypatch):
 
 @pytest.fixture
 def models(patched):
-    return pair(patched, num_hidden_layers=1)
+    return pair(patched, num_hidden_layers=0)
 
 
 def batch(rows=1, length=6, seed=0):
@@ -75,14 +75,15 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+# Inductor needs a C++ compiler, and half a minute.
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_one_graph_with_upstreams_loss_and_gradients(models, backend, compiler):
     if backend == "triton":
         pytest.importorskip("triton")
     upstream, model = models
     set_choice(f"linear_cross_entropy={backend}")
     run, counter = compiled(model, compiler)
-    for seed in range(3):
+    for seed in range(2):
         inputs = batch(2, 7, seed=seed)
         found = stepped(model, run, inputs)
         assert_equal(found, stepped(upstream, upstream, inputs))
@@ -299,7 +300,7 @@ def test_frozen_parts_get_no_gradient(models, frozen):
 
 
 def test_tied_weights(patched):
-    upstream, model = pair(patched, num_hidden_layers=1, tie_word_embeddings=True)
+    upstream, model = pair(patched, num_hidden_layers=0, tie_word_embeddings=True)
     set_choice("linear_cross_entropy=torch")
     inputs = batch()
     assert_equal(stepped(model, compiled(model)[0], inputs), stepped(upstream, upstream, inputs))
