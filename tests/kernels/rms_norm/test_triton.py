@@ -70,7 +70,9 @@ def test_wide_rows(variant, dtype):
     assert_matches(*pair(variant, 4100), inputs(variant, (3, 4100), dtype))
 
 
-@pytest.mark.parametrize("columns", [2560, 5120, 12288])
+@pytest.mark.parametrize(
+    "columns", [2560, *(pytest.param(each, marks=pytest.mark.slow) for each in (5120, 12288))]
+)
 def test_wide_rows_in_two_blocks(columns):
     assert tiles.split(columns)[1]
     assert_matches(*pair("one_plus_weight"), inputs("one_plus_weight", (3, columns), torch.float32))
@@ -107,7 +109,9 @@ SPLIT = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("columns", [17, 23, 24, 161])
+@pytest.mark.parametrize(
+    "columns", [23, *(pytest.param(each, marks=pytest.mark.slow) for each in (17, 24, 161))]
+)
 @pytest.mark.parametrize("variant", SPLIT)
 def test_two_blocks_equal_the_reference(split_early, variant, columns, dtype):
     assert tiles.split(columns)[1]
