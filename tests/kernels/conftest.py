@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+import torch._dynamo
 
 from tests.kernels.patched_qwen3 import load
+from veomni_hook.kernels.registry import Requirement, registry
 from veomni_hook.kernels.state import STATE
 
 
@@ -22,3 +26,19 @@ def process_state():
 def patched(tmp_path_factory):
     """The patched Qwen3 module, under a name of its own."""
     return load(tmp_path_factory.mktemp("patched"))
+
+
+@pytest.fixture
+def anywhere():
+    """Lets kernels run on a CPU that ask for a GPU, where Triton's are interpreted; nothing is compiled yet."""
+    registry.ops()
+    held = dict(registry._kernels)
+    for key, kernel in held.items():
+        if kernel.backend in {"triton", "liger"}:
+            registry._kernels[key] = dataclasses.replace(kernel, requires=Requirement(triton=True))
+    registry.version += 1
+    torch._dynamo.reset()
+    yield
+    registry._kernels.clear()
+    registry._kernels.update(held)
+    registry.version += 1

@@ -20,6 +20,17 @@ from veomni_hook.patches.engine import Origin, patch_source
 
 UPSTREAM = "transformers.models.qwen3.modeling_qwen3"
 NAME = f"{UPSTREAM}_with_slots"
+#: Of models that run in milliseconds.
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
 
 
 def load(folder: Path, upstream: str = UPSTREAM) -> ModuleType:
@@ -44,18 +55,7 @@ def load(folder: Path, upstream: str = UPSTREAM) -> ModuleType:
 
 def tiny_config(**changes: object) -> Qwen3Config:
     """Return the config of a model that runs in milliseconds."""
-    sizes = {
-        "vocab_size": 61,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-    }
-    return Qwen3Config(**{**sizes, **changes})
+    return Qwen3Config(**{**SIZES, "tie_word_embeddings": False, **changes})
 
 
 def pair(module: ModuleType, **changes: object) -> tuple[Qwen3ForCausalLM, Qwen3ForCausalLM]:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 import torch._dynamo.testing
@@ -9,10 +7,11 @@ import torch._dynamo.testing
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.kernels.binding import bind
-from veomni_hook.kernels.registry import Requirement, registry
 from veomni_hook.kernels.state import set_choice
 
 pytest.importorskip("triton")
+
+pytestmark = pytest.mark.usefixtures("anywhere")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = {
@@ -22,22 +21,6 @@ KERNELS = {
     "gated_mlp": "gated_mlp=triton",
     "qk_norm_rotary": "qk_norm_rotary=triton",
 }
-
-
-@pytest.fixture(autouse=True)
-def anywhere(monkeypatch):
-    """Lets Triton kernels run on the CPU, where they are interpreted."""
-    registry.ops()
-    held = dict(registry._kernels)
-    for key, kernel in held.items():
-        if kernel.backend == "triton":
-            registry._kernels[key] = dataclasses.replace(kernel, requires=Requirement(triton=True))
-    registry.version += 1
-    torch._dynamo.reset()
-    yield
-    registry._kernels.clear()
-    registry._kernels.update(held)
-    registry.version += 1
 
 
 def operators(graphs):

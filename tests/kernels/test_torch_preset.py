@@ -6,23 +6,14 @@ import importlib
 
 import pytest
 
+from tests.kernels import patched_qwen3
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import batch, load
 from veomni_hook.kernels.explain import explain
 from veomni_hook.kernels.registry import registry
 from veomni_hook.kernels.state import set_choice
 
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+SIZES = {**patched_qwen3.SIZES, "pad_token_id": 0}
 HYBRID = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,

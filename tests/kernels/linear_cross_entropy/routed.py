@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import Qwen3Config
 
+from tests.kernels.patched_qwen3 import SIZES
 from tests.patches.idioms.applied import spliced
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.patches.idioms import linear_cross_entropy, sequence_classification
@@ -57,18 +58,7 @@ def load(folder: Path, upstream: str = QWEN3) -> ModuleType:
 
 def tiny_config(**changes: object) -> Qwen3Config:
     """Return the config of a model that runs in milliseconds."""
-    sizes = {
-        "vocab_size": 61,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-    }
-    return Qwen3Config(**{**sizes, **changes})
+    return Qwen3Config(**{**SIZES, "tie_word_embeddings": False, **changes})
 
 
 def twins(module: ModuleType, kind: str, config: object) -> Models:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 import torch._dynamo.testing
@@ -18,26 +16,11 @@ from veomni_hook.kernels.binding import bind
 from veomni_hook.kernels.linear_cross_entropy.options import loss_options
 from veomni_hook.kernels.linear_cross_entropy.output import HELD
 from veomni_hook.kernels.linear_cross_entropy.traced import TracedLogits
-from veomni_hook.kernels.registry import Requirement, registry
 from veomni_hook.kernels.state import set_choice
 
 OP = "veomni_hook.linear_cross_entropy"
 
-
-@pytest.fixture(autouse=True)
-def anywhere(monkeypatch):
-    """Triton kernels on the CPU, where they are interpreted."""
-    registry.ops()
-    held = dict(registry._kernels)
-    for key, kernel in held.items():
-        if kernel.backend == "triton":
-            registry._kernels[key] = dataclasses.replace(kernel, requires=Requirement(triton=True))
-    registry.version += 1
-    torch._dynamo.reset()
-    yield
-    registry._kernels.clear()
-    registry._kernels.update(held)
-    registry.version += 1
+pytestmark = pytest.mark.usefixtures("anywhere")
 
 
 @pytest.fixture
