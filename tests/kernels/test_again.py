@@ -100,3 +100,8 @@ def test_refuses():
 
 class Strange(torch.Tensor):
     pass
+
+
+def test_operands_that_are_named():
+    given = [torch.randn(6, 4), torch.rand(6, 1)]
+    assert_matches(lambda x, w: computed_again(formula, x, w=w, scale=1.5), plain, given, exact=True)

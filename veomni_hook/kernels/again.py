@@ -10,6 +10,7 @@ Mutates: nothing. Saved: the operands.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -47,12 +48,15 @@ class _ComputedAgain(torch.autograd.Function):
         return None, *(next(found) if want else None for want in wanted)
 
 
-def computed_again(formula: Callable[..., torch.Tensor], *operands: Any) -> torch.Tensor:
-    """Return ``formula(*operands)``; where a gradient is wanted, its backward computes it again.
+def computed_again(formula: Callable[..., torch.Tensor], *operands: Any, **named: Any) -> torch.Tensor:
+    """Return ``formula(*operands, **named)``; where a gradient is wanted, its backward computes it again.
 
     The result is neither an operand nor a view of one, and depends on every tensor among the operands and on
     no other tensor that wants a gradient.
     """
+    if named:
+        # Slots name nothing; tensors that others name get their gradients as those in order do.
+        operands = inspect.signature(formula).bind(*operands, **named).args
     # A compiler decides for itself what it keeps and what it computes again.
     tensors = [each for each in operands if isinstance(each, torch.Tensor)]
     if torch.compiler.is_compiling() or not wants_grad(*tensors):

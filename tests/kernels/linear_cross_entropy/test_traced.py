@@ -19,18 +19,23 @@ from veomni_hook.kernels.linear_cross_entropy.traced import TracedLogits
 from veomni_hook.kernels.state import set_choice
 
 OP = "veomni_hook.linear_cross_entropy"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 pytestmark = pytest.mark.usefixtures("anywhere")
 
 
 @pytest.fixture
 def models(patched):
-    return pair(patched, num_hidden_layers=0)
+    return moved(patched)
+
+
+def moved(patched, **changes):
+    return [each.to(DEVICE) for each in pair(patched, num_hidden_layers=0, **changes)]
 
 
 def batch(rows=1, length=6, seed=0):
     torch.manual_seed(seed)
-    return patched_qwen3.batch(rows, length)
+    return {name: each.to(DEVICE) for name, each in patched_qwen3.batch(rows, length).items()}
 
 
 def compiled(function, backend="aot_eager", **options):
@@ -256,7 +261,7 @@ def test_autocast(models):
     set_choice("linear_cross_entropy=torch")
     found = []
     for model, run in ((models[0], models[0]), (models[1], compiled(models[1])[0])):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             out = run(**batch(), use_cache=False)
         out.loss.backward()
         found.append((out.loss, model.lm_head.weight.grad, out.logits))
@@ -283,7 +288,7 @@ def test_frozen_parts_get_no_gradient(models, frozen):
 
 
 def test_tied_weights(patched):
-    upstream, model = pair(patched, num_hidden_layers=0, tie_word_embeddings=True)
+    upstream, model = moved(patched, tie_word_embeddings=True)
     set_choice("linear_cross_entropy=torch")
     inputs = batch()
     assert_equal(stepped(model, compiled(model)[0], inputs), stepped(upstream, upstream, inputs))

@@ -63,6 +63,10 @@ def gated_silu(
     # The projections have run by now, so operands that they make unusual are computed the upstream way here.
     if not_plain(gate, up) is not None or gate.dtype is not up.dtype or gate.shape != up.shape:
         return functional.silu(gate) * up
+    if torch.compiler.is_compiling():
+        # A compiler decides itself what it keeps; of a backward of our own, dynamo of torch 2.11 traces the
+        # branch for second derivatives, and gradients come out as zeros.
+        return functional.silu(gate) * up
     if wants_grad(gate, up):
         return _GatedSiLU.apply(gate, up)  # type: ignore[no-untyped-call,no-any-return]
     return functional.silu(gate).mul_(up)

@@ -28,10 +28,11 @@ def _tables(cos, sin, inside, HALF: tl.constexpr, HB: tl.constexpr):
     """cos and sin of both halves at one position, in float32; 0 at positions that are not ``inside``."""
     low = tl.arange(0, HB)
     kept = (low < HALF) & inside
-    c1 = tl.load(cos + low, mask=kept, other=0.0).to(tl.float32)
-    c2 = tl.load(cos + HALF + low, mask=kept, other=0.0).to(tl.float32)
-    s1 = tl.load(sin + low, mask=kept, other=0.0).to(tl.float32)
-    s2 = tl.load(sin + HALF + low, mask=kept, other=0.0).to(tl.float32)
+    # Rows stream through the cache past the tables, which every batch reads again.
+    c1 = tl.load(cos + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    c2 = tl.load(cos + HALF + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    s1 = tl.load(sin + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    s2 = tl.load(sin + HALF + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
     return c1, c2, s1, s2
 
 

@@ -11,23 +11,34 @@ __all__ = ["rotate"]
 
 
 @triton.jit
-def _load(x, place, kept, COUPLES: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr):
-    """The two members of every couple of the rows that begin at ``place``, as stored."""
+def _load(
+    x, place, kept, COUPLES: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr, STAYS: tl.constexpr
+):
+    """The two members of every couple of the rows that begin at ``place``, as stored.
+
+    What ``STAYS`` is the last that the cache gives up.
+    """
+    EVICTION: tl.constexpr = "evict_last" if STAYS else ""
     if PAIRS:
         # Neighbours are loaded as they stand and parted in registers: apart, a load would be of 2 bytes.
         column = tl.arange(0, 2 * BLOCK)
         inside = kept[:, None]
         if BLOCK != COUPLES:
             inside = inside & (column < 2 * COUPLES)[None, :]
-        both = tl.load(x + place[:, None] + column[None, :], mask=inside, other=0.0)
+        at = x + place[:, None] + column[None, :]
+        both = tl.load(at, mask=inside, other=0.0, eviction_policy=EVICTION)
         first, second = tl.split(tl.reshape(both, [both.shape[0], BLOCK, 2]))
     else:
         column = tl.arange(0, BLOCK)
         inside = kept[:, None]
         if BLOCK != COUPLES:
             inside = inside & (column < COUPLES)[None, :]
-        first = tl.load(x + place[:, None] + column[None, :], mask=inside, other=0.0)
-        second = tl.load(x + place[:, None] + (column + COUPLES)[None, :], mask=inside, other=0.0)
+        first = tl.load(
+            x + place[:, None] + column[None, :], mask=inside, other=0.0, eviction_policy=EVICTION
+        )
+        second = tl.load(
+            x + place[:, None] + (column + COUPLES)[None, :], mask=inside, other=0.0, eviction_policy=EVICTION
+        )
     return first, second
 
 
@@ -52,15 +63,18 @@ def _store(y, place, kept, first, second, COUPLES: tl.constexpr, BLOCK: tl.const
 @triton.jit
 def _table(table, place, kept, COUPLES: tl.constexpr, BLOCK: tl.constexpr, TABLE: tl.constexpr):
     """What the first and the second members are multiplied by."""
+    # Rows stream through the cache, and every head reads the tables again: that they stay is worth 2 %.
     if TABLE == 0:
         inside = kept[:, None]
         column = tl.arange(0, BLOCK)
         if BLOCK != COUPLES:
             inside = inside & (column < COUPLES)[None, :]
-        first = tl.load(table + place[:, None] + column[None, :], mask=inside, other=0.0)
+        first = tl.load(
+            table + place[:, None] + column[None, :], mask=inside, other=0.0, eviction_policy="evict_last"
+        )
         second = first
     else:
-        first, second = _load(table, place, kept, COUPLES, BLOCK, TABLE == 2)
+        first, second = _load(table, place, kept, COUPLES, BLOCK, TABLE == 2, True)
     return first.to(tl.float32), second.to(tl.float32)
 
 
@@ -78,7 +92,7 @@ def _rows(
     kept = (position < length) & (head < heads)
     place = batch * xb + position * xs + head * xh
     target = batch * yb + position * ys + head * yh
-    x1, x2 = _load(x + ROTATED, place, kept, COUPLES, BLOCK, PAIRS_IN)
+    x1, x2 = _load(x + ROTATED, place, kept, COUPLES, BLOCK, PAIRS_IN, False)
     if POSITIONS == 1:
         # One row of the tables for all heads.
         where = batch * tb + (begin + tl.arange(0, 1)) * ts
