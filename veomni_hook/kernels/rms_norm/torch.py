@@ -5,7 +5,8 @@ operator it would be applied before the cast to the input's dtype, which changes
 results. A row has the same bits in any batch as far as torch's operator keeps them: tests see to it.
 
 The other functions compute their formula again in the backward and keep x, gate and weight for it, where
-autograd keeps two to three times as many bytes; results and gradients have the bits of the formula.
+autograd keeps two to three times as many bytes; results and gradients have the bits of the formula. On a GPU
+these depend on the batch, as PyTorch's sums do: the triton backend has kernels that do not.
 """
 
 from __future__ import annotations
