@@ -81,7 +81,7 @@ def _size(x: torch.Tensor, weight: torch.Tensor) -> int:
 def _chunks(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    # Where rows are further apart than they are long, dynamo of torch 2.11 finds nothing that it can write to.
+    # Where rows are further apart than they are long, dynamo of torch 2.11 cannot write to them.
     close = x.device.type == "cpu" or torch.compiler.is_compiling()
     return chunks(x, weight, bias, _size(x, weight), 1 if close else ALIGNED)
 
