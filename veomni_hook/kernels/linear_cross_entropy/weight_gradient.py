@@ -61,8 +61,12 @@ class WeightGradient:
 
 def _add(total: torch.Tensor, grad_logits: torch.Tensor, x: torch.Tensor, beta: int) -> None:
     if total.dtype is x.dtype:
-        total.addmm_(grad_logits.t(), x, beta=beta)
-    elif ADDS_IN_FLOAT32:
+        if beta:
+            total.addmm_(grad_logits.t(), x)
+        else:
+            # Not a beta of 0: a compiler may multiply by it what was never written.
+            torch.mm(grad_logits.t(), x, out=total)
+    elif ADDS_IN_FLOAT32 and not torch.compiler.is_compiling():
         torch.addmm(total, grad_logits.t(), x, beta=beta, out_dtype=total.dtype, out=total)
     else:
         (total if beta else total.zero_()).add_(grad_logits.t() @ x)
