@@ -24,17 +24,15 @@ def _factors(weight, HALF: tl.constexpr, REST: tl.constexpr, HB: tl.constexpr, R
 
 
 @triton.jit
-def _tables(cos, sin, inside, HALF: tl.constexpr, HB: tl.constexpr, STAYS: tl.constexpr):
+def _tables(cos, sin, inside, HALF: tl.constexpr, HB: tl.constexpr):
     """cos and sin of both halves at one position, in float32; 0 at positions that are not ``inside``."""
-    # To the forward it is worth 1 % of a copy's bandwidth that rows stream past the tables in the cache; the
-    # backward, which loads ahead, loses 7 % by it.
-    EVICTION: tl.constexpr = "evict_last" if STAYS else ""
     low = tl.arange(0, HB)
     kept = (low < HALF) & inside
-    c1 = tl.load(cos + low, mask=kept, other=0.0, eviction_policy=EVICTION).to(tl.float32)
-    c2 = tl.load(cos + HALF + low, mask=kept, other=0.0, eviction_policy=EVICTION).to(tl.float32)
-    s1 = tl.load(sin + low, mask=kept, other=0.0, eviction_policy=EVICTION).to(tl.float32)
-    s2 = tl.load(sin + HALF + low, mask=kept, other=0.0, eviction_policy=EVICTION).to(tl.float32)
+    # Rows stream through the cache past the tables, which every batch reads again.
+    c1 = tl.load(cos + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    c2 = tl.load(cos + HALF + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    s1 = tl.load(sin + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    s2 = tl.load(sin + HALF + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
     return c1, c2, s1, s2
 
 
@@ -153,7 +151,7 @@ def forward(
         position = tl.program_id(0) * POSITIONS + number
         inside = position < positions
         b, s = (position // length).to(tl.int64), (position % length).to(tl.int64)
-        c1, c2, s1, s2 = _tables(cos + b * cb + s * cs, sin + b * sb + s * ss, inside, HALF, HB, True)
+        c1, c2, s1, s2 = _tables(cos + b * cb + s * cs, sin + b * sb + s * ss, inside, HALF, HB)
         _turn(
             q, q_out, q_eps, b * qb + s * qs, qh, b * ub + s * us, uh, inside, f1, f2, f3, c1, c2, s1, s2,
             Q_HEADS, Q_BLOCK, HALF, REST, HB, RB, MIDDLE, NORMED, PRODUCT,
@@ -200,7 +198,7 @@ def backward(
             inside = position < positions
             b, s = (position // length).to(tl.int64), (position % length).to(tl.int64)
             n = position.to(tl.int64)
-            c1, c2, s1, s2 = _tables(cos + b * cb + s * cs, sin + b * sb + s * ss, inside, HALF, HB, False)
+            c1, c2, s1, s2 = _tables(cos + b * cb + s * cs, sin + b * sb + s * ss, inside, HALF, HB)
             t1, t2, t3 = _turn_back(
                 q, q_grad, dq, q_eps, b * qb + s * qs, qh, b * ub + s * us, uh, n * (Q_HEADS * COLUMNS),
                 inside, f1, f2, f3, c1, c2, s1, s2, t1, t2, t3,

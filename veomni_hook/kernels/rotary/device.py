@@ -61,20 +61,20 @@ def _store(y, place, kept, first, second, COUPLES: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def _table(
-    table, place, kept, COUPLES: tl.constexpr, BLOCK: tl.constexpr, TABLE: tl.constexpr, STAYS: tl.constexpr
-):
+def _table(table, place, kept, COUPLES: tl.constexpr, BLOCK: tl.constexpr, TABLE: tl.constexpr):
     """What the first and the second members are multiplied by."""
+    # Rows stream through the cache, and every head reads the tables again: that they stay is worth 2 %.
     if TABLE == 0:
         inside = kept[:, None]
         column = tl.arange(0, BLOCK)
         if BLOCK != COUPLES:
             inside = inside & (column < COUPLES)[None, :]
-        at = table + place[:, None] + column[None, :]
-        first = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last" if STAYS else "")
+        first = tl.load(
+            table + place[:, None] + column[None, :], mask=inside, other=0.0, eviction_policy="evict_last"
+        )
         second = first
     else:
-        first, second = _load(table, place, kept, COUPLES, BLOCK, TABLE == 2, STAYS)
+        first, second = _load(table, place, kept, COUPLES, BLOCK, TABLE == 2, True)
     return first.to(tl.float32), second.to(tl.float32)
 
 
@@ -83,8 +83,8 @@ def _rows(
     x, y, cos, sin, batch, begin, head, length, heads, xb, xs, xh, yb, ys, yh, tb, ts,
     COUPLES: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr, REST: tl.constexpr,
     REST_AT: tl.constexpr, REST_BLOCK: tl.constexpr, POSITIONS: tl.constexpr, HEADS: tl.constexpr,
-    STAYS: tl.constexpr, PAIRS_IN: tl.constexpr, PAIRS_OUT: tl.constexpr, TABLE: tl.constexpr,
-    BACK: tl.constexpr, SWAPPED: tl.constexpr, MIDDLE: tl.constexpr,
+    PAIRS_IN: tl.constexpr, PAIRS_OUT: tl.constexpr, TABLE: tl.constexpr, BACK: tl.constexpr,
+    SWAPPED: tl.constexpr, MIDDLE: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, POSITIONS * HEADS)
     position = begin + row // HEADS
@@ -100,8 +100,8 @@ def _rows(
     else:
         where = batch * tb + position * ts
         known = kept
-    cos1, cos2 = _table(cos, where, known, COUPLES, BLOCK, TABLE, STAYS)
-    sin1, sin2 = _table(sin, where, known, COUPLES, BLOCK, TABLE, STAYS)
+    cos1, cos2 = _table(cos, where, known, COUPLES, BLOCK, TABLE)
+    sin1, sin2 = _table(sin, where, known, COUPLES, BLOCK, TABLE)
     if SWAPPED:
         sin1, sin2 = sin2, sin1
     x1 = x1.to(tl.float32)
@@ -133,8 +133,8 @@ def rotate(
     qb, qs, qh, kb, ks, kh, rb, rs, rh, ob, os, oh, tb, ts,
     COUPLES: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr, REST: tl.constexpr,
     REST_AT: tl.constexpr, REST_BLOCK: tl.constexpr, POSITIONS: tl.constexpr, Q_HEADS: tl.constexpr,
-    K_HEADS: tl.constexpr, STAYS: tl.constexpr, PAIRS_IN: tl.constexpr, PAIRS_OUT: tl.constexpr,
-    TABLE: tl.constexpr, BACK: tl.constexpr, SWAPPED: tl.constexpr, MIDDLE: tl.constexpr,
+    K_HEADS: tl.constexpr, PAIRS_IN: tl.constexpr, PAIRS_OUT: tl.constexpr, TABLE: tl.constexpr,
+    BACK: tl.constexpr, SWAPPED: tl.constexpr, MIDDLE: tl.constexpr,
 ):  # fmt: skip
     """Turn q into q_out and k into k_out: ``q_shares`` of ``shares`` programs a block of positions are q's.
 
@@ -151,11 +151,11 @@ def rotate(
         _rows(
             q, q_out, cos, sin, batch, begin, share * Q_HEADS, length, q_heads,
             qb, qs, qh, rb, rs, rh, tb, ts, COUPLES, BLOCK, ROTATED, REST, REST_AT, REST_BLOCK,
-            POSITIONS, Q_HEADS, STAYS, PAIRS_IN, PAIRS_OUT, TABLE, BACK, SWAPPED, MIDDLE,
+            POSITIONS, Q_HEADS, PAIRS_IN, PAIRS_OUT, TABLE, BACK, SWAPPED, MIDDLE,
         )  # fmt: skip
     else:
         _rows(
             k, k_out, cos, sin, batch, begin, (share - q_shares) * K_HEADS, length, k_heads,
             kb, ks, kh, ob, os, oh, tb, ts, COUPLES, BLOCK, ROTATED, REST, REST_AT, REST_BLOCK,
-            POSITIONS, K_HEADS, STAYS, PAIRS_IN, PAIRS_OUT, TABLE, BACK, SWAPPED, MIDDLE,
+            POSITIONS, K_HEADS, PAIRS_IN, PAIRS_OUT, TABLE, BACK, SWAPPED, MIDDLE,
         )  # fmt: skip

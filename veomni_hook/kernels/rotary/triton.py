@@ -57,7 +57,7 @@ class _Plan(NamedTuple):
     """How a launch divides its work.
 
     ``shares`` programs, the first ``q_shares`` of them the query's, turn a block of ``positions``; ``sizes``
-    are the constants of the device code from ``COUPLES`` to ``STAYS``.
+    are the constants of the device code from ``COUPLES`` to ``K_HEADS``.
     """
 
     positions: int
@@ -88,10 +88,7 @@ def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, cro
     q_shares = -(-q_heads // q_inside)
     rest_at = 0 if offset else rotated
     sizes = couples, block, offset, rest, rest_at, rest_block, positions, q_inside, k_inside
-    # Rows stream through the cache, and every head reads the tables again: that they stay there is worth 2 %
-    # of a copy's bandwidth, but costs 5 % where rows are scattered.
-    stays = not crossed
-    return _Plan(positions, q_shares, q_shares - (-k_heads // k_inside), warps, (*sizes, stays))
+    return _Plan(positions, q_shares, q_shares - (-k_heads // k_inside), warps, sizes)
 
 
 def _strides(x: Tensor, heads_at: int) -> tuple[int, int, int]:
