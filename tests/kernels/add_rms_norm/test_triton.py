@@ -15,6 +15,7 @@ from veomni_hook.kernels.add_rms_norm import OP, calls, reference
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.add_rms_norm import triton as kernels
+from veomni_hook.kernels.rms_norm import tiles
 
 EPS = 1e-3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -49,6 +50,24 @@ def wide():
 @pytest.mark.parametrize(("variant", "dtype"), wide(), ids=str)
 def test_wide_rows(variant, dtype):
     assert_matches(*pair(variant), inputs((3, 4100), dtype))
+
+
+@pytest.fixture
+def split_early(monkeypatch):
+    """Splits short rows into two blocks, which the interpreter is done with sooner than with wide ones."""
+    monkeypatch.setattr(tiles, "_SPLIT_FROM", 16)
+    monkeypatch.setattr(tiles, "_LEAST_TAIL", 2)
+    kernels._backward_launch.cache_clear()
+    yield
+    kernels._backward_launch.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [17, 23, 40])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_blocks_equal_the_reference(split_early, variant, columns, dtype):
+    assert tiles.split(columns)[1]
+    assert_matches(*pair(variant), inputs((67, columns), dtype))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -32,6 +32,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
     WEIGHT,
     power,
     room,
+    split,
     stages_of,
     summed,
 )
@@ -109,12 +110,13 @@ def _backward_launch(
     """What launches the backward, how many rows a program takes at a time, and the most programs."""
     processors, memory = room(device)
     block = power(columns)
-    tile = max(block, _BACKWARD_TILE)
+    rows = max(block, _BACKWARD_TILE) // block
+    head, tail = split(columns)
     x, weight, dy = dtypes
-    stages = stages_of(tile, tile // block * columns, 2 * x.itemsize + dy.itemsize, memory)
+    stages = stages_of(rows * (head + tail), rows * columns, 2 * x.itemsize + dy.itemsize, memory)
     middle, _ = _dtypes(variant, x, weight)
-    constants = columns, block, tile // block, _FACTORS[variant], TL[middle], to_weight, stages
-    return Launch(kernels.backward, 7, *constants, num_warps=_warps(tile)), tile // block, processors
+    constants = columns, head, tail, rows, _FACTORS[variant], TL[middle], to_weight, stages
+    return Launch(kernels.backward, 7, *constants, num_warps=_warps(rows * block)), rows, processors
 
 
 def _forward_op(
