@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from veomni_hook.patches.graph.arithmetic import branch
 from veomni_hook.patches.graph.nodes import Node
@@ -97,7 +97,7 @@ class Frame:
         borrowed: values that are the caller's.
     """
 
-    def __init__(self, values: dict[str, Node], local: set[str], depth: int) -> None:
+    def __init__(self, values: dict[str, Node], local: Set[str], depth: int) -> None:
         self.values = values
         self.local = local
         self.depth = depth

@@ -10,7 +10,7 @@ import ast
 from veomni_hook.patches.report import one_line
 from veomni_hook.patches.routes.site import Splice
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.structure.scope import used_names
+from veomni_hook.patches.structure.scope import names_in
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.placement import Place, at_start, before
 from veomni_hook.patches.text.reindent import reindent
@@ -80,7 +80,7 @@ def marker(comment: str) -> str:
 
 def free_name(function: FunctionNode, wanted: str) -> str:
     """``wanted``, or a name like it that the function does not use."""
-    taken = used_names([function])
+    taken = names_in(function)
     name = wanted
     while name in taken:
         name = f"veomni_{name}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -300,7 +300,7 @@ def _self_name(method: FunctionNode, owner: ast.ClassDef) -> str | None:
     return None if name in stored else name
 
 
-def _bound_in(scope: ast.AST) -> set[str]:
+def _bound_in(scope: ast.AST) -> Set[str]:
     if isinstance(scope, _FUNCTIONS):
         return local_names(scope)
     if isinstance(scope, ast.Lambda):

@@ -11,7 +11,6 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeVar
 
 from veomni_hook.patches.structure.scope import local_names
@@ -56,7 +55,7 @@ class Run:
         """A function of the locals that the run reads, ``self`` first; it returns the last one's value."""
         *before, last = self.statements
         value: ast.expr = getattr(last, "value")  # noqa: B009
-        local = _local_names(self.function)
+        local = local_names(self.function)
         owner = [argument.arg for argument in self.function.args.args[:1]]
         names = dict.fromkeys([*owner, *(name for name in loaded([*before, value]) if name in local)])
         arguments = ast.arguments(
@@ -69,12 +68,6 @@ class Run:
             decorator_list=[],
         )
         return ast.copy_location(made, self.function)
-
-
-@lru_cache(maxsize=4)
-def _local_names(function: FunctionNode) -> set[str]:
-    """Local names, asked for again and again of one function."""
-    return local_names(function)
 
 
 def blocks(function: FunctionNode) -> Iterator[list[ast.stmt]]:

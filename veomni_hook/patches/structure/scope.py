@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.walk import child_nodes, walk_ast
 
-__all__ = ["bound_names", "local_names", "nested_names", "own_names", "parameter_names", "used_names"]
+__all__ = [
+    "bound_names",
+    "local_names",
+    "names_in",
+    "nested_names",
+    "own_names",
+    "parameter_names",
+    "used_names",
+]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Most nodes of a tree, which bind nothing.
 _PLAIN = frozenset(
     {ast.Attribute, ast.Constant, ast.Call, ast.Expr, ast.Assign, ast.BinOp, ast.Subscript, ast.keyword}
 )
+# Readers and routes ask for the names of one function again and again, and of few at a time. Trees are not
+# changed, so a node has the names that it had.
+_ASKED = 16
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -29,7 +41,8 @@ def parameter_names(function: FunctionNode | ast.Lambda) -> set[str]:
     return {argument.arg for argument in (*named, arguments.vararg, arguments.kwarg) if argument is not None}
 
 
-def local_names(function: FunctionNode) -> set[str]:
+@lru_cache(maxsize=_ASKED)
+def local_names(function: FunctionNode) -> frozenset[str]:
     """Every name that is local to the function itself: parameters and what its own scope binds."""
     names = set(parameter_names(function))
     declared: set[str] = set()
@@ -37,7 +50,13 @@ def local_names(function: FunctionNode) -> set[str]:
         names.update(_binds(node))
         if isinstance(node, ast.Global | ast.Nonlocal):
             declared.update(node.names)
-    return names - declared
+    return frozenset(names - declared)
+
+
+@lru_cache(maxsize=_ASKED)
+def names_in(function: FunctionNode) -> frozenset[str]:
+    """`used_names` of one function."""
+    return frozenset(used_names([function]))
 
 
 def bound_names(nodes: Iterable[ast.AST]) -> set[str]:

@@ -37,7 +37,7 @@ def global_uses(tree: ast.Module, names: Iterable[str]) -> list[Use]:
 def global_bindings(tree: ast.Module) -> set[str]:
     """Every name that the module binds at its top level or by ``global``, in branches too."""
     module = ast.FunctionDef(name="", args=_no_arguments(), body=tree.body, decorator_list=[])
-    names = local_names(module)
+    names = set(local_names(module))
     for node in walk_ast(tree):
         if isinstance(node, ast.Global):
             names.update(node.names)

@@ -13,7 +13,7 @@ from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.report import one_line
 from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.spec import PatchType
-from veomni_hook.patches.structure.scope import local_names, own_names, used_names
+from veomni_hook.patches.structure.scope import local_names, names_in, own_names
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.names import listed
 from veomni_hook.patches.text.walk import walk_ast
@@ -102,7 +102,7 @@ def _taken(plan: Plan, site: Site) -> set[str]:
         mentioned = {name for name in bound if re.search(rf"\b{name}\b", text)}
         if mentioned and isinstance(node, FunctionNode):
             assigned = (bound - conditions) & local_names(node)
-            taken |= (mentioned - assigned) & used_names([node])
+            taken |= (mentioned - assigned) & names_in(node)
     return taken
 
 
