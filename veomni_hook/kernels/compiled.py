@@ -22,7 +22,7 @@ __all__ = ["Compiled", "device_of"]
 def device_of(operands: tuple[Any, ...]) -> Any:
     """Return the torch device type that kernels are chosen for: that of the first operand or tensor."""
     first = operands[0]
-    if isinstance(first, tuple | list) and first:
+    if isinstance(first, (tuple, list)) and first:
         first = first[0]
     return getattr(getattr(first, "device", None), "type", None)
 

@@ -248,6 +248,6 @@ def _arguments_refuse(call: Call, out_features: int) -> str | None:
     if isinstance(num_items, torch.Tensor):
         if not_plain(num_items) or num_items.numel() != 1 or num_items.requires_grad:
             return "num_items_in_batch is not one plain number"
-    elif not isinstance(num_items, int | float | None):
+    elif not isinstance(num_items, (int, float, type(None))):
         return f"num_items_in_batch is a {type(num_items).__name__}"
     return None

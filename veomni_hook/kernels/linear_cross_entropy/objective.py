@@ -49,7 +49,7 @@ class Objective(NamedTuple):
         """Return what no loss can have, or None."""
         for name in ("label_smoothing", "z_loss"):
             value = getattr(self, name)
-            if not isinstance(value, int | float):
+            if not isinstance(value, (int, float)):
                 return f"{name} is a {type(value).__name__}, not a number"
         if not 0 <= self.label_smoothing <= 1:
             return f"label_smoothing is {self.label_smoothing}, not between 0 and 1"

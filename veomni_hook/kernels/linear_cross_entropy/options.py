@@ -48,7 +48,7 @@ class LossOptions:
             name
             for name in ("label_smoothing", "z_loss", "loss_weights")
             if (value := getattr(self, name)) is not None
-            and not (isinstance(value, int | float) and not value)
+            and not (isinstance(value, (int, float)) and not value)
         )
 
 

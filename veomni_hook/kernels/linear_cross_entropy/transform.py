@@ -39,7 +39,7 @@ class Transform(NamedTuple):
         """Return why a kernel cannot do this, or None."""
         for name in ("scale", "divisor", "softcap"):
             value = getattr(self, name)
-            if not isinstance(value, int | float | None):
+            if not isinstance(value, (int, float, type(None))):
                 return f"the {name} of the logits is a {type(value).__name__}, not a number"
         if self.dtype is not None and not self.dtype.is_floating_point:
             return f"logits are cast to {self.dtype}"

@@ -65,7 +65,7 @@ def _tables(tables: Any) -> str | None:
     """Return why cos and sin, if they are known, cannot be taken."""
     if tables is None:
         return None
-    if not isinstance(tables, tuple | list) or len(tables) != 2:
+    if not isinstance(tables, (tuple, list)) or len(tables) != 2:
         return "position embeddings are not a pair of cos and sin"
     reason = not_plain(*tables)
     if reason is not None:

@@ -69,7 +69,7 @@ def refuses(
         return reason
     if hidden_states.dtype not in _DTYPES:
         return f"upstream computes {hidden_states.dtype} input in float32"
-    if eps is not None and not isinstance(eps, float | int):
+    if eps is not None and not isinstance(eps, (float, int)):
         return f"eps is a {type(eps).__name__}"
     if weight.ndim != 1 or hidden_states.shape[-1:] != weight.shape:
         return "the weight does not cover exactly the last dimension"

@@ -292,7 +292,7 @@ def refuses_unweighted(owner: Any, hidden_states: torch.Tensor, eps: float) -> s
         return "the input is not strided"
     if hidden_states.dtype not in DTYPES:
         return f"upstream computes {hidden_states.dtype} input in float32"
-    if not isinstance(eps, float | int):
+    if not isinstance(eps, (float, int)):
         return f"eps is a {type(eps).__name__}"
     if not hidden_states.ndim or hidden_states.shape[-1] > MOST_COLUMNS:
         return f"it takes rows of at most {MOST_COLUMNS} values"
