@@ -12,6 +12,7 @@ __all__ = [
     "AlreadyImportedError",
     "AlreadyImportedWarning",
     "CacheError",
+    "CheckpointError",
     "ConfigError",
     "ExcludedNameError",
     "IdiomError",
@@ -75,6 +76,14 @@ class AlreadyImportedError(VeomniHookError):
 
 class CacheError(VeomniHookError):
     """A cache command cannot do what it was asked to; imports never raise this."""
+
+
+class CheckpointError(VeomniHookError):
+    """A checkpoint's expert tensors are not the model's; ``tensors`` names the wrong or missing ones."""
+
+    def __init__(self, what: str, *, where: str, fix: str, tensors: Iterable[str] = ()) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.tensors = tuple(tensors)
 
 
 class KernelError(VeomniHookError):

@@ -22,6 +22,7 @@ IDIOMS = (
     "gated_mlp",
     "moe_experts",
     "experts_implementation",
+    "expert_checkpoints",
     "moe_router",
     "load_balancing_loss",
     "linear_cross_entropy",

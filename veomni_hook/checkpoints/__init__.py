@@ -1,0 +1,56 @@
+"""Expert weights between checkpoints and models: converters, and checks of what was loaded.
+
+transformers converts checkpoints in `from_pretrained` and `save_pretrained`, patched or not. The converters
+are for streaming loaders outside of it; the checks are what the patched `from_pretrained` runs. Names are
+resolved on first use: importing this package loads no torch.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from veomni_hook.checkpoints.converter import TensorConverter as TensorConverter
+    from veomni_hook.checkpoints.factories import from_any as from_any
+    from veomni_hook.checkpoints.factories import from_fused as from_fused
+    from veomni_hook.checkpoints.factories import from_fused_transposed as from_fused_transposed
+    from veomni_hook.checkpoints.factories import from_per_expert as from_per_expert
+    from veomni_hook.checkpoints.factories import to_fused as to_fused
+    from veomni_hook.checkpoints.factories import to_fused_transposed as to_fused_transposed
+    from veomni_hook.checkpoints.factories import to_per_expert as to_per_expert
+    from veomni_hook.checkpoints.loaded import allow_incomplete_experts as allow_incomplete_experts
+    from veomni_hook.checkpoints.loaded import check_loaded as check_loaded
+    from veomni_hook.checkpoints.loaded import check_names as check_names
+    from veomni_hook.checkpoints.sizes import ExpertSizes as ExpertSizes
+    from veomni_hook.errors import CheckpointError as CheckpointError
+
+_HOME = {
+    "CheckpointError": "veomni_hook.errors",
+    "ExpertSizes": "veomni_hook.checkpoints.sizes",
+    "TensorConverter": "veomni_hook.checkpoints.converter",
+    "allow_incomplete_experts": "veomni_hook.checkpoints.loaded",
+    "check_loaded": "veomni_hook.checkpoints.loaded",
+    "check_names": "veomni_hook.checkpoints.loaded",
+    "from_any": "veomni_hook.checkpoints.factories",
+    "from_fused": "veomni_hook.checkpoints.factories",
+    "from_fused_transposed": "veomni_hook.checkpoints.factories",
+    "from_per_expert": "veomni_hook.checkpoints.factories",
+    "to_fused": "veomni_hook.checkpoints.factories",
+    "to_fused_transposed": "veomni_hook.checkpoints.factories",
+    "to_per_expert": "veomni_hook.checkpoints.factories",
+}
+
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

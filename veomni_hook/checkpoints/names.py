@@ -1,0 +1,81 @@
+"""Names of expert tensors, taken apart.
+
+Three forms, told apart by their parts, so that none is ever taken for another:
+
+    <module>.experts.7.gate_proj.weight     one projection of one expert (or w1, w3, w2: gate, up, down)
+    <module>.experts.gate_up_proj           all experts, gate and up in one
+    <module>.experts.down_proj              all experts
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["DOWN", "GATE_UP", "LINEAR", "NUMBERED", "ExpertName", "Projections", "is_expert_name", "parsed"]
+
+GATE_UP = "gate_up_proj"
+DOWN = "down_proj"
+
+_EXPERTS = "experts"
+_NUMBER = re.compile(r"0|[1-9][0-9]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """What the three projections of one expert are called on disk."""
+
+    gate: str
+    up: str
+    down: str
+
+
+LINEAR = Projections("gate_proj", "up_proj", "down_proj")
+NUMBERED = Projections("w1", "w3", "w2")
+
+# The two spellings share no word.
+_ROLES = {getattr(each, role): (role, each) for each in (LINEAR, NUMBERED) for role in ("gate", "up", "down")}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertName:
+    """A name, understood.
+
+    Attributes:
+        module: the experts module, up to and with ``experts``.
+        role: ``gate``, ``up`` or ``down`` of one expert; ``gate_up_proj`` or ``down_proj`` of all.
+        expert: the expert's number, None for tensors of all experts.
+        spelling: what the projections of single experts are called here.
+    """
+
+    module: str
+    role: str
+    expert: int | None = None
+    spelling: Projections = LINEAR
+
+    @property
+    def target(self) -> str:
+        """The parameter that this tensor is, or becomes a part of."""
+        if self.expert is None:
+            return f"{self.module}.{self.role}"
+        return f"{self.module}.{DOWN if self.role == 'down' else GATE_UP}"
+
+
+def is_expert_name(name: str) -> bool:
+    """Whether a tensor belongs to routed experts; shared experts have another module."""
+    return _EXPERTS in name.split(".")
+
+
+def parsed(name: str) -> ExpertName | None:
+    """Take a name apart; None if it is none of the three forms."""
+    parts = name.split(".")
+    if _EXPERTS not in parts:
+        return None
+    at = parts.index(_EXPERTS) + 1
+    module, rest = ".".join(parts[:at]), parts[at:]
+    if rest in ([GATE_UP], [DOWN]):
+        return ExpertName(module, rest[0])
+    if len(rest) == 3 and rest[2] == "weight" and rest[1] in _ROLES and _NUMBER.fullmatch(rest[0]):
+        role, spelling = _ROLES[rest[1]]
+        return ExpertName(module, role, int(rest[0]), spelling)
+    return None

@@ -1,0 +1,124 @@
+"""The way back: from the experts in memory to what a checkpoint holds, bit by bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veomni_hook.checkpoints.converter import Layout
+from veomni_hook.checkpoints.names import DOWN, GATE_UP, ExpertName, Projections, is_expert_name, parsed
+from veomni_hook.checkpoints.sizes import ExpertSizes
+from veomni_hook.errors import CheckpointError
+
+__all__ = ["ExpertSaver"]
+
+
+class ExpertSaver:
+    """Converts the layout in memory to one layout on disk; made by the ``to_*`` factories.
+
+    Memory: single experts are views of the fused tensor where it is contiguous; a transposed tensor is a copy.
+
+    Args:
+        sizes: sizes of the experts.
+        layout: the layout on disk.
+        projections: what single experts' projections are called on disk.
+        under: only names that begin so are handled.
+        block: name of the module around the experts on disk and in memory, where they differ.
+    """
+
+    def __init__(
+        self,
+        sizes: ExpertSizes,
+        layout: Layout,
+        *,
+        projections: Projections,
+        under: str = "",
+        block: tuple[str, str] | None = None,
+    ) -> None:
+        self.sizes = sizes
+        self._layout = layout
+        self._projections = projections
+        self._under = under
+        self._block = block
+        self._modules: set[str] = set()
+        self._done: set[str] = set()
+
+    def can_handle(self, name: str) -> bool:
+        """Whether the tensor belongs to routed experts, or to a block that has another name on disk."""
+        if not name.startswith(self._under):
+            return False
+        return is_expert_name(name) or (self._block is not None and self._block[1] in name.split("."))
+
+    @torch.no_grad()
+    def convert(self, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+        """Take one parameter of the model; return what a checkpoint holds in its place.
+
+        Raises:
+            CheckpointError: the tensor is not in the layout in memory, or came before.
+        """
+        if not self.can_handle(name):
+            raise self._error(
+                name, tensor, "is not of routed experts", "ask can_handle first, and save it as it is"
+            )
+        if name in self._done:
+            raise self._error(name, tensor, "came before: a duplicate", "save every parameter once")
+        parts = parsed(name)
+        if parts is None and not is_expert_name(name):
+            self._done.add(name)
+            return [(self._renamed(name), tensor)]
+        own = self.sizes.down if parts is not None and parts.role == DOWN else self.sizes.gate_up
+        if parts is None or parts.expert is not None or tensor.shape != own:
+            raise self._error(
+                name,
+                tensor,
+                "is not in the layout in memory",
+                f"understood are …experts.{GATE_UP} {list(self.sizes.gate_up)} "
+                f"and …experts.{DOWN} {list(self.sizes.down)}",
+            )
+        self._done.add(name)
+        self._modules.add(parts.module)
+        if self._layout is Layout.PER_EXPERT:
+            return self._single(parts, tensor)
+        if self._layout is Layout.TRANSPOSED:
+            tensor = tensor.transpose(1, 2).contiguous()
+        return [(self._renamed(name), tensor)]
+
+    def finalize(self) -> None:
+        """Raise if a module gave one of its two parameters only.
+
+        Raises:
+            CheckpointError: ``tensors`` names the others.
+        """
+        wanted = {f"{module}.{role}" for module in self._modules for role in (GATE_UP, DOWN)}
+        if missing := sorted(wanted - self._done):
+            raise CheckpointError(
+                f"{len(missing)} expert tensors never came: {', '.join(missing)}",
+                where="the model's parameters",
+                fix="save every parameter of the model",
+                tensors=missing,
+            )
+
+    def _single(self, parts: ExpertName, tensor: Tensor) -> list[tuple[str, Tensor]]:
+        module = self._renamed(parts.module)
+        if parts.role == DOWN:
+            roles = {self._projections.down: tensor}
+        else:
+            gate, up = tensor.chunk(2, dim=1)
+            roles = {self._projections.gate: gate, self._projections.up: up}
+        return [
+            (f"{module}.{expert}.{role}.weight", of_all[expert].contiguous())
+            for expert in range(self.sizes.num_experts)
+            for role, of_all in roles.items()
+        ]
+
+    def _renamed(self, name: str) -> str:
+        if self._block is None:
+            return name
+        disk, memory = self._block
+        return ".".join(disk if part == memory else part for part in name.split("."))
+
+    @staticmethod
+    def _error(name: str, tensor: Tensor, what: str, fix: str) -> CheckpointError:
+        return CheckpointError(
+            f"{name} {list(tensor.shape)} {tensor.dtype} {what}", where=name, fix=fix, tensors=[name]
+        )
