@@ -1,7 +1,7 @@
 """From a checkpoint's expert tensors to the model's: one tensor in, whatever is complete out.
 
 Memory: one fused tensor for every ``gate_up_proj`` or ``down_proj`` of which some experts have come and some
-not, and the tensor at hand. With ``into``, experts are copied into the model's own memory and nothing is held.
+not, and the tensor at hand. With ``into``, experts are copied into the model's own memory: nothing is held.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHOWN = 20
 
 @runtime_checkable
 class TensorConverter(Protocol):
-    """What a streaming loader or saver asks: ``can_handle`` and ``convert`` for each tensor, then ``finalize``.
+    """What a streaming loader or saver asks: ``can_handle`` and ``convert`` a tensor, then ``finalize``.
 
     Tensors come in any order. Those that ``can_handle`` answers False for are not the converter's business.
     """

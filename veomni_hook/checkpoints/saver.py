@@ -16,7 +16,7 @@ __all__ = ["ExpertSaver"]
 class ExpertSaver:
     """Converts the layout in memory to one layout on disk; made by the ``to_*`` factories.
 
-    Memory: single experts are views of the fused tensor where it is contiguous; a transposed tensor is a copy.
+    Memory: single experts are views of the fused tensor where that is contiguous; a transposed one is a copy.
 
     Args:
         sizes: sizes of the experts.

@@ -81,7 +81,8 @@ class ExpertSizes:
                 fix="load its expert tensors as they are: they are on disk what they are in memory",
             )
         counts = _counts(part)
-        if len({*counts.values()}) > 1:
+        count = next(iter(counts.values()))
+        if any(each != count for each in counts.values()):
             raise CheckpointError(
                 "the config gives more than one number of experts: "
                 + ", ".join(f"{key}={value}" for key, value in counts.items()),
@@ -91,7 +92,7 @@ class ExpertSizes:
         sizes = [_get(part, key) for key in _INTERMEDIATE_KEYS]
         intermediate = next((size for size in sizes if size is not None), None)
         # Checked by __post_init__, which refuses None and a list of sizes by layer.
-        return cls(next(iter(counts.values())), _get(part, "hidden_size"), intermediate)  # type: ignore[arg-type]
+        return cls(count, _get(part, "hidden_size"), intermediate)  # type: ignore[arg-type]
 
 
 def _inner_first(config: object) -> Iterator[object]:

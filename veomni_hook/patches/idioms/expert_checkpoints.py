@@ -3,7 +3,8 @@
 Not a kernel's code: calls of `veomni_hook.checkpoints.loaded`, which says what for, go into the model class
 that defines ``_load_pretrained_model`` and ``_finalize_model_loading``,
 
-* in front of the statement that calls ``convert_and_load_state_dict_in_model(model=…, state_dict=…)``;
+* in front of the statements that call ``convert_and_load_state_dict_in_model(model=…, state_dict=…)`` and
+  ``_load_state_dict_into_zero3_model(…)``;
 * in front of the ``return`` of the loading report, its last statement.
 
 Where a release is built differently the site is a miss, which ``veomni-hook explain`` shows, and nothing is
@@ -28,6 +29,7 @@ CANDIDATES = "nothing is counted: this is where checkpoints are loaded, not expe
 
 _LOAD, _FINISH = "_load_pretrained_model", "_finalize_model_loading"
 _CONVERT = "convert_and_load_state_dict_in_model"
+_ZERO3 = "_load_state_dict_into_zero3_model"
 _MODULE = "veomni_hook.checkpoints.loaded"
 _COMMENT = "experts that a checkpoint lacks are an error"
 
@@ -57,28 +59,26 @@ def _site(target: str, function: FunctionNode, splices: tuple[Splice, ...]) -> S
 
 
 def _before_loading(view: ModuleView, function: FunctionNode) -> tuple[Splice, ...]:
-    """Check the names of what is handed to the one call that loads."""
-    found: list[tuple[ast.Assign, str]] = []
+    """Check the names of what is handed to the calls that load; DeepSpeed's stage 3 has one of its own."""
+    splices: list[Splice] = []
+    seen: list[str] = []
     for node in walk_ast(function):
-        if isinstance(node, ast.Assign) and (arguments := _handed_over(node.value)) is not None:
-            found.append((node, arguments))
-    if len(found) != 1:
-        return ()
-    statement, arguments = found[0]
-    return before_statement(view, function, statement, _code("check_names", arguments), _COMMENT)
+        if isinstance(node, ast.Assign) and (call := _loading(node.value)) is not None:
+            loads, arguments = call
+            seen.append(loads)
+            splices += before_statement(view, function, node, _code("check_names", arguments), _COMMENT)
+    return tuple(splices) if seen.count(_CONVERT) == 1 and len({*seen}) == len(seen) else ()
 
 
-def _handed_over(value: ast.expr) -> str | None:
-    """What `check_names` is called with in front of this call, or None if it is another."""
-    if not isinstance(value, ast.Call) or ast.unparse(value.func) != _CONVERT:
+def _loading(value: ast.expr) -> tuple[str, str] | None:
+    """Which of the two loads here and what `check_names` is called with before it; None for other calls."""
+    if not isinstance(value, ast.Call) or (loads := ast.unparse(value.func)) not in (_CONVERT, _ZERO3):
         return None
     given = {each.arg: each.value for each in value.keywords}
+    given |= dict(zip(("model", "state_dict"), value.args, strict=False))
     named = [given.get(key) for key in ("state_dict", "model")]
-    return ", ".join(each.id for each in named if isinstance(each, ast.Name)) if _names(named) else None
-
-
-def _names(nodes: list[ast.expr | None]) -> bool:
-    return all(isinstance(each, ast.Name) for each in nodes)
+    names = [each.id for each in named if isinstance(each, ast.Name)]
+    return (loads, ", ".join(names)) if len(names) == len(named) else None
 
 
 def _after_loading(view: ModuleView, function: FunctionNode) -> tuple[Splice, ...]:
