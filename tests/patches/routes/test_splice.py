@@ -55,6 +55,16 @@ def test_before_body(text: str, wanted: str) -> None:
     assert "why" not in bare and ast.dump(ast.parse(bare)) == ast.dump(ast.parse(wanted))
 
 
+def test_after_body_at_its_end() -> None:
+    module = view("def f(x):\n    if x:\n        x = 1  # c\n\n\ny = 2\n")
+    wanted = "def f(x):\n    if x:\n        x = 1  # c\n    # [ROUTED] why\n    import a\n\n    a.go()\n\n\ny = 2\n"
+    made = splice.after_body(module, function(module), "import a\n\na.go()", "why")
+    assert spliced(module, *made) == wanted
+    short = view("def f(x): x = 1\n")
+    with pytest.raises(ValueError, match="line 1 does not begin with the statement"):
+        splice.after_body(short, function(short), "go()", "why")
+
+
 def test_before_statement_at_its_indentation() -> None:
     module = view("def f(x):\n    if x:\n        # c\n        y = 1\n    return x\n")
     statement = function(module).body[0].body[0]

@@ -12,39 +12,41 @@ that it cannot tell.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
+from veomni_hook.patches.readers.experts_switches import RESOLVED, is_request, setter_of
 from veomni_hook.patches.routes.site import Site, Splice, Status
-from veomni_hook.patches.routes.splice import before_body, marker
+from veomni_hook.patches.routes.splice import after_body, before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import FunctionNode
-from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "moe_experts"
 CANDIDATES = "nothing is counted: these are the switches of experts, not experts"
 
-_RESOLVED = "_experts_implementation_internal"
 _MODULE = "veomni_hook.kernels.moe_experts.provenance"
 _COMMENT = "a user's experts_implementation is told from transformers' default"
 
 
 def find(view: ModuleView) -> Iterator[Site]:
     """The config class and the model class of transformers' own modules; nothing elsewhere."""
-    if _RESOLVED not in view.document.source:
+    if RESOLVED not in view.document.source:
         return
     for owner in view.classes.values():
-        setter, saved = _setter(owner), view.methods(owner).get("_remove_keys_not_serialized")
+        setter, saved = setter_of(owner), view.methods(owner).get("_remove_keys_not_serialized")
         if setter is not None and saved is not None and len(saved.args.args) == 2:
             edits = _call_before(view, setter, "note_assignment", _parameters(setter))
             yield _site(f"{owner.name}.{setter.name}.setter", setter, edits)
             edits = _call_before(view, saved, "forget_choice", saved.args.args[1].arg)
             yield _site(f"{owner.name}.{saved.name}", saved, edits)
         request = view.methods(owner).get("set_experts_implementation")
-        if request is not None and _is_request(request):
-            yield _site(f"{owner.name}.{request.name}", request, _call_after(view, request))
+        if request is not None and is_request(request):
+            yield _site(
+                f"{owner.name}.{request.name}",
+                request,
+                after_body(view, request, _code("note_request", _parameters(request)), _COMMENT),
+            )
 
 
 def _site(target: str, function: FunctionNode, splices: tuple[Splice, ...]) -> Site:
@@ -59,34 +61,6 @@ def _site(target: str, function: FunctionNode, splices: tuple[Splice, ...]) -> S
     )
 
 
-def _setter(owner: ast.ClassDef) -> FunctionNode | None:
-    """The setter of the property ``_experts_implementation``, if it stores what it gets and hands it on."""
-    for node in owner.body:
-        if (
-            isinstance(node, ast.FunctionDef)
-            and [ast.unparse(decorator) for decorator in node.decorator_list] == [f"{node.name}.setter"]
-            and node.name == _RESOLVED.removesuffix("_internal")
-            and len(node.args.args) == 2
-            and _assigns(node)
-            and any(isinstance(each, ast.Attribute) and each.attr == "sub_configs" for each in walk_ast(node))
-        ):
-            return node
-    return None
-
-
-def _is_request(function: FunctionNode) -> bool:
-    """Whether the method stores what it is given, and always reaches its end."""
-    returns = any(isinstance(node, ast.Return) for node in walk_ast(function))
-    return len(function.args.args) == 2 and _assigns(function) and not returns
-
-
-def _assigns(function: FunctionNode) -> bool:
-    return any(
-        isinstance(node, ast.Attribute) and node.attr == _RESOLVED and isinstance(node.ctx, ast.Store)
-        for node in walk_ast(function)
-    )
-
-
 def _parameters(function: FunctionNode) -> str:
     return ", ".join(argument.arg for argument in function.args.args)
 
@@ -98,13 +72,3 @@ def _code(name: str, arguments: str) -> str:
 
 def _call_before(view: ModuleView, function: FunctionNode, name: str, arguments: str) -> tuple[Splice, ...]:
     return before_body(view, function, _code(name, arguments), _COMMENT)
-
-
-def _call_after(view: ModuleView, function: FunctionNode) -> tuple[Splice, ...]:
-    """At the end of the method, which it reaches only if the request was valid."""
-    document = view.document
-    indent = document.indent(function.body[-1])
-    at = document.next_line(document.end(function.body[-1]))
-    lines = _code("note_request", _parameters(function)).splitlines()
-    text = "".join(f"{indent}{line}\n" if line else "\n" for line in lines)
-    return Splice(at, at, f"{indent}{marker(_COMMENT)}\n", marker=True), Splice(at, at, text)

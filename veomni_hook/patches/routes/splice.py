@@ -15,7 +15,7 @@ from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.placement import Place, at_start, before
 from veomni_hook.patches.text.reindent import reindent
 
-__all__ = ["before_body", "before_statement", "decorate", "free_name", "in_place", "marker"]
+__all__ = ["after_body", "before_body", "before_statement", "decorate", "free_name", "in_place", "marker"]
 
 # What binds as tightly as the place of any expression can ask for.
 _ATOMS = (ast.Attribute, ast.Call, ast.Constant, ast.Dict, ast.List, ast.Name, ast.Set, ast.Subscript)
@@ -27,6 +27,21 @@ def before_body(view: ModuleView, function: FunctionNode, code: str, comment: st
     A body in the line of its ``def`` gets lines of its own.
     """
     return _inserted(at_start(view.document, function), code, comment)
+
+
+def after_body(view: ModuleView, function: FunctionNode, code: str, comment: str) -> tuple[Splice, ...]:
+    """Put statements at the end of a function's body; they run only where control reaches it.
+
+    Raises:
+        ValueError: the last statement does not begin a line of its own.
+    """
+    document, last = view.document, function.body[-1]
+    if not document.begins_line(last):
+        raise ValueError(f"line {last.lineno} does not begin with the statement")
+    indent = document.indent(last)
+    at = document.next_line(document.end(last))
+    text = "".join(f"{indent}{line}\n" if line else "\n" for line in code.splitlines())
+    return Splice(at, at, f"{indent}{marker(comment)}\n", marker=True), Splice(at, at, text)
 
 
 def before_statement(
