@@ -1,0 +1,44 @@
+"""The example of docs/checkpoints.md runs, and what the page names exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from veomni_hook import checkpoints
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs(capsys) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    scope: dict[str, object] = {}
+    exec(example, scope)
+    assert len(scope["stored"]) > 12
+
+
+def test_every_public_name_is_in_the_page_and_resolves() -> None:
+    assert set(dir(checkpoints)) >= set(checkpoints.__all__)
+    for name in checkpoints.__all__:
+        assert getattr(checkpoints, name) is not None
+        assert name in PAGE or name == "TensorConverter"
+    with pytest.raises(AttributeError, match="no attribute 'from_nothing'"):
+        checkpoints.from_nothing  # noqa: B018
+
+
+def test_importing_the_room_loads_no_torch() -> None:
+    code = "import sys; sys.path.insert(0, '.'); import veomni_hook.checkpoints{}; print({{'torch', 'transformers'}} & {{*sys.modules}})"
+    for more, loaded in (("", "set()"), (".converter", "{'torch'}")):
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", code.format(more)],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+        )
+        assert done.stdout.strip() == loaded

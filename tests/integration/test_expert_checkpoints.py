@@ -1,0 +1,72 @@
+"""Whole checkpoints load exactly in patched transformers, and experts that are missing are an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("facts_of_expert_checkpoints.py")
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
+    environment |= {
+        "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    running = {
+        mode: subprocess.Popen(
+            [sys.executable, str(SCRIPT), mode], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for mode in ("patched", "plain")
+    }
+    outputs = {mode: process.communicate(timeout=400)[0] for mode, process in running.items()}
+    assert {mode: process.returncode for mode, process in running.items()} == {"patched": 0, "plain": 0}
+    return {mode: json.loads(output.splitlines()[-1]) for mode, output in outputs.items()}
+
+
+def test_whole_checkpoints_load_and_are_saved_bit_by_bit(facts: dict[str, Any]) -> None:
+    families = facts["patched"]["families"]
+    assert len(families) == 8
+    assert {name: found for name, found in families.items() if found != ["exact", "exact"]} == {}
+
+
+def test_damaged_checkpoints_are_errors_that_name_the_tensors(facts: dict[str, Any]) -> None:
+    module = "model.layers.1.mlp.experts"
+    fused = ["CheckpointError", f"{module}.down_proj", f"{module}.gate_up_proj"]
+    expert = ["CheckpointError", *(f"{module}.1.{role}_proj" for role in ("down", "gate", "up"))]
+    damaged = {name: [found[0], *sorted(found[1:])] for name, found in facts["patched"]["damaged"].items()}
+    assert damaged == {
+        "a layer": fused,
+        "an expert": expert,
+        # A wrong shape is transformers' own error, unless it was told to ignore it.
+        "the last expert": ["RuntimeError"],
+        "the last expert, mismatches ignored": fused,
+        "a projection": ["CheckpointError", f"{module}.1.up_proj"],
+        "shifted": expert,
+        "one too many": ["RuntimeError"],
+        "a fused tensor": ["CheckpointError", "model.language_model.layers.1.mlp.experts.down_proj"],
+        "experts in a dense layer": [each.replace("layers.1", "layers.0") for each in fused],
+    }
+
+
+def test_what_is_no_damage_loads(facts: dict[str, Any]) -> None:
+    other = dict(facts["patched"]["other"])
+    gone = other.pop("the base model, a layer gone")
+    assert gone[0] == "CheckpointError" and len(gone) == 3
+    assert set(other.values()) == {"loaded"}
+
+
+def test_the_damage_is_real(facts: dict[str, Any]) -> None:
+    """Alone, transformers loads some of them with a warning at most (all releases from 5.2 to 5.23)."""
+    assert facts["plain"]["families"] == facts["patched"]["families"]
+    assert "other weights" in facts["plain"]["damaged"].values()
