@@ -80,8 +80,8 @@ class ExpertSaver:
         if self._layout is Layout.PER_EXPERT:
             return self._single(parts, tensor)
         if self._layout is Layout.TRANSPOSED:
-            tensor = tensor.transpose(1, 2).contiguous()
-        return [(self._renamed(name), tensor)]
+            tensor = tensor.transpose(1, 2)
+        return [(self._renamed(name), tensor.contiguous())]
 
     def finalize(self) -> None:
         """Raise if a module gave one of its two parameters only.
