@@ -23,7 +23,6 @@ __all__ = ["allow_incomplete_experts", "check_loaded", "check_names"]
 
 _ALLOWED: ContextVar[bool] = ContextVar("veomni_incomplete_experts", default=False)
 _SHOWN = 20
-_SINGLE = re.compile(r"(?P<module>(?:.*\.)?experts)\.(?P<expert>[0-9]+)\.(?P<projection>[^.]+)(?:\..*)?")
 _FIX = (
     "complete the checkpoint, or wrap the call in veomni_hook.checkpoints.allow_incomplete_experts() "
     "if experts are meant to be initialised anew"
@@ -54,10 +53,11 @@ def check_names(names: Iterable[str], model: Any = None) -> None:
     ignored = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     found: dict[str, dict[str, set[int]]] = {}
     for name in names:
-        match = _SINGLE.fullmatch(name)
-        if match is not None and not any(each.search(name) for each in ignored):
-            module = found.setdefault(match["module"], {})
-            module.setdefault(match["projection"], set()).add(int(match["expert"]))
+        module, _, rest = f".{name}".partition(".experts.")
+        expert, _, projection = rest.partition(".")
+        if expert.isdecimal() and projection and not any(each.search(name) for each in ignored):
+            of_module = found.setdefault(f"{module}.experts"[1:], {})
+            of_module.setdefault(projection.partition(".")[0], set()).add(int(expert))
     missing = [
         f"{module}.{expert}.{projection}"
         for module, projections in found.items()
