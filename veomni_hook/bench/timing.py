@@ -17,8 +17,8 @@ __all__ = ["by_turns", "host_time", "peak_bytes", "wall_time"]
 
 Call = Callable[[], object]
 
-# Each keeps an H200 busy for 0.3 ms. With two, a slow host was not ahead of kernels of 0.7 ms: its own time
-# was added to some, up to a fifth of theirs.
+# How often 1 GiB is written, in a quarter of a millisecond at the bandwidth of an H200. With two, a slow host
+# was not ahead of backward passes of about a millisecond: its own time was added, up to a fifth of theirs.
 _AHEAD = 8
 
 

@@ -66,6 +66,7 @@ def _add(total: torch.Tensor, grad_logits: torch.Tensor, x: torch.Tensor, beta: 
         else:
             # Not a beta of 0: a compiler may multiply by it what was never written.
             torch.mm(grad_logits.t(), x, out=total)
+    # The result is written over an operand, which no compiler has been seen to trace.
     elif ADDS_IN_FLOAT32 and not torch.compiler.is_compiling():
         torch.addmm(total, grad_logits.t(), x, beta=beta, out_dtype=total.dtype, out=total)
     else:
