@@ -7,8 +7,8 @@ Shapes: residual, hidden_states, sum [..., hidden], one dtype; weight [hidden].
 Saved: the sum, weight, the scale of each row in float32. Mutates: nothing.
 Bits of a row are the same from run to run and in any batch.
 
-Measured on one H200, share of a copy's bandwidth, bfloat16: 97 % forward; backward 92 to 100 % up to 8192
-columns. In one block, 12288 columns reached 59 % backward; in two (`tiles.split`) they were not measured.
+Measured on one H200, share of a copy's bandwidth, bfloat16: 96 to 98 % forward; backward 93 to 99 % up to
+12288 columns (`tiles.split`: in one block 12288 reached 59 %), 56 % at 16384.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from veomni_hook.kernels.launch import Launch
 from veomni_hook.kernels.operands import not_plain
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import triton as norms
+from veomni_hook.kernels.rms_norm.device import backward
 from veomni_hook.kernels.rms_norm.tiles import (
     LARGE,
     LAUNCHES,
@@ -104,7 +105,7 @@ def _backward_launch(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
     columns: int,
-    where: tuple[Rows, Rows],
+    where: tuple[Rows, Rows, Rows],
     variant: str,
     *,
     to_weight: bool,
@@ -118,8 +119,8 @@ def _backward_launch(
     x, weight, dy = dtypes
     stages = stages_of(rows * (head + tail), rows * columns, 2 * x.itemsize + dy.itemsize, memory)
     middle, _ = _dtypes(variant, x, weight)
-    constants = columns, head, tail, rows, _FACTORS[variant], TL[middle], to_weight, stages
-    return Launch(kernels.backward, 7, *constants, num_warps=_warps(rows * block)), rows, processors
+    constants = columns, head, tail, rows, _FACTORS[variant], TL[middle], True, to_weight, stages
+    return Launch(backward, 7, *constants, num_warps=_warps(rows * block)), rows, processors
 
 
 def _forward_op(
@@ -153,21 +154,22 @@ def _backward_op(
     variant: str,
     to_weight: bool,  # noqa: FBT001 - the op's schema
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    total = total.contiguous()
-    dy, where = readable(dy)
-    dtotal, whence = readable(dtotal)
+    total, where = readable(total)
+    dy, incoming = readable(dy)
+    dtotal, beside = readable(dtotal)
     device, shape, dtype = total.device, total.shape, total.dtype
     columns, rows = shape[-1], scale.numel()
     dx = torch.empty(shape, dtype=dtype, device=device)
     if not columns or not rows:
         return dx, torch.zeros(columns if to_weight else 0, dtype=weight.dtype, device=device)
     launch, size, programs = _backward_launch(
-        device, (dtype, weight.dtype, dy.dtype), columns, (where, whence), variant,
+        device, (dtype, weight.dtype, dy.dtype), columns, (where, incoming, beside), variant,
         to_weight=to_weight, large=rows >= LARGE,
     )  # fmt: skip
     programs = min(programs, -(-rows // size))
     partial = torch.empty((programs, columns), dtype=torch.float32, device=device) if to_weight else scale
-    launch((programs, 1, 1), total, weight, scale, dy, dtotal, dx, partial, rows, *where, *whence)
+    strides = *where, *incoming, *beside
+    launch((programs, 1, 1), total, weight, scale, dy, dtotal, dx, partial, rows, *strides)
     if to_weight:
         return dx, summed(partial, weight.dtype)
     return dx, torch.empty(0, dtype=weight.dtype, device=device)

@@ -47,14 +47,17 @@ def forward(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def backward(
-    x, weight, scale, dy, dx, partial, rows, n1, n2, s0, s1, s2, m1, m2, t0, t1, t2,
+def backward(  # noqa: PLR0912, PLR0915 - Triton has no list that could hold the blocks of a row
+    x, weight, scale, dy, direct, dx, partial, rows,
+    n1, n2, s0, s1, s2, m1, m2, t0, t1, t2, o1, o2, u0, u1, u2,
     COLUMNS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr,
-    FACTOR: tl.constexpr, MIDDLE: tl.constexpr, TO_WEIGHT: tl.constexpr, STAGES: tl.constexpr,
+    FACTOR: tl.constexpr, MIDDLE: tl.constexpr, ADDED: tl.constexpr, TO_WEIGHT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of blocks of ``ROWS`` rows, every so many of them: dx, and one row of ``partial``.
 
-    A row stands in ``HEAD`` columns and, unless that is 0, ``TAIL`` further ones, powers of two.
+    Strides are those of x, of dy and of ``direct``, a gradient of x from elsewhere, added to dx where
+    ``ADDED``. A row stands in ``HEAD`` columns and, unless that is 0, ``TAIL`` further ones, powers of two.
     """
     column = tl.arange(0, HEAD)
     inside = column < COLUMNS
@@ -74,10 +77,15 @@ def backward(
         target = dx + row[:, None] * COLUMNS
         x32 = tl.load(x + begin + column[None, :], mask=kept, other=0.0).to(tl.float32)
         dy32 = tl.load(dy + incoming + column[None, :], mask=kept, other=0.0).to(tl.float32)
+        if ADDED:
+            beside = direct + _begin(row, o1, o2, u0, u1, u2)[:, None]
+            held = tl.load(beside + column[None, :], mask=kept, other=0.0)
         if TAIL:
             left = there & within[None, :]
             x_of_tail = tl.load(x + begin + further[None, :], mask=left, other=0.0).to(tl.float32)
             dy_of_tail = tl.load(dy + incoming + further[None, :], mask=left, other=0.0).to(tl.float32)
+            if ADDED:
+                held_of_tail = tl.load(beside + further[None, :], mask=left, other=0.0)
         s = tl.load(scale + row, mask=row < rows, other=0.0)
         xhat = x32 * s[:, None]
         g = dy32 * factor[None, :]
@@ -88,9 +96,13 @@ def backward(
             product += tl.sum(g_of_tail * xhat_of_tail, axis=1)
         mean = product / COLUMNS
         result = s[:, None] * (g - xhat * mean[:, None])
+        if ADDED:
+            result += held.to(tl.float32)
         tl.store(target + column[None, :], result.to(dx.dtype.element_ty), mask=kept)
         if TAIL:
             result_of_tail = s[:, None] * (g_of_tail - xhat_of_tail * mean[:, None])
+            if ADDED:
+                result_of_tail += held_of_tail.to(tl.float32)
             tl.store(target + further[None, :], result_of_tail.to(dx.dtype.element_ty), mask=left)
         if TO_WEIGHT:
             total += dy32 * xhat.to(MIDDLE).to(tl.float32)

@@ -110,8 +110,8 @@ def _backward_launch(
     x, dy, _ = dtypes
     stages = stages_of(rows * (head + tail), rows * columns, x.itemsize + dy.itemsize, memory)
     factor, middle = form
-    constants = columns, head, tail, rows, factor, TL[middle], to_weight, stages
-    return Launch(kernels.backward, 6, *constants, num_warps=_warps(rows * block)), rows, processors
+    constants = columns, head, tail, rows, factor, TL[middle], False, to_weight, stages
+    return Launch(kernels.backward, 7, *constants, num_warps=_warps(rows * block)), rows, processors
 
 
 def _forward_op(
@@ -160,13 +160,12 @@ def _backward_op(
         to_weight=to_weight, large=rows >= LARGE,
     )  # fmt: skip
     programs = min(programs, -(-rows // size))
-    if not to_weight:
-        # The kernel gets an address that it leaves alone.
-        launch((programs, 1, 1), x, given, scale, dy, dx, scale, rows, *where, *whence)
-        return dx, torch.empty(0, dtype=given.dtype, device=device)
-    partial = torch.empty((programs, columns), dtype=torch.float32, device=device)
-    launch((programs, 1, 1), x, given, scale, dy, dx, partial, rows, *where, *whence)
-    return dx, summed(partial, given.dtype)
+    # Scale for partial and dy for a gradient to add: addresses that the kernel then leaves alone.
+    partial = torch.empty((programs, columns), dtype=torch.float32, device=device) if to_weight else scale
+    launch((programs, 1, 1), x, given, scale, dy, dy, dx, partial, rows, *where, *whence, *whence)
+    if to_weight:
+        return dx, summed(partial, given.dtype)
+    return dx, torch.empty(0, dtype=given.dtype, device=device)
 
 
 def _forward_fake(
