@@ -21,6 +21,7 @@ OPS = (
     "rotary",
     "qk_norm_rotary",
     "gated_mlp",
+    "moe_experts",
     "linear_cross_entropy",
     "load_balancing_loss",
 )

@@ -7,7 +7,9 @@ transformers' ``experts_implementation`` wins over ``auto``.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Variant
+from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
+
+_HERE = "veomni_hook.kernels.moe_experts"
 
 _FORMULAS = {
     "gated": "sum_k w_k * (act(x Wg^T) * (x Wu^T)) Wd^T, gate_up [E, 2I, H]",
@@ -30,11 +32,39 @@ _FORMULAS = {
 
 OP = Op(
     "moe_experts",
-    variants={
-        name: Variant(formula, f"veomni_hook.kernels.moe_experts.reference:{name}")
-        for name, formula in _FORMULAS.items()
-    },
-    yields="veomni_hook.kernels.moe_experts.provenance:users_choice",
+    variants={name: Variant(formula, f"{_HERE}.reference:{name}") for name, formula in _FORMULAS.items()},
+    yields=f"{_HERE}.provenance:users_choice",
 )
 
-KERNELS: tuple[Kernel, ...] = ()
+# Those that are computed with stacked weights of experts that ids choose.
+_STACKED = (
+    "gated",
+    "gated_clamped",
+    "gated_clamped_after",
+    "gated_float32_product",
+    "gated_transposed",
+    "gated_or_identity",
+    "alpha_gated",
+    "biased_interleaved_alpha_gated",
+    "biased_alpha_gated_float32",
+    "ungated",
+)
+# torch._grouped_mm has bfloat16 alone.
+_CPU_ALONE = ("biased_alpha_gated_float32",)
+
+KERNELS = (
+    *(
+        Kernel(
+            op="moe_experts",
+            variant=variant,
+            backend="torch",
+            load=f"{_HERE}.torch:{variant}",
+            refuses=f"{_HERE}.torch:refuses{'_or_identity' if variant == 'gated_or_identity' else ''}",
+            loses=f"{_HERE}.torch:loses",
+            requires=Requirement(devices=("cpu",) if variant in _CPU_ALONE else ("cpu", "cuda")),
+            description="pairs sorted by expert, one product for all rows of each; one activation is kept",
+            traceable=True,
+        )
+        for variant in _STACKED
+    ),
+)

@@ -1,0 +1,114 @@
+"""Gradients of experts with stacked weights: the one place that knows autograd, whatever backend computes.
+
+Saved: the operands, and what the backend's forward gives to keep (`torch` keeps the first product
+``[tokens * k, width]``; activations, rows of tokens and results of experts are computed again or not needed).
+Second derivatives come from the reference. Mutates: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from veomni_hook.kernels.activations import FUNCTIONS
+from veomni_hook.kernels.moe_experts import reference
+from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Operands, form_of, taken_apart
+from veomni_hook.kernels.operands import wants_grad
+
+__all__ = ["Backend", "Gradients", "Needed", "experts"]
+
+
+class Needed(NamedTuple):
+    """Which gradients to compute."""
+
+    hidden_states: bool
+    top_k_weights: bool
+    up: bool
+    up_bias: bool
+    down: bool
+    down_bias: bool
+
+
+class Gradients(NamedTuple):
+    """Gradients of the operands that can have one; of those that are not needed, anything."""
+
+    hidden_states: Tensor | None
+    top_k_weights: Tensor | None
+    up: Tensor | None
+    up_bias: Tensor | None
+    down: Tensor | None
+    down_bias: Tensor | None
+
+
+class Backend(NamedTuple):
+    """Two functions, called with autocast off.
+
+    Attributes:
+        forward: ``(operands, form, *, keep) -> (result, kept)``: the result ``[tokens, hidden]`` in the dtype
+            of the hidden states; ``kept`` is a tuple of tensors for backward, which may be empty unless
+            ``keep``.
+        backward: ``(grad, operands, kept, form, needed) -> Gradients``, of the operands' shapes, in any
+            dtype.
+    """
+
+    forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
+    backward: Callable[..., Gradients]
+
+
+class _Experts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, backend: Backend, form: Form, *tensors: Any) -> Tensor:
+        ctx.backend, ctx.form = backend, form
+        operands = Operands(*tensors)
+        with torch.autocast(operands.hidden_states.device.type, enabled=False):
+            result, kept = backend.forward(operands, form, keep=True)
+        ctx.save_for_backward(*tensors, *kept)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(Operands._fields)
+        operands, kept = Operands(*ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
+        wanted = ctx.needs_input_grad[2:]
+        inputs = (operands.hidden_states, *operands[2:])
+        needed = Needed(wanted[0], *wanted[2:])
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            found = _differentiable(ctx.form, operands, needed, grad)
+        else:
+            with torch.autocast(grad.device.type, enabled=False):
+                found = ctx.backend.backward(grad, operands, kept, ctx.form, needed)
+        first, *others = (
+            gradient.to(of.dtype) if want and gradient is not None and of is not None else None
+            for gradient, of, want in zip(found, inputs, needed, strict=True)
+        )
+        return None, None, first, None, *others
+
+
+def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
+    """Compute ``variant`` of its reference's operands; ``forms.refuses`` has let them through."""
+    tensors, rest = taken_apart(operands)
+    form = form_of(variant, tensors, rest)
+    if wants_grad(*(each for each in tensors if each is not None)):
+        return _Experts.apply(backend, form, *tensors)  # type: ignore[no-untyped-call,no-any-return]
+    with torch.autocast(tensors.hidden_states.device.type, enabled=False):
+        return backend.forward(tensors, form, keep=False)[0]
+
+
+def _differentiable(form: Form, operands: Operands, needed: Needed, grad: Tensor) -> Gradients:
+    """Return gradients that can be differentiated again."""
+    rest: tuple[Any, ...] = (FUNCTIONS[form.activation], form.limit)
+    if LAYOUTS[form.variant].gate == "scaled_sigmoid":
+        rest = (form.alpha, form.limit)
+    elif not LAYOUTS[form.variant].gate.startswith("clamped"):
+        rest = rest[:1]
+    x, index, weights, *stacked = operands
+    cast = [each.to(form.dtype) for each in stacked if each is not None]
+    with torch.autocast(x.device.type, enabled=False):
+        result = getattr(reference, form.variant)(x.to(form.dtype), index, weights, *cast, *rest)
+        inputs = (x, *operands[2:])
+        leaves = [each for each, want in zip(inputs, needed, strict=True) if want and each is not None]
+        found = iter(torch.autograd.grad(result.to(x.dtype), leaves, grad, create_graph=True))
+    return Gradients(*(next(found) if want else None for want in needed))

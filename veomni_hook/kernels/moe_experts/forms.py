@@ -1,0 +1,185 @@
+"""What the variants of experts with stacked weights differ in, and what a call of one is made of.
+
+Every one of them computes ``sum_k w_k * (gate(x U + u) D + d)``: two products with the weights of the pair's
+expert, and between them the gate of `torch_gating`. Biases are there or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from veomni_hook.kernels.activations import name_of, unknown
+from veomni_hook.kernels.operands import not_plain, untraceable
+
+__all__ = [
+    "LAYOUTS",
+    "Form",
+    "Layout",
+    "Operands",
+    "compute_dtype",
+    "form_of",
+    "kept_dtype",
+    "kept_shape",
+    "refuses",
+    "taken_apart",
+]
+
+
+class Layout(NamedTuple):
+    """A variant.
+
+    Attributes:
+        gate: what `torch_gating` knows the middle by.
+        transposed: weights are ``[E, in, out]``, not ``[E, out, in]``.
+        interleaved: gate and up are the even and the odd columns of the first product, not its halves.
+        in_float32: operands are cast to float32 first.
+    """
+
+    gate: str
+    transposed: bool = False
+    interleaved: bool = False
+    in_float32: bool = False
+
+
+#: By the names of the functions in `reference`.
+LAYOUTS = {
+    "gated": Layout("product"),
+    "gated_clamped": Layout("clamped"),
+    "gated_clamped_after": Layout("clamped_after"),
+    "gated_float32_product": Layout("product_float32"),
+    "gated_transposed": Layout("product", transposed=True),
+    "alpha_gated": Layout("scaled_sigmoid"),
+    "biased_interleaved_alpha_gated": Layout("scaled_sigmoid", transposed=True, interleaved=True),
+    "biased_alpha_gated_float32": Layout("scaled_sigmoid", transposed=True, in_float32=True),
+    "ungated": Layout("activation"),
+}
+
+
+class Form(NamedTuple):
+    """What of a call is no tensor.
+
+    ``activation`` is a name in `activations.FUNCTIONS`, ``limit`` and ``alpha`` are 0 where the variant has
+    none, ``dtype`` is what the products are computed in.
+    """
+
+    variant: str
+    activation: str
+    limit: float
+    alpha: float
+    dtype: torch.dtype
+
+
+class Operands(NamedTuple):
+    """The tensors of a call.
+
+    Attributes:
+        hidden_states: ``[tokens, hidden]``.
+        top_k_index: ``[tokens, k]``; an id that no expert has adds nothing.
+        top_k_weights: ``[tokens, k]``, of any floating-point dtype.
+        up: stacked weights of the first product, ``[E, width, hidden]``, or ``[E, hidden, width]`` where the
+            layout is transposed; ``width`` counts gate and up.
+        up_bias: ``[E, width]``.
+        down: stacked weights of the second product, ``[E, hidden, inner]`` or ``[E, inner, hidden]``.
+        down_bias: ``[E, hidden]``.
+    """
+
+    hidden_states: Tensor
+    top_k_index: Tensor
+    top_k_weights: Tensor
+    up: Tensor
+    up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+def taken_apart(operands: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
+    """Return the tensors among the operands of a variant's reference, and the other operands."""
+    if len(operands) > 7 and isinstance(operands[5], Tensor):
+        return Operands(*operands[:7]), operands[7:]
+    hidden_states, index, weights, up, down = operands[:5]
+    return Operands(hidden_states, index, weights, up, None, down, None), operands[5:]
+
+
+def form_of(variant: str, operands: Operands, rest: Sequence[Any]) -> Form:
+    """Return the form of a call; ``rest`` are the other operands of the variant's reference."""
+    alpha = 0.0
+    if LAYOUTS[variant].gate == "scaled_sigmoid":
+        activation, alpha, limit = "sigmoid", *rest
+    else:
+        name = name_of(rest[0])
+        assert name is not None, unknown(rest[0])  # noqa: S101 - `refuses` was asked
+        activation, limit = name, rest[1] if len(rest) > 1 else 0.0
+    return Form(variant, activation, float(limit), float(alpha), compute_dtype(variant, operands))
+
+
+def compute_dtype(variant: str, operands: Operands) -> torch.dtype:
+    """Return what products are computed in: autocast's dtype, float32 or that of the hidden states."""
+    x = operands.hidden_states
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return torch.float32 if LAYOUTS[variant].in_float32 else x.dtype
+
+
+def kept_shape(operands: Operands, form: Form, *, keep: bool) -> tuple[int, int]:
+    """The shape of the first product of all pairs; empty unless ``keep``."""
+    width = operands.up.shape[2 if LAYOUTS[form.variant].transposed else 1]
+    return operands.top_k_index.numel() if keep else 0, width
+
+
+def kept_dtype(operands: Operands, form: Form) -> torch.dtype:
+    """The dtype of the first product with its bias, as upstream's operators promote it."""
+    if LAYOUTS[form.variant].in_float32:
+        return torch.float32
+    bias = operands.up_bias
+    return form.dtype if bias is None else torch.promote_types(form.dtype, bias.dtype)
+
+
+def refuses(owner: Any, *operands: Any) -> str | None:
+    """Return why the upstream code of the experts ``owner`` must run, or None."""
+    tensors, rest = taken_apart(operands)
+    return unsuited(tensors) or unknown_rest(rest) or untraceable()
+
+
+def unsuited(operands: Operands) -> str | None:
+    """Return why these tensors cannot be computed with, or None."""
+    reason = not_plain(*(each for each in operands if each is not None))
+    if reason is not None:
+        return reason
+    x, index, weights, up, up_bias, down, _ = operands
+    if x.ndim != 2 or index.ndim != 2 or index.shape != weights.shape or index.shape[0] != x.shape[0]:
+        return f"hidden states {[*x.shape]} with ids {[*index.shape]} and weights {[*weights.shape]}"
+    if index.dtype not in (torch.int64, torch.int32):
+        return f"ids of experts are {index.dtype}"
+    for each in (x, weights, *(() if up_bias is None else (up_bias,))):
+        if not each.is_floating_point():
+            return f"an operand is {each.dtype}"
+    return _unsuited_weights(x, up, down)
+
+
+def _unsuited_weights(x: Tensor, up: Tensor, down: Tensor) -> str | None:
+    if up.ndim != 3 or down.ndim != 3 or up.shape[0] != down.shape[0]:
+        return f"weights {[*up.shape]} and {[*down.shape]}"
+    for weight in (up, down):
+        cast = weight.is_floating_point() and torch.is_autocast_enabled(x.device.type)
+        if weight.dtype is not x.dtype and not cast:
+            return f"weights are {weight.dtype}, hidden states {x.dtype}"
+        if weight.device != x.device:
+            return f"weights are on {weight.device}, hidden states on {x.device}"
+    return None
+
+
+def unknown_rest(rest: Sequence[Any]) -> str | None:
+    """Return why activation, limit and alpha are none that the gates know, or None."""
+    for each in rest:
+        if type(each) in (int, float):
+            continue
+        if not callable(each):
+            return f"{each!r} is no number"
+        if name_of(each) is None:
+            return unknown(each)
+    return None

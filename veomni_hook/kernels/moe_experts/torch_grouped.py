@@ -1,0 +1,127 @@
+"""All experts in one product, for a GPU: ``torch._grouped_mm`` over pairs sorted by expert.
+
+`torch` has the formulas. Nothing waits for the device. Rows of pairs that no expert has stand at the ends of
+the sorted order: products leave them as they find them, and they are masked before anything is added up. Sums
+over k are taken place by place of a token, so there are no atomics. Negative ids are not looked for.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from veomni_hook.kernels.moe_experts import torch_gating
+from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed
+from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Operands, compute_dtype, kept_dtype
+from veomni_hook.kernels.moe_experts.torch_routing import Pairs, sorted_pairs
+
+__all__ = ["backward", "forward", "unable"]
+
+# What torch._grouped_mm wants addresses and rows to be multiples of.
+ALIGNED_BYTES = 16
+
+
+def unable(operands: Operands) -> str | None:
+    """Return why this cannot be computed on the device of the operands, or None."""
+    x, _, _, up, _, down, _ = operands
+    if x.device.type == "cpu":
+        return None
+    if not hasattr(torch, "_grouped_mm"):
+        return "this torch has no grouped products"
+    dtype = compute_dtype("gated", operands)
+    if dtype is not torch.bfloat16:
+        return f"grouped products are in bfloat16, not {dtype}"
+    if any(size * dtype.itemsize % ALIGNED_BYTES for size in (*up.shape[1:], *down.shape[1:])):
+        return f"rows of weights {[*up.shape]}, {[*down.shape]} are not multiples of {ALIGNED_BYTES} bytes"
+    return None
+
+
+def forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
+    """Return the result and, if ``keep``, the first product of all pairs, sorted by expert."""
+    x, index, weights, up, up_bias, down, down_bias = operands
+    rows = _Rows(sorted_pairs(index, up.shape[0]))
+    z = rows.product(x.index_select(0, rows.token).to(form.dtype), _matrices(up, form))
+    z = rows.biased(z, up_bias, kept_dtype(operands, form))
+    y = rows.product(torch_gating.forward(z, form).to(form.dtype), _matrices(down, form))
+    y = rows.biased(y, down_bias, kept_dtype(operands, form))
+    result = rows.of_tokens(y, index.shape, weights)
+    return result.to(x.dtype), z if keep else z.new_empty(0, z.shape[1])
+
+
+def backward(grad: Tensor, operands: Operands, kept: Tensor, form: Form, needed: Needed) -> Gradients:
+    """Return the gradients that are ``needed``."""
+    x, index, weights, up, _, down, down_bias = operands
+    rows = _Rows(sorted_pairs(index, up.shape[0]))
+    share = weights.reshape(-1, 1).index_select(0, rows.pairs.order)
+    g = grad.index_select(0, rows.token).to(form.dtype)
+    dy = rows.product(g, _matrices(down, form).transpose(1, 2))
+    y, dz = torch_gating.backward(kept, (dy * share).to(kept.dtype), form)
+    to_weights = to_x = None
+    if needed.top_k_weights:
+        dw = (dy.float() * y).sum(-1, keepdim=True)
+        if down_bias is not None:
+            dw = dw + (g.float() * down_bias.index_select(0, rows.expert)).sum(-1, keepdim=True)
+        to_weights = rows.in_place(dw).view(weights.shape)
+    scaled, dz = (g * share).to(form.dtype), dz.to(form.dtype)
+    if needed.hidden_states:
+        dx = rows.product(dz, _matrices(up, form).transpose(1, 2))
+        to_x = rows.of_tokens(dx, index.shape, None)
+    return Gradients(
+        to_x,
+        to_weights,
+        rows.gradient(x.index_select(0, rows.token).to(form.dtype), dz, form) if needed.up else None,
+        rows.sums(dz) if needed.up_bias else None,
+        rows.gradient(y.to(form.dtype), scaled, form) if needed.down else None,
+        rows.sums(scaled) if needed.down_bias else None,
+    )
+
+
+def _matrices(weights: Tensor, form: Form) -> Tensor:
+    """The weights of all experts, ``[E, in, out]``."""
+    weights = weights.to(form.dtype)
+    return weights if LAYOUTS[form.variant].transposed else weights.transpose(1, 2)
+
+
+class _Rows:
+    """Rows of pairs sorted by expert, and what is done to all of them at once."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs = pairs
+        self.token = pairs.order // pairs.top_k
+        self._ends = pairs.starts[1:].to(torch.int32)
+        number = torch.arange(len(pairs.order), device=pairs.order.device)
+        self._held = (number < pairs.starts[-1])[:, None]
+        experts = len(pairs.starts) - 1
+        self.expert = torch.searchsorted(pairs.starts[1:], number, right=True).clamp(max=experts - 1)
+        # Where each place's row stands.
+        self._inverse = torch.empty_like(number).scatter_(0, pairs.order, number)
+
+    def product(self, x: Tensor, matrices: Tensor) -> Tensor:
+        """Every row times its expert's matrix; 0 for rows that no expert has."""
+        found: Tensor = torch._grouped_mm(x, matrices, offs=self._ends)
+        return found.masked_fill(~self._held, 0)
+
+    def biased(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Add each row's expert's bias, in ``dtype``."""
+        return x.to(dtype) if bias is None else x.to(dtype) + bias.index_select(0, self.expert).to(dtype)
+
+    def in_place(self, x: Tensor) -> Tensor:
+        """Rows in the order of places, ``[tokens * k, ...]``; 0 where no expert is."""
+        return x.masked_fill(~self._held, 0).index_select(0, self._inverse)
+
+    def of_tokens(self, x: Tensor, shape: torch.Size, weights: Tensor | None) -> Tensor:
+        """The sum over k, ``[tokens, ...]``, in float32."""
+        held = self.in_place(x).view(*shape, -1).float()
+        return (held if weights is None else held * weights[..., None]).sum(1)
+
+    def gradient(self, inputs: Tensor, outputs: Tensor, form: Form) -> Tensor:
+        """The gradient of stacked weights, for inputs and gradients of outputs of their product."""
+        left, right = (inputs, outputs) if LAYOUTS[form.variant].transposed else (outputs, inputs)
+        found: Tensor = torch._grouped_mm(left.t(), right, offs=self._ends)
+        return found
+
+    def sums(self, x: Tensor) -> Tensor:
+        """The sum of each expert's rows, ``[E, columns]``: a product with ones."""
+        ones = x.new_ones(len(x), ALIGNED_BYTES // x.element_size())
+        found: Tensor = torch._grouped_mm(x.t(), ones, offs=self._ends)
+        return found[..., 0]
