@@ -67,4 +67,17 @@ KERNELS = (
         )
         for variant in _STACKED
     ),
+    *(
+        Kernel(
+            op="moe_experts",
+            variant=variant,
+            backend="torch",
+            load=f"{_HERE}.torch_composed:{variant}",
+            refuses=f"{_HERE}.torch_composed:refuses",
+            loses=f"{_HERE}.torch:loses",
+            requires=Requirement(devices=("cpu",)),
+            description="pairs sorted by expert, one product for all rows of each; any function between them",
+        )
+        for variant in ("gated_jointly", "gated_normalised")
+    ),
 )

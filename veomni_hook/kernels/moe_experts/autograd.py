@@ -71,7 +71,8 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         count = len(Operands._fields)
-        operands, kept = Operands(*ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors  # which activation checkpointing gives once
+        operands, kept = Operands(*saved[:count]), saved[count:]
         wanted = ctx.needs_input_grad[2:]
         inputs = (operands.hidden_states, *operands[2:])
         needed = Needed(wanted[0], *wanted[2:])

@@ -14,7 +14,7 @@ from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.torch_routing import Chunk, Pairs, sorted_pairs
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "product", "weight_gradient", "working"]
 
 # Steps beside the products are taken for at least this many rows: done for each of 27 experts with one row
 # they are a fifth of the time.
@@ -31,16 +31,20 @@ def forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tens
     pairs = sorted_pairs(index, up.shape[0])
     result = x.new_zeros(x.shape, dtype=torch.promote_types(form.dtype, torch.float32))
     kept = x.new_empty(kept_shape(operands, form, keep=keep), dtype=kept_dtype(operands, form))
+    if keep:
+        held = pairs.held()
+        kept[: held.start].zero_()
+        kept[held.stop :].zero_()
     weights = weights.reshape(-1).to(result.dtype)
     for chunk in pairs.chunks(CHUNK_ROWS):
         token = chunk.places // pairs.top_k
-        dtype = _working(form.dtype, len(token) // len(chunk.experts))
-        z = _product(x.index_select(0, token).to(dtype), up, chunk, form)
+        dtype = working(form.dtype, len(token) // len(chunk.experts))
+        z = product(x.index_select(0, token).to(form.dtype).to(dtype), up, chunk, form)
         # Rounded as upstream's operators round it: of what stands at a limit the gradient depends on it.
         z = _biased(z.to(form.dtype).to(kept.dtype), up_bias, chunk)
         if keep:
             kept[chunk.rows] = z
-        y = _product(torch_gating.forward(z, form).to(dtype), down, chunk, form).to(result.dtype)
+        y = product(torch_gating.forward(z, form).to(dtype), down, chunk, form).to(result.dtype)
         result.index_add_(0, token, _biased(y, down_bias, chunk).mul_(weights[chunk.places, None]))
     return result.to(x.dtype), kept
 
@@ -49,13 +53,13 @@ def backward(grad: Tensor, operands: Operands, kept: Tensor, form: Form, needed:
     """Return the gradients that are ``needed``; experts without tokens get zeros."""
     x, index, weights, up, _, down, down_bias = operands
     pairs = sorted_pairs(index, up.shape[0])
-    dtype = _working(form.dtype, FLOAT32_ROWS)
+    dtype = working(form.dtype, FLOAT32_ROWS)
     found = _empty(operands, needed, pairs, torch.promote_types(form.dtype, torch.float32))
     weights = weights.reshape(-1).to(dtype)
     for chunk in pairs.chunks(CHUNK_ROWS):
         token, share = chunk.places // pairs.top_k, weights[chunk.places, None]
         g = grad.index_select(0, token).to(dtype)
-        dy = _product(g, down, chunk, form, back=True)
+        dy = product(g, down, chunk, form, back=True)
         y, dz = torch_gating.backward(kept[chunk.rows], (dy * share).to(kept.dtype), form)
         y, dz = y.to(dtype), dz.to(dtype)
         if found.top_k_weights is not None:
@@ -65,25 +69,27 @@ def backward(grad: Tensor, operands: Operands, kept: Tensor, form: Form, needed:
             dw = dw if down_bias is None else dw + extra
             found.top_k_weights.view(-1)[chunk.places] = dw.to(found.top_k_weights.dtype)
         if found.down is not None:
-            _gradient(found.down, y * share, g, chunk, form)
+            weight_gradient(found.down, y * share, g, chunk, form)
         if found.down_bias is not None:
             _sums(found.down_bias, g * share, chunk)
         if found.up is not None:
-            _gradient(found.up, x.index_select(0, token).to(dtype), dz, chunk, form)
+            rows = x.index_select(0, token).to(form.dtype).to(dtype)
+            weight_gradient(found.up, rows, dz, chunk, form)
         if found.up_bias is not None:
             _sums(found.up_bias, dz, chunk)
         if found.hidden_states is not None:
-            dx = _product(dz, up, chunk, form, back=True)
+            dx = product(dz, up, chunk, form, back=True)
             found.hidden_states.index_add_(0, token, dx.to(found.hidden_states.dtype))
     return found
 
 
-def _working(dtype: torch.dtype, rows: int) -> torch.dtype:
+def working(dtype: torch.dtype, rows: int) -> torch.dtype:
+    """Return what products of ``dtype`` with about ``rows`` for each expert are computed in."""
     return torch.float32 if dtype.itemsize == 2 and rows >= FLOAT32_ROWS else dtype
 
 
-def _product(x: Tensor, weights: Tensor, chunk: Chunk, form: Form, *, back: bool = False) -> Tensor:
-    """Rows times their experts' matrices, or ``back`` from outputs to inputs."""
+def product(x: Tensor, weights: Tensor, chunk: Chunk, form: Form, *, back: bool = False) -> Tensor:
+    """Return rows times their experts' matrices, or ``back`` from outputs to inputs, in their dtype."""
     turned = LAYOUTS[form.variant].transposed is back
     found = x.new_empty(len(x), weights.shape[1 if turned else 2])
     for expert, rows in chunk.experts:
@@ -93,7 +99,7 @@ def _product(x: Tensor, weights: Tensor, chunk: Chunk, form: Form, *, back: bool
     return found
 
 
-def _gradient(gradient: Tensor, inputs: Tensor, outputs: Tensor, chunk: Chunk, form: Form) -> None:
+def weight_gradient(gradient: Tensor, inputs: Tensor, outputs: Tensor, chunk: Chunk, form: Form) -> None:
     """Write the gradients of experts' weights, for their ``inputs`` and gradients of their ``outputs``."""
     left, right = (inputs, outputs) if LAYOUTS[form.variant].transposed else (outputs, inputs)
     for expert, rows in chunk.experts:

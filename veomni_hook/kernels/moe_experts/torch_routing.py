@@ -39,10 +39,14 @@ class Pairs(NamedTuple):
     starts: Tensor
     top_k: int
 
+    def held(self) -> slice:
+        """Return where the pairs of experts stand; waits for an accelerator."""
+        return slice(int(self.starts[0]), int(self.starts[-1]))
+
     def chunks(self, rows: int) -> Iterator[Chunk]:
         """Yield all pairs of experts, of as many at once as have ``rows``; waits for an accelerator."""
         starts = self.starts.tolist()
-        begin, experts = starts[0], []
+        begin, experts = starts[0], list[tuple[int, slice]]()
         for expert, (first, end) in enumerate(pairwise(starts)):
             if first < end:
                 experts.append((expert, slice(first - begin, end - begin)))

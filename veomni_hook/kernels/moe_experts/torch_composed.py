@@ -1,0 +1,101 @@
+"""Experts with any function in the middle or at the end, on a CPU, between grouped products.
+
+Forward:  result[token] += w * end(middle(x[token] U_e) D_e), the functions called once for each expert with
+          tokens, with its rows, as upstream calls them
+Backward: autograd's, but for the products: dx = dy W_e', dW_e = x' dy
+Saved: x[token], the first product, the product before D_e, the result of each pair, and what the functions
+save. Sums over k are in float32 (float64 for float64). Mutates: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from veomni_hook.kernels.moe_experts import torch_by_expert
+from veomni_hook.kernels.moe_experts.forms import Form, Operands, compute_dtype, unsuited
+from veomni_hook.kernels.moe_experts.torch_routing import Chunk, sorted_pairs
+from veomni_hook.kernels.operands import untraceable
+
+__all__ = ["gated_jointly", "gated_normalised", "refuses"]
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, chunk: Chunk, form: Form) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        ctx.chunk, ctx.form = chunk, form
+        dtype = torch_by_expert.working(form.dtype, len(x) // len(chunk.experts))
+        return torch_by_expert.product(x.to(form.dtype).to(dtype), weights, chunk, form).to(form.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, weights = ctx.saved_tensors
+        to_x, to_weights = ctx.needs_input_grad[:2]
+        dy = dy.to(torch_by_expert.working(ctx.form.dtype, torch_by_expert.FLOAT32_ROWS))
+        dx = dw = None
+        with torch.autocast("cpu", enabled=False):
+            if to_x:
+                dx = torch_by_expert.product(dy, weights, ctx.chunk, ctx.form, back=True).to(x.dtype)
+            if to_weights:
+                dw = torch.zeros(weights.shape, dtype=weights.dtype)
+                torch_by_expert.weight_gradient(
+                    dw, x.to(ctx.form.dtype).to(dy.dtype), dy, ctx.chunk, ctx.form
+                )
+        return dx, dw, None, None
+
+
+def gated_jointly(*operands: Any) -> Tensor:
+    """Compute what `reference.gated_jointly` says, of its operands."""
+    *tensors, act_fn = operands
+    return _experts(tensors, lambda both: act_fn(*both.chunk(2, dim=-1)), None)
+
+
+def gated_normalised(*operands: Any) -> Tensor:
+    """Compute what `reference.gated_normalised` says, of its operands."""
+    *tensors, act_fn, norm = operands
+
+    def middle(both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        return act_fn(gate) * up  # type: ignore[no-any-return]
+
+    return _experts(tensors, middle, norm)
+
+
+def _experts(
+    tensors: list[Any], middle: Callable[[Tensor], Tensor], end: Callable[[Tensor], Tensor] | None
+) -> Tensor:
+    x, index, weights, up, down = tensors
+    operands = Operands(x, index, weights, up, None, down, None)
+    form = Form("gated", "", 0.0, 0.0, compute_dtype("gated", operands))
+    result = x.new_zeros(x.shape, dtype=torch.promote_types(form.dtype, torch.float32))
+    pairs = sorted_pairs(index, up.shape[0])
+    for chunk in pairs.chunks(index.numel()):  # one, if any
+        token = chunk.places // pairs.top_k
+        rows = _each(middle, _multiplied(x.index_select(0, token), up, chunk, form), chunk)
+        rows = _multiplied(rows, down, chunk, form)
+        rows = rows if end is None else _each(end, rows, chunk)
+        rows = rows * weights.reshape(-1)[chunk.places, None]
+        result = result.index_add(0, token, rows.to(result.dtype))
+    return result.to(x.dtype)  # type: ignore[no-any-return]
+
+
+def _multiplied(x: Tensor, weights: Tensor, chunk: Chunk, form: Form) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        found: Tensor = _Product.apply(x, weights, chunk, form)  # type: ignore[no-untyped-call]
+        return found
+
+
+def _each(function: Callable[[Tensor], Tensor], rows: Tensor, chunk: Chunk) -> Tensor:
+    return torch.cat([function(rows[part]) for _, part in chunk.experts])
+
+
+def refuses(owner: Any, *operands: Any) -> str | None:
+    """Return why the upstream code of the experts ``owner`` must run, or None."""
+    x, index, weights, up, down = operands[:5]
+    return unsuited(Operands(x, index, weights, up, None, down, None)) or untraceable()
