@@ -1,0 +1,85 @@
+"""Mixtures of experts with the torch backend beside upstream's loop: loss, logits, gradients, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("facts_of_experts.py")
+#: In every supported release.
+FAMILIES = {
+    "qwen3_moe",
+    "qwen2_moe",
+    "olmoe",
+    "mixtral",
+    "gpt_oss",
+    "deepseek_v3",
+    "glm4_moe",
+    "qwen3_vl_moe",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What unpatched transformers saved and computed."""
+    made = tmp_path_factory.mktemp("experts")
+    saved = json.loads(run("plain", made))["saved"]
+    assert set(saved) >= FAMILIES
+    return made
+
+
+@pytest.fixture(scope="module")
+def facts(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("patched", folder))
+    assert len(found) >= len(FAMILIES)
+    return found
+
+
+def run(mode: str, folder: Path) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
+    environment |= {
+        "VEOMNI_CACHE_DIR": str(folder / "cache"),
+        # Everything else as upstream computes it.
+        "VEOMNI_KERNELS": "eager,moe_experts=torch",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(SCRIPT), mode, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_loss_logits_and_all_gradients_are_upstreams(facts: dict[str, Any]) -> None:
+    for family, found in facts.items():
+        assert found["gradients"], family
+        assert found["of experts"] >= 2 * found["modules"] > 0, family
+        assert found["worst"][1] < 1e-5, (family, found["worst"])
+
+
+def test_the_kernel_computed_them(facts: dict[str, Any]) -> None:
+    variants = {"gpt_oss": "biased_interleaved_alpha_gated", "deepseek_v4": "gated_clamped"}
+    for family, found in facts.items():
+        assert found["backends"] == [f"{variants.get(family, 'gated')} torch chosen"], family
+
+
+def test_checkpoints_of_unpatched_transformers_load_and_are_saved_exactly(facts: dict[str, Any]) -> None:
+    for family, found in facts.items():
+        assert found["loading"] == {}, family
+        assert found["files"] > 1, family
+        assert found["saved back"], family
+
+
+def test_what_a_patched_model_saves_loads_into_unpatched_transformers(
+    facts: dict[str, Any], folder: Path
+) -> None:
+    again = json.loads(run("again", folder))
+    assert again.keys() == facts.keys()
+    assert all(again.values()), again
