@@ -172,6 +172,12 @@ def test_chunks_hold_every_pair_of_an_expert_once():
         assert seen == {0: [8], 1: [1, 3, 4], 3: [5], 4: [0, 7]}
 
 
+def test_pairs_of_an_expert_stand_in_the_order_of_their_places():
+    ids = torch.randint(0, 3, (5000, 2))  # so many that a sort keeps no order by itself
+    order = torch_routing.sorted_pairs(ids, 3).order
+    assert torch.equal(order, torch.cat([(ids.flatten() == e).nonzero().flatten() for e in range(3)]))
+
+
 @pytest.mark.parametrize("activation", FUNCTIONS)
 @pytest.mark.parametrize("name", [name for name in GATES if "alpha" not in name])
 def test_every_activation(name, activation):

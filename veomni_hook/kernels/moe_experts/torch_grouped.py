@@ -97,9 +97,9 @@ class _Rows:
         self._inverse = torch.empty_like(number).scatter_(0, pairs.order, number)
 
     def product(self, x: Tensor, matrices: Tensor) -> Tensor:
-        """Every row times its expert's matrix; 0 for rows that no expert has."""
+        """Every row times its expert's matrix; anything for rows that no expert has."""
         found: Tensor = torch._grouped_mm(x, matrices, offs=self._ends)
-        return found.masked_fill(~self._held, 0)
+        return found
 
     def biased(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Add each row's expert's bias, in ``dtype``."""
