@@ -8,7 +8,7 @@ order in which that module lists them. 1 / (1 + exp(-x)) is written out, and so 
 import triton
 import triton.language as tl
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "gated", "gated_backward"]
 
 
 @triton.jit
@@ -101,19 +101,10 @@ def _clamped(gate, up, limit, ROUND: tl.constexpr):
 
 
 @triton.jit
-def forward(
-    gate, up, y, columns, blocks, limit, alpha, gn1, gn2, g0, g1, g2, un1, un2, u0, u1, u2,
-    BLOCK: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr,
-):  # fmt: skip
-    """One block of columns of one row of y, contiguous."""
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
-    column = first + tl.arange(0, BLOCK)
-    inside = column < columns
+def gated(g, u, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
+    """What the form makes of gate and up, both float32; not rounded yet."""
     # Upstream compares with the limit in the dtype of what it clamps.
-    limit = _rounded(tl.zeros([BLOCK], tl.float32) + limit, ROUND)
-    g = tl.load(gate + _begin(row, gn1, gn2, g0, g1, g2) + column, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(up + _begin(row, un1, un2, u0, u1, u2) + column, mask=inside, other=0.0).to(tl.float32)
+    limit = _rounded(tl.zeros_like(g) + limit, ROUND)
     if FORM == 0:  # product
         result = _activate(g, ACTIVATION, ROUND) * u
     elif FORM == 1:  # clamped
@@ -126,26 +117,15 @@ def forward(
         g, u = _clamped(g, u, limit, ROUND)
         a = _rounded(g * _rounded(_sigmoid(_rounded(g * alpha, ROUND)), ROUND), ROUND)
         result = _rounded(u + 1.0, ROUND) * a
-    tl.store(y + row * columns + column, result.to(y.dtype.element_ty), mask=inside)
+    return result
 
 
 @triton.jit
-def backward(
-    gate, up, dy, dgate, dup, y, columns, blocks, limit, alpha,
-    gn1, gn2, g0, g1, g2, un1, un2, u0, u1, u2, dn1, dn2, d0, d1, d2,
-    BLOCK: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr,
-    AGAIN: tl.constexpr,
-):  # fmt: skip
-    """One block of columns of one row of dgate and dup, contiguous, and of what forward computed if AGAIN."""
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
-    column = first + tl.arange(0, BLOCK)
-    inside = column < columns
-    # Upstream compares with the limit in the dtype of what it clamps.
-    limit = _rounded(tl.zeros([BLOCK], tl.float32) + limit, ROUND)
-    gate32 = tl.load(gate + _begin(row, gn1, gn2, g0, g1, g2) + column, mask=inside, other=0.0).to(tl.float32)
-    up32 = tl.load(up + _begin(row, un1, un2, u0, u1, u2) + column, mask=inside, other=0.0).to(tl.float32)
-    dy32 = tl.load(dy + _begin(row, dn1, dn2, d0, d1, d2) + column, mask=inside, other=0.0).to(tl.float32)
+def gated_backward(
+    gate32, up32, dy32, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr
+):
+    """The gradients of gate and up, and what `gated` makes of them; none is rounded yet."""
+    limit = _rounded(tl.zeros_like(gate32) + limit, ROUND)
     if FORM == 0:
         a, u = _activate(gate32, ACTIVATION, ROUND), up32
         to_up = dy32 * a
@@ -171,8 +151,43 @@ def backward(
         to_gate = tl.where(gate32 <= limit, to_gate, 0.0)
     if FORM != 0:
         to_up = tl.where((up32 >= -limit) & (up32 <= limit), to_up, 0.0)
+    return to_gate, to_up, a * u
+
+
+@triton.jit
+def forward(
+    gate, up, y, columns, blocks, limit, alpha, gn1, gn2, g0, g1, g2, un1, un2, u0, u1, u2,
+    BLOCK: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """One block of columns of one row of y, contiguous."""
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
+    column = first + tl.arange(0, BLOCK)
+    inside = column < columns
+    g = tl.load(gate + _begin(row, gn1, gn2, g0, g1, g2) + column, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + _begin(row, un1, un2, u0, u1, u2) + column, mask=inside, other=0.0).to(tl.float32)
+    result = gated(g, u, limit, alpha, FORM, ACTIVATION, ROUND)
+    tl.store(y + row * columns + column, result.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def backward(
+    gate, up, dy, dgate, dup, y, columns, blocks, limit, alpha,
+    gn1, gn2, g0, g1, g2, un1, un2, u0, u1, u2, dn1, dn2, d0, d1, d2,
+    BLOCK: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr,
+    AGAIN: tl.constexpr,
+):  # fmt: skip
+    """One block of columns of one row of dgate and dup, contiguous, and of what forward computed if AGAIN."""
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
+    column = first + tl.arange(0, BLOCK)
+    inside = column < columns
+    gate32 = tl.load(gate + _begin(row, gn1, gn2, g0, g1, g2) + column, mask=inside, other=0.0).to(tl.float32)
+    up32 = tl.load(up + _begin(row, un1, un2, u0, u1, u2) + column, mask=inside, other=0.0).to(tl.float32)
+    dy32 = tl.load(dy + _begin(row, dn1, dn2, d0, d1, d2) + column, mask=inside, other=0.0).to(tl.float32)
+    to_gate, to_up, product = gated_backward(gate32, up32, dy32, limit, alpha, FORM, ACTIVATION, ROUND)
     place = row * columns + column
     tl.store(dgate + place, to_gate.to(dgate.dtype.element_ty), mask=inside)
     tl.store(dup + place, to_up.to(dup.dtype.element_ty), mask=inside)
     if AGAIN:
-        tl.store(y + place, (a * u).to(y.dtype.element_ty), mask=inside)
+        tl.store(y + place, product.to(y.dtype.element_ty), mask=inside)
