@@ -1,0 +1,398 @@
+"""Experts' products in Triton: the pieces that a forward and a backward are made of, as plain functions.
+
+Forward:  h = act(gate) * up, [gate, up] = x[token] Wgu_e^T (+ b); y = h Wd_e^T (+ b); out_t = sum_k w y
+Backward: dh = w dout[token] Wd_e; [dgate, dup] in the place of [gate, up]; dw = sum((dout[token] Wd_e) * h)
+          dx_t = sum_k [dgate, dup] Wgu_e; dWd_e = dout[token]^T (w h); dWgu_e = [dgate, dup]^T x[token]
+Shapes: x, out, dout [tokens, H]; h [rows, I]; gate and up [rows, 2I], in the order of the weight's rows;
+        y [rows, H]; weights [E, out, in], or [E, in, out] where ``transposed``; biases [E, out].
+Float32: sums of products, biases, the activation between its rounded operands and its rounded result, routing
+weights, the sum over a token's places. Operands of products are 16-bit, or float32, slowly and without tf32.
+Mutates: `gate_up_backward` its ``products``, nothing else anything. Rows of no expert are never written.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from veomni_hook.kernels.moe_experts import device
+from veomni_hook.kernels.moe_experts.triton_routing import Routing
+
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # before Triton 3.4
+    TensorDescriptor = None
+
+__all__ = [
+    "Expert",
+    "Tile",
+    "bias_gradient",
+    "combine",
+    "down",
+    "gate_up",
+    "gate_up_backward",
+    "input_gradient",
+    "routing_gradient",
+    "row_block",
+    "weight_gradient",
+]
+
+Tensor = torch.Tensor
+
+_ALL_BEFORE, _ALTERNATING = 1, 2
+_COMBINED, _UNROLLED = 2048, 16
+_SUM_ROWS, _SUM_COLUMNS = 32, 128
+_PAIRS, _PAIR_COLUMNS = 32, 128
+
+
+class Expert(NamedTuple):
+    """What an expert computes and how its weights are stored.
+
+    Attributes:
+        form: number of the gated form, as `veomni_hook.kernels.gated_mlp.device` counts them.
+        activation: number of the activation, likewise.
+        limit: of gate and up, where the form has one.
+        alpha: of the sigmoid, where the form has one.
+        transposed: weights are [E, in, out].
+        interleaved: a gate and its up stand side by side; else all gates come before all ups.
+    """
+
+    form: int
+    activation: int
+    limit: float = 0.0
+    alpha: float = 0.0
+    transposed: bool = False
+    interleaved: bool = False
+
+    @property
+    def paired(self) -> int:
+        """The number that device code knows the order of gates and ups by."""
+        return _ALTERNATING if self.interleaved else _ALL_BEFORE
+
+
+class Tile(NamedTuple):
+    """A configuration: rows, columns and depth of a tile, warps, stages, tiles of rows that share columns.
+
+    ``programs`` is how many a multiprocessor runs; 0 starts one program for each tile.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    group: int = 8
+    programs: int = 1
+    flatten: bool = False
+    specialized: bool = False
+    parts: int = 1
+    described: bool = True
+
+
+def row_block(pairs: int, num_experts: int, element: int) -> int:
+    """Rows of a tile, by how many an expert has on average: a tile that is half empty costs a whole one."""
+    average = pairs // max(1, num_experts)
+    largest = 128 if element == 2 else 64
+    for block in (16, 32, 64):
+        if average <= block:
+            return min(block, largest)
+    return largest
+
+
+def _product_tile(piece: str, block: int, element: int) -> Tile:
+    """The configuration of a product of rows; a column of gates and one of ups count once."""
+    paired = piece == "gate_up"
+    if element == 4:
+        return Tile(block, 32, 32, 4, 2)
+    if block >= 128:
+        wide = {"gate_up": 128, "gate_up_backward": 128}.get(piece, 256)
+        return Tile(block, wide, 64, 8, 4 if piece != "gate_up_backward" else 3, parts=2)
+    # Few rows: what counts is how many bytes of weights are on their way.
+    wide, depth, stages = 64 if paired else 128, 64 if block == 64 else 128, 4 if block == 16 else 3
+    return Tile(block, wide, depth, 4, stages, programs=2, parts=2)
+
+
+def _weight_tile(element: int) -> Tile:
+    if element == 4:
+        return Tile(32, 32, 32, 4, 2)
+    return Tile(128, 256, 64, 8, 5)
+
+
+@cache
+def _processors(device_index: int) -> int:
+    return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
+
+
+@cache
+def _describes(device_index: int) -> bool:
+    return TensorDescriptor is not None and torch.cuda.get_device_capability(device_index) >= (9, 0)
+
+
+def _grid(x: Tensor, tile: Tile, tiles: int) -> tuple[int]:
+    if not x.is_cuda or not tile.programs:
+        # The interpreter takes programs one by one.
+        return (min(tiles, 3) if not x.is_cuda else tiles,)
+    return (min(tiles, tile.programs * _processors(x.device.index)),)
+
+
+def _describable(tensor: Tensor, tile: Tile) -> bool:
+    """Whether hardware that copies tiles by descriptor can read the tensor."""
+    if not tile.described or TensorDescriptor is None:
+        return False
+    if tensor.is_cuda and not _describes(tensor.device.index):
+        return False
+    element = tensor.element_size()
+    return (
+        tensor.stride(-1) == 1
+        and all(stride * element % 16 == 0 for stride in tensor.stride()[:-1])
+        and tensor.data_ptr() % 16 == 0
+        and tensor.numel() > 0
+    )
+
+
+def _described_weight(weight: Tensor, transposed: bool, paired: int, tile: Tile) -> Any:  # noqa: FBT001
+    """A descriptor of the weight's tiles, or None; ``weight`` as stored."""
+    if not _describable(weight, tile) or (transposed and paired == _ALL_BEFORE):
+        return None
+    wide = tile.columns * (2 if paired else 1)
+    if transposed:
+        return TensorDescriptor.from_tensor(weight, [1, tile.depth, wide])
+    if paired == _ALL_BEFORE:
+        # Gates and ups of one expert as two matrices: one block holds the same columns of both.
+        experts, rows, inner = weight.shape
+        halves = weight.view(experts * 2, rows // 2, inner) if weight.is_contiguous() else None
+        return (
+            halves if halves is None else TensorDescriptor.from_tensor(halves, [2, tile.columns, tile.depth])
+        )
+    return TensorDescriptor.from_tensor(weight, [1, wide, tile.depth])
+
+
+def _inner_last(weight: Tensor, transposed: bool) -> tuple[int, int, int]:  # noqa: FBT001
+    """Steps from expert to expert, from a column of the result to the next, and along the sum."""
+    expert, first, second = weight.stride()
+    return (expert, second, first) if transposed else (expert, first, second)
+
+
+def _even(tile: Tile, inner: int, columns: int, described: Any) -> bool:
+    return inner % tile.depth == 0 and (described is not None or columns % tile.columns == 0)
+
+
+def gate_up(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    routing: Routing,
+    expert: Expert,
+    *,
+    keep: bool,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return ``h`` [rows, I] and, if ``keep``, gate and up [rows, 2I] as the weight orders them.
+
+    ``x`` [tokens, H] has the dtype of ``weight``; its rows may stand apart, their elements not.
+    """
+    hidden = x.shape[1]
+    columns = weight.shape[2 if expert.transposed else 1] // 2
+    tile = tile or _product_tile("gate_up", routing.block, x.element_size())
+    h = torch.empty(routing.total, columns, dtype=x.dtype, device=x.device)
+    products = torch.empty(routing.total, 2 * columns, dtype=x.dtype, device=x.device) if keep else None
+    if h.numel() == 0 or routing.num_experts == 0:
+        return h, products
+    paired = expert.paired
+    described = _described_weight(weight, expert.transposed, paired, tile)
+    device.gate_up[_grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
+        x, weight if described is None else described, h if bias is None else bias.contiguous(), h,
+        h if products is None else products, routing.tokens, routing.tiles, routing.most, hidden, columns,
+        x.stride(0), *_inner_last(weight, expert.transposed), expert.limit, expert.alpha,
+        tile.rows, tile.columns, tile.depth, tile.group, tile.stages, paired, expert.transposed,
+        described is not None, _even(tile, hidden, columns, described), bias is not None, keep,
+        expert.form, expert.activation, tile.flatten, tile.specialized, num_warps=tile.warps,
+    )  # fmt: skip
+    return h, products
+
+
+def down(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    routing: Routing,
+    weights: Tensor | None = None,
+    *,
+    transposed: bool = False,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Return ``y`` [rows, H]: ``h`` [rows, I], contiguous, through each row's expert.
+
+    ``weights`` [tokens, top_k], of any float dtype, are multiplied in before the only rounding.
+    """
+    return _rows_product("down", h, weight, bias, routing, weights, transposed, tile)
+
+
+def input_gradient(
+    gradients: Tensor, weight: Tensor, routing: Routing, *, transposed: bool = False, tile: Tile | None = None
+) -> Tensor:
+    """Return rows [rows, H] that `combine` adds up to the gradient of x, from those of gate and up."""
+    return _rows_product("input_gradient", gradients, weight, None, routing, None, not transposed, tile)
+
+
+def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
+    piece: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    routing: Routing,
+    weights: Tensor | None,
+    transposed: bool,  # noqa: FBT001
+    tile: Tile | None,
+) -> Tensor:
+    inner = x.shape[1]
+    columns = weight.shape[2 if transposed else 1]
+    tile = tile or _product_tile(piece, routing.block, x.element_size())
+    y = torch.empty(routing.total, columns, dtype=x.dtype, device=x.device)
+    if y.numel() == 0 or routing.num_experts == 0:
+        return y
+    described = _described_weight(weight, transposed, 0, tile)
+    rows = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]) if _describable(x, tile) else None
+    even = _even(tile, inner, columns, described)
+    device.rows_product[_grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
+        x if rows is None else rows, weight if described is None else described,
+        y if bias is None else bias.contiguous(), y, routing.pairs,
+        y if weights is None else weights.contiguous(), routing.tiles, routing.most, inner, columns,
+        *_inner_last(weight, transposed), tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
+        transposed, rows is not None, described is not None, even, bias is not None, weights is not None,
+        tile.flatten, tile.specialized, num_warps=tile.warps,
+    )  # fmt: skip
+    return y
+
+
+def combine(y: Tensor, routing: Routing, weights: Tensor | None = None) -> Tensor:
+    """Return [tokens, H]: of each token the sum of its rows of ``y``, times ``weights`` if given.
+
+    Places are added in their order, in float32, and the sum is rounded once.
+    """
+    columns = y.shape[1]
+    out = torch.empty(routing.num_tokens, columns, dtype=y.dtype, device=y.device)
+    if routing.top_k == 0 or routing.num_experts == 0:
+        return out.zero_()
+    if out.numel():
+        block = min(_COMBINED, triton.next_power_of_2(columns))
+        device.combine[(routing.num_tokens, triton.cdiv(columns, block))](
+            y, out, routing.rows_of, y if weights is None else weights.contiguous(), routing.offsets,
+            routing.num_experts, columns, routing.top_k, routing.top_k <= _UNROLLED, block,
+            weights is not None, num_warps=max(1, min(4, block // 256)),
+        )  # fmt: skip
+    return out
+
+
+def gate_up_backward(
+    dout: Tensor,
+    weight: Tensor,
+    products: Tensor,
+    routing: Routing,
+    weights: Tensor,
+    expert: Expert,
+    *,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Put the gradients of gate and up in their place in ``products``, which `gate_up` kept.
+
+    Args:
+        dout: [tokens, H], of the result; its rows may stand apart.
+        weight: of the second product, as stored.
+        products: [rows, 2I]; mutated.
+        routing: of this call.
+        weights: the routing weights [tokens, top_k].
+        expert: as in the forward.
+        tile: a configuration, by default one for the shapes.
+
+    Returns:
+        The routing weight times h [rows, I], for the gradient of ``weight``, and sums for `routing_gradient`.
+    """
+    hidden = dout.shape[1]
+    columns = products.shape[1] // 2
+    tile = tile or _product_tile("gate_up_backward", routing.block, dout.element_size())
+    h = torch.empty(routing.total, columns, dtype=dout.dtype, device=dout.device)
+    parts = triton.cdiv(columns, tile.columns)
+    partial = torch.empty(parts, routing.total, dtype=torch.float32, device=dout.device)
+    if h.numel() == 0 or routing.num_experts == 0:
+        return h, partial
+    # The sum runs over what were columns of the result in the forward.
+    described = _described_weight(weight, not expert.transposed, 0, tile)
+    device.gate_up_backward[_grid(dout, tile, routing.most * parts)](
+        dout, weight if described is None else described, products, h, partial, routing.tokens, routing.pairs,
+        weights.contiguous(), routing.tiles, routing.most, hidden, columns, routing.total, dout.stride(0),
+        *_inner_last(weight, not expert.transposed), expert.limit, expert.alpha,
+        tile.rows, tile.columns, tile.depth, tile.group, tile.stages, expert.paired, not expert.transposed,
+        described is not None, _even(tile, hidden, columns, described), tile.parts,
+        expert.form, expert.activation, tile.flatten, tile.specialized, num_warps=tile.warps,
+    )  # fmt: skip
+    return h, partial
+
+
+def routing_gradient(
+    partial: Tensor, weights: Tensor, routing: Routing, dout: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Return the gradient of ``weights`` [tokens, top_k] from what `gate_up_backward` summed up.
+
+    ``bias`` is that of the second product.
+    """
+    gradient = torch.empty(weights.shape, dtype=weights.dtype, device=weights.device)
+    if routing.num_experts == 0:
+        return gradient.zero_()
+    if gradient.numel():
+        device.routing_gradient[(triton.cdiv(routing.total, _PAIRS),)](
+            partial, gradient, routing.rows_of, routing.offsets, routing.ids, dout,
+            dout if bias is None else bias.contiguous(), routing.num_experts, partial.shape[0], routing.total,
+            dout.shape[1], dout.stride(0), routing.top_k, _PAIRS, _PAIR_COLUMNS, bias is not None,
+        )  # fmt: skip
+    return gradient
+
+
+def weight_gradient(
+    left: Tensor, right: Tensor, routing: Routing, *, gather_left: bool, tile: Tile | None = None
+) -> Tensor:
+    """Return [E, P, Q], for each expert ``left^T right`` over its rows; zeros where it has none.
+
+    One operand, ``left`` [.., P] if ``gather_left``, else ``right`` [.., Q], has a row for each token and is
+    gathered; the other one has a row for each pair.
+    """
+    tile = tile or _weight_tile(left.element_size())
+    p, q = left.shape[1], right.shape[1]
+    out = torch.empty(routing.num_experts, p, q, dtype=left.dtype, device=left.device)
+    if out.numel() == 0:
+        return out
+    if routing.total == 0:
+        return out.zero_()
+    blocks = (tile.rows, tile.columns)
+    described: list[Any] = [None, None]
+    for number, operand in enumerate((left, right)):
+        if bool(number) is gather_left and _describable(operand, tile):
+            described[number] = TensorDescriptor.from_tensor(operand, [tile.depth, blocks[number]])
+    tiles = routing.num_experts * triton.cdiv(p, tile.rows) * triton.cdiv(q, tile.columns)
+    device.weight_gradient[_grid(left, tile, tiles)](
+        left, left if described[0] is None else described[0], right,
+        right if described[1] is None else described[1], out, routing.tokens, routing.offsets,
+        routing.num_experts, p, q, left.stride(0), right.stride(0),
+        tile.rows, tile.columns, tile.depth, tile.group, tile.stages, gather_left, not gather_left,
+        described[0] is not None, described[1] is not None, p % tile.rows == 0 and q % tile.columns == 0,
+        num_warps=tile.warps,
+    )  # fmt: skip
+    return out
+
+
+def bias_gradient(x: Tensor, routing: Routing, weights: Tensor | None = None, *, gather: bool) -> Tensor:
+    """Return [E, columns], for each expert the sum of its rows of ``x``, times ``weights`` if given.
+
+    ``x`` has a row for each token if ``gather``, else one for each pair.
+    """
+    columns = x.shape[1]
+    out = torch.empty(routing.num_experts, columns, dtype=x.dtype, device=x.device)
+    if out.numel():
+        device.column_sums[(routing.num_experts, triton.cdiv(columns, _SUM_COLUMNS))](
+            x, out, routing.tokens, routing.pairs, x if weights is None else weights.contiguous(),
+            routing.offsets, columns, x.stride(0), _SUM_ROWS, _SUM_COLUMNS, gather, weights is not None,
+        )  # fmt: skip
+    return out
