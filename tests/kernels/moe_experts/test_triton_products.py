@@ -24,9 +24,17 @@ EXPERTS, TOKENS, TOP_K, BLOCK = 4, 9, 3, 16
 ALPHA, LIMIT = 1.3, 0.4  # a limit that bites
 
 
+@pytest.fixture
+def chosen_tiles():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small(monkeypatch, request):
     """Several tiles each way, and several rounds of a loop, at sizes that the interpreter can do."""
+    if "chosen_tiles" in request.fixturenames:
+        return
     monkeypatch.setattr(triton_products, "_product_tile", lambda *_: Tile(BLOCK, 16, 16, 4, 2, group=2))
     monkeypatch.setattr(triton_products, "_weight_tile", lambda *_: Tile(16, 16, 16, 4, 2, group=2))
     monkeypatch.setattr(triton_products, "_COMBINED", 16)
@@ -184,7 +192,7 @@ def test_weights_before_the_rounding():
 
 @pytest.mark.parametrize("tile", [
     Tile(BLOCK, 32, 16, 4, 2, parts=2),
-    Tile(BLOCK, 16, 32, 4, 3, group=1, flatten=True),
+    Tile(BLOCK, 16, 32, 4, 3, group=1, flatten=True, copied=True),
     Tile(BLOCK, 16, 16, 4, 2, described=False),
     Tile(BLOCK, 32, 16, 4, 2, programs=0, parts=2, described=False),
 ])  # fmt: skip
@@ -193,6 +201,17 @@ def test_other_tiles(monkeypatch, name, tile):
     monkeypatch.setattr(triton_products, "_product_tile", lambda *_: tile)
     monkeypatch.setattr(triton_products, "_weight_tile", lambda *_: tile)
     check(name, "sentinel")
+
+
+# Compiled only: what the interpreter cannot show is whether they fit, and whether layouts are right.
+@pytest.mark.skipif(DEVICE == "cpu", reason="takes the interpreter minutes")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("name", ["silu", "transposed", "biased_interleaved"])
+def test_tiles_that_shapes_choose(chosen_tiles, name, block, dtype):
+    chosen_tiles.setattr(f"{__name__}.BLOCK", block)
+    chosen_tiles.setattr(f"{__name__}.TOKENS", 70)
+    check(name, "sentinel", dtype, 136, 200)
 
 
 @pytest.mark.parametrize("block", [16, 32])

@@ -6,6 +6,8 @@ behind these how many tiles there are. Programs walk over tiles, so a grid depen
 
 Columns of a weight may be paired, a gate and an up column at a time: ``PAIRED`` 0 no, 1 all gates come before
 all ups, 2 they alternate. The product of a paired tile has ``2 * BN`` columns, and ``columns`` counts pairs.
+
+What follows the number of tokens is not specialised by: another batch would compile everything again.
 """
 
 import triton
@@ -112,28 +114,29 @@ def _product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def gate_up(
     x, w, bias, h, products, tokens, tiles, most, inner, columns, x_row, w_expert, w_column, w_inner,
     limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
-    BIASED: tl.constexpr, KEEP: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
-    FLATTEN: tl.constexpr, SPECIALIZE: tl.constexpr,
+    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr,
+    EVEN: tl.constexpr, BIASED: tl.constexpr, KEEP: tl.constexpr, FORM: tl.constexpr,
+    ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """h [rows, columns] from gathered rows of x, and (``KEEP``) gate and up, as the weight has them."""
+    """h [rows, columns] from gathered rows of x, and (``KEEP``) gate and up, as the weight has them.
+
+    ``X_DESCRIBED``: x has its rows in the experts' order already.
+    """
     m_tiles = tl.load(tiles + 3 * most)
     n_tiles = tl.cdiv(columns, BN)
-    for index in tl.range(
-        tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE
-    ):
+    for index in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN):
         tile, n = _place(index, m_tiles, n_tiles, GROUP)
         expert, row, end = _tile(tiles, most, tile)
         rows = row + tl.arange(0, BM)
         token = tl.load(tokens + rows, mask=rows < end, other=0).to(tl.int64)
         acc = _product(
             x, token * x_row, row, w, w_expert, w_column, w_inner, expert, n * BN, inner, columns,
-            BM, BN, BK, PAIRED, TRANSPOSED, False, W_DESCRIBED, EVEN, STAGES,
+            BM, BN, BK, PAIRED, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
         dtype = h.dtype.element_ty
         if BIASED:
@@ -158,7 +161,7 @@ def gate_up(
         tl.store(h + wide * columns + column[None, :], y.to(dtype), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def rows_product(
     x, w, bias, y, pairs, weights, tiles, most, inner, columns, w_expert, w_column, w_inner,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
@@ -253,14 +256,14 @@ def _gradients_by_parts(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most", "total"])
 def gate_up_backward(
     dout, w, products, h, partial, tokens, pairs, weights, tiles, most, inner, columns, total,
     d_row, w_expert, w_column, w_inner, limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
-    PARTS: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
-    SPECIALIZE: tl.constexpr,
+    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr,
+    EVEN: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
+    FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """Puts the gradients of gate and up in their place in ``products``, from gathered rows of dout.
 
@@ -269,9 +272,7 @@ def gate_up_backward(
     """
     m_tiles = tl.load(tiles + 3 * most)
     n_tiles = tl.cdiv(columns, BN)
-    for index in tl.range(
-        tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE
-    ):
+    for index in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN):
         tile, n = _place(index, m_tiles, n_tiles, GROUP)
         expert, row, end = _tile(tiles, most, tile)
         rows = row + tl.arange(0, BM)
@@ -279,7 +280,7 @@ def gate_up_backward(
         token = tl.load(tokens + rows, mask=rows_there, other=0).to(tl.int64)
         dh = _product(
             dout, token * d_row, row, w, w_expert, w_column, w_inner, expert, n * BN, inner, columns,
-            BM, BN, BK, 0, TRANSPOSED, False, W_DESCRIBED, EVEN, STAGES,
+            BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
         pair = tl.load(pairs + rows, mask=rows_there, other=0)
         weight = tl.load(weights + pair, mask=rows_there, other=0.0).to(tl.float32)
@@ -364,7 +365,7 @@ def weight_gradient(
         tl.store(here, acc.to(out.dtype.element_ty), mask=(row < p_columns) & (column < q_columns))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def routing_keys(ids, keys, total, experts, BLOCK: tl.constexpr):
     """What pairs are sorted by: their expert, or the number of experts for every id that no expert has."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -388,7 +389,7 @@ def _rows_below(keys, expert, total, steps):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "most", "steps"])
 def routing_tables(
     keys, order, tokens, pairs, rows_of, offsets, tiles, total, experts, most, top_k, steps,
     EXPERTS: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr,
@@ -460,7 +461,7 @@ def combine(
     tl.store(out + token * columns + column, acc.to(out.dtype.element_ty), mask=column < columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "total"])
 def routing_gradient(
     partial, out, rows_of, offsets, ids, dout, bias, experts, parts, total, hidden, d_row,
     TOP_K: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, BIASED: tl.constexpr,

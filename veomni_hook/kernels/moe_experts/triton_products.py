@@ -46,6 +46,8 @@ _ALL_BEFORE, _ALTERNATING = 1, 2
 _COMBINED, _UNROLLED = 2048, 16
 _SUM_ROWS, _SUM_COLUMNS = 32, 128
 _PAIRS, _PAIR_COLUMNS = 32, 128
+# Bytes of shared memory that four stages of 128 x 256 take, and what lies beside them.
+_WIDE_BYTES = 200 * 1024
 
 
 class Expert(NamedTuple):
@@ -76,7 +78,9 @@ class Expert(NamedTuple):
 class Tile(NamedTuple):
     """A configuration: rows, columns and depth of a tile, warps, stages, tiles of rows that share columns.
 
-    ``programs`` is how many a multiprocessor runs; 0 starts one program for each tile.
+    ``programs`` is how many a multiprocessor runs; 0 starts one program for each tile. ``copied``: rows that
+    a product would gather are brought into the experts' order first, so that they can be read by descriptors.
+    ``specialized``: some warps fetch while others compute; only where neither operand is gathered.
     """
 
     rows: int
@@ -90,6 +94,7 @@ class Tile(NamedTuple):
     specialized: bool = False
     parts: int = 1
     described: bool = True
+    copied: bool = False
 
 
 def row_block(pairs: int, num_experts: int, element: int) -> int:
@@ -102,23 +107,36 @@ def row_block(pairs: int, num_experts: int, element: int) -> int:
     return largest
 
 
-def _product_tile(piece: str, block: int, element: int) -> Tile:
+def _product_tile(piece: str, block: int, x: Tensor) -> Tile:
     """The configuration of a product of rows; a column of gates and one of ups count once."""
     paired = piece == "gate_up"
-    if element == 4:
-        return Tile(block, 32, 32, 4, 2)
+    if x.element_size() == 4:
+        return Tile(block, 32, 32, 4, 2, described=False)
+    if block >= 128 and not _roomy(x):
+        return Tile(block, 64 if paired else 128, 32, 8, 3, parts=2)
     if block >= 128:
-        wide = {"gate_up": 128, "gate_up_backward": 128}.get(piece, 256)
-        return Tile(block, wide, 64, 8, 4 if piece != "gate_up_backward" else 3, parts=2)
+        backward = piece == "gate_up_backward"
+        return Tile(block, 128 if paired or backward else 256, 64, 8, 3 if backward else 4, parts=2)
     # Few rows: what counts is how many bytes of weights are on their way.
-    wide, depth, stages = 64 if paired else 128, 64 if block == 64 else 128, 4 if block == 16 else 3
-    return Tile(block, wide, depth, 4, stages, programs=2, parts=2)
+    depth = 64 if block == 64 or not _roomy(x) else 128
+    return Tile(block, 64 if paired else 128, depth, 4, 4 if block == 16 else 3, programs=2, parts=2)
 
 
-def _weight_tile(element: int) -> Tile:
-    if element == 4:
+def _weight_tile(x: Tensor) -> Tile:
+    if x.element_size() == 4:
         return Tile(32, 32, 32, 4, 2)
-    return Tile(128, 256, 64, 8, 5)
+    return Tile(128, 256, 64, 8, 5) if _roomy(x) else Tile(128, 128, 32, 8, 5)
+
+
+def _roomy(x: Tensor) -> bool:
+    """Whether the stages of wide tiles fit into shared memory, as they do on Hopper."""
+    return not x.is_cuda or _shared_memory(x.device.index) >= _WIDE_BYTES
+
+
+@cache
+def _shared_memory(device_index: int) -> int:
+    properties: Any = torch.cuda.get_device_properties(device_index)
+    return int(properties.shared_memory_per_block_optin)
 
 
 @cache
@@ -180,6 +198,14 @@ def _even(tile: Tile, inner: int, columns: int, described: Any) -> bool:
     return inner % tile.depth == 0 and (described is not None or columns % tile.columns == 0)
 
 
+def _gathered(x: Tensor, routing: Routing, tile: Tile) -> Any:
+    """``x``, whose rows device code gathers, or a descriptor of a copy in the experts' order."""
+    if not tile.copied or not _describable(x, tile):
+        return x
+    rows = x.index_select(0, routing.tokens[: routing.total])
+    return TensorDescriptor.from_tensor(rows, [tile.rows, tile.depth])
+
+
 def gate_up(
     x: Tensor,
     weight: Tensor,
@@ -196,20 +222,21 @@ def gate_up(
     """
     hidden = x.shape[1]
     columns = weight.shape[2 if expert.transposed else 1] // 2
-    tile = tile or _product_tile("gate_up", routing.block, x.element_size())
+    tile = tile or _product_tile("gate_up", routing.block, x)
     h = torch.empty(routing.total, columns, dtype=x.dtype, device=x.device)
     products = torch.empty(routing.total, 2 * columns, dtype=x.dtype, device=x.device) if keep else None
     if h.numel() == 0 or routing.num_experts == 0:
         return h, products
     paired = expert.paired
+    source = _gathered(x, routing, tile)
     described = _described_weight(weight, expert.transposed, paired, tile)
     device.gate_up[_grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
-        x, weight if described is None else described, h if bias is None else bias.contiguous(), h,
+        source, weight if described is None else described, h if bias is None else bias.contiguous(), h,
         h if products is None else products, routing.tokens, routing.tiles, routing.most, hidden, columns,
         x.stride(0), *_inner_last(weight, expert.transposed), expert.limit, expert.alpha,
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages, paired, expert.transposed,
-        described is not None, _even(tile, hidden, columns, described), bias is not None, keep,
-        expert.form, expert.activation, tile.flatten, tile.specialized, num_warps=tile.warps,
+        source is not x, described is not None, _even(tile, hidden, columns, described), bias is not None,
+        keep, expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return h, products
 
@@ -250,7 +277,7 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
 ) -> Tensor:
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
-    tile = tile or _product_tile(piece, routing.block, x.element_size())
+    tile = tile or _product_tile(piece, routing.block, x)
     y = torch.empty(routing.total, columns, dtype=x.dtype, device=x.device)
     if y.numel() == 0 or routing.num_experts == 0:
         return y
@@ -313,7 +340,7 @@ def gate_up_backward(
     """
     hidden = dout.shape[1]
     columns = products.shape[1] // 2
-    tile = tile or _product_tile("gate_up_backward", routing.block, dout.element_size())
+    tile = tile or _product_tile("gate_up_backward", routing.block, dout)
     h = torch.empty(routing.total, columns, dtype=dout.dtype, device=dout.device)
     parts = triton.cdiv(columns, tile.columns)
     partial = torch.empty(parts, routing.total, dtype=torch.float32, device=dout.device)
@@ -321,13 +348,14 @@ def gate_up_backward(
         return h, partial
     # The sum runs over what were columns of the result in the forward.
     described = _described_weight(weight, not expert.transposed, 0, tile)
+    source = _gathered(dout, routing, tile)
     device.gate_up_backward[_grid(dout, tile, routing.most * parts)](
-        dout, weight if described is None else described, products, h, partial, routing.tokens, routing.pairs,
-        weights.contiguous(), routing.tiles, routing.most, hidden, columns, routing.total, dout.stride(0),
-        *_inner_last(weight, not expert.transposed), expert.limit, expert.alpha,
+        source, weight if described is None else described, products, h, partial, routing.tokens,
+        routing.pairs, weights.contiguous(), routing.tiles, routing.most, hidden, columns, routing.total,
+        dout.stride(0), *_inner_last(weight, not expert.transposed), expert.limit, expert.alpha,
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages, expert.paired, not expert.transposed,
-        described is not None, _even(tile, hidden, columns, described), tile.parts,
-        expert.form, expert.activation, tile.flatten, tile.specialized, num_warps=tile.warps,
+        source is not dout, described is not None, _even(tile, hidden, columns, described), tile.parts,
+        expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return h, partial
 
@@ -359,7 +387,7 @@ def weight_gradient(
     One operand, ``left`` [.., P] if ``gather_left``, else ``right`` [.., Q], has a row for each token and is
     gathered; the other one has a row for each pair.
     """
-    tile = tile or _weight_tile(left.element_size())
+    tile = tile or _weight_tile(left)
     p, q = left.shape[1], right.shape[1]
     out = torch.empty(routing.num_experts, p, q, dtype=left.dtype, device=left.device)
     if out.numel() == 0:
