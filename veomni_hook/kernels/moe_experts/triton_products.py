@@ -78,6 +78,8 @@ class Expert(NamedTuple):
 class Tile(NamedTuple):
     """A configuration: rows, columns and depth of a tile, warps, stages, tiles of rows that share columns.
 
+    ``flatten`` makes one loop of tiles and depth, so that a tile's results are written while the next one's
+    operands are on their way. ``parts``: of the columns, in what follows a backward product, one by one.
     ``programs`` is how many a multiprocessor runs; 0 starts one program for each tile. ``copied``: rows that
     a product would gather are brought into the experts' order first, so that they can be read by descriptors.
     ``specialized``: some warps fetch while others compute; only where neither operand is gathered.
@@ -115,8 +117,8 @@ def _product_tile(piece: str, block: int, x: Tensor) -> Tile:
     if block >= 128 and not _roomy(x):
         return Tile(block, 64 if paired else 128, 32, 8, 3, parts=2)
     if block >= 128:
-        backward = piece == "gate_up_backward"
-        return Tile(block, 128 if paired or backward else 256, 64, 8, 3 if backward else 4, parts=2)
+        wide = 128 if paired or piece == "gate_up_backward" else 256
+        return Tile(block, wide, 64, 8, 4, parts=2, flatten=True)
     # Few rows: what counts is how many bytes of weights are on their way.
     depth = 64 if block == 64 or not _roomy(x) else 128
     return Tile(block, 64 if paired else 128, depth, 4, 4 if block == 16 else 3, programs=2, parts=2)
