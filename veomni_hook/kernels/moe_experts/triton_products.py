@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from veomni_hook.kernels.moe_experts import device
+from veomni_hook.kernels.moe_experts import device, routing_device
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 
 try:
@@ -308,7 +308,7 @@ def combine(y: Tensor, routing: Routing, weights: Tensor | None = None) -> Tenso
         return out.zero_()
     if out.numel():
         block = min(_COMBINED, triton.next_power_of_2(columns))
-        device.combine[(routing.num_tokens, triton.cdiv(columns, block))](
+        routing_device.combine[(routing.num_tokens, triton.cdiv(columns, block))](
             y, out, routing.rows_of, y if weights is None else weights.contiguous(), routing.offsets,
             routing.num_experts, columns, routing.top_k, routing.top_k <= _UNROLLED, block,
             weights is not None, num_warps=max(1, min(4, block // 256)),
@@ -373,7 +373,7 @@ def routing_gradient(
     if routing.num_experts == 0:
         return gradient.zero_()
     if gradient.numel():
-        device.routing_gradient[(triton.cdiv(routing.total, _PAIRS),)](
+        routing_device.routing_gradient[(triton.cdiv(routing.total, _PAIRS),)](
             partial, gradient, routing.rows_of, routing.offsets, routing.ids, dout,
             dout if bias is None else bias.contiguous(), routing.num_experts, partial.shape[0], routing.total,
             dout.shape[1], dout.stride(0), routing.top_k, _PAIRS, _PAIR_COLUMNS, bias is not None,
@@ -421,7 +421,7 @@ def bias_gradient(x: Tensor, routing: Routing, weights: Tensor | None = None, *,
     columns = x.shape[1]
     out = torch.empty(routing.num_experts, columns, dtype=x.dtype, device=x.device)
     if out.numel():
-        device.column_sums[(routing.num_experts, triton.cdiv(columns, _SUM_COLUMNS))](
+        routing_device.column_sums[(routing.num_experts, triton.cdiv(columns, _SUM_COLUMNS))](
             x, out, routing.tokens, routing.pairs, x if weights is None else weights.contiguous(),
             routing.offsets, columns, x.stride(0), _SUM_ROWS, _SUM_COLUMNS, gather, weights is not None,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from veomni_hook.kernels.moe_experts import device
+from veomni_hook.kernels.moe_experts import routing_device
 
 __all__ = ["Routing", "route"]
 
@@ -82,10 +82,10 @@ def route(ids: Tensor, num_experts: int, block: int) -> Routing:
         return routing
     # The sort's time grows with the bits of a key.
     keys = torch.empty(total, dtype=_key_dtype(num_experts), device=ids.device)
-    device.routing_keys[(triton.cdiv(total, _KEY_BLOCK),)](ids, keys, total, num_experts, _KEY_BLOCK)
+    routing_device.routing_keys[(triton.cdiv(total, _KEY_BLOCK),)](ids, keys, total, num_experts, _KEY_BLOCK)
     keys, order = torch.sort(keys, stable=True)
     programs = max(triton.cdiv(total, _BLOCK), triton.cdiv(most, _TILES))
-    device.routing_tables[(programs,)](
+    routing_device.routing_tables[(programs,)](
         keys, order, *parts, total, num_experts, most, top_k, total.bit_length(),
         triton.next_power_of_2(num_experts), block, _BLOCK, _TILES, num_warps=4,
     )  # fmt: skip
