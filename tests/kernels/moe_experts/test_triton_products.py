@@ -154,16 +154,20 @@ def check(name, which, dtype=torch.float32, hidden=24, inner=20, *, in_epilogue=
     compare(by_pieces(*call, in_epilogue=in_epilogue), by_reference(*call), dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_equals_the_reference(name, dtype):
+def test_equals_the_reference(name):
+    check(name, "sentinel")
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("name", ["silu", "clamped", "biased_interleaved"])
+def test_equals_the_reference_in_16_bits(name, dtype):
     check(name, "sentinel", dtype)
 
 
 @pytest.mark.parametrize("which", IDS)
-@pytest.mark.parametrize("name", ["silu", "biased_interleaved"])
-def test_however_rows_are_spread(name, which):
-    check(name, which)
+def test_however_rows_are_spread(which):
+    check("biased_interleaved" if which == "one hot" else "silu", which)
 
 
 # 24 and 40 are described in whole and broken tiles; 21 and 19 have strides that hardware cannot copy by.
