@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["define_op"]
+__all__ = ["define_op", "watched"]
 
 # `define` and `impl` cost less at each call than the decorators of `torch.library.custom_op`.
 _LIBRARY: Any = torch.library.Library("veomni_hook", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -42,7 +42,11 @@ def define_op(schema: str, implementation: Callable[..., Any], fake: Callable[..
     operator = getattr(torch.ops.veomni_hook, name).default
 
     def call(*operands: Any) -> Any:
-        watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-        return operator(*operands) if watched else launch(*operands)
+        return operator(*operands) if watched() else launch(*operands)
 
     return call
+
+
+def watched() -> bool:
+    """Return whether a call must go through the dispatcher, by which an operator does as its schema says."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0

@@ -260,7 +260,7 @@ def test_the_operators_keep_their_contracts(name):
     _, kept = torch.ops.veomni_hook.moe_experts_torch(*call)
     grad, needed = torch.randn(operands[0].shape), [each is not None for each in (tensors[0], *tensors[2:])]
     for wanted in (needed, [False, True, *[False] * 4]):
-        call = (grad, *tensors, kept, *form, wanted)
+        call = (grad, *tensors, kept, *form, wanted, False)
         torch.library.opcheck(torch.ops.veomni_hook.moe_experts_torch_backward.default, call)
 
 

@@ -52,16 +52,19 @@ class Backend(NamedTuple):
             ``keep``.
         backward: ``(grad, operands, kept, form, needed) -> Gradients``, of the operands' shapes, in any
             dtype.
+        spends: ``backward`` may write over ``kept``, unless it is traced. Called once more (a graph that was
+            retained), it gets an empty tuple in its place.
     """
 
     forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
     backward: Callable[..., Gradients]
+    spends: bool = False
 
 
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, backend: Backend, form: Form, *tensors: Any) -> Tensor:
-        ctx.backend, ctx.form = backend, form
+        ctx.backend, ctx.form, ctx.spent = backend, form, False
         operands = Operands(*tensors)
         with torch.autocast(operands.hidden_states.device.type, enabled=False):
             result, kept = backend.forward(operands, form, keep=True)
@@ -72,13 +75,15 @@ class _Experts(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         count = len(Operands._fields)
         saved = ctx.saved_tensors  # which activation checkpointing gives once
-        operands, kept = Operands(*saved[:count]), saved[count:]
+        operands, kept = Operands(*saved[:count]), () if ctx.spent else saved[count:]
         wanted = ctx.needs_input_grad[2:]
         inputs = (operands.hidden_states, *operands[2:])
         needed = Needed(wanted[0], *wanted[2:])
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             found = _differentiable(ctx.form, operands, needed, grad)
         else:
+            if ctx.backend.spends and not torch.compiler.is_compiling():
+                ctx.spent = True
             with torch.autocast(grad.device.type, enabled=False):
                 found = ctx.backend.backward(grad, operands, kept, ctx.form, needed)
         first, *others = (

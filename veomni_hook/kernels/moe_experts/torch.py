@@ -11,18 +11,17 @@ products for all experts at once (`torch_grouped`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from veomni_hook.kernels.modules import call_is_seen
 from veomni_hook.kernels.moe_experts import forms, torch_by_expert, torch_grouped
-from veomni_hook.kernels.moe_experts.autograd import Backend, Gradients, Needed, experts
+from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, experts
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
-from veomni_hook.kernels.operands import not_plain, untraceable
-from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
+from veomni_hook.kernels.moe_experts.operators import define_backend
 
 __all__ = [
     "alpha_gated",
@@ -48,72 +47,33 @@ FEW_ROWS, SMALL_EXPERT = 128, 1 << 18
 # Against upstream's loop: 0.76 with 2 rows of 64 x 64, 1.1 with 1,024 of them.
 FEW_NUMBERS = 1 << 20
 
-_FORM = "str variant, str activation, float limit, float alpha, ScalarType dtype"
-_OPERANDS = (
-    "Tensor hidden_states, Tensor top_k_index, Tensor top_k_weights, Tensor up, Tensor? up_bias, Tensor down,"
-    " Tensor? down_bias"
-)
 
-
-def _forward_op(*call: Any) -> tuple[Tensor, Tensor]:
-    *tensors, variant, activation, limit, alpha, dtype, keep = call
-    home = torch_by_expert if tensors[0].device.type == "cpu" else torch_grouped
-    form = Form(variant, activation, limit, alpha, dtype)
-    found: tuple[Tensor, Tensor] = home.forward(Operands(*tensors), form, keep=keep)
+def _forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
+    home = torch_by_expert if operands.hidden_states.device.type == "cpu" else torch_grouped
+    found: tuple[Tensor, Tensor] = home.forward(operands, form, keep=keep)
     return found
 
 
-def _forward_fake(*call: Any) -> tuple[Tensor, Tensor]:
-    *tensors, variant, activation, limit, alpha, dtype, keep = call
-    operands, form = Operands(*tensors), Form(variant, activation, limit, alpha, dtype)
-    x = operands.hidden_states
-    kept = x.new_empty(kept_shape(operands, form, keep=keep), dtype=kept_dtype(operands, form))
-    return x.new_empty(x.shape), kept
-
-
-def _backward_op(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
-    *tensors, kept, variant, activation, limit, alpha, dtype, needed = call
-    home = torch_by_expert if grad.device.type == "cpu" else torch_grouped
-    form = Form(variant, activation, limit, alpha, dtype)
-    found = home.backward(grad, Operands(*tensors), kept, form, Needed(*needed))
-    return tuple(grad.new_empty(0) if each is None else each for each in found)
-
-
-def _backward_fake(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
-    *tensors, _, _, _, _, _, dtype, needed = call
-    operands = Operands(*tensors)
-    total = torch.promote_types(dtype, torch.float32)
-    of = (operands.hidden_states, *operands[2:])
-    held = (total, total, *(None if each is None else each.dtype for each in operands[3:]))
-    return tuple(
-        x.new_empty(x.shape, dtype=kind) if want and x is not None else grad.new_empty(0)
-        for x, kind, want in zip(of, held, needed, strict=True)
-    )
-
-
-_FORWARD = define_op(
-    f"moe_experts_torch({_OPERANDS}, {_FORM}, bool keep) -> (Tensor, Tensor)", _forward_op, _forward_fake
-)
-_BACKWARD = define_op(
-    f"moe_experts_torch_backward(Tensor grad, {_OPERANDS}, Tensor kept, {_FORM}, bool[] needed)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
-
-
-def _forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-    result, kept = _FORWARD(*operands, *form, keep)
-    return result, (kept,)
-
-
 def _backward(
-    grad: Tensor, operands: Operands, kept: tuple[Tensor, ...], form: Form, needed: Needed
+    grad: Tensor,
+    operands: Operands,
+    kept: Sequence[Tensor],
+    form: Form,
+    needed: Needed,
+    *,
+    spend: bool,  # what is kept is only read
 ) -> Gradients:
-    return Gradients(*_BACKWARD(grad, *operands, *kept, *form, list(needed)))
+    home = torch_by_expert if grad.device.type == "cpu" else torch_grouped
+    found: Gradients = home.backward(grad, operands, kept[0], form, needed)
+    return found
 
 
-_BACKEND = Backend(_forward, _backward)
+def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor]:
+    shape = kept_shape(operands, form, keep=keep)
+    return (operands.hidden_states.new_empty(shape, dtype=kept_dtype(operands, form)),)
+
+
+_BACKEND = define_backend("moe_experts_torch", _forward, _backward, _like_kept)
 
 #: Called with the operands of the function of the same name in `reference`.
 gated = partial(experts, _BACKEND, "gated")
@@ -127,43 +87,13 @@ biased_alpha_gated_float32 = partial(experts, _BACKEND, "biased_alpha_gated_floa
 ungated = partial(experts, _BACKEND, "ungated")
 
 
-def gated_or_identity(  # noqa: PLR0913, PLR0917 - the operands of a kernel
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor | None,
-    down_proj: Tensor | None,
-    act_fn: Any,
-    num_experts: int,
-    identity: Any = None,
-) -> Tensor:
-    """`gated` for ids below ``num_experts``; every other id is an expert that returns what it gets."""
-    own = gate_up_proj is not None and down_proj is not None
-    past = top_k_index >= (num_experts if own else 0)
-    share = torch.where(past, top_k_weights, 0).sum(-1, keepdim=True)
-    same = (hidden_states * share).to(hidden_states.dtype)
-    if gate_up_proj is None or down_proj is None:
-        return same
-    stacked = gate_up_proj[:num_experts], down_proj[:num_experts]
-    return same + gated(hidden_states, top_k_index, top_k_weights, *stacked, act_fn)
-
-
 def refuses(owner: Any, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     return forms.refuses(owner, *operands) or torch_grouped.unable(forms.taken_apart(operands)[0])
 
 
-def refuses_or_identity(owner: Any, *operands: Any) -> str | None:
-    """`refuses` of `gated_or_identity`."""
-    *tensors, activation, num_experts = operands[:7]
-    if len(operands) > 7 and operands[7] is not None and (seen := call_is_seen(operands[7])) is not None:
-        return f"the identity {seen}"
-    if tensors[3] is None or tensors[4] is None:
-        return not_plain(*tensors[:3]) or untraceable()
-    if type(num_experts) is not int or num_experts > min(len(tensors[3]), len(tensors[4])):
-        return f"num_experts is {num_experts!r}"
-    stacked = (each[:num_experts].detach() for each in tensors[3:])
-    return refuses(owner, *tensors[:3], *stacked, activation)
+gated_or_identity = partial(experts_or_identity, gated)
+refuses_or_identity = partial(identity_refuses, refuses)
 
 
 def loses(

@@ -1,0 +1,103 @@
+"""The two operators that a backend of experts with stacked weights consists of, whatever computes them.
+
+`forms` says what operands and a form are; `autograd` calls the operators. Gradients have the dtypes of their
+operands; in the place of one that is not needed the operators return an empty tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from veomni_hook.kernels.moe_experts.autograd import Backend, Gradients, Needed
+from veomni_hook.kernels.moe_experts.forms import Form, Operands
+from veomni_hook.kernels.operators import define_op, watched
+
+__all__ = ["define_backend"]
+
+_FORM = "str variant, str activation, float limit, float alpha, ScalarType dtype"
+_OPERANDS = (
+    "Tensor hidden_states, Tensor top_k_index, Tensor top_k_weights, Tensor up, Tensor? up_bias, Tensor down,"
+    " Tensor? down_bias"
+)
+_TENSORS, _NUMBERS = len(Operands._fields), len(Form._fields)
+
+
+def define_backend(
+    name: str,
+    forward: Callable[..., tuple[Tensor, ...]],
+    backward: Callable[..., Gradients],
+    like_kept: Callable[..., tuple[Tensor, ...]],
+    *,
+    kept: int = 1,
+    spends: bool = False,
+) -> Backend:
+    """Define the operators ``name`` and ``name_backward`` and return the backend that calls them.
+
+    Args:
+        name: of the operator.
+        forward: ``(operands, form, *, keep)`` to the result and what is kept for backward.
+        backward: ``(grad, operands, kept, form, needed, *, spend)`` to the gradients, in any dtype. With
+            ``spend`` it may write over what was kept; where that was done before, ``kept`` has None.
+        like_kept: ``(operands, form, *, keep)`` to tensors like those that ``forward`` keeps, of any content.
+        kept: how many these are.
+        spends: whether it makes use of ``spend``.
+    """
+
+    def forward_op(*call: Any) -> tuple[Tensor, ...]:
+        return forward(Operands(*call[:_TENSORS]), Form(*call[_TENSORS:-1]), keep=call[-1])
+
+    def forward_fake(*call: Any) -> tuple[Tensor, ...]:
+        operands = Operands(*call[:_TENSORS])
+        x = operands.hidden_states
+        return x.new_empty(x.shape), *like_kept(operands, Form(*call[_TENSORS:-1]), keep=call[-1])
+
+    def backward_op(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
+        *tensors, needed, spend = call
+        operands, form = Operands(*tensors[:_TENSORS]), Form(*tensors[-_NUMBERS:])
+        found = backward(grad, operands, tensors[_TENSORS:-_NUMBERS], form, Needed(*needed), spend=spend)
+        return tuple(
+            grad.new_empty(0) if each is None or of is None else each.to(of.dtype)
+            for each, of in zip(found, _differentiable(operands), strict=True)
+        )
+
+    def backward_fake(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:
+        *tensors, needed, _ = call
+        return tuple(
+            of.new_empty(of.shape) if want and of is not None else grad.new_empty(0)
+            for of, want in zip(_differentiable(Operands(*tensors[:_TENSORS])), needed, strict=True)
+        )
+
+    given = ", ".join(f"Tensor? kept_{number}" for number in range(kept))
+    run = define_op(
+        f"{name}({_OPERANDS}, {_FORM}, bool keep) -> ({_tensors(1 + kept)})", forward_op, forward_fake
+    )
+    run_backward = define_op(
+        f"{name}_backward(Tensor grad, {_OPERANDS}, {given}, {_FORM}, bool[] needed, bool spend)"
+        f" -> ({_tensors(len(Gradients._fields))})",
+        backward_op,
+        backward_fake,
+    )
+
+    def call_forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        result, *rest = run(*operands, *form, keep)
+        return result, tuple(rest)
+
+    def call_backward(
+        grad: Tensor, operands: Operands, held: tuple[Tensor, ...], form: Form, needed: Needed
+    ) -> Gradients:
+        # By the dispatcher nothing may be mutated.
+        spend = spends and not watched()
+        return Gradients(*run_backward(grad, *operands, *(held or [None] * kept), *form, [*needed], spend))
+
+    return Backend(call_forward, call_backward, spends)
+
+
+def _differentiable(operands: Operands) -> tuple[Tensor | None, ...]:
+    return operands.hidden_states, *operands[2:]
+
+
+def _tensors(count: int) -> str:
+    return ", ".join(["Tensor"] * count)
