@@ -45,7 +45,7 @@ def test_declared():
     fused = {k.variant: k for k in registry.kernels("gated_mlp") if k.backend == "triton"}
     assert fused.keys() == OP.variants.keys()
     assert all(kernel.priority == 10 and kernel.loses is None for kernel in fused.values())
-    assert list(kernels._ACTIVATIONS) == list(FUNCTIONS)
+    assert list(kernels.ACTIVATIONS) == list(FUNCTIONS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

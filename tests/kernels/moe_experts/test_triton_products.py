@@ -108,7 +108,7 @@ def by_reference(variant, x, ids, weights, parameters, dout):
     return [out.detach(), *(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)]
 
 
-def by_pieces(variant, x, ids, weights, parameters, dout, *, in_epilogue=False):
+def by_pieces(variant, x, ids, weights, parameters, dout, *, in_epilogue=False, spend=True):
     first, first_bias, second, second_bias = parameters
     expert = variant.expert
     routing = route(ids, EXPERTS, BLOCK)
@@ -117,12 +117,15 @@ def by_pieces(variant, x, ids, weights, parameters, dout, *, in_epilogue=False):
         h, second, second_bias, routing, weights if in_epilogue else None, transposed=expert.transposed
     )
     out = triton_products.combine(y, routing, None if in_epilogue else weights)
-    weighted, partial = triton_products.gate_up_backward(dout, second, products, routing, weights, expert)
+    gradients, weighted, partial = triton_products.gate_up_backward(
+        dout, second, products, routing, weights, expert, spend=spend
+    )
+    assert (gradients is products) is spend
     to_weights = triton_products.routing_gradient(partial, weights, routing, dout, second_bias)
     dx = triton_products.combine(
-        triton_products.input_gradient(products, first, routing, transposed=expert.transposed), routing
+        triton_products.input_gradient(gradients, first, routing, transposed=expert.transposed), routing
     )
-    pairs = [(dout, weighted, True), (products, x, False)]
+    pairs = [(dout, weighted, True), (gradients, x, False)]
     if expert.transposed:
         pairs = [(right, left, not gather) for left, right, gather in pairs]
     to_second, to_first = (
@@ -130,7 +133,7 @@ def by_pieces(variant, x, ids, weights, parameters, dout, *, in_epilogue=False):
     )
     found = [out, dx, to_weights, to_first]
     if first_bias is not None:
-        found += [triton_products.bias_gradient(products, routing, gather=False)]
+        found += [triton_products.bias_gradient(gradients, routing, gather=False)]
     found += [to_second]
     if second_bias is not None:
         found += [triton_products.bias_gradient(dout, routing, weights, gather=True)]

@@ -113,6 +113,8 @@ def gated(g, u, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUN
     elif FORM == 2:  # clamped_after
         a, u = _clamped(_activate(g, ACTIVATION, ROUND), u, limit, ROUND)
         result = a * u
+    elif FORM == 4:  # the activation alone; there is no up
+        result = _activate(g, ACTIVATION, ROUND)
     else:  # scaled_sigmoid
         g, u = _clamped(g, u, limit, ROUND)
         a = _rounded(g * _rounded(_sigmoid(_rounded(g * alpha, ROUND)), ROUND), ROUND)
@@ -142,6 +144,9 @@ def gated_backward(
         to_up = dy32 * a
         to_a = tl.where(full <= limit, _rounded(dy32 * u, ROUND), 0.0)
         to_gate = _activate_backward(gate32, to_a, ACTIVATION, ROUND)
+    elif FORM == 4:
+        a, u = _activate(gate32, ACTIVATION, ROUND), 1.0
+        to_gate, to_up = _activate_backward(gate32, dy32, ACTIVATION, ROUND), dy32
     else:
         g, u = _clamped(gate32, up32, limit, ROUND)
         s = _rounded(_sigmoid(_rounded(g * alpha, ROUND)), ROUND)
@@ -149,7 +154,7 @@ def gated_backward(
         to_up = dy32 * a
         to_gate = _scaled_backward(g, _rounded(dy32 * u, ROUND), alpha, ROUND)
         to_gate = tl.where(gate32 <= limit, to_gate, 0.0)
-    if FORM != 0:
+    if FORM % 4 != 0:  # those that clamp
         to_up = tl.where((up32 >= -limit) & (up32 <= limit), to_up, 0.0)
     return to_gate, to_up, a * u
 

@@ -25,7 +25,15 @@ from veomni_hook.kernels.operands import not_plain, untraceable, wants_grad
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rows import Rows, readable
 
-__all__ = ["clamped", "clamped_after", "product", "product_float32", "refuses", "scaled_sigmoid"]
+__all__ = [
+    "ACTIVATIONS",
+    "clamped",
+    "clamped_after",
+    "product",
+    "product_float32",
+    "refuses",
+    "scaled_sigmoid",
+]
 
 Tensor = torch.Tensor
 Activation = Callable[[Tensor], Tensor]
@@ -33,7 +41,7 @@ Activation = Callable[[Tensor], Tensor]
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _PRODUCT, _CLAMPED, _CLAMPED_AFTER, _SCALED_SIGMOID = range(4)
 #: By name, the number that device code knows an activation by.
-_ACTIVATIONS = {
+ACTIVATIONS = {
     name: number
     for number, name in enumerate(
         ("silu", "gelu_tanh", "gelu", "relu", "relu_squared", "sigmoid", "quick_gelu")
@@ -200,7 +208,7 @@ def scaled_sigmoid(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tens
 def _number(activation: Activation) -> int:
     name = name_of(activation)
     assert name is not None, unknown(activation)  # noqa: S101 - `refuses` was asked
-    return _ACTIVATIONS[name]
+    return ACTIVATIONS[name]
 
 
 def refuses(owner: Any, x: Tensor, activation: Any = torch.sigmoid) -> str | None:
@@ -208,6 +216,6 @@ def refuses(owner: Any, x: Tensor, activation: Any = torch.sigmoid) -> str | Non
 
     ``x`` is a tensor at hand before the projections. A guard that names no activation means a sigmoid.
     """
-    if name_of(activation) not in _ACTIVATIONS:
+    if name_of(activation) not in ACTIVATIONS:
         return unknown(activation)
     return not_plain(x) or untraceable()

@@ -50,9 +50,24 @@ _STACKED = (
     "ungated",
 )
 # torch._grouped_mm has bfloat16 alone.
-_CPU_ALONE = ("biased_alpha_gated_float32",)
+_IN_FLOAT32 = ("biased_alpha_gated_float32",)
 
 KERNELS = (
+    *(
+        Kernel(
+            op="moe_experts",
+            variant=variant,
+            backend="triton",
+            load=f"{_HERE}.triton:{variant}",
+            refuses=f"{_HERE}.triton:refuses{'_or_identity' if variant == 'gated_or_identity' else ''}",
+            loses=f"{_HERE}.triton:loses{'_in_float32' if variant in _IN_FLOAT32 else ''}",
+            requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
+            priority=10,
+            traceable=True,
+            description="grouped products with gather and gate inside; one activation is kept",
+        )
+        for variant in _STACKED
+    ),
     *(
         Kernel(
             op="moe_experts",
@@ -61,7 +76,7 @@ KERNELS = (
             load=f"{_HERE}.torch:{variant}",
             refuses=f"{_HERE}.torch:refuses{'_or_identity' if variant == 'gated_or_identity' else ''}",
             loses=f"{_HERE}.torch:loses",
-            requires=Requirement(devices=("cpu",) if variant in _CPU_ALONE else ("cpu", "cuda")),
+            requires=Requirement(devices=("cpu",) if variant in _IN_FLOAT32 else ("cpu", "cuda")),
             description="pairs sorted by expert, one product for all rows of each; one activation is kept",
             traceable=True,
         )

@@ -6,6 +6,7 @@ behind these how many tiles there are. Programs walk over tiles, so a grid depen
 
 Columns of a weight may be paired, a gate and an up column at a time: ``PAIRED`` 0 no, 1 all gates come before
 all ups, 2 they alternate. The product of a paired tile has ``2 * BN`` columns, and ``columns`` counts pairs.
+Where the first product is not paired, there is a gate and no up.
 
 What follows the number of tokens is not specialised by: another batch would compile everything again.
 """
@@ -131,7 +132,7 @@ def gate_up(
         dtype = h.dtype.element_ty
         if BIASED:
             place, there = _columns(n * BN, columns, BN, PAIRED)
-            begin = bias + expert.to(tl.int64) * 2 * columns
+            begin = bias + expert.to(tl.int64) * (1 if PAIRED == 0 else 2) * columns
             acc += tl.load(begin + place, mask=there, other=0.0).to(tl.float32)[None, :]
         rows_there = (rows < end)[:, None]
         wide = rows.to(tl.int64)[:, None]
@@ -142,7 +143,12 @@ def gate_up(
             place, inside = _columns(n * BN, columns, BN, PAIRED)
             here = products + wide * 2 * columns + place[None, :]
             tl.store(here, pairs, mask=rows_there & inside[None, :])
-        gate, up = _parted(pairs, BM, BN, PAIRED)
+        if PAIRED == 0:
+            gate, up = pairs, pairs
+        else:
+            gate, up = _parted(pairs, BM, BN, PAIRED)
+        if KEEP and PAIRED == 0:
+            tl.store(products + wide * columns + column[None, :], gate, mask=there)
         if KEEP and PAIRED == 1:
             tl.store(products + wide * 2 * columns + column[None, :], gate, mask=there)
             tl.store(products + wide * 2 * columns + (columns + column)[None, :], up, mask=there)
@@ -187,7 +193,7 @@ def rows_product(
 
 @triton.jit
 def _gradients(
-    dh, products, h, rows, rows_there, weight, first, columns, limit, alpha,
+    dh, products, gradients, h, rows, rows_there, weight, first, columns, limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, PAIRED: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """What `gate_up_backward` does with the columns from ``first`` on; returns their sums of dh * h."""
@@ -195,8 +201,12 @@ def _gradients(
     column = first + tl.arange(0, BN)
     there = rows_there[:, None] & (column < columns)[None, :]
     dtype = h.dtype.element_ty
-    begin = products + wide * 2 * columns
-    if PAIRED == 1:
+    begin = products + wide * (1 if PAIRED == 0 else 2) * columns
+    target = gradients + wide * (1 if PAIRED == 0 else 2) * columns
+    if PAIRED == 0:
+        gate = tl.load(begin + column[None, :], mask=there, other=0.0)
+        up = gate
+    elif PAIRED == 1:
         gate = tl.load(begin + column[None, :], mask=there, other=0.0)
         up = tl.load(begin + (columns + column)[None, :], mask=there, other=0.0)
     else:
@@ -207,19 +217,20 @@ def _gradients(
     to_gate, to_up, y = gated_backward(
         gate.to(tl.float32), up.to(tl.float32), dh * weight, limit, alpha, FORM, ACTIVATION, tl.float32
     )
-    if PAIRED == 1:
-        tl.store(begin + column[None, :], to_gate.to(dtype), mask=there)
-        tl.store(begin + (columns + column)[None, :], to_up.to(dtype), mask=there)
-    else:
+    if PAIRED == 2:
         both = tl.reshape(tl.join(to_gate.to(dtype), to_up.to(dtype)), (BM, 2 * BN))
-        tl.store(begin + place[None, :], both, mask=joint)
+        tl.store(target + place[None, :], both, mask=joint)
+    else:
+        tl.store(target + column[None, :], to_gate.to(dtype), mask=there)
+    if PAIRED == 1:
+        tl.store(target + (columns + column)[None, :], to_up.to(dtype), mask=there)
     tl.store(h + wide * columns + column[None, :], (y * weight).to(dtype), mask=there)
     return tl.sum(tl.where(there, dh * y, 0.0), axis=1)
 
 
 @triton.jit
 def _gradients_by_parts(
-    dh, products, h, rows, rows_there, weight, first, columns, limit, alpha,
+    dh, products, gradients, h, rows, rows_there, weight, first, columns, limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, PAIRED: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -230,17 +241,17 @@ def _gradients_by_parts(
     """
     if PARTS == 1:
         sums = _gradients(
-            dh, products, h, rows, rows_there, weight, first, columns, limit, alpha,
+            dh, products, gradients, h, rows, rows_there, weight, first, columns, limit, alpha,
             BM, BN, PAIRED, FORM, ACTIVATION,
         )  # fmt: skip
     else:
         left, right = _parted(dh, BM, BN // 2, 1)
         sums = _gradients_by_parts(
-            left, products, h, rows, rows_there, weight, first, columns, limit, alpha,
+            left, products, gradients, h, rows, rows_there, weight, first, columns, limit, alpha,
             BM, BN // 2, PAIRED, FORM, ACTIVATION, PARTS // 2,
         )  # fmt: skip
         sums += _gradients_by_parts(
-            right, products, h, rows, rows_there, weight, first + BN // 2, columns, limit, alpha,
+            right, products, gradients, h, rows, rows_there, weight, first + BN // 2, columns, limit, alpha,
             BM, BN // 2, PAIRED, FORM, ACTIVATION, PARTS // 2,
         )  # fmt: skip
     return sums
@@ -248,14 +259,14 @@ def _gradients_by_parts(
 
 @triton.jit(do_not_specialize=["most", "total"])
 def gate_up_backward(
-    dout, w, products, h, partial, tokens, pairs, weights, tiles, most, inner, columns, total,
+    dout, w, products, gradients, h, partial, tokens, pairs, weights, tiles, most, inner, columns, total,
     d_row, w_expert, w_column, w_inner, limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
     PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr,
     EVEN: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
     FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """Puts the gradients of gate and up in their place in ``products``, from gathered rows of dout.
+    """The gradients of gate and up from gathered rows of dout; ``gradients`` may be ``products`` itself.
 
     ``h`` becomes weight * h, rounded once, and ``partial`` [tiles of columns, total] the sums over a tile's
     columns that make the routing weight's gradient.
@@ -276,7 +287,7 @@ def gate_up_backward(
         weight = tl.load(weights + pair, mask=rows_there, other=0.0).to(tl.float32)
         low = (tl.zeros([1, 1], tl.float32) + limit).to(h.dtype.element_ty).to(tl.float32)
         sums = _gradients_by_parts(
-            dh, products, h, rows, rows_there, weight, n * BN, columns, low, alpha,
+            dh, products, gradients, h, rows, rows_there, weight, n * BN, columns, low, alpha,
             BM, BN, PAIRED, FORM, ACTIVATION, PARTS,
         )  # fmt: skip
         tl.store(partial + n.to(tl.int64) * total + rows, sums, mask=rows_there)

@@ -7,7 +7,8 @@ Shapes: x, out, dout [tokens, H]; h [rows, I]; gate and up [rows, 2I], in the or
         y [rows, H]; weights [E, out, in], or [E, in, out] where ``transposed``; biases [E, out].
 Float32: sums of products, biases, the activation between its rounded operands and its rounded result, routing
 weights, the sum over a token's places. Operands of products are 16-bit, or float32, slowly and without tf32.
-Mutates: `gate_up_backward` its ``products``, nothing else anything. Rows of no expert are never written.
+Mutates: `gate_up_backward` its ``products`` if told to, nothing else anything. Rows of no expert are never
+written.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = [
 
 Tensor = torch.Tensor
 
-_ALL_BEFORE, _ALTERNATING = 1, 2
+_UNPAIRED, _ALL_BEFORE, _ALTERNATING = 0, 1, 2
 _COMBINED, _UNROLLED = 2048, 16
 _SUM_ROWS, _SUM_COLUMNS = 32, 128
 _PAIRS, _PAIR_COLUMNS = 32, 128
@@ -60,6 +61,7 @@ class Expert(NamedTuple):
         alpha: of the sigmoid, where the form has one.
         transposed: weights are [E, in, out].
         interleaved: a gate and its up stand side by side; else all gates come before all ups.
+        alone: there is a gate and no up.
     """
 
     form: int
@@ -68,10 +70,13 @@ class Expert(NamedTuple):
     alpha: float = 0.0
     transposed: bool = False
     interleaved: bool = False
+    alone: bool = False
 
     @property
     def paired(self) -> int:
         """The number that device code knows the order of gates and ups by."""
+        if self.alone:
+            return _UNPAIRED
         return _ALTERNATING if self.interleaved else _ALL_BEFORE
 
 
@@ -218,18 +223,19 @@ def gate_up(
     keep: bool,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return ``h`` [rows, I] and, if ``keep``, gate and up [rows, 2I] as the weight orders them.
+    """Return ``h`` [rows, I] and, if ``keep``, gate and up [rows, 2I] (or gate [rows, I]) as in the weight.
 
     ``x`` [tokens, H] has the dtype of ``weight``; its rows may stand apart, their elements not.
     """
     hidden = x.shape[1]
-    columns = weight.shape[2 if expert.transposed else 1] // 2
-    tile = tile or _product_tile("gate_up", routing.block, x)
+    paired = expert.paired
+    width = weight.shape[2 if expert.transposed else 1]
+    columns = width // 2 if paired else width
+    tile = tile or _product_tile("gate_up" if paired else "down", routing.block, x)
     h = torch.empty(routing.total, columns, dtype=x.dtype, device=x.device)
-    products = torch.empty(routing.total, 2 * columns, dtype=x.dtype, device=x.device) if keep else None
+    products = torch.empty(routing.total, width, dtype=x.dtype, device=x.device) if keep else None
     if h.numel() == 0 or routing.num_experts == 0:
         return h, products
-    paired = expert.paired
     source = _gathered(x, routing, tile)
     described = _described_weight(weight, expert.transposed, paired, tile)
     device.gate_up[_grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
@@ -297,13 +303,15 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
     return y
 
 
-def combine(y: Tensor, routing: Routing, weights: Tensor | None = None) -> Tensor:
+def combine(
+    y: Tensor, routing: Routing, weights: Tensor | None = None, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """Return [tokens, H]: of each token the sum of its rows of ``y``, times ``weights`` if given.
 
-    Places are added in their order, in float32, and the sum is rounded once.
+    Places are added in their order, in float32, and the sum is rounded once, to ``dtype`` or that of ``y``.
     """
     columns = y.shape[1]
-    out = torch.empty(routing.num_tokens, columns, dtype=y.dtype, device=y.device)
+    out = torch.empty(routing.num_tokens, columns, dtype=dtype or y.dtype, device=y.device)
     if routing.top_k == 0 or routing.num_experts == 0:
         return out.zero_()
     if out.numel():
@@ -316,7 +324,7 @@ def combine(y: Tensor, routing: Routing, weights: Tensor | None = None) -> Tenso
     return out
 
 
-def gate_up_backward(
+def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     dout: Tensor,
     weight: Tensor,
     products: Tensor,
@@ -324,42 +332,47 @@ def gate_up_backward(
     weights: Tensor,
     expert: Expert,
     *,
+    spend: bool,
     tile: Tile | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Put the gradients of gate and up in their place in ``products``, which `gate_up` kept.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take the gradient of the result back to gate and up.
 
     Args:
         dout: [tokens, H], of the result; its rows may stand apart.
         weight: of the second product, as stored.
-        products: [rows, 2I]; mutated.
+        products: [rows, 2I], which `gate_up` kept.
         routing: of this call.
         weights: the routing weights [tokens, top_k].
         expert: as in the forward.
+        spend: write the gradients of gate and up in their place in ``products``.
         tile: a configuration, by default one for the shapes.
 
     Returns:
-        The routing weight times h [rows, I], for the gradient of ``weight``, and sums for `routing_gradient`.
+        The gradients of gate and up [rows, 2I], the routing weight times h [rows, I], for the gradient of
+        ``weight``, and sums for `routing_gradient`.
     """
     hidden = dout.shape[1]
-    columns = products.shape[1] // 2
+    columns = products.shape[1] // 2 if expert.paired else products.shape[1]
+    gradients = products if spend else torch.empty_like(products)
     tile = tile or _product_tile("gate_up_backward", routing.block, dout)
     h = torch.empty(routing.total, columns, dtype=dout.dtype, device=dout.device)
     parts = triton.cdiv(columns, tile.columns)
     partial = torch.empty(parts, routing.total, dtype=torch.float32, device=dout.device)
     if h.numel() == 0 or routing.num_experts == 0:
-        return h, partial
+        return gradients, h, partial
     # The sum runs over what were columns of the result in the forward.
     described = _described_weight(weight, not expert.transposed, 0, tile)
     source = _gathered(dout, routing, tile)
     device.gate_up_backward[_grid(dout, tile, routing.most * parts)](
-        source, weight if described is None else described, products, h, partial, routing.tokens,
-        routing.pairs, weights.contiguous(), routing.tiles, routing.most, hidden, columns, routing.total,
-        dout.stride(0), *_inner_last(weight, not expert.transposed), expert.limit, expert.alpha,
-        tile.rows, tile.columns, tile.depth, tile.group, tile.stages, expert.paired, not expert.transposed,
-        source is not dout, described is not None, _even(tile, hidden, columns, described), tile.parts,
-        expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
+        source, weight if described is None else described, products, gradients, h, partial,
+        routing.tokens, routing.pairs, weights.contiguous(), routing.tiles, routing.most, hidden, columns,
+        routing.total, dout.stride(0), *_inner_last(weight, not expert.transposed), expert.limit,
+        expert.alpha, tile.rows, tile.columns, tile.depth, tile.group, tile.stages, expert.paired,
+        not expert.transposed, source is not dout, described is not None,
+        _even(tile, hidden, columns, described), tile.parts, expert.form, expert.activation,
+        tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
-    return h, partial
+    return gradients, h, partial
 
 
 def routing_gradient(
@@ -382,7 +395,13 @@ def routing_gradient(
 
 
 def weight_gradient(
-    left: Tensor, right: Tensor, routing: Routing, *, gather_left: bool, tile: Tile | None = None
+    left: Tensor,
+    right: Tensor,
+    routing: Routing,
+    *,
+    gather_left: bool,
+    dtype: torch.dtype | None = None,
+    tile: Tile | None = None,
 ) -> Tensor:
     """Return [E, P, Q], for each expert ``left^T right`` over its rows; zeros where it has none.
 
@@ -391,7 +410,7 @@ def weight_gradient(
     """
     tile = tile or _weight_tile(left)
     p, q = left.shape[1], right.shape[1]
-    out = torch.empty(routing.num_experts, p, q, dtype=left.dtype, device=left.device)
+    out = torch.empty(routing.num_experts, p, q, dtype=dtype or left.dtype, device=left.device)
     if out.numel() == 0:
         return out
     if routing.total == 0:
@@ -413,13 +432,22 @@ def weight_gradient(
     return out
 
 
-def bias_gradient(x: Tensor, routing: Routing, weights: Tensor | None = None, *, gather: bool) -> Tensor:
+def bias_gradient(
+    x: Tensor,
+    routing: Routing,
+    weights: Tensor | None = None,
+    *,
+    gather: bool,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """Return [E, columns], for each expert the sum of its rows of ``x``, times ``weights`` if given.
 
     ``x`` has a row for each token if ``gather``, else one for each pair.
     """
     columns = x.shape[1]
-    out = torch.empty(routing.num_experts, columns, dtype=x.dtype, device=x.device)
+    out = torch.empty(routing.num_experts, columns, dtype=dtype or x.dtype, device=x.device)
+    if routing.total == 0:
+        return out.zero_()
     if out.numel():
         routing_device.column_sums[(routing.num_experts, triton.cdiv(columns, _SUM_COLUMNS))](
             x, out, routing.tokens, routing.pairs, x if weights is None else weights.contiguous(),

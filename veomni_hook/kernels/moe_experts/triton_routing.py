@@ -6,19 +6,20 @@ rows of one expert stand in the order of their pairs. Two launches around one so
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
 from veomni_hook.kernels.moe_experts import routing_device
 
-__all__ = ["Routing", "route"]
+__all__ = ["Routing", "numbers_of", "route", "routing_of"]
 
 Tensor = torch.Tensor
 
 _KEY_BLOCK, _BLOCK, _TILES = 1024, 512, 8
 _MOST_PAIRS = 2**31 - 2**20
+_LEAST_BLOCK = 16
 
 
 class Routing(NamedTuple):
@@ -33,6 +34,7 @@ class Routing(NamedTuple):
         block: rows of a tile.
         most: an upper bound of the number of tiles.
         ids: [tokens, top_k] as they came, contiguous.
+        numbers: all that follows in one piece of memory, from which `routing_of` makes it again.
         tokens: [total], the token of a row; this and what follows in int32, at least as long as said.
         pairs: [total], the pair of a row.
         rows_of: [total], the row of a pair.
@@ -46,6 +48,7 @@ class Routing(NamedTuple):
     block: int
     most: int
     ids: Tensor
+    numbers: Tensor
     tokens: Tensor
     pairs: Tensor
     rows_of: Tensor
@@ -58,6 +61,23 @@ class Routing(NamedTuple):
         return self.num_tokens * self.top_k
 
 
+def numbers_of(pairs: Any, num_experts: Any) -> Any:
+    """How many numbers `route` writes; ``pairs`` may be symbolic: what it branches by depends on no shape."""
+    # Tiles of at least 16 rows, and every part rounded up to 16 bytes.
+    return 3 * pairs + 3 * (pairs // _LEAST_BLOCK + num_experts + 1) + num_experts + 24
+
+
+def routing_of(numbers: Tensor, ids: Tensor, num_experts: int, block: int) -> Routing:
+    """Return what `route` returned for the same operands, from its ``numbers``."""
+    num_tokens, top_k = ids.shape
+    total = num_tokens * top_k
+    most = -(-total // block) + min(num_experts, total) if num_experts else 0
+    # One piece of memory: an allocation costs the host more than a view. Parts begin at 16 bytes.
+    sizes = [-(-size // 4) * 4 for size in (total, total, total, num_experts + 1, 3 * most + 1)]
+    parts = torch.split(numbers, [*sizes, numbers.shape[0] - sum(sizes)])[:-1]
+    return Routing(num_tokens, top_k, num_experts, block, most, ids.contiguous(), numbers, *parts)
+
+
 def route(ids: Tensor, num_experts: int, block: int) -> Routing:
     """Sort the pairs of ``ids`` [tokens, top_k] (integers) into tiles of ``block`` rows of one expert.
 
@@ -66,27 +86,25 @@ def route(ids: Tensor, num_experts: int, block: int) -> Routing:
     Raises:
         ValueError: more pairs than 32 bits can number.
     """
-    num_tokens, top_k = ids.shape
-    total = num_tokens * top_k
+    total = ids.numel()
     if total > _MOST_PAIRS:
         raise ValueError(f"{total} pairs of tokens and places: rows are numbered in 32 bits; split the batch")
-    ids = ids.contiguous()
-    most = -(-total // block) + min(num_experts, total) if num_experts else 0
-    # One piece of memory: an allocation costs the host more than a view. Parts begin at 16 bytes.
-    sizes = [-(-size // 4) * 4 for size in (total, total, total, num_experts + 1, 3 * most + 1)]
-    numbers = torch.empty(sum(sizes), dtype=torch.int32, device=ids.device)
-    parts = torch.split(numbers, sizes)
-    routing = Routing(num_tokens, top_k, num_experts, block, most, ids, *parts)
+    numbers = torch.empty(numbers_of(total, num_experts), dtype=torch.int32, device=ids.device)
+    routing = routing_of(numbers, ids, num_experts, block)
+    most = routing.most
     if most == 0:
         numbers.zero_()
         return routing
     # The sort's time grows with the bits of a key.
     keys = torch.empty(total, dtype=_key_dtype(num_experts), device=ids.device)
-    routing_device.routing_keys[(triton.cdiv(total, _KEY_BLOCK),)](ids, keys, total, num_experts, _KEY_BLOCK)
+    routing_device.routing_keys[(triton.cdiv(total, _KEY_BLOCK),)](
+        routing.ids, keys, total, num_experts, _KEY_BLOCK
+    )
     keys, order = torch.sort(keys, stable=True)
     programs = max(triton.cdiv(total, _BLOCK), triton.cdiv(most, _TILES))
     routing_device.routing_tables[(programs,)](
-        keys, order, *parts, total, num_experts, most, top_k, total.bit_length(),
+        keys, order, routing.tokens, routing.pairs, routing.rows_of, routing.offsets, routing.tiles,
+        total, num_experts, most, routing.top_k, total.bit_length(),
         triton.next_power_of_2(num_experts), block, _BLOCK, _TILES, num_warps=4,
     )  # fmt: skip
     return routing

@@ -1,0 +1,228 @@
+"""Experts in Triton: rows gathered inside the first product, the gate in its epilogue, nothing waits.
+
+Forward:  [g, u] = x[token] U_e + u_e;  h = gate(g, u);  y = h D_e + d_e;  result_t = sum_k w y
+Backward: dh = grad[token] D_e';  [dg, du] = gate'(g, u) (w dh);  dx_t = sum_k [dg, du] U_e'
+          dw = <dh, h> + <grad[token], d_e>;  dD_e = (w h)' grad[token];  dU_e = x[token]' [dg, du]
+Shapes: `forms.Operands`; a row for each of the tokens * k pairs, sorted by expert. Ids that no expert has add
+nothing and get no gradient. `triton_products` says what is in float32; a sum over k is taken place by place
+of a token: two runs give the same bits.
+Saved: the operands, [g, u] in the dtype of the products, and where every row stands; h is computed again, y
+is not needed. Mutates: the saved [g, u], which its gradient takes the place of; a second backward through a
+retained graph computes it again.
+
+Memory, for 16,384 tokens of 2,048, 128 experts of 768, top 8, bfloat16, in MiB: the result 64, g and u 384
+and 1.6 of numbers live from forward to backward. The forward's peak is 1,154, with h 192 and y 512. Backward
+adds, one after the other, w h 192 and 3 of sums; dD 384, and w h goes; rows of dx 512 and dx 64, and the rows
+go; dU 768. The peak is its end: 64 + 384 + 2 + 384 + 64 + 768 = 1,666, or 1.63 GiB, of which 1,152 are the
+gradients of weights. By the dispatcher (torch.compile) [dg, du] are 384 more, and [g, u] goes when its graph
+lets it go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.gated_mlp.triton import ACTIVATIONS
+from veomni_hook.kernels.moe_experts import forms, triton_products
+from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, experts
+from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Layout, Operands, kept_shape
+from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
+from veomni_hook.kernels.moe_experts.operators import define_backend
+from veomni_hook.kernels.moe_experts.triton_products import Expert
+from veomni_hook.kernels.moe_experts.triton_routing import Routing, numbers_of, route, routing_of
+
+__all__ = [
+    "alpha_gated",
+    "biased_alpha_gated_float32",
+    "biased_interleaved_alpha_gated",
+    "gated",
+    "gated_clamped",
+    "gated_clamped_after",
+    "gated_float32_product",
+    "gated_or_identity",
+    "gated_transposed",
+    "loses",
+    "loses_in_float32",
+    "refuses",
+    "refuses_or_identity",
+    "ungated",
+]
+
+Tensor = torch.Tensor
+
+#: By the gate of a layout, the number that device code knows its form by. Between operands and result all
+#: gates compute in float32, so `product_float32` is no other.
+_GATES = {
+    "product": 0,
+    "product_float32": 0,
+    "clamped": 1,
+    "clamped_after": 2,
+    "scaled_sigmoid": 3,
+    "activation": 4,
+}
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _expert(form: Form, layout: Layout) -> Expert:
+    return Expert(
+        _GATES[layout.gate],
+        ACTIVATIONS[form.activation],
+        form.limit,
+        form.alpha,
+        layout.transposed,
+        layout.interleaved,
+        layout.gate == "activation",
+    )
+
+
+def _block(operands: Operands, form: Form) -> int:
+    pairs, dtype = operands.top_k_index.numel(), form.dtype
+    return triton_products.row_block(pairs, operands.up.shape[0], dtype.itemsize)
+
+
+def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` [tokens, columns] in ``dtype``, its rows wherever they stand, their elements side by side."""
+    x = x.to(dtype)
+    return x if x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
+
+
+def _first_product(
+    operands: Operands, form: Form, x: Tensor, routing: Routing, *, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    up = operands.up.to(form.dtype)
+    expert = _expert(form, LAYOUTS[form.variant])
+    return triton_products.gate_up(x, up, operands.up_bias, routing, expert, keep=keep)
+
+
+def _forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    x, index, weights, up, _, down, down_bias = operands
+    routing = route(index, up.shape[0], _block(operands, form))
+    h, products = _first_product(operands, form, _rows(x, form.dtype), routing, keep=keep)
+    transposed = LAYOUTS[form.variant].transposed
+    y = triton_products.down(h, down.to(form.dtype), down_bias, routing, transposed=transposed)
+    del h
+    result = triton_products.combine(y, routing, weights, dtype=x.dtype)
+    if products is None:
+        return result, *_like_kept(operands, form, keep=False)
+    return result, products, routing.numbers
+
+
+def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
+    index = operands.top_k_index
+    numbers = numbers_of(index.numel(), operands.up.shape[0]) if keep else 0
+    return (
+        index.new_empty(kept_shape(operands, form, keep=keep), dtype=form.dtype),
+        index.new_empty(numbers, dtype=torch.int32),
+    )
+
+
+def _backward(
+    grad: Tensor,
+    operands: Operands,
+    kept: Sequence[Tensor | None],
+    form: Form,
+    needed: Needed,
+    *,
+    spend: bool,
+) -> Gradients:
+    x, index, weights, up, up_bias, down, down_bias = operands
+    expert, block = _expert(form, LAYOUTS[form.variant]), _block(operands, form)
+    grad, rows = _rows(grad, form.dtype), _rows(x, form.dtype)
+    products, numbers = kept
+    if products is None or numbers is None:
+        routing = route(index, up.shape[0], block)
+        products, spend = _first_product(operands, form, rows, routing, keep=True)[1], True
+        assert products is not None  # noqa: S101 - it was told to keep them
+    else:
+        routing = routing_of(numbers, index, up.shape[0], block)
+    dz, weighted, sums = triton_products.gate_up_backward(
+        grad, down.to(form.dtype), products, routing, weights, expert, spend=spend
+    )
+    del products
+    to_weights = to_down = to_down_bias = to_x = to_up = to_up_bias = None
+    if needed.top_k_weights:
+        to_weights = triton_products.routing_gradient(sums, weights, routing, grad, down_bias)
+    if needed.down:
+        to_down = _weight_gradient(weighted, grad, routing, expert, down.dtype, gather_inputs=False)
+    del weighted, sums
+    if needed.down_bias and down_bias is not None:
+        dtype = down_bias.dtype
+        to_down_bias = triton_products.bias_gradient(grad, routing, weights, gather=True, dtype=dtype)
+    if needed.hidden_states:
+        to_x = _input_gradient(dz, up.to(form.dtype), routing, expert, x.dtype)
+    if needed.up:
+        to_up = _weight_gradient(rows, dz, routing, expert, up.dtype, gather_inputs=True)
+    if needed.up_bias and up_bias is not None:
+        to_up_bias = triton_products.bias_gradient(dz, routing, gather=False, dtype=up_bias.dtype)
+    return Gradients(to_x, to_weights, to_up, to_up_bias, to_down, to_down_bias)
+
+
+def _input_gradient(dz: Tensor, up: Tensor, routing: Routing, expert: Expert, dtype: torch.dtype) -> Tensor:
+    rows = triton_products.input_gradient(dz, up, routing, transposed=expert.transposed)
+    return triton_products.combine(rows, routing, dtype=dtype)
+
+
+def _weight_gradient(
+    inputs: Tensor,
+    outputs: Tensor,
+    routing: Routing,
+    expert: Expert,
+    dtype: torch.dtype,
+    *,
+    gather_inputs: bool,
+) -> Tensor:
+    """The gradient of stacked weights, as they are stored, for inputs and gradients of outputs."""
+    if expert.transposed:
+        return triton_products.weight_gradient(
+            inputs, outputs, routing, gather_left=gather_inputs, dtype=dtype
+        )
+    return triton_products.weight_gradient(
+        outputs, inputs, routing, gather_left=not gather_inputs, dtype=dtype
+    )
+
+
+_BACKEND = define_backend("moe_experts_triton", _forward, _backward, _like_kept, kept=2, spends=True)
+
+#: Called with the operands of the function of the same name in `reference`.
+gated = partial(experts, _BACKEND, "gated")
+gated_clamped = partial(experts, _BACKEND, "gated_clamped")
+gated_clamped_after = partial(experts, _BACKEND, "gated_clamped_after")
+gated_float32_product = partial(experts, _BACKEND, "gated_float32_product")
+gated_transposed = partial(experts, _BACKEND, "gated_transposed")
+alpha_gated = partial(experts, _BACKEND, "alpha_gated")
+biased_interleaved_alpha_gated = partial(experts, _BACKEND, "biased_interleaved_alpha_gated")
+biased_alpha_gated_float32 = partial(experts, _BACKEND, "biased_alpha_gated_float32")
+ungated = partial(experts, _BACKEND, "ungated")
+gated_or_identity = partial(experts_or_identity, gated)
+
+
+def refuses(owner: Any, *operands: Any) -> str | None:
+    """Return why the upstream code of the experts ``owner`` must run, or None."""
+    reason = forms.refuses(owner, *operands)
+    if reason is not None:
+        return reason
+    tensors, rest = forms.taken_apart(operands)
+    for each in rest:
+        if type(each) in (int, float) and each < 0:
+            return f"a limit or alpha is {each}"
+    dtype = forms.compute_dtype("gated", tensors)
+    return None if dtype in _DTYPES else f"products are in 16 bits or float32, not {dtype}"
+
+
+refuses_or_identity = partial(identity_refuses, refuses)
+
+
+def loses(owner: Any, hidden_states: Tensor, *_: Any) -> str | None:
+    """Return where upstream is as fast, or None."""
+    if hidden_states.dtype is torch.float32 and not torch.is_autocast_enabled(hidden_states.device.type):
+        return loses_in_float32()
+    return None
+
+
+def loses_in_float32(*_: Any) -> str:
+    """Return why upstream is as fast where products are in float32."""
+    return "float32 is multiplied here without tensor cores; choose triton by name to have it"
