@@ -95,4 +95,14 @@ KERNELS = (
         )
         for variant in ("gated_jointly", "gated_normalised")
     ),
+    Kernel(
+        op="moe_experts",
+        variant="gated",
+        backend="liger",
+        load=f"{_HERE}.liger:gated",
+        refuses=f"{_HERE}.liger:refuses",
+        requires=Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",)),
+        description="Liger's grouped kernels: SiLU; waits for the device, adds by atomics",
+        automatic=False,
+    ),
 )

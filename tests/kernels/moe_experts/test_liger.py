@@ -1,0 +1,53 @@
+"""Liger's experts, where it is installed: compiled on a GPU only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.kernels.matching import assert_matches
+from tests.kernels.moe_experts.formulas import CASES, SENTINEL, inputs
+from veomni_hook.kernels.moe_experts import reference
+from veomni_hook.kernels.registry import registry
+
+pytest.importorskip("triton")
+pytest.importorskip("liger_kernel")
+
+from veomni_hook.kernels.moe_experts.liger import gated, refuses
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def test_runs_only_if_asked_for():
+    (kernel,) = (k for k in registry.kernels("moe_experts") if k.backend == "liger")
+    assert (kernel.variant, kernel.automatic) == ("gated", False)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="these kernels of Liger do not run in the interpreter")
+def test_equals_the_reference():
+    x, ids, routing, *weights = (each.to(DEVICE) for each in inputs(CASES["gated"]))
+    assert (ids == SENTINEL).any()
+    sides = [
+        lambda x, routing, *weights, home=home: home(x, ids, routing, *weights, functional.silu)
+        for home in (gated, reference.gated)
+    ]
+    assert_matches(*sides, [x, routing, *weights], tolerance=2e-2)  # its products are in tf32
+
+
+def test_refuses():
+    operands = [*inputs(CASES["gated"]), functional.silu]
+    assert refuses(None, *operands) is None
+    for number, change, reason in (
+        (5, lambda _: functional.gelu, "gelu"),
+        (5, lambda _: torch.tanh, "tanh"),
+        (0, lambda x: x[None], "hidden states [1,"),
+        (0, lambda x: x.half(), "float16"),
+    ):
+        changed = [*operands]
+        changed[number] = change(changed[number])
+        assert reason in refuses(None, *changed)
+    empty = [*(each[:0] for each in operands[:3]), *operands[3:]]
+    assert "nothing to multiply" in refuses(None, *empty)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert "autocast" in refuses(None, *operands)

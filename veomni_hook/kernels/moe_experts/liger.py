@@ -1,0 +1,51 @@
+"""Experts by Liger's Triton kernels, for who asks for them by name: SiLU, gate_up [E, 2I, H].
+
+It reads the number of its tiles from the device, and its gradient of the routing weights is added up by
+atomics: two runs differ in its last bits. Saved: the operands, gate and up of all pairs, and the order of
+pairs. Mutates: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+
+from veomni_hook.kernels.activations import name_of
+from veomni_hook.kernels.moe_experts import forms
+
+__all__ = ["gated", "refuses"]
+
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+
+
+def gated(
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    gate_up_proj: torch.Tensor,
+    down_proj: torch.Tensor,
+    act_fn: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return what `reference.gated` says; the activation is SiLU."""
+    # Liger knows no ids without an expert: they go to the first one, with the weight 0.
+    there = (top_k_index >= 0) & (top_k_index < gate_up_proj.shape[0])
+    index = torch.where(there, top_k_index, 0).to(torch.int32)
+    weights = torch.where(there, top_k_weights, 0)
+    found: torch.Tensor = LigerFusedMoEFunction.apply(hidden_states, gate_up_proj, down_proj, index, weights)
+    return found
+
+
+def refuses(owner: Any, *operands: Any) -> str | None:
+    """Return why the upstream code of the experts ``owner`` must run, or None."""
+    reason = forms.refuses(owner, *operands)
+    if reason is not None:
+        return reason
+    x, stacked, activation = operands[0], operands[3], operands[5]
+    if name_of(activation) != "silu":
+        return f"the activation is {name_of(activation)}"
+    if x.dtype not in _DTYPES or stacked.dtype is not x.dtype or torch.is_autocast_enabled(x.device.type):
+        return f"hidden states are {x.dtype}, weights {stacked.dtype}, or autocast is on"
+    return None if operands[1].numel() and stacked.numel() else "there is nothing to multiply"
