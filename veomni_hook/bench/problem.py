@@ -22,10 +22,11 @@ class Problem:
         shape: for people.
         leaves: the operands that get gradients; every side is called with these, in this order.
         sides: what computes it, by name; ``eager`` is the upstream code.
-        incoming: gradients of the results, by the name of the part that they are measured as; where it is
-            empty, forward and backward are one part, ``step``, from a scalar.
+        incoming: gradients of the results, by the name of the part that they are measured as, a backward
+            through a graph that is kept; where it is empty, the result is a scalar.
         limit: what bounds it: bytes that move, or floating-point operations.
-        work: how many of these each part needs at least.
+        work: how many of these each part needs at least; what is not there is not measured. ``step`` is
+            forward and backward, with the memory that they take.
         spoils: sides whose backward writes into the gradient that it is given.
         absent: peers that are not among the sides here, and why.
     """

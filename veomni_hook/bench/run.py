@@ -74,16 +74,11 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
             yield _without("absent", problem, told)
         if failed:
             yield _without("failed", problem, failed)
-        if problem.incoming:
-            calls = {name: _forward(problem, side) for name, side in problem.sides.items()}
-            yield _row(problem, "forward", calls, device)
-            for part in problem.incoming:
-                calls = {name: _backward(problem, name, side, part) for name, side in problem.sides.items()}
-                yield _row(problem, part, calls, device)
-        steps = {name: partial(_step, problem, side) for name, side in problem.sides.items()}
-        if not problem.incoming:
-            yield _row(problem, "step", steps, device, memory=True)
-        elif device == "cuda" and problem.work["forward"] / bandwidth(device) * 1e3 < SHORT:
+        for part in problem.work:
+            calls = {name: _call(problem, name, side, part) for name, side in problem.sides.items()}
+            yield _row(problem, part, calls, device)
+        if device == "cuda" and problem.incoming and problem.work["forward"] / _most(problem, device) < SHORT:
+            steps = {name: partial(_step, problem, side) for name, side in problem.sides.items()}
             for part, timed in (("host", host_time), ("wall", wall_time)):
                 taken = {name: timed(step) for name, step in steps.items()}
                 yield Row(problem.op, part, problem.dtype, problem.shape, "", 0, taken, {}, {})
@@ -100,21 +95,26 @@ def _peak(problem: Problem, call: Callable[[], object], device: str) -> int:
     return peak_bytes(call, device)
 
 
-def _row(
-    problem: Problem,
-    part: str,
-    calls: Mapping[str, Callable[[], object]],
-    device: str,
-    *,
-    memory: bool = False,
-) -> Row:
+def _row(problem: Problem, part: str, calls: Mapping[str, Callable[[], object]], device: str) -> Row:
     times = by_turns(calls, device, ROUNDS[device])
     work = problem.work[part]
-    dtype = problem.leaves[0].dtype
-    most = bandwidth(device) if problem.limit == "bytes" else matmul_rate(device, dtype)
-    share = {name: work / taken * 1e3 / most for name, taken in times.items()}
-    peak = {name: _peak(problem, call, device) for name, call in calls.items()} if memory else {}
+    most = _most(problem, device)
+    share = {name: work / taken / most for name, taken in times.items()}
+    peak = {name: _peak(problem, call, device) for name, call in calls.items()} if part == "step" else {}
     return Row(problem.op, part, problem.dtype, problem.shape, problem.limit, work, times, share, peak)
+
+
+def _most(problem: Problem, device: str) -> float:
+    """How much of what bounds the problem the device can do in a millisecond."""
+    if problem.limit == "bytes":
+        return bandwidth(device) / 1e3
+    return matmul_rate(device, problem.leaves[0].dtype) / 1e3
+
+
+def _call(problem: Problem, name: str, side: Side, part: str) -> Callable[[], object]:
+    if part == "step":
+        return partial(_step, problem, side)
+    return _forward(problem, side) if part == "forward" else _backward(problem, name, side, part)
 
 
 def _forward(problem: Problem, side: Side) -> Callable[[], object]:

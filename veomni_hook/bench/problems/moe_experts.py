@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, beside, made
 
 __all__ = ["problems", "upstream"]
@@ -31,6 +32,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size; the experts of a token are the top-k of seeded normal logits."""
     sizes = _CUDA if device == "cuda" else _CPU
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    _, absent = quack.side(device, "quack", "it has products of sorted rows, and no experts")
     for tokens, hidden, inner, experts, top_k, hot in sizes[:2] if quick else sizes:
         x = made(tokens, hidden, device=device, dtype=dtype)
         logits = made(tokens, experts, device=device, dtype=torch.float32)
@@ -43,12 +45,15 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         yield Problem(
             op="moe_experts",
             shape=f"{tokens} x {hidden} x {inner}, {experts} experts, top {top_k}, "
-            f"{counts.min()} to {counts.max()} tokens each",
+            f"{counts.min()} to {counts.max()} tokens each, median {counts.median()}",
             leaves=(x, weights.to(dtype), up, down),
             sides=_sides(device, index),
             limit="flops",
-            work={"forward": forward, "backward": 2 * forward},
+            # A backward alone, through a graph that is kept, is none that a training step has: ours writes
+            # gradients over what the forward kept, once.
+            work={"forward": forward, "step": 3 * forward},
             incoming={"backward": [made(tokens, hidden, device=device, dtype=dtype)]},
+            absent=absent,
         )
 
 
@@ -57,6 +62,8 @@ def _sides(device: str, index: Tensor) -> dict[str, Side]:
     grouped = _grouped_mm()
     if grouped is not None:
         found["grouped_mm"] = partial(_called, grouped, index)
+        # Upstream's loop is over what the host reads, at which a graph breaks.
+        found["compile"] = torch.compile(partial(_called, grouped, index), dynamic=False)
     for name, side in beside("moe_experts", "gated", device).items():
         found[name] = partial(_called, side, index)
     return found
