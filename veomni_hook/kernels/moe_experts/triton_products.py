@@ -129,6 +129,15 @@ def _product_tile(piece: str, block: int, x: Tensor) -> Tile:
     return Tile(block, 64 if paired else 128, depth, 4, 4 if block == 16 else 3, programs=2, parts=2)
 
 
+def _gradient_tile(expert: Expert, block: int, dout: Tensor) -> Tile:
+    tile = _product_tile("gate_up_backward", block, dout)
+    # Of the largest tile, two parts of pairs that alternate spill 296 bytes a thread, and 12 where the second
+    # product's weight is transposed.
+    if tile.rows >= 128 and expert.transposed:
+        return tile._replace(parts=2 * tile.parts)
+    return tile
+
+
 def _weight_tile(x: Tensor) -> Tile:
     if x.element_size() == 4:
         return Tile(32, 32, 32, 4, 2)
@@ -354,7 +363,7 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     hidden = dout.shape[1]
     columns = products.shape[1] // 2 if expert.paired else products.shape[1]
     gradients = products if spend else torch.empty_like(products)
-    tile = tile or _product_tile("gate_up_backward", routing.block, dout)
+    tile = tile or _gradient_tile(expert, routing.block, dout)
     h = torch.empty(routing.total, columns, dtype=dout.dtype, device=dout.device)
     parts = triton.cdiv(columns, tile.columns)
     partial = torch.empty(parts, routing.total, dtype=torch.float32, device=dout.device)
