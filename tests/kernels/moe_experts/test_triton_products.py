@@ -199,7 +199,8 @@ def test_weights_before_the_rounding():
 
 @pytest.mark.parametrize("tile", [
     Tile(BLOCK, 32, 16, 4, 2, parts=2),
-    Tile(BLOCK, 16, 32, 4, 3, group=1, flatten=True, copied=True),
+    Tile(BLOCK, 16, 32, 4, 3, group=1, flatten=True, copied=True, written=True),
+    Tile(BLOCK, 32, 16, 4, 2, parts=2, written=True),
     Tile(BLOCK, 16, 16, 4, 2, described=False),
     Tile(BLOCK, 32, 16, 4, 2, programs=0, parts=2, described=False),
 ])  # fmt: skip

@@ -159,12 +159,17 @@ def gate_up(
 
 @triton.jit(do_not_specialize=["most"])
 def rows_product(
-    x, w, bias, y, pairs, weights, tiles, most, inner, columns, w_expert, w_column, w_inner,
+    x, w, bias, y, y_described, pairs, weights, tiles, most, inner, columns, w_expert, w_column, w_inner,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
     TRANSPOSED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
     BIASED: tl.constexpr, WEIGHTED: tl.constexpr, FLATTEN: tl.constexpr, SPECIALIZE: tl.constexpr,
+    Y_DESCRIBED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """y [rows, columns] from contiguous rows of x, times each row's routing weight if ``WEIGHTED``."""
+    """y [rows, columns] from contiguous rows of x, times each row's routing weight if ``WEIGHTED``.
+
+    ``Y_DESCRIBED``: a tile whose rows are all there is written by a descriptor of ``PARTS`` of its columns;
+    the others are written row by row, for what follows them is another expert's.
+    """
     m_tiles = tl.load(tiles + 3 * most)
     n_tiles = tl.cdiv(columns, BN)
     for index in tl.range(
@@ -187,8 +192,27 @@ def rows_product(
         if WEIGHTED:
             pair = tl.load(pairs + rows, mask=there, other=0)
             acc *= tl.load(weights + pair, mask=there, other=0.0).to(tl.float32)[:, None]
+        result = acc.to(y.dtype.element_ty)
         here = y + rows.to(tl.int64)[:, None] * columns + column[None, :]
-        tl.store(here, acc.to(y.dtype.element_ty), mask=there[:, None] & (column < columns)[None, :])
+        inside = there[:, None] & (column < columns)[None, :]
+        if Y_DESCRIBED:
+            if row + BM <= end:
+                _write_by_parts(y_described, result, row, n * BN, BM, BN, PARTS)
+            elif not FLATTEN:
+                tl.store(here, result, mask=inside)
+        if FLATTEN or not Y_DESCRIBED:
+            # In a flattened loop Triton 3.6 does not compile the other branch.
+            tl.store(here, result, mask=inside & (row + BM > end) if Y_DESCRIBED else inside)
+
+
+@triton.jit
+def _write_by_parts(described, tile, row, first, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr):
+    if PARTS == 1:
+        described.store([row, first], tile)
+    else:
+        left, right = _parted(tile, BM, BN // 2, 1)
+        _write_by_parts(described, left, row, first, BM, BN // 2, PARTS // 2)
+        _write_by_parts(described, right, row, first + BN // 2, BM, BN // 2, PARTS // 2)
 
 
 @triton.jit

@@ -88,6 +88,7 @@ class Tile(NamedTuple):
     ``programs`` is how many a multiprocessor runs; 0 starts one program for each tile. ``copied``: rows that
     a product would gather are brought into the experts' order first, so that they can be read by descriptors.
     ``specialized``: some warps fetch while others compute; only where neither operand is gathered.
+    ``written``: whole tiles of a product are written by a descriptor, in ``parts``.
     """
 
     rows: int
@@ -102,6 +103,7 @@ class Tile(NamedTuple):
     parts: int = 1
     described: bool = True
     copied: bool = False
+    written: bool = False
 
 
 def row_block(pairs: int, num_experts: int, element: int) -> int:
@@ -301,13 +303,16 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
     described = _described_weight(weight, transposed, 0, tile)
     rows = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]) if _describable(x, tile) else None
     even = _even(tile, inner, columns, described)
+    target = None
+    if tile.written and _describable(y, tile):
+        target = TensorDescriptor.from_tensor(y, [tile.rows, tile.columns // tile.parts])
     device.rows_product[_grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
         x if rows is None else rows, weight if described is None else described,
-        y if bias is None else bias.contiguous(), y, routing.pairs,
+        y if bias is None else bias.contiguous(), y, y if target is None else target, routing.pairs,
         y if weights is None else weights.contiguous(), routing.tiles, routing.most, inner, columns,
         *_inner_last(weight, transposed), tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
         transposed, rows is not None, described is not None, even, bias is not None, weights is not None,
-        tile.flatten, tile.specialized, num_warps=tile.warps,
+        tile.flatten, tile.specialized, target is not None, tile.parts, num_warps=tile.warps,
     )  # fmt: skip
     return y
 
