@@ -342,3 +342,52 @@ def test_fused_load_balancing_loss_waits_for_nothing():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(layer.grad is not None for layer in layers)
+
+
+def experts_and_operands(tokens, hidden, inner, experts, top_k, dtype=torch.bfloat16):
+    fused = pytest.importorskip("veomni_hook.kernels.moe_experts.triton")
+    weights, ids = torch.topk(random(tokens, experts, dtype=torch.float32).softmax(-1), top_k)
+    up = random(experts, 2 * inner, hidden, dtype=dtype) * hidden**-0.5
+    down = random(experts, hidden, inner, dtype=dtype) * inner**-0.5
+    leaves = [random(tokens, hidden, dtype=dtype), weights, up, down]
+    return fused, ids, [leaf.requires_grad_() for leaf in leaves]
+
+
+def test_experts_wait_for_nothing_and_have_equal_bits():
+    fused, ids, leaves = experts_and_operands(700, 256, 192, 16, 4)
+    ids[::5, 1] = 16
+    found = []
+    for _ in range(3):
+        torch.cuda.set_sync_debug_mode("error" if found else "default")  # compiling may wait
+        try:
+            x, weights, up, down = leaves
+            result = fused.gated(x, ids, weights, up, down, functional.silu)
+            found.append([result, *torch.autograd.grad(result, leaves, x.detach())])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for again in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found[0], again, strict=True))
+
+
+def test_experts_take_the_memory_that_their_docstring_says():
+    fused, ids, leaves = experts_and_operands(16384, 2048, 768, 128, 8)
+    incoming = torch.randn_like(leaves[0])
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    x, weights, up, down = leaves
+    fused.gated(x, ids, weights, up, down, functional.silu).backward(incoming)
+    taken = (torch.cuda.max_memory_allocated() - held) / 2**20
+    assert 1152 < taken < 1690, f"{taken} MiB"
+
+
+def test_experts_past_two_to_the_31_elements():
+    fused, ids, (x, weights, up, down) = experts_and_operands(2**19 + 300, 4096, 64, 2, 1)
+
+    def run(first):
+        leaves = [each[first:].detach().requires_grad_() for each in (x, weights)]
+        result = fused.gated(leaves[0], ids[first:], leaves[1], up.detach(), down.detach(), functional.silu)
+        return result[-50:], *(g[-50:] for g in torch.autograd.grad(result, leaves, leaves[0].detach()))
+
+    for whole, last in zip(run(0), run(2**19), strict=True):
+        error = (whole.double() - last.double()).norm() / last.double().norm()
+        assert error < 1e-2, error
