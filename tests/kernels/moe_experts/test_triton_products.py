@@ -12,9 +12,10 @@ from veomni_hook.kernels.moe_experts import reference
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.moe_experts import triton_products
-from veomni_hook.kernels.moe_experts.triton_products import Expert, Tile
+from veomni_hook.kernels.moe_experts import triton_products, triton_tiles
+from veomni_hook.kernels.moe_experts.triton_products import Expert
 from veomni_hook.kernels.moe_experts.triton_routing import route
+from veomni_hook.kernels.moe_experts.triton_tiles import Tile
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter is wrong for products of bfloat16.
@@ -35,8 +36,8 @@ def small(monkeypatch, request):
     """Several tiles each way, and several rounds of a loop, at sizes that the interpreter can do."""
     if "chosen_tiles" in request.fixturenames:
         return
-    monkeypatch.setattr(triton_products, "_product_tile", lambda *_: Tile(BLOCK, 16, 16, 4, 2, group=2))
-    monkeypatch.setattr(triton_products, "_weight_tile", lambda *_: Tile(16, 16, 16, 4, 2, group=2))
+    monkeypatch.setattr(triton_tiles, "product_tile", lambda *_: Tile(BLOCK, 16, 16, 4, 2, group=2))
+    monkeypatch.setattr(triton_tiles, "weight_tile", lambda *_: Tile(16, 16, 16, 4, 2, group=2))
     monkeypatch.setattr(triton_products, "_COMBINED", 16)
 
 
@@ -206,8 +207,8 @@ def test_weights_before_the_rounding():
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["silu", "transposed", "biased_interleaved"])
 def test_other_tiles(monkeypatch, name, tile):
-    monkeypatch.setattr(triton_products, "_product_tile", lambda *_: tile)
-    monkeypatch.setattr(triton_products, "_weight_tile", lambda *_: tile)
+    monkeypatch.setattr(triton_tiles, "product_tile", lambda *_: tile)
+    monkeypatch.setattr(triton_tiles, "weight_tile", lambda *_: tile)
     check(name, "sentinel")
 
 
@@ -308,5 +309,5 @@ def test_no_experts_and_no_places():
 
 
 def test_blocks_of_rows():
-    assert [triton_products.row_block(n, 8, 2) for n in (8, 200, 400, 520, 80000)] == [16, 32, 64, 128, 128]
-    assert triton_products.row_block(80000, 8, 4) == 64
+    assert [triton_tiles.row_block(n, 8, 2) for n in (8, 200, 400, 520, 80000)] == [16, 32, 64, 128, 128]
+    assert triton_tiles.row_block(80000, 8, 4) == 64

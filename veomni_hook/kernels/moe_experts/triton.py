@@ -34,6 +34,7 @@ from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identi
 from veomni_hook.kernels.moe_experts.operators import define_backend
 from veomni_hook.kernels.moe_experts.triton_products import Expert
 from veomni_hook.kernels.moe_experts.triton_routing import Routing, numbers_of, route, routing_of
+from veomni_hook.kernels.moe_experts.triton_tiles import row_block
 
 __all__ = [
     "alpha_gated",
@@ -81,7 +82,7 @@ def _expert(form: Form, layout: Layout) -> Expert:
 
 def _block(operands: Operands, form: Form) -> int:
     pairs, dtype = operands.top_k_index.numel(), form.dtype
-    return triton_products.row_block(pairs, operands.up.shape[0], dtype.itemsize)
+    return row_block(pairs, operands.up.shape[0], dtype.itemsize)
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:

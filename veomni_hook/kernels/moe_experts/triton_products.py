@@ -13,23 +13,17 @@ written.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from veomni_hook.kernels.moe_experts import device, routing_device
+from veomni_hook.kernels.moe_experts import device, routing_device, triton_tiles
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
-
-try:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-except ImportError:  # before Triton 3.4
-    TensorDescriptor = None
+from veomni_hook.kernels.moe_experts.triton_tiles import TensorDescriptor, Tile, describable, grid
 
 __all__ = [
     "Expert",
-    "Tile",
     "bias_gradient",
     "combine",
     "down",
@@ -37,7 +31,6 @@ __all__ = [
     "gate_up_backward",
     "input_gradient",
     "routing_gradient",
-    "row_block",
     "weight_gradient",
 ]
 
@@ -47,8 +40,6 @@ _UNPAIRED, _ALL_BEFORE, _ALTERNATING = 0, 1, 2
 _COMBINED, _UNROLLED = 2048, 16
 _SUM_ROWS, _SUM_COLUMNS = 32, 128
 _PAIRS, _PAIR_COLUMNS = 32, 128
-# Bytes of shared memory that four stages of 128 x 256 take, and what lies beside them.
-_WIDE_BYTES = 200 * 1024
 
 
 class Expert(NamedTuple):
@@ -80,118 +71,9 @@ class Expert(NamedTuple):
         return _ALTERNATING if self.interleaved else _ALL_BEFORE
 
 
-class Tile(NamedTuple):
-    """A configuration: rows, columns and depth of a tile, warps, stages, tiles of rows that share columns.
-
-    ``flatten`` makes one loop of tiles and depth, so that a tile's results are written while the next one's
-    operands are on their way. ``parts``: of the columns, in what follows a backward product, one by one.
-    ``programs`` is how many a multiprocessor runs; 0 starts one program for each tile. ``copied``: rows that
-    a product would gather are brought into the experts' order first, so that they can be read by descriptors.
-    ``specialized``: some warps fetch while others compute; only where neither operand is gathered.
-    ``written``: whole tiles of a product are written by a descriptor, in ``parts``.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    group: int = 8
-    programs: int = 1
-    flatten: bool = False
-    specialized: bool = False
-    parts: int = 1
-    described: bool = True
-    copied: bool = False
-    written: bool = False
-
-
-def row_block(pairs: int, num_experts: int, element: int) -> int:
-    """Rows of a tile, by how many an expert has on average: a tile that is half empty costs a whole one."""
-    average = pairs // max(1, num_experts)
-    largest = 128 if element == 2 else 64
-    for block in (16, 32, 64):
-        if average <= block:
-            return min(block, largest)
-    return largest
-
-
-def _product_tile(piece: str, block: int, x: Tensor) -> Tile:
-    """The configuration of a product of rows; a column of gates and one of ups count once."""
-    paired = piece == "gate_up"
-    if x.element_size() == 4:
-        return Tile(block, 32, 32, 4, 2, described=False)
-    if block >= 128 and not _roomy(x):
-        return Tile(block, 64 if paired else 128, 32, 8, 3, parts=2)
-    if block >= 128:
-        wide = 128 if paired or piece == "gate_up_backward" else 256
-        return Tile(block, wide, 64, 8, 4, parts=2, flatten=True)
-    # Few rows: what counts is how many bytes of weights are on their way.
-    depth = 64 if block == 64 or not _roomy(x) else 128
-    return Tile(block, 64 if paired else 128, depth, 4, 4 if block == 16 else 3, programs=2, parts=2)
-
-
-def _gradient_tile(expert: Expert, block: int, dout: Tensor) -> Tile:
-    tile = _product_tile("gate_up_backward", block, dout)
-    # Of the largest tile, two parts of pairs that alternate spill 296 bytes a thread, and 12 where the second
-    # product's weight is transposed.
-    if tile.rows >= 128 and expert.transposed:
-        return tile._replace(parts=2 * tile.parts)
-    return tile
-
-
-def _weight_tile(x: Tensor) -> Tile:
-    if x.element_size() == 4:
-        return Tile(32, 32, 32, 4, 2)
-    return Tile(128, 256, 64, 8, 5) if _roomy(x) else Tile(128, 128, 32, 8, 5)
-
-
-def _roomy(x: Tensor) -> bool:
-    """Whether the stages of wide tiles fit into shared memory, as they do on Hopper."""
-    return not x.is_cuda or _shared_memory(x.device.index) >= _WIDE_BYTES
-
-
-@cache
-def _shared_memory(device_index: int) -> int:
-    properties: Any = torch.cuda.get_device_properties(device_index)
-    return int(properties.shared_memory_per_block_optin)
-
-
-@cache
-def _processors(device_index: int) -> int:
-    return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
-
-
-@cache
-def _describes(device_index: int) -> bool:
-    return TensorDescriptor is not None and torch.cuda.get_device_capability(device_index) >= (9, 0)
-
-
-def _grid(x: Tensor, tile: Tile, tiles: int) -> tuple[int]:
-    if not x.is_cuda or not tile.programs:
-        # The interpreter takes programs one by one.
-        return (min(tiles, 3) if not x.is_cuda else tiles,)
-    return (min(tiles, tile.programs * _processors(x.device.index)),)
-
-
-def _describable(tensor: Tensor, tile: Tile) -> bool:
-    """Whether hardware that copies tiles by descriptor can read the tensor."""
-    if not tile.described or TensorDescriptor is None:
-        return False
-    if tensor.is_cuda and not _describes(tensor.device.index):
-        return False
-    element = tensor.element_size()
-    return (
-        tensor.stride(-1) == 1
-        and all(stride * element % 16 == 0 for stride in tensor.stride()[:-1])
-        and tensor.data_ptr() % 16 == 0
-        and tensor.numel() > 0
-    )
-
-
 def _described_weight(weight: Tensor, transposed: bool, paired: int, tile: Tile) -> Any:  # noqa: FBT001
     """A descriptor of the weight's tiles, or None; ``weight`` as stored."""
-    if not _describable(weight, tile) or (transposed and paired == _ALL_BEFORE):
+    if not describable(weight, tile) or (transposed and paired == _ALL_BEFORE):
         return None
     wide = tile.columns * (2 if paired else 1)
     if transposed:
@@ -218,7 +100,7 @@ def _even(tile: Tile, inner: int, columns: int, described: Any) -> bool:
 
 def _gathered(x: Tensor, routing: Routing, tile: Tile) -> Any:
     """``x``, whose rows device code gathers, or a descriptor of a copy in the experts' order."""
-    if not tile.copied or not _describable(x, tile):
+    if not tile.copied or not describable(x, tile):
         return x
     rows = x.index_select(0, routing.tokens[: routing.total])
     return TensorDescriptor.from_tensor(rows, [tile.rows, tile.depth])
@@ -242,14 +124,14 @@ def gate_up(
     paired = expert.paired
     width = weight.shape[2 if expert.transposed else 1]
     columns = width // 2 if paired else width
-    tile = tile or _product_tile("gate_up" if paired else "down", routing.block, x)
+    tile = tile or triton_tiles.product_tile("gate_up" if paired else "down", routing.block, x)
     h = torch.empty(routing.total, columns, dtype=x.dtype, device=x.device)
     products = torch.empty(routing.total, width, dtype=x.dtype, device=x.device) if keep else None
     if h.numel() == 0 or routing.num_experts == 0:
         return h, products
     source = _gathered(x, routing, tile)
     described = _described_weight(weight, expert.transposed, paired, tile)
-    device.gate_up[_grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
+    device.gate_up[grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
         source, weight if described is None else described, h if bias is None else bias.contiguous(), h,
         h if products is None else products, routing.tokens, routing.tiles, routing.most, hidden, columns,
         x.stride(0), *_inner_last(weight, expert.transposed), expert.limit, expert.alpha,
@@ -296,17 +178,17 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
 ) -> Tensor:
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
-    tile = tile or _product_tile(piece, routing.block, x)
+    tile = tile or triton_tiles.product_tile(piece, routing.block, x)
     y = torch.empty(routing.total, columns, dtype=x.dtype, device=x.device)
     if y.numel() == 0 or routing.num_experts == 0:
         return y
     described = _described_weight(weight, transposed, 0, tile)
-    rows = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]) if _describable(x, tile) else None
+    rows = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]) if describable(x, tile) else None
     even = _even(tile, inner, columns, described)
     target = None
-    if tile.written and _describable(y, tile):
+    if tile.written and describable(y, tile):
         target = TensorDescriptor.from_tensor(y, [tile.rows, tile.columns // tile.parts])
-    device.rows_product[_grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
+    device.rows_product[grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
         x if rows is None else rows, weight if described is None else described,
         y if bias is None else bias.contiguous(), y, y if target is None else target, routing.pairs,
         y if weights is None else weights.contiguous(), routing.tiles, routing.most, inner, columns,
@@ -368,7 +250,7 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     hidden = dout.shape[1]
     columns = products.shape[1] // 2 if expert.paired else products.shape[1]
     gradients = products if spend else torch.empty_like(products)
-    tile = tile or _gradient_tile(expert, routing.block, dout)
+    tile = tile or triton_tiles.gradient_tile(routing.block, dout, transposed=expert.transposed)
     h = torch.empty(routing.total, columns, dtype=dout.dtype, device=dout.device)
     parts = triton.cdiv(columns, tile.columns)
     partial = torch.empty(parts, routing.total, dtype=torch.float32, device=dout.device)
@@ -377,7 +259,7 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     # The sum runs over what were columns of the result in the forward.
     described = _described_weight(weight, not expert.transposed, 0, tile)
     source = _gathered(dout, routing, tile)
-    device.gate_up_backward[_grid(dout, tile, routing.most * parts)](
+    device.gate_up_backward[grid(dout, tile, routing.most * parts)](
         source, weight if described is None else described, products, gradients, h, partial,
         routing.tokens, routing.pairs, weights.contiguous(), routing.tiles, routing.most, hidden, columns,
         routing.total, dout.stride(0), *_inner_last(weight, not expert.transposed), expert.limit,
@@ -422,7 +304,7 @@ def weight_gradient(
     One operand, ``left`` [.., P] if ``gather_left``, else ``right`` [.., Q], has a row for each token and is
     gathered; the other one has a row for each pair.
     """
-    tile = tile or _weight_tile(left)
+    tile = tile or triton_tiles.weight_tile(left)
     p, q = left.shape[1], right.shape[1]
     out = torch.empty(routing.num_experts, p, q, dtype=dtype or left.dtype, device=left.device)
     if out.numel() == 0:
@@ -432,10 +314,10 @@ def weight_gradient(
     blocks = (tile.rows, tile.columns)
     described: list[Any] = [None, None]
     for number, operand in enumerate((left, right)):
-        if bool(number) is gather_left and _describable(operand, tile):
+        if bool(number) is gather_left and describable(operand, tile):
             described[number] = TensorDescriptor.from_tensor(operand, [tile.depth, blocks[number]])
     tiles = routing.num_experts * triton.cdiv(p, tile.rows) * triton.cdiv(q, tile.columns)
-    device.weight_gradient[_grid(left, tile, tiles)](
+    device.weight_gradient[grid(left, tile, tiles)](
         left, left if described[0] is None else described[0], right,
         right if described[1] is None else described[1], out, routing.tokens, routing.offsets,
         routing.num_experts, p, q, left.stride(0), right.stride(0),

@@ -1,0 +1,141 @@
+"""Tiles of experts' products: few configurations, chosen by shape, and what the device can do with them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # before Triton 3.4
+    TensorDescriptor = None
+
+__all__ = [
+    "TensorDescriptor",
+    "Tile",
+    "describable",
+    "gradient_tile",
+    "grid",
+    "product_tile",
+    "row_block",
+    "weight_tile",
+]
+
+Tensor = torch.Tensor
+
+# Bytes of shared memory that four stages of 128 x 256 take, and what lies beside them.
+_WIDE_BYTES = 200 * 1024
+
+
+class Tile(NamedTuple):
+    """A configuration: rows, columns and depth of a tile, warps, stages, tiles of rows that share columns.
+
+    ``flatten`` makes one loop of tiles and depth, so that a tile's results are written while the next one's
+    operands are on their way. ``parts``: of the columns, in what follows a backward product, one by one.
+    ``programs`` is how many a multiprocessor runs; 0 starts one program for each tile. ``copied``: rows that
+    a product would gather are brought into the experts' order first, so that they can be read by descriptors.
+    ``specialized``: some warps fetch while others compute; only where neither operand is gathered.
+    ``written``: whole tiles of a product are written by a descriptor, in ``parts``.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    group: int = 8
+    programs: int = 1
+    flatten: bool = False
+    specialized: bool = False
+    parts: int = 1
+    described: bool = True
+    copied: bool = False
+    written: bool = False
+
+
+def row_block(pairs: int, num_experts: int, element: int) -> int:
+    """Rows of a tile, by how many an expert has on average: a tile that is half empty costs a whole one."""
+    average = pairs // max(1, num_experts)
+    largest = 128 if element == 2 else 64
+    for block in (16, 32, 64):
+        if average <= block:
+            return min(block, largest)
+    return largest
+
+
+def product_tile(piece: str, block: int, x: Tensor) -> Tile:
+    """The configuration of a product of rows; a column of gates and one of ups count once."""
+    paired = piece == "gate_up"
+    if x.element_size() == 4:
+        return Tile(block, 32, 32, 4, 2, described=False)
+    if block >= 128 and not _roomy(x):
+        return Tile(block, 64 if paired else 128, 32, 8, 3, parts=2)
+    if block >= 128:
+        wide = 128 if paired or piece == "gate_up_backward" else 256
+        return Tile(block, wide, 64, 8, 4, parts=2, flatten=True)
+    # Few rows: what counts is how many bytes of weights are on their way.
+    depth = 64 if block == 64 or not _roomy(x) else 128
+    return Tile(block, 64 if paired else 128, depth, 4, 4 if block == 16 else 3, programs=2, parts=2)
+
+
+def gradient_tile(block: int, dout: Tensor, *, transposed: bool) -> Tile:
+    """The configuration of the product after which gate and up get their gradients."""
+    tile = product_tile("gate_up_backward", block, dout)
+    # Of the largest tile, two parts of pairs that alternate spill 296 bytes a thread, and 12 where the second
+    # product's weight is transposed.
+    if tile.rows >= 128 and transposed:
+        return tile._replace(parts=2 * tile.parts)
+    return tile
+
+
+def weight_tile(x: Tensor) -> Tile:
+    """The configuration of a weight's gradient."""
+    if x.element_size() == 4:
+        return Tile(32, 32, 32, 4, 2)
+    return Tile(128, 256, 64, 8, 5) if _roomy(x) else Tile(128, 128, 32, 8, 5)
+
+
+def _roomy(x: Tensor) -> bool:
+    """Whether the stages of wide tiles fit into shared memory, as they do on Hopper."""
+    return not x.is_cuda or _shared_memory(x.device.index) >= _WIDE_BYTES
+
+
+@cache
+def _shared_memory(device_index: int) -> int:
+    properties: Any = torch.cuda.get_device_properties(device_index)
+    return int(properties.shared_memory_per_block_optin)
+
+
+@cache
+def _processors(device_index: int) -> int:
+    return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
+
+
+@cache
+def _describes(device_index: int) -> bool:
+    return TensorDescriptor is not None and torch.cuda.get_device_capability(device_index) >= (9, 0)
+
+
+def grid(x: Tensor, tile: Tile, tiles: int) -> tuple[int]:
+    """How many programs walk over the tiles."""
+    if not x.is_cuda or not tile.programs:
+        # The interpreter takes programs one by one.
+        return (min(tiles, 3) if not x.is_cuda else tiles,)
+    return (min(tiles, tile.programs * _processors(x.device.index)),)
+
+
+def describable(tensor: Tensor, tile: Tile) -> bool:
+    """Whether hardware that copies tiles by descriptor can read the tensor."""
+    if not tile.described or TensorDescriptor is None:
+        return False
+    if tensor.is_cuda and not _describes(tensor.device.index):
+        return False
+    element = tensor.element_size()
+    return (
+        tensor.stride(-1) == 1
+        and all(stride > 0 and stride * element % 16 == 0 for stride in tensor.stride()[:-1])
+        and tensor.data_ptr() % 16 == 0
+        and tensor.numel() > 0
+    )
