@@ -10,12 +10,12 @@ Saved: the operands, [g, u] in the dtype of the products, and where every row st
 is not needed. Mutates: the saved [g, u], which its gradient takes the place of; a second backward through a
 retained graph computes it again.
 
-Memory, for 16,384 tokens of 2,048, 128 experts of 768, top 8, bfloat16, in MiB: the result 64, g and u 384
-and 1.6 of numbers live from forward to backward. The forward's peak is 1,154, with h 192 and y 512. Backward
-adds, one after the other, w h 192 and 3 of sums; dD 384, and w h goes; rows of dx 512 and dx 64, and the rows
-go; dU 768. The peak is its end: 64 + 384 + 2 + 384 + 64 + 768 = 1,666, or 1.63 GiB, of which 1,152 are the
-gradients of weights. By the dispatcher (torch.compile) [dg, du] are 384 more, and [g, u] goes when its graph
-lets it go.
+Memory, for 16,384 tokens of 2,048, 128 experts of 768, top 8, bfloat16, in MiB, as torch's allocator counts
+it: from forward to backward live the result 64, g and u 384 and the numbers of rows 1.6. The forward's peak
+is 1,090, with h 192 and y 512. Backward adds, one after the other, w h 192 and sums 3; dD 384, and w h goes;
+rows of dx 512 and dx 64, and the rows go; dU 768. The peak of a step is its end, 64 + 384 + 2 + 384 + 64 +
+768 = 1,666, or 1.63 GiB, of which 1,152 are the gradients of weights. By the dispatcher (torch.compile) [dg,
+du] are 384 more, and [g, u] goes when its graph lets it go.
 """
 
 from __future__ import annotations
