@@ -39,11 +39,13 @@ FAMILIES = {
         {"rms_norm/cast_before_weight_gated", "rms_norm/one_plus_weight"},
     ),
 }  # fmt: skip
+# Their own tests say which variants have none.
 ELSEWHERE = {"moe_experts", "moe_router"}
 
 
 def test_every_variant_has_a_torch_kernel():
-    found = {(each.op, each.variant) for each in registry.kernels() if each.backend == "torch"}
+    found = {(each.op, each.variant) for each in registry.kernels() if each.backend == "torch"
+             and each.op not in ELSEWHERE}  # fmt: skip
     assert found == {(op.name, variant) for op in registry.ops().values() for variant in op.variants
                      if op.name not in ELSEWHERE}  # fmt: skip
 
