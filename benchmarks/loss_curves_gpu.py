@@ -1,4 +1,4 @@
-"""200 steps of a small Qwen3 on real text, without and with the hook: `python -m benchmarks.loss_curves_gpu`.
+"""200 steps of a small model on real text, without and with the hook: `python -m benchmarks.loss_curves_gpu`.
 
 Python's own standard library is the text; a token is a word or a sign, by its hash. Each side trains in an
 interpreter of its own from the same weights and batches. The curves have to stay within 1e-2 of each other.
@@ -20,6 +20,24 @@ from benchmarks._record import RESULTS
 STEPS, BATCH, LENGTH, VOCABULARY = 200, 8, 512, 32_768
 TOLERANCE = 1e-2
 SIDES = ("eager", "ours")
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "tie_word_embeddings": False,
+}
+#: The auxiliary loss is part of the loss where there are routers.
+OF_EXPERTS = {
+    "moe_intermediate_size": 256,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "output_router_logits": True,
+}
 _TOKEN = re.compile(r"\w+|[^\w\s]|\n\s*")
 
 
@@ -27,22 +45,16 @@ def main() -> None:
     """Run both sides and record the curves; the exit status says whether they agree."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--model", default="qwen3", choices=("qwen3", "qwen3_moe"))
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     options = parser.parse_args()
     if options.worker is not None:
-        print(json.dumps(train(options.worker, options.dtype)))
+        print(json.dumps(train(options.worker, options.model, options.dtype)))
         return
     curves = {}
     for name in SIDES:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.loss_curves_gpu",
-            "--worker",
-            name,
-            "--dtype",
-            options.dtype,
-        ]
+        command = [sys.executable, "-m", "benchmarks.loss_curves_gpu", "--worker", name]
+        command += ["--model", options.model, "--dtype", options.dtype]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         curves[name] = json.loads(done.stdout.splitlines()[-1])
         print(f"{name}: {curves[name]['losses'][0]:.4f} -> {curves[name]['losses'][-1]:.4f}", flush=True)
@@ -51,32 +63,24 @@ def main() -> None:
     print(f"largest difference: {apart:.2e}")
     from veomni_hook.bench.record import circumstances, write
 
-    more = {"dtype": options.dtype, "largest_difference": apart, "sides": curves}
-    write(circumstances("loss_curves_gpu", "cuda", **more), RESULTS / f"loss_curves_gpu-{options.dtype}.json")
+    more = {"model": options.model, "dtype": options.dtype, "largest_difference": apart, "sides": curves}
+    target = RESULTS / f"loss_curves_gpu-{options.model}-{options.dtype}.json"
+    write(circumstances("loss_curves_gpu", "cuda", **more), target)
     sys.exit(apart > TOLERANCE)
 
 
-def train(name: str, dtype: str) -> dict[str, object]:
+def train(name: str, model_type: str, dtype: str) -> dict[str, object]:
     """Train in this process."""
     if name == "ours":
         from veomni_hook import activate
 
         activate(kernels="auto")
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        tie_word_embeddings=False,
-    )
-    model = Qwen3ForCausalLM(config).to("cuda", getattr(torch, dtype)).train()
+    config = AutoConfig.for_model(model_type, **SIZES | (OF_EXPERTS if model_type == "qwen3_moe" else {}))
+    model = AutoModelForCausalLM.from_config(config).to("cuda", getattr(torch, dtype)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     tokens = torch.tensor(text_tokens(STEPS * BATCH * LENGTH)).view(STEPS, BATCH, LENGTH).cuda()
     losses = []

@@ -72,29 +72,37 @@ def product_tile(piece: str, block: int, x: Tensor) -> Tile:
         return Tile(block, 32, 32, 4, 2, described=False)
     if block >= 128 and not _roomy(x):
         return Tile(block, 64 if paired else 128, 32, 8, 3, parts=2)
+    if block >= 128 and piece == "gate_up_backward":
+        # One loop of tiles and depth, or 128 columns, cost this one 50 %: its epilogue is long.
+        return Tile(block, 256, 64, 8, 3, programs=0, parts=4)
     if block >= 128:
-        wide = 128 if paired or piece == "gate_up_backward" else 256
-        return Tile(block, wide, 64, 8, 4, parts=2, flatten=True)
+        return Tile(block, 128 if paired else 256, 64, 8, 4, flatten=True)
+    if block == 64 and paired:
+        return Tile(64, 128, 64, 8, 4 if _roomy(x) else 3)
     # Few rows: what counts is how many bytes of weights are on their way.
     depth = 64 if block == 64 or not _roomy(x) else 128
-    return Tile(block, 64 if paired else 128, depth, 4, 4 if block == 16 else 3, programs=2, parts=2)
+    stages = 4 if block == 16 or (block == 64 and piece != "gate_up_backward") else 3
+    return Tile(block, 64 if paired else 128, depth, 4, stages, programs=2, parts=2)
 
 
 def gradient_tile(block: int, dout: Tensor, *, transposed: bool) -> Tile:
     """The configuration of the product after which gate and up get their gradients."""
     tile = product_tile("gate_up_backward", block, dout)
-    # Of the largest tile, two parts of pairs that alternate spill 296 bytes a thread, and 12 where the second
-    # product's weight is transposed.
+    # Where the second product's weight is transposed, registers are fewer.
     if tile.rows >= 128 and transposed:
         return tile._replace(parts=2 * tile.parts)
     return tile
 
 
-def weight_tile(x: Tensor) -> Tile:
+def weight_tile(x: Tensor, *, gather_left: bool) -> Tile:
     """The configuration of a weight's gradient."""
     if x.element_size() == 4:
         return Tile(32, 32, 32, 4, 2)
-    return Tile(128, 256, 64, 8, 5) if _roomy(x) else Tile(128, 128, 32, 8, 5)
+    if not _roomy(x):
+        return Tile(128, 128, 32, 8, 5)
+    # The gathered operand is the narrow one, and its tiles follow one another. Two loads depend on each other
+    # there, so seven stages hold four slabs.
+    return Tile(128, 256, 64, 8, 7) if gather_left else Tile(256, 128, 64, 8, 7, group=1)
 
 
 def _roomy(x: Tensor) -> bool:

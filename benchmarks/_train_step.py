@@ -1,0 +1,195 @@
+"""A training step of one model beside its peers: every side in an interpreter of its own, in turn.
+
+A script names a `Case` and calls `main`. 4 x 4,096 tokens, bfloat16, forward and backward from no gradients,
+on one CUDA device, all with the same named attention backend. Times are medians; memory is the peak above what
+stands before a step (the gradients count). The floor is the time of the step's matrix products and attention
+alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks._record import RESULTS
+
+SIDES = ("eager", "compile", "liger", "ours", "ours+compile", "floor")
+BATCH, LENGTH = 4, 4096
+WARM, STEPS = 4, 12
+
+
+class Case(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        name: of the script.
+        description: of its ``--help``.
+        model: builds it, on the default device and in the default dtype; called where upstream or a side has
+            been imported.
+        liger: the name of Liger's function for the family.
+        floor: the products of a step, as (rows, inner, columns, matrices), each forward, for its input and for
+            its weight.
+        layers: how many have attention.
+        heads: of queries, of keys, and their width.
+        vocabulary: of the ids.
+        environment: of the sides, by name, beside that of the caller.
+    """
+
+    name: str
+    description: str
+    model: Callable[[], Any]
+    liger: str
+    floor: Sequence[tuple[int, int, int, int]]
+    layers: int
+    heads: tuple[int, int, int]
+    vocabulary: int
+    environment: dict[str, dict[str, str]]
+
+
+def main(case: Case) -> None:
+    """Run every side in an interpreter of its own and record the results."""
+    parser = argparse.ArgumentParser(description=case.description)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--attention", default="cudnn", choices=("cudnn", "flash"))
+    parser.add_argument("--kernels", default="auto", help="what ours runs with")
+    parser.add_argument("--sides", default="eager,compile,liger,ours,floor", help=f"of {', '.join(SIDES)}")
+    options = parser.parse_args()
+    if options.worker is not None:
+        print(json.dumps(floor(case, options) if options.worker == "floor" else side(case, options)))
+        return
+    found = {}
+    for name in (side.strip() for side in options.sides.split(",")):
+        command = [sys.executable, "-m", f"benchmarks.{case.name}", "--worker", name]
+        command += ["--attention", options.attention, "--kernels", options.kernels]
+        environment = os.environ | case.environment.get(name, {})
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+        if done.returncode:
+            print(f"{name:12} failed", flush=True)
+            continue
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+        one = found[name]
+        print(
+            f"{name:12}{one['step_ms']:8.1f} ms",
+            *(f"{k} {v}" for k, v in one.items() if k != "step_ms"),
+            flush=True,
+        )
+    record(case, found, options)
+
+
+def record(case: Case, found: dict[str, dict[str, object]], options: argparse.Namespace) -> None:
+    """Write what was measured to `results/`."""
+    from veomni_hook.bench.record import circumstances, write
+
+    target = RESULTS / f"{case.name}-{options.attention}.json"
+    more = {"attention": options.attention, "kernels": options.kernels, "sides": found}
+    if case.environment:
+        more["environment"] = case.environment
+    write(circumstances(case.name, "cuda", **more), target)
+    print(f"written: {target.relative_to(RESULTS.parent.parent)}")
+
+
+def side(case: Case, options: argparse.Namespace) -> dict[str, object]:
+    """Train in this process."""
+    if options.worker.startswith("ours"):
+        from veomni_hook import activate
+
+        activate(kernels=options.kernels)
+    import torch
+
+    if options.worker == "liger":
+        import liger_kernel.transformers
+
+        getattr(liger_kernel.transformers, case.liger)()
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = case.model().train()
+    torch.set_default_dtype(torch.float32)
+    ids = torch.randint(
+        0, case.vocabulary, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1)
+    ).cuda()
+    run = torch.compile(model) if "compile" in options.worker else model
+
+    def step() -> torch.Tensor:
+        loss: torch.Tensor = run(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return loss.detach()
+
+    began = time.perf_counter()
+    with attention(options.attention):
+        first = step().item()
+        warm = time.perf_counter() - began
+        norm = torch.stack([p.grad.float().norm() for p in model.parameters()]).norm().item()
+        model.zero_grad()
+        taken, peak = measured(step, model.zero_grad)
+    facts = {"step_ms": taken, "extra_gib": round(peak, 2), "loss": first, "gradient_norm": norm}
+    return facts | {"first_step_s": round(warm, 1)}
+
+
+def measured(step: Callable[[], object], clear: Callable[[], object]) -> tuple[float, float]:
+    """The median milliseconds of a step, and the GiB that it needs above what stands before it."""
+    import torch
+
+    times = []
+    for number in range(WARM + STEPS):
+        clear()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        step()
+        end.record()
+        end.synchronize()
+        if number >= WARM:
+            times.append(start.elapsed_time(end))
+    return statistics.median(times), (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def attention(name: str):
+    """The context in which `scaled_dot_product_attention` takes one backend."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.CUDNN_ATTENTION if name == "cudnn" else SDPBackend.FLASH_ATTENTION)
+
+
+def floor(case: Case, options: argparse.Namespace) -> dict[str, object]:
+    """The matrix products of a step, each forward, for its input and for its weight, and the attention."""
+    import torch
+
+    made = [
+        (
+            torch.randn(rows, inner, device="cuda").bfloat16(),
+            torch.randn(columns, inner, device="cuda").bfloat16() / inner**0.5,
+            number,
+        )
+        for rows, inner, columns, number in case.floor
+    ]
+    heads, kv_heads, width = case.heads
+    q, k, v = (
+        torch.randn(BATCH, each, LENGTH, width, device="cuda").bfloat16()
+        for each in (heads, kv_heads, kv_heads)
+    )
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
+
+    def step() -> None:
+        for x, weight, number in made:
+            for _ in range(number):
+                y = x @ weight.t()
+                y @ weight
+                y.t() @ x
+        for _ in range(case.layers):
+            y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            y.backward(y.detach())
+
+    with attention(options.attention):
+        taken, _ = measured(step, lambda: None)
+    return {"step_ms": taken}
