@@ -1,9 +1,9 @@
 """A training step of one model beside its peers: every side in an interpreter of its own, in turn.
 
 A script names a `Case` and calls `main`. 4 x 4,096 tokens, bfloat16, forward and backward from no gradients,
-on one CUDA device, all with the same named attention backend. Times are medians; memory is the peak above what
-stands before a step (the gradients count). The floor is the time of the step's matrix products and attention
-alone.
+on one CUDA device, all with the same named attention backend. Times are medians; memory is the peak above
+what stands before a step (the gradients count). The floor is the time of the step's matrix products and
+attention alone.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Case(NamedTuple):
         model: builds it, on the default device and in the default dtype; called where upstream or a side has
             been imported.
         liger: the name of Liger's function for the family.
-        floor: the products of a step, as (rows, inner, columns, matrices), each forward, for its input and for
-            its weight.
+        floor: the products of a step, as (rows, inner, columns, matrices), each forward, for its input and
+            for its weight.
         layers: how many have attention.
         heads: of queries, of keys, and their width.
         vocabulary: of the ids.

@@ -37,7 +37,7 @@ def small(monkeypatch, request):
     if "chosen_tiles" in request.fixturenames:
         return
     monkeypatch.setattr(triton_tiles, "product_tile", lambda *_: Tile(BLOCK, 16, 16, 4, 2, group=2))
-    monkeypatch.setattr(triton_tiles, "weight_tile", lambda *_: Tile(16, 16, 16, 4, 2, group=2))
+    monkeypatch.setattr(triton_tiles, "weight_tile", lambda *_, **__: Tile(16, 16, 16, 4, 2, group=2))
     monkeypatch.setattr(triton_products, "_COMBINED", 16)
 
 
@@ -208,7 +208,7 @@ def test_weights_before_the_rounding():
 @pytest.mark.parametrize("name", ["silu", "transposed", "biased_interleaved"])
 def test_other_tiles(monkeypatch, name, tile):
     monkeypatch.setattr(triton_tiles, "product_tile", lambda *_: tile)
-    monkeypatch.setattr(triton_tiles, "weight_tile", lambda *_: tile)
+    monkeypatch.setattr(triton_tiles, "weight_tile", lambda *_, **__: tile)
     check(name, "sentinel")
 
 

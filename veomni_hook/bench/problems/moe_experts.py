@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -30,6 +31,8 @@ _CPU = ((2048, 2048, 768, 64, 8, 0), (2048, 1024, 2048, 8, 2, 0))
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size; the experts of a token are the top-k of seeded normal logits."""
+    # Liger searches its configurations in the first step, which had not ended after 200 s; set it to 1 to wait.
+    os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")
     sizes = _CUDA if device == "cuda" else _CPU
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     _, absent = quack.side(device, "quack", "it has products of sorted rows, and no experts")

@@ -22,19 +22,17 @@ from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.add_rms_norm import calls, reference
 from veomni_hook.kernels.add_rms_norm import device as kernels
-from veomni_hook.kernels.launch import Launch
+from veomni_hook.kernels.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.operands import not_plain
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import triton as norms
 from veomni_hook.kernels.rms_norm.device import backward
 from veomni_hook.kernels.rms_norm.tiles import (
     LARGE,
-    LAUNCHES,
     ONE_PLUS,
     ONE_PLUS_ROUNDED,
     TL,
     WEIGHT,
-    power,
     room,
     split,
     stages_of,

@@ -19,6 +19,7 @@ import torch
 
 from veomni_hook.kernels.binding import wanted_by
 from veomni_hook.kernels.choice import AUTO
+from veomni_hook.kernels.launch import power
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, device
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
 from veomni_hook.kernels.linear_cross_entropy.chunks import Sums, chunks, divisor
@@ -82,7 +83,7 @@ class _Walk(NamedTuple):
     @classmethod
     def of(cls, weight: torch.Tensor, softcap: float | None) -> _Walk:
         vocab = weight.shape[0]
-        block = min(BLOCK, max(128, 1 << (vocab - 1).bit_length()))
+        block = min(BLOCK, max(128, power(vocab)))
         warps = max(4, min(32, block // ELEMENTS_A_WARP))
         return cls(vocab, block, warps, softcap is not None, 1.0 if softcap is None else softcap)
 

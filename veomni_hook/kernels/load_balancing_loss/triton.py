@@ -21,6 +21,7 @@ import torch
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from veomni_hook.kernels.launch import power
 from veomni_hook.kernels.load_balancing_loss import device
 from veomni_hook.kernels.load_balancing_loss.operands import kept_rows, loss_of, middle_of, refuses_operands
 from veomni_hook.kernels.operators import define_op
@@ -51,7 +52,7 @@ def _table(layers: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _blocks(experts: int) -> tuple[int, int]:
-    block = max(16, 1 << (experts - 1).bit_length())
+    block = max(16, power(experts))
     return block, max(1, _TILE // block)
 
 

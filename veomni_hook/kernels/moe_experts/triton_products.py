@@ -13,11 +13,12 @@ written.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
+from veomni_hook.kernels.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.moe_experts import device, routing_device, triton_tiles
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 from veomni_hook.kernels.moe_experts.triton_tiles import TensorDescriptor, Tile, describable, grid
@@ -131,7 +132,7 @@ def gate_up(
         return h, products
     source = _gathered(x, routing, tile)
     described = _described_weight(weight, expert.transposed, paired, tile)
-    device.gate_up[grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
+    device.gate_up[grid(x, tile, routing.most * cdiv(columns, tile.columns))](
         source, weight if described is None else described, h if bias is None else bias.contiguous(), h,
         h if products is None else products, routing.tokens, routing.tiles, routing.most, hidden, columns,
         x.stride(0), *_inner_last(weight, expert.transposed), expert.limit, expert.alpha,
@@ -188,7 +189,7 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
     target = None
     if tile.written and describable(y, tile):
         target = TensorDescriptor.from_tensor(y, [tile.rows, tile.columns // tile.parts])
-    device.rows_product[grid(x, tile, routing.most * triton.cdiv(columns, tile.columns))](
+    device.rows_product[grid(x, tile, routing.most * cdiv(columns, tile.columns))](
         x if rows is None else rows, weight if described is None else described,
         y if bias is None else bias.contiguous(), y, y if target is None else target, routing.pairs,
         y if weights is None else weights.contiguous(), routing.tiles, routing.most, inner, columns,
@@ -211,13 +212,33 @@ def combine(
     if routing.top_k == 0 or routing.num_experts == 0:
         return out.zero_()
     if out.numel():
-        block = min(_COMBINED, triton.next_power_of_2(columns))
-        routing_device.combine[(routing.num_tokens, triton.cdiv(columns, block))](
-            y, out, routing.rows_of, y if weights is None else weights.contiguous(), routing.offsets,
-            routing.num_experts, columns, routing.top_k, routing.top_k <= _UNROLLED, block,
-            weights is not None, num_warps=max(1, min(4, block // 256)),
+        given = y if weights is None else weights.contiguous()
+        launch, block = _combine_launch(
+            y.device, (y.dtype, out.dtype, given.dtype), routing.num_experts, columns, routing.top_k,
+            weighted=weights is not None,
+        )  # fmt: skip
+        launch(
+            (routing.num_tokens, cdiv(columns, block), 1),
+            y, out, routing.rows_of, given, routing.offsets, routing.num_experts, columns,
         )  # fmt: skip
     return out
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _combine_launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    num_experts: int,
+    columns: int,
+    top_k: int,
+    *,
+    weighted: bool,
+) -> tuple[Launch, int]:
+    """What launches `combine`, by all that Triton compiles it for, and the columns of a program."""
+    block = min(_COMBINED, power(columns))
+    constants = top_k, top_k <= _UNROLLED, block, weighted
+    warps = max(1, min(4, block // 256))
+    return Launch(routing_device.combine, 5, *constants, num_warps=warps), block
 
 
 def gate_up_backward(  # noqa: PLR0913 - what a product is made of
@@ -252,7 +273,7 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     gradients = products if spend else torch.empty_like(products)
     tile = tile or triton_tiles.gradient_tile(routing.block, dout, transposed=expert.transposed)
     h = torch.empty(routing.total, columns, dtype=dout.dtype, device=dout.device)
-    parts = triton.cdiv(columns, tile.columns)
+    parts = cdiv(columns, tile.columns)
     partial = torch.empty(parts, routing.total, dtype=torch.float32, device=dout.device)
     if h.numel() == 0 or routing.num_experts == 0:
         return gradients, h, partial
@@ -282,7 +303,7 @@ def routing_gradient(
     if routing.num_experts == 0:
         return gradient.zero_()
     if gradient.numel():
-        routing_device.routing_gradient[(triton.cdiv(routing.total, _PAIRS),)](
+        routing_device.routing_gradient[(cdiv(routing.total, _PAIRS),)](
             partial, gradient, routing.rows_of, routing.offsets, routing.ids, dout,
             dout if bias is None else bias.contiguous(), routing.num_experts, partial.shape[0], routing.total,
             dout.shape[1], dout.stride(0), routing.top_k, _PAIRS, _PAIR_COLUMNS, bias is not None,
@@ -316,7 +337,7 @@ def weight_gradient(
     for number, operand in enumerate((left, right)):
         if bool(number) is gather_left and describable(operand, tile):
             described[number] = TensorDescriptor.from_tensor(operand, [tile.depth, blocks[number]])
-    tiles = routing.num_experts * triton.cdiv(p, tile.rows) * triton.cdiv(q, tile.columns)
+    tiles = routing.num_experts * cdiv(p, tile.rows) * cdiv(q, tile.columns)
     device.weight_gradient[grid(left, tile, tiles)](
         left, left if described[0] is None else described[0], right,
         right if described[1] is None else described[1], out, routing.tokens, routing.offsets,
@@ -345,7 +366,7 @@ def bias_gradient(
     if routing.total == 0:
         return out.zero_()
     if out.numel():
-        routing_device.column_sums[(routing.num_experts, triton.cdiv(columns, _SUM_COLUMNS))](
+        routing_device.column_sums[(routing.num_experts, cdiv(columns, _SUM_COLUMNS))](
             x, out, routing.tokens, routing.pairs, x if weights is None else weights.contiguous(),
             routing.offsets, columns, x.stride(0), _SUM_ROWS, _SUM_COLUMNS, gather, weights is not None,
         )  # fmt: skip

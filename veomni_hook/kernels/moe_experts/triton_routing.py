@@ -6,11 +6,12 @@ rows of one expert stand in the order of their pairs. Two launches around one so
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
+from veomni_hook.kernels.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.moe_experts import routing_device
 
 __all__ = ["Routing", "numbers_of", "route", "routing_of"]
@@ -97,17 +98,27 @@ def route(ids: Tensor, num_experts: int, block: int) -> Routing:
         return routing
     # The sort's time grows with the bits of a key.
     keys = torch.empty(total, dtype=_key_dtype(num_experts), device=ids.device)
-    routing_device.routing_keys[(triton.cdiv(total, _KEY_BLOCK),)](
-        routing.ids, keys, total, num_experts, _KEY_BLOCK
-    )
+    write_keys, write_tables = _launches(ids.device, ids.dtype, num_experts, routing.top_k, block)
+    write_keys((cdiv(total, _KEY_BLOCK), 1, 1), routing.ids, keys, total, num_experts)
     keys, order = torch.sort(keys, stable=True)
-    programs = max(triton.cdiv(total, _BLOCK), triton.cdiv(most, _TILES))
-    routing_device.routing_tables[(programs,)](
+    write_tables(
+        (max(cdiv(total, _BLOCK), cdiv(most, _TILES)), 1, 1),
         keys, order, routing.tokens, routing.pairs, routing.rows_of, routing.offsets, routing.tiles,
         total, num_experts, most, routing.top_k, total.bit_length(),
-        triton.next_power_of_2(num_experts), block, _BLOCK, _TILES, num_warps=4,
     )  # fmt: skip
     return routing
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _launches(
+    device: torch.device, ids: torch.dtype, num_experts: int, top_k: int, block: int
+) -> tuple[Launch, Launch]:
+    """What launches the functions before and after the sort, by all that Triton compiles them for."""
+    constants = power(num_experts), block, _BLOCK, _TILES
+    return (
+        Launch(routing_device.routing_keys, 2, _KEY_BLOCK),
+        Launch(routing_device.routing_tables, 7, *constants, num_warps=4),
+    )
 
 
 def _key_dtype(num_experts: int) -> torch.dtype:

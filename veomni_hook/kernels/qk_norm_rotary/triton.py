@@ -25,6 +25,7 @@ import torch
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from veomni_hook.kernels.launch import power
 from veomni_hook.kernels.operands import not_plain
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.qk_norm_rotary import device, reference, upstream
@@ -93,18 +94,13 @@ def _room(on: torch.device) -> tuple[int, int]:
     return found.multi_processor_count, int(getattr(found, "shared_memory_per_block_optin", 1 << 16))
 
 
-def _power(number: int) -> int:
-    """The least power of 2 that is not less."""
-    return 1 << max(number - 1, 0).bit_length()
-
-
 def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, int, int]:
     """The constants of a launch, positions and warps of a program, and the numbers of a position."""
     half = cos.shape[2] // 2
     rest = q.shape[3] - 2 * half
-    half_block, rest_block = _power(half), _power(rest)
-    row = _power(2 * half_block + (rest_block if rest else 0))
-    q_block, k_block = (min(_power(x.shape[1]), max(1, plan.tile // row)) for x in (q, k))
+    half_block, rest_block = power(half), power(rest)
+    row = power(2 * half_block + (rest_block if rest else 0))
+    q_block, k_block = (min(power(x.shape[1]), max(1, plan.tile // row)) for x in (q, k))
     numbers = max(q_block, k_block) * row
     made = _Sizes(q.shape[1], k.shape[1], q_block, k_block, half, rest, half_block, rest_block)
     positions = max(plan.positions, min(_MOST_POSITIONS, _FEW_NUMBERS // numbers))
@@ -333,7 +329,7 @@ class _Variant:
             and width % 2 == 0
             and cos.stride(2) == sin.stride(2) == 1
             and not (cos.requires_grad or sin.requires_grad)
-            and max(heads, k.shape[1]) * _power(columns) <= MOST_NUMBERS
+            and max(heads, k.shape[1]) * power(columns) <= MOST_NUMBERS
         )
 
 

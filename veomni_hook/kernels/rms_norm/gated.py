@@ -26,7 +26,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.activations import name_of, unknown
-from veomni_hook.kernels.launch import Launch
+from veomni_hook.kernels.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.operands import not_plain
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import gated_device as kernels
@@ -34,13 +34,11 @@ from veomni_hook.kernels.rms_norm import triton as plain
 from veomni_hook.kernels.rms_norm.tiles import (
     DTYPES,
     LARGE,
-    LAUNCHES,
     ONE_PLUS,
     ONE_PLUS_ROUNDED,
     TL,
     WEIGHT,
     blocks,
-    power,
     room,
     stages_of,
     summed,

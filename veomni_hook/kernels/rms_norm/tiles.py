@@ -7,13 +7,12 @@ from functools import cache, lru_cache
 import torch
 import triton.language as tl
 
-from veomni_hook.kernels.launch import Launch
+from veomni_hook.kernels.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.rms_norm import device as kernels
 
 __all__ = [
     "DTYPES",
     "LARGE",
-    "LAUNCHES",
     "MOST_COLUMNS",
     "NONE",
     "ONE_PLUS",
@@ -21,7 +20,6 @@ __all__ = [
     "TL",
     "WEIGHT",
     "blocks",
-    "power",
     "room",
     "split",
     "stages_of",
@@ -36,8 +34,6 @@ DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 #: So many rows and more do not fit into 32 bits, which Triton compiles for.
 LARGE = 1 << 31
-#: How many kinds of calls a cache of launches keeps: shapes and strides, but not numbers of rows.
-LAUNCHES = 4096
 #: The least columns of both blocks that a row may be split into. On an H200, the backward of 65,536 rows in
 #: bfloat16, in one block and in two, reached this share of a copy's bandwidth: 67 and 97 % at 12288 columns,
 #: which spill registers in one block; 98 and 95 % at 5120, 95 and 96 % at 6144, 92 and 92 % at 2560.
@@ -61,11 +57,6 @@ def room(device: torch.device) -> tuple[int, int]:
 def blocks(elements: int, size: int) -> int:
     """How many blocks of ``size`` hold the elements."""
     return -(-elements // size)
-
-
-def power(columns: int) -> int:
-    """The next power of two."""
-    return 1 << (columns - 1).bit_length()
 
 
 def split(columns: int) -> tuple[int, int]:

@@ -26,21 +26,19 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.launch import Launch
+from veomni_hook.kernels.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.operands import not_plain, untraceable
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import device as kernels
 from veomni_hook.kernels.rms_norm.tiles import (
     DTYPES,
     LARGE,
-    LAUNCHES,
     MOST_COLUMNS,
     NONE,
     ONE_PLUS,
     ONE_PLUS_ROUNDED,
     TL,
     WEIGHT,
-    power,
     room,
     split,
     stages_of,

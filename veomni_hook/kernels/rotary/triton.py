@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
+from veomni_hook.kernels.launch import power
 from veomni_hook.kernels.operands import wants_grad
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rotary import calls, device
@@ -67,24 +68,19 @@ class _Plan(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def _power(number: int) -> int:
-    """The least power of 2 that is not less; 0 for nothing."""
-    return 1 << (number - 1).bit_length() if number > 0 else 0
-
-
 def _tile(row: int, heads: int, *, crossed: bool) -> tuple[int, int, int]:
     """Positions and heads of a program that turns rows of ``row`` numbers, and its warps."""
-    rows = max(1, _TILE // _power(row))
-    inside = min(rows, _power(heads), _HEADS_CROSSED if crossed else _HEADS)
-    return rows // inside, inside, max(1, min(16, rows * _power(row) // _A_WARPS_ELEMENTS))
+    rows = max(1, _TILE // power(row))
+    inside = min(rows, power(heads), _HEADS_CROSSED if crossed else _HEADS)
+    return rows // inside, inside, max(1, min(16, rows * power(row) // _A_WARPS_ELEMENTS))
 
 
 @cache
 def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, crossed: bool) -> _Plan:  # noqa: FBT001
     couples, rest = rotated // 2, width - rotated
-    block, rest_block = _power(couples), _power(rest)
+    block, rest_block = power(couples), power(rest) if rest else 0
     positions, inside, warps = _tile(2 * block + rest_block, max(q_heads, k_heads), crossed=crossed)
-    q_inside, k_inside = (max(1, min(inside, _power(heads))) for heads in (q_heads, k_heads))
+    q_inside, k_inside = (max(1, min(inside, power(heads))) for heads in (q_heads, k_heads))
     q_shares = -(-q_heads // q_inside)
     rest_at = 0 if offset else rotated
     sizes = couples, block, offset, rest, rest_at, rest_block, positions, q_inside, k_inside
