@@ -7,7 +7,7 @@ the weights afterwards stay upstream's, too.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Variant
+from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
 
 _REFERENCE = "veomni_hook.kernels.moe_router.reference"
 
@@ -31,4 +31,31 @@ OP = Op(
     },
 )
 
-KERNELS: tuple[Kernel, ...] = ()
+_HERE = "veomni_hook.kernels.moe_router"
+
+KERNELS = (
+    *(
+        Kernel(
+            op="moe_router",
+            variant=variant,
+            backend="triton",
+            load=f"{_HERE}.triton:{variant}",
+            refuses=f"{_HERE}.triton:{'refuses' if variant == 'softmax_topk' else 'refuses_in_autocast'}",
+            requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
+            priority=10,
+            description="one launch forward and one backward, keeps the chosen logits, deterministic",
+        )
+        for variant in OP.variants
+    ),
+    *(
+        Kernel(
+            op="moe_router",
+            variant=variant,
+            backend="torch",
+            load=f"{_HERE}.torch:{variant}",
+            refuses=f"{_HERE}.torch:refuses",
+            description="chooses beside autograd and weighs the chosen alone: keeps no scores of all experts",
+        )
+        for variant in OP.variants
+    ),
+)

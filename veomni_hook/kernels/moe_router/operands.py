@@ -1,0 +1,57 @@
+"""What the backends of routers share: which scores they know, and questions of operands.
+
+A guard asks with the logits alone, and calls with all operands: what the others ask for is looked at in the
+call, which computes upstream's formula where a kernel does not fit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from veomni_hook.kernels.activations import name_of
+from veomni_hook.kernels.modules import call_is_seen
+from veomni_hook.kernels.operands import not_plain, untraceable
+
+__all__ = ["SIGMOID", "SOFTMAX", "SQRT_SOFTPLUS", "is_count", "refuses", "refuses_in_autocast", "score_of"]
+
+#: What weights are made of. Of the scores, one expert's depends on no other expert.
+SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 0, 1, 2
+
+
+def score_of(score: Any) -> int | None:
+    """Return which score the function or module ``score`` computes: SIGMOID, SQRT_SOFTPLUS or None."""
+    if isinstance(score, nn.Module):
+        kind = type(score)
+        if (kind.__module__, kind.__name__) == ("transformers.activations", "SqrtSoftplusActivation"):
+            return SQRT_SOFTPLUS if call_is_seen(score) is None else None
+    return SIGMOID if name_of(score) == "sigmoid" else None
+
+
+def is_count(number: Any, most: int) -> bool:
+    """Whether ``number`` is an int from 1 to ``most``."""
+    return type(number) is int and 0 < number <= most
+
+
+def refuses(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    reason = not_plain(router_logits) or untraceable()
+    if reason is not None:
+        return reason
+    if router_logits.layout is not torch.strided or router_logits.ndim != 2:
+        return "the logits are not [tokens, num_experts]"
+    return None if router_logits.is_floating_point() else f"the logits have dtype {router_logits.dtype}"
+
+
+def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | None:
+    """`refuses`, and logits whose softmax or sum autocast computes in float32."""
+    reason = refuses(owner, router_logits)
+    if reason is not None:
+        return reason
+    if router_logits.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(
+        router_logits.device.type
+    ):
+        return f"under autocast the weights of {router_logits.dtype} logits are computed in float32"
+    return None

@@ -1,0 +1,80 @@
+"""Routing in plain PyTorch that keeps nothing as large as the logits for its backward but the logits.
+
+Upstream's code records the way from the logits to the choice, which has no gradient: probabilities of all
+experts in float32, scores, scores with a bias, masks. Here the choice is made beside autograd, from the
+logits themselves where a softmax does not change their order, and weights are computed for the chosen experts
+alone: ``[tokens, top_k]``. Only `softmax_topk` without ``normalise`` needs every expert's logit in its
+backward, and computes its softmax again there.
+
+Indices are those of `torch.topk`; of logits that differ while their probabilities in float32 do not, the
+larger is chosen. Weights of ``normalise`` differ from upstream's in the last bit of float32: they are a
+softmax of the chosen logits, not the quotient of two roundings. Mutates: nothing; nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from veomni_hook.kernels.again import computed_again
+from veomni_hook.kernels.moe_router import reference
+from veomni_hook.kernels.moe_router.operands import refuses, score_of
+
+__all__ = ["biased_topk", "grouped_topk", "refuses", "softmax_topk", "topk_softmax"]
+
+Routing = tuple[torch.Tensor, torch.Tensor]
+
+topk_softmax = reference.topk_softmax
+
+
+def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
+    """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
+    indices = torch.topk(router_logits.detach(), top_k, dim=-1)[1]
+    if normalise:
+        return torch.softmax(router_logits.gather(-1, indices), dim=-1, dtype=torch.float32), indices
+    return computed_again(_probabilities, router_logits, indices), indices
+
+
+def _probabilities(router_logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(router_logits, dim=-1, dtype=torch.float32).gather(-1, indices)
+
+
+def biased_topk(
+    router_logits: torch.Tensor,
+    bias: torch.Tensor,
+    top_k: int,
+    score: Callable[[torch.Tensor], torch.Tensor],
+    epsilon: float,
+    sorted_: bool,  # noqa: FBT001
+) -> Routing:
+    """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
+    if score_of(score) is None:  # a softmax, say, whose part is not the softmax of the part
+        return reference.biased_topk(router_logits, bias, top_k, score, epsilon, sorted_)
+    biased = score(router_logits.detach()) + bias.detach()
+    indices = torch.topk(biased, top_k, dim=-1, sorted=sorted_)[1]
+    weights = score(router_logits.gather(-1, indices))
+    return weights / (weights.sum(dim=-1, keepdim=True) + epsilon), indices
+
+
+def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
+    router_logits: torch.Tensor,
+    bias: torch.Tensor,
+    top_k: int,
+    num_experts: int,
+    num_group: int,
+    topk_group: int,
+    normalise: bool,  # noqa: FBT001
+    fill: float,
+    sorted_: bool,  # noqa: FBT001
+) -> Routing:
+    """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups."""
+    groups = num_experts, num_group, topk_group
+    indices = reference.grouped_topk(
+        router_logits.detach(), bias.detach(), top_k, *groups, False, fill, sorted_
+    )[1]
+    weights = torch.sigmoid(router_logits.gather(1, indices))
+    if normalise:
+        # In their dtype even where autocast makes a sum in float32.
+        weights = (weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)).to(weights.dtype)
+    return weights, indices

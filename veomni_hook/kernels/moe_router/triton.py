@@ -1,0 +1,302 @@
+"""Routing in Triton: one pass forward, one pass backward.
+
+With ``v`` the logits of a token's chosen experts, ``s(v)`` their scores and ``p`` the softmax of all its
+logits, weights and gradients are
+
+    softmax of the chosen:  w = softmax(v)                  dv = w * (dw - sum(dw * w))
+    softmax of all:         w = p at the chosen             dx = p * ([chosen] dw - sum(dw * w))
+    scores:                 w = s(v) / D, D = sum(s(v)) + e dv = s'(v) * (dw - sum(dw * s(v)) / D) / D
+    scores as they are:     w = s(v)                        dv = s'(v) * dw
+
+and the gradient of a logit that was not chosen is 0 in all but the second. (Upstream's rounding leaves some
+1e-9 in the first: it divides by the sum of all, and by that of the chosen.) The choice has no gradient, and
+so the bias has none. Casts are those of the reference.
+
+Experts are chosen one by one, by integers that order the numbers and, of equal ones, prefer the expert with
+the lowest index. NaN is above all numbers, as `torch.topk` has it; in a softmax and in a sum it makes every
+weight of its token NaN. Experts come from best to worst whatever ``sorted_`` says: without it upstream's
+order is unspecified. A softmax keeps the order of logits, which therefore decide; upstream's probabilities
+may be equal in float32 where they differ.
+
+Saved: indices, and the chosen logits (all logits for a softmax of all). Mutates: nothing. The result is the
+same from run to run, and a row's in any batch; nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+from triton import next_power_of_2 as power
+
+from veomni_hook.kernels.launch import Launch
+from veomni_hook.kernels.moe_router import device as kernels
+from veomni_hook.kernels.moe_router import operands, reference
+from veomni_hook.kernels.moe_router.operands import SIGMOID, SOFTMAX, is_count, score_of
+from veomni_hook.kernels.operands import not_plain
+from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.rows import readable
+
+__all__ = ["biased_topk", "grouped_topk", "refuses", "refuses_in_autocast", "softmax_topk", "topk_softmax"]
+
+Routing = tuple[torch.Tensor, torch.Tensor]
+#: A program holds whole rows.
+MOST_EXPERTS, MOST_TOP_K = 512, 32
+# Of groups whose size is no power of 2, too.
+_MOST_PLACES = 1024
+_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+# A program's logits. One warp reduces rows among its own threads, without waiting for others in every round.
+_FORWARD_TILE, _BACKWARD_TILE, _BACKWARD_WARPS = 512, 2048, 4
+_LAUNCHES = 256
+#: Rows that do not fit into 32 bits are compiled apart.
+_LARGE = 1 << 31
+
+
+class _Form(NamedTuple):
+    """What is computed, apart from the operands: by ``kind``, and of so many ``experts`` how many.
+
+    ``groups`` are the number of groups and of those that are good.
+    """
+
+    kind: int
+    experts: int
+    top_k: int
+    normalise: bool
+    groups: tuple[int, int] = (1, 1)
+
+
+# Launches by all that Triton compiles for; `where` is the stride of rows, and whether they are many.
+@lru_cache(maxsize=_LAUNCHES)
+def _forward_launch(
+    device: torch.device, dtypes: tuple[torch.dtype, ...], where: tuple[int, bool], form: _Form
+) -> tuple[Launch, int]:
+    """What launches the forward, and how many rows a program takes."""
+    kind, experts, top_k, normalise, (groups, best) = form
+    x, bias, _ = dtypes
+    last = _TL[torch.promote_types(x, bias)]
+    if groups > 1:
+        members = experts // groups
+        blocks = power(groups), power(members)
+        rows = max(1, _FORWARD_TILE // (blocks[0] * blocks[1]))
+        tile = groups, blocks[0], members, blocks[1], best, top_k, power(top_k), rows
+        return Launch(kernels.forward_grouped, 5, *tile, normalise, last, num_warps=1), rows
+    block = max(16, power(experts))
+    rows = max(1, _FORWARD_TILE // block)
+    # 16 bits and a place fit into an integer of 32.
+    narrow = kind == SOFTMAX and x is not torch.float32
+    constants = experts, block, top_k, power(top_k), rows, kind, normalise, narrow, last
+    return Launch(kernels.forward, 5, *constants, num_warps=1), rows
+
+
+@lru_cache(maxsize=_LAUNCHES)
+def _backward_launch(
+    device: torch.device, dtypes: tuple[torch.dtype, ...], where: tuple[int, bool], form: _Form
+) -> tuple[Launch, int]:
+    """What launches the backward, and how many rows a program takes."""
+    kind, experts, top_k, normalise, _ = form
+    block = max(16, power(experts))
+    rows = max(1, _BACKWARD_TILE // block)
+    constants = experts, block, top_k, rows
+    if _of_all(form):
+        return Launch(kernels.backward_of_all, 4, *constants, num_warps=_BACKWARD_WARPS), rows
+    return Launch(kernels.backward, 4, *constants, kind, normalise, num_warps=_BACKWARD_WARPS), rows
+
+
+def _of_all(form: _Form) -> bool:
+    return form.kind == SOFTMAX and not form.normalise
+
+
+def _results(
+    x: torch.Tensor, top_k: int, out: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    shape = (x.shape[0], top_k)
+    weights = torch.empty(shape, dtype=out, device=x.device)
+    indices = torch.empty(shape, dtype=torch.int64, device=x.device)
+    return weights, indices, torch.empty(shape, dtype=x.dtype, device=x.device)
+
+
+def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    kind: int,
+    top_k: int,
+    normalise: bool,  # noqa: FBT001
+    groups: int,
+    best: int,
+    epsilon: float,
+    fill: float,
+    out: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, steps = readable(x)
+    made = _results(x, top_k, out)
+    rows, experts = x.shape
+    if not rows:
+        return made
+    form = _Form(kind, experts, top_k, normalise, (groups, best))
+    given = x if bias is None else bias
+    dtypes = x.dtype, given.dtype, out
+    launch, tile = _forward_launch(x.device, dtypes, (steps.s0, rows >= _LARGE), form)
+    numbers = (epsilon,) if groups == 1 else (epsilon, fill)
+    launch((-(-rows // tile), 1, 1), x, given, *made, rows, steps.s0, *numbers)
+    return made
+
+
+def _backward_op(
+    given: torch.Tensor,
+    indices: torch.Tensor,
+    dweights: torch.Tensor,
+    experts: int,
+    kind: int,
+    normalise: bool,  # noqa: FBT001
+    epsilon: float,
+) -> torch.Tensor:
+    rows, top_k = indices.shape
+    dx = torch.empty((rows, experts), dtype=given.dtype, device=given.device)
+    if not rows:
+        return dx
+    given, steps = readable(given)
+    form = _Form(kind, experts, top_k, normalise)
+    dtypes = given.dtype, dweights.dtype
+    launch, tile = _backward_launch(given.device, dtypes, (steps.s0, rows >= _LARGE), form)
+    number = steps.s0 if _of_all(form) else epsilon
+    launch((-(-rows // tile), 1, 1), given, indices, dweights.contiguous(), dx, rows, number)
+    return dx
+
+
+_FORWARD = define_op(
+    "moe_router(Tensor x, Tensor? bias, int kind, int top_k, bool normalise, int groups, int best,"
+    " float epsilon, float fill, ScalarType out) -> (Tensor, Tensor, Tensor)",
+    _forward_op,
+    lambda x, bias, kind, top_k, *others: _results(x, top_k, others[-1]),
+)
+_BACKWARD = define_op(
+    "moe_router_backward(Tensor given, Tensor indices, Tensor dweights, int experts, int kind,"
+    " bool normalise, float epsilon) -> Tensor",
+    _backward_op,
+    lambda given, indices, dweights, experts, *others: given.new_empty((given.shape[0], experts)),
+)
+
+
+class _Router(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, form: _Form, epsilon: float, fill: float,
+        out: torch.dtype,
+    ) -> Routing:  # fmt: skip
+        kind, _, top_k, normalise, groups = form
+        weights, indices, chosen = _FORWARD(x, bias, kind, top_k, normalise, *groups, epsilon, fill, out)
+        ctx.mark_non_differentiable(indices)
+        ctx.form = form, epsilon
+        ctx.save_for_backward(x if _of_all(form) else chosen, indices)
+        return weights, indices
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dweights: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+        given, indices = ctx.saved_tensors
+        (kind, experts, _, normalise, _), epsilon = ctx.form
+        dx = _BACKWARD(given, indices, dweights, experts, kind, normalise, epsilon)
+        return dx, None, None, None, None, None
+
+
+def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
+    """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
+    if not _fits(router_logits, top_k):
+        return reference.softmax_topk(router_logits, top_k, normalise)
+    form = _Form(SOFTMAX, router_logits.shape[1], top_k, bool(normalise))
+    return _route(router_logits, None, form, 0.0, 0.0, torch.float32)
+
+
+def topk_softmax(router_logits: torch.Tensor, top_k: int) -> Routing:
+    """Return the softmax over the ``top_k`` largest logits, in their dtype."""
+    if not _fits(router_logits, top_k):
+        return reference.topk_softmax(router_logits, top_k)
+    form = _Form(SOFTMAX, router_logits.shape[1], top_k, True)
+    return _route(router_logits, None, form, 0.0, 0.0, router_logits.dtype)
+
+
+def biased_topk(
+    router_logits: torch.Tensor,
+    bias: torch.Tensor,
+    top_k: int,
+    score: Callable[[torch.Tensor], torch.Tensor],
+    epsilon: float,
+    sorted_: bool,  # noqa: FBT001
+) -> Routing:
+    """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
+    kind = score_of(score)
+    if kind is None or not _fits(router_logits, top_k, bias):
+        return reference.biased_topk(router_logits, bias, top_k, score, epsilon, sorted_)
+    form = _Form(kind, router_logits.shape[1], top_k, True)
+    return _route(router_logits, bias.detach(), form, float(epsilon), 0.0, router_logits.dtype)
+
+
+def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
+    router_logits: torch.Tensor,
+    bias: torch.Tensor,
+    top_k: int,
+    num_experts: int,
+    num_group: int,
+    topk_group: int,
+    normalise: bool,  # noqa: FBT001
+    fill: float,
+    sorted_: bool,  # noqa: FBT001
+) -> Routing:
+    """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups."""
+    groups = _groups(num_experts, num_group, topk_group)
+    if groups is None or num_experts != router_logits.shape[1] or not _fits(router_logits, top_k, bias):
+        return reference.grouped_topk(
+            router_logits, bias, top_k, num_experts, num_group, topk_group, normalise, fill, sorted_
+        )
+    # Where every group is good, there are none.
+    form = _Form(SIGMOID, num_experts, top_k, bool(normalise), (1, 1) if num_group == topk_group else groups)
+    return _route(router_logits, bias.detach(), form, 1e-20, float(fill), router_logits.dtype)
+
+
+def _groups(num_experts: int, num_group: int, topk_group: int) -> tuple[int, int] | None:
+    """The number of groups and of good ones, or None: nothing for a program."""
+    if not is_count(num_experts, MOST_EXPERTS) or not is_count(num_group, num_experts // 2):
+        return None  # upstream's code takes two experts of each group
+    members = num_experts // num_group
+    if members * num_group != num_experts or power(members) * power(num_group) > _MOST_PLACES:
+        return None
+    return (num_group, topk_group) if is_count(topk_group, num_group) else None
+
+
+def _route(*call: Any) -> Routing:
+    return _Router.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = None) -> bool:
+    """Whether a kernel takes what the guard did not show to `refuses`."""
+    if not is_count(top_k, min(MOST_TOP_K, router_logits.shape[1])):
+        return False
+    return bias is None or (
+        not_plain(bias) is None
+        and bias.dtype in _TL
+        and bias.device == router_logits.device
+        and bias.shape == router_logits.shape[1:]
+        and bias.is_contiguous()
+    )
+
+
+def refuses(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    return operands.refuses(owner, router_logits) or _beyond(router_logits)
+
+
+def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
+    """`refuses`, and logits whose softmax or sum autocast computes in float32."""
+    return operands.refuses_in_autocast(owner, router_logits) or _beyond(router_logits)
+
+
+def _beyond(router_logits: torch.Tensor) -> str | None:
+    if router_logits.dtype not in _TL:
+        return f"the logits have dtype {router_logits.dtype}"
+    if not 0 < router_logits.shape[1] <= MOST_EXPERTS:
+        return f"it takes at most {MOST_EXPERTS} experts"
+    return None
