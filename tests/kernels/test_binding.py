@@ -74,7 +74,7 @@ class TestBind:
         bind(model, "torch", rotary="eager")
         bound = binding_of(model)
         assert bound["rms_norm"] == "torch" and bound["rotary"] == "eager"
-        assert bound["moe_router"] == "eager"  # torch has no kernel for it
+        assert bound["moe_experts"] == "eager"  # torch has no kernel for it
 
     @pytest.mark.parametrize(
         ("preset", "ops", "listed"),

@@ -39,8 +39,8 @@ FAMILIES = {
         {"rms_norm/cast_before_weight_gated", "rms_norm/one_plus_weight"},
     ),
 }  # fmt: skip
-# Their own tests say which variants have none.
-ELSEWHERE = {"moe_experts", "moe_router"}
+# Its own tests say which variants have none.
+ELSEWHERE = {"moe_experts"}
 
 
 def test_every_variant_has_a_torch_kernel():

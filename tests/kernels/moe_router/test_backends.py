@@ -22,6 +22,7 @@ from veomni_hook.kernels.moe_router import triton as fused
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = pytest.mark.parametrize("module", [plain, fused], ids=["torch", "triton"])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# More than a program takes of few experts.
 TOKENS = 37
 SQRT_SOFTPLUS = ACT2FN["sqrtsoftplus"] if "sqrtsoftplus" in ACT2FN else None
 #: The variants and what is fixed of them, called with logits, a bias, and the number of experts of a token.
@@ -59,14 +60,23 @@ def call(module, kind, bias, top_k):
 
 
 def apart(experts, dtype, tokens=TOKENS):
-    """Logits, and a bias, whose scores differ in every dtype: everybody chooses the same experts."""
-    rows = torch.stack([torch.randperm(experts) for _ in range(tokens)]) if tokens else torch.zeros(0, experts)
-    logits = (rows - experts / 2) * (6 / experts)
+    """Logits, and a bias, whose scores differ in every dtype, as do those of four groups: no ties."""
+    size = experts // 4
+    rows = [
+        torch.rand(4, size).argsort() / (2.2 * size) + torch.rand(4, 1).argsort(0) / 2 for _ in range(tokens)
+    ]
+    logits = torch.stack(rows).flatten(1) - 1 if tokens else torch.zeros(0, experts)
     return logits.to(DEVICE, dtype), (torch.rand(experts) * 1e-6).to(DEVICE)
 
 
-def chosen(indices, experts):
-    return torch.zeros(len(indices), experts, device=indices.device).scatter(1, indices, 1.0)
+def weighed(routing):
+    """The weights at the place of each expert: one tensor says both."""
+
+    def dense(logits):
+        weights, indices = routing(logits)
+        return torch.zeros_like(logits, dtype=weights.dtype).scatter(-1, indices, weights)
+
+    return dense
 
 
 def test_every_variant_has_both_kernels():
@@ -91,7 +101,9 @@ def assert_routes_alike(module, kind, logits, bias, top_k):
     )
     close(weights, truth, OF_TRUTH[logits.dtype])
     assert grad.dtype is logits.dtype and grad.shape == logits.shape
-    close(grad, slope, OF_TRUTH[logits.dtype])
+    # One normalised weight is 1, and its gradient nothing but rounding.
+    within = OF_TRUTH[logits.dtype] * max(slope.abs().max().item(), 0.25)
+    assert torch.allclose(grad.double(), slope, rtol=0, atol=within)
 
 
 def _at(routing, places, logits):
@@ -112,12 +124,13 @@ def test_equals_the_reference(module, kind, dtype, experts, top_k):
 @BACKENDS
 @EVERY_KIND
 @pytest.mark.parametrize(
-    ("experts", "top_k"), [(128, 8), (160, 6), (256, 8), (384, 8), (512, 10), (512, 32), (4, 4)]
+    ("experts", "top_k"),
+    [(128, 8), (256, 8), (384, 8), (512, 32), (4, 4), pytest.param(160, 6, marks=pytest.mark.slow)],
 )
 def test_many_experts(module, kind, experts, top_k):
     if kind.startswith("groups") and experts == 4:
         pytest.skip("upstream's code takes two experts of each group")
-    logits, bias = torch.randn(TOKENS, experts, device=DEVICE), torch.rand(experts, device=DEVICE) * 0.1
+    logits, bias = torch.randn(3, experts, device=DEVICE), torch.rand(experts, device=DEVICE) * 0.1
     assert_routes_alike(module, kind, logits, bias, top_k)
 
 
@@ -125,14 +138,14 @@ def test_many_experts(module, kind, experts, top_k):
 @pytest.mark.parametrize("groups", [(2, 1), (3, 2), (5, 4), (6, 1), (30, 29), (1, 1), (60 // 2, 3)])
 @pytest.mark.parametrize("fill", [0.0, -math.inf])
 def test_groups_of_other_sizes(module, groups, fill):
-    logits, bias = torch.randn(TOKENS, 60, device=DEVICE), torch.randn(60, device=DEVICE) * 0.1 + 0.5
+    logits, bias = torch.randn(9, 60, device=DEVICE), torch.randn(60, device=DEVICE) * 0.1 + 0.5
     sides = [
         partial(each.grouped_topk, bias=bias, top_k=2, num_experts=60, num_group=groups[0],
                 topk_group=groups[1], normalise=True, fill=fill, sorted_=True)
         for each in (module, reference)
     ]  # fmt: skip
     assert torch.equal(sides[0](logits)[1], sides[1](logits)[1])
-    assert_matches(*sides, [logits], tolerance=1e-5)
+    assert_matches(*map(weighed, sides), [logits], tolerance=1e-5)
 
 
 @BACKENDS
@@ -149,22 +162,22 @@ def test_the_bias_may_have_another_dtype(module, kind, bias_dtype):
         torch.testing.assert_close(sides[0][0], sides[1][0])
 
 
-@BACKENDS
-@pytest.mark.parametrize("kind", ["sigmoid", "groups"])
-def test_the_choice_is_rounded_as_upstreams(module, kind):
-    # In float16 all of these sums are equal but one, in float32 another one is the largest.
-    logits = torch.tensor([[0.5, 0.1, 0.2, 0.3, 0.4, 0.0, -1.0, -2.0]], device=DEVICE).half()
-    bias = torch.full((8,), 4096.0, device=DEVICE, dtype=torch.float16)
-    bias[6] = 4100.0
-    found = call(module, kind, bias, 1)(logits)[1]
-    assert found.tolist() == call(reference, kind, bias, 1)(logits)[1].tolist() == [[6]]
+@pytest.mark.parametrize("kind", ["sigmoid", "groups", "one group"])
+def test_the_choice_is_rounded_where_upstream_rounds(kind):
+    # In float16 all of these sums are equal, and the first is taken; in float32 the last one is the largest.
+    logits = torch.linspace(-2, 2, 8, device=DEVICE).half()[None]
+    for dtype, expected in ((torch.float16, 0), (torch.float32, 7)):
+        bias = torch.full((8,), 4096.0, device=DEVICE, dtype=dtype)
+        assert call(fused, kind, bias, 1)(logits)[1].tolist() == [[expected]]
 
 
 @BACKENDS
 @EVERY_KIND
 def test_nothing_to_route(module, kind):
     logits, bias = apart(8, torch.float32, tokens=0)
-    assert_matches(*(call(each, kind, bias, 2) for each in (module, reference)), [logits])
+    sides = [call(each, kind, bias, 2) for each in (module, reference)]
+    assert sides[0](logits)[1].shape == sides[1](logits)[1].shape == (0, 2)
+    assert_matches(*map(weighed, sides), [logits])
 
 
 @BACKENDS
@@ -190,8 +203,8 @@ def test_weights_may_be_written_to(module, kind):
         pytest.skip("nor is that possible upstream")
     logits, bias = apart(8, torch.float32)
     ours = partial(scaled, call(module, kind, bias, 2))
-    expected = call(reference, kind, bias, 2)
-    assert_matches(ours, lambda logits: (expected(logits)[0] * 2.5, expected(logits)[1]), [logits])
+    upstream = weighed(call(reference, kind, bias, 2))
+    assert_matches(weighed(ours), lambda logits: upstream(logits) * 2.5, [logits], tolerance=1e-5)
 
 
 def test_of_equals_the_first():
@@ -203,7 +216,8 @@ def test_of_equals_the_first():
         if KINDS[kind][1][:1] != (None,):
             found = call(fused, kind, bias, 4)(logits)[1].tolist()
             assert found[0] == found[2] == [0, 1, 2, 3]
-            assert found[1] == [5, 6, 7, 8] if "group" not in kind else 5 in found[1]
+            # Two groups of three have none but the larger ones.
+            assert found[1] == ([6, 7, 8, 9] if kind.startswith("groups") else [5, 6, 7, 8])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -232,7 +246,9 @@ def test_nan_spoils_its_own_token(module, normalise):
 def test_is_traced_without_a_graph_break(module, kind):
     logits, bias = apart(8, torch.float32)
     routing = call(module, kind, bias, 2)
-    assert_matches(torch.compile(routing, fullgraph=True, backend="aot_eager"), routing, [logits])
+    torch._dynamo.reset()  # every kind is one more form of the same code
+    compiled = torch.compile(routing, fullgraph=True, backend="aot_eager")
+    assert_matches(*map(weighed, (compiled, routing)), [logits], tolerance=1e-5)
 
 
 @BACKENDS
@@ -278,15 +294,13 @@ def test_the_bias_gets_no_gradient(module, kind):
 
 @BACKENDS
 def test_under_autocast(module):
+    backend = "torch" if module is plain else "triton"
     logits, bias = apart(8, torch.bfloat16)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         for kind, (variant, _) in KINDS.items():
             if KINDS[kind][1][:1] == (None,):
                 continue
-            (kernel,) = (
-                each for each in registry.kernels("moe_router", variant)
-                if load_attribute(each.load).__module__ == module.__name__ or each.backend == "torch" == module.__name__
-            )  # fmt: skip
+            (kernel,) = (each for each in registry.kernels("moe_router", variant) if each.backend == backend)
             if load_attribute(kernel.refuses)(None, logits) is not None:
                 assert module is fused and variant != "softmax_topk"
                 continue

@@ -24,6 +24,7 @@ OPS = (
     "moe_experts",
     "linear_cross_entropy",
     "load_balancing_loss",
+    "moe_router",
 )
 
 

@@ -8,7 +8,8 @@ backward, and computes its softmax again there.
 
 Indices are those of `torch.topk`; of logits that differ while their probabilities in float32 do not, the
 larger is chosen. Weights of ``normalise`` differ from upstream's in the last bit of float32: they are a
-softmax of the chosen logits, not the quotient of two roundings. Mutates: nothing; nothing waits.
+softmax of the chosen logits, not the quotient of two roundings. What autograd keeps is never the result, so
+that weights may be written to, as upstream's may. Mutates: nothing; nothing waits.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool) -> Ro
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
     indices = torch.topk(router_logits.detach(), top_k, dim=-1)[1]
     if normalise:
-        return torch.softmax(router_logits.gather(-1, indices), dim=-1, dtype=torch.float32), indices
+        weights = torch.softmax(router_logits.gather(-1, indices), dim=-1, dtype=torch.float32)
+        return weights.clone(), indices
     return computed_again(_probabilities, router_logits, indices), indices
 
 
@@ -77,4 +79,6 @@ def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
     if normalise:
         # In their dtype even where autocast makes a sum in float32.
         weights = (weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)).to(weights.dtype)
+    else:
+        weights = weights.clone()
     return weights, indices

@@ -1,0 +1,70 @@
+"""Routers in patched models: upstream's loss and gradients."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.kernels import patched_qwen3
+from tests.kernels.matching import close
+from tests.kernels.patched_qwen3 import batch, load
+from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.state import set_choice
+
+pytest.importorskip("triton")
+
+MOE = {**patched_qwen3.SIZES, "moe_intermediate_size": 16, "num_experts_per_tok": 3, "norm_topk_prob": True}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+#: By model: configuration and model, sizes, and the variant that it routes by.
+FAMILIES = {
+    "qwen3_moe": (
+        "Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+        {**MOE, "num_experts": 8, "output_router_logits": True}, "softmax_topk",
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config", "DeepseekV3ForCausalLM",
+        {**MOE, **LATENT, "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+         "num_key_value_heads": 4},
+        "grouped_topk",
+    ),
+}  # fmt: skip
+
+
+def run(model, inputs):
+    loss = model(**inputs, use_cache=False).loss
+    loss.backward()
+    return loss.detach(), {name: each.grad for name, each in model.named_parameters()}
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_train_as_upstream(family, backend, anywhere, tmp_path_factory):
+    config, kind, sizes, variant = FAMILIES[family]
+    home = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    patched = load(tmp_path_factory.mktemp(family), home.__name__)
+    of_family = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
+    made = getattr(of_family, config)(**sizes)
+    upstream, model = (getattr(each, kind)(made).train() for each in (home, patched))
+    for name, parameter in upstream.named_parameters():
+        if name.endswith("gate.weight"):
+            parameter.data.normal_()  # apart
+    model.load_state_dict(upstream.state_dict())
+    inputs = batch()
+    set_choice(f"eager, moe_router={backend}")
+    loss, gradients = run(model, inputs)
+    rows = [row for row in explain(model).rows if row.op == "moe_router" and row.called]
+    assert rows and all(row.backend == backend and row.variant == variant for row in rows)
+    expected, truths = run(upstream, inputs)
+    close(loss, expected, 1e-5)
+    for name, truth in truths.items():
+        if truth is None:
+            assert gradients[name] is None, name
+        else:
+            close(gradients[name], truth, 1e-4)
