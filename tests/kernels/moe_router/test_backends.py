@@ -359,13 +359,30 @@ def test_what_the_guard_did_not_show_goes_the_upstream_way(launches):
     assert launches
 
 
-def test_the_torch_backend_keeps_nothing_as_large_as_the_logits_but_the_logits():
-    for kind in KINDS:
-        if KINDS[kind][1][:1] == (None,):
+def test_nothing_as_large_as_the_logits_is_kept():
+    for kind, (_, others) in KINDS.items():
+        if others[:1] == (None,) or kind == "softmax":  # whose backward needs the probabilities of all
             continue
         logits, bias = apart(64, torch.float32)
-        kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
-            call(plain, kind, bias, 2)(logits.requires_grad_())
-        large = [each for each in kept if each.numel() >= logits.numel()]
-        assert all(each.data_ptr() == logits.data_ptr() for each in large)
+        for module in (plain, fused):
+            kept = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda x, kept=kept: kept.append(x) or x, lambda x: x
+            ):
+                call(module, kind, bias, 2)(logits.requires_grad_())
+            large = [each for each in kept if each.numel() > TOKENS * 2]
+            # A gather in PyTorch keeps what it reads.
+            read = module is plain and not kind.endswith(("softmax", "softmax, normalised"))
+            assert [each.data_ptr() for each in large] == [logits.data_ptr()] * read, (kind, module)
+
+
+@BACKENDS
+@EVERY_KIND
+@pytest.mark.skipif(DEVICE == "cpu", reason="only a GPU can tell")
+def test_nothing_waits_for_the_device(module, kind):
+    logits, bias = apart(8, torch.float32)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call(module, kind, bias, 2)(logits.requires_grad_())[0].sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -54,7 +54,7 @@ KERNELS = (
             backend="torch",
             load=f"{_HERE}.torch:{variant}",
             refuses=f"{_HERE}.torch:refuses",
-            description="chooses beside autograd and weighs the chosen alone: keeps no scores of all experts",
+            description="weighs the chosen experts alone, and keeps nothing of the others",
         )
         for variant in OP.variants
     ),

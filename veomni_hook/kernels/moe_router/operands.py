@@ -13,7 +13,7 @@ from torch import nn
 
 from veomni_hook.kernels.activations import name_of
 from veomni_hook.kernels.modules import call_is_seen
-from veomni_hook.kernels.operands import not_plain, untraceable
+from veomni_hook.kernels.operands import not_plain
 
 __all__ = ["SIGMOID", "SOFTMAX", "SQRT_SOFTPLUS", "is_count", "refuses", "refuses_in_autocast", "score_of"]
 
@@ -37,7 +37,7 @@ def is_count(number: Any, most: int) -> bool:
 
 def refuses(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    reason = not_plain(router_logits) or untraceable()
+    reason = not_plain(router_logits)
     if reason is not None:
         return reason
     if router_logits.layout is not torch.strided or router_logits.ndim != 2:

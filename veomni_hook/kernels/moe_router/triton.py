@@ -37,7 +37,7 @@ from veomni_hook.kernels.launch import Launch
 from veomni_hook.kernels.moe_router import device as kernels
 from veomni_hook.kernels.moe_router import operands, reference
 from veomni_hook.kernels.moe_router.operands import SIGMOID, SOFTMAX, is_count, score_of
-from veomni_hook.kernels.operands import not_plain
+from veomni_hook.kernels.operands import not_plain, untraceable
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rows import readable
 
@@ -286,12 +286,12 @@ def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = N
 
 def refuses(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    return operands.refuses(owner, router_logits) or _beyond(router_logits)
+    return operands.refuses(owner, router_logits) or untraceable() or _beyond(router_logits)
 
 
 def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
     """`refuses`, and logits whose softmax or sum autocast computes in float32."""
-    return operands.refuses_in_autocast(owner, router_logits) or _beyond(router_logits)
+    return operands.refuses_in_autocast(owner, router_logits) or untraceable() or _beyond(router_logits)
 
 
 def _beyond(router_logits: torch.Tensor) -> str | None:
