@@ -149,6 +149,16 @@ def test_groups_of_other_sizes(module, groups, fill):
 
 
 @BACKENDS
+@pytest.mark.parametrize(("fill", "expected"), [(-math.inf, {0, 1}), (0.0, {2, 3})])
+def test_what_the_other_groups_count_as(module, fill, expected):
+    # Below zero, the good group is better than minus infinity and worse than zero.
+    logits = torch.tensor([[4.0, 3.0, -4.0, -4.0]], device=DEVICE)
+    bias = torch.tensor([-3.0, -3.0, -5.0, -5.0], device=DEVICE)
+    found = module.grouped_topk(logits, bias, 2, 4, 2, 1, False, fill, False)[1]
+    assert set(found[0].tolist()) == expected
+
+
+@BACKENDS
 @pytest.mark.parametrize("bias_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["sigmoid", "groups", "one group"])
 def test_the_bias_may_have_another_dtype(module, kind, bias_dtype):
