@@ -341,6 +341,22 @@ def test_the_fused_one_refuses_what_no_program_holds():
         assert "at most 512" in refuses(None, torch.zeros(4, 0))
 
 
+def test_refuses_what_a_guard_shows():
+    logits, bias = torch.randn(5, 64, device=DEVICE), torch.zeros(64, device=DEVICE)
+    softmax = partial(torch.softmax, dim=-1)
+    for module in (plain, fused):
+        assert "not known" in module.refuses(None, logits, bias, 2, softmax, 0.0, True)
+        assert module.refuses(None, logits, bias, 2, torch.sigmoid, 0.0, True) is None
+        assert module.refuses(None, logits, 8, True) is None
+        assert module.refuses(None, logits, bias, 8, 64, 4, 3, True, 0.0, True) is None
+    for top_k in (33, 0, 2.0, True):
+        assert "at most 32" in fused.refuses(None, logits, top_k)
+        assert plain.refuses(None, logits, top_k) is None
+    assert "bias" in fused.refuses(None, logits, bias.double(), 2, torch.sigmoid, 0.0, True)
+    for groups in ((32, 4, 3), (64, 64, 3), (64, 5, 3), (64, 4, 5)):
+        assert "groups" in fused.refuses(None, logits, bias, 8, *groups, True, 0.0, True)
+
+
 @pytest.fixture
 def launches(monkeypatch):
     """How often the kernel ran."""

@@ -46,23 +46,23 @@ FORMULAS = {
         SOFTMAX + "if self.renormalise:\n    weights /= weights.sum(dim=-1, keepdim=True)\n"
         "return logits, weights.to(logits.dtype), indices",
         "softmax_topk",
-        "kernel(logits, self.top_k, self.renormalise)",
+        "*(operands := (logits, self.top_k, self.renormalise))",
     ),
     "softmax, always divided": (
         SOFTMAX
         + "weights = weights / weights.sum(-1, keepdim=True)\nresult = weights\nreturn result, indices",
         "softmax_topk",
-        "kernel(logits, self.top_k, True)",
+        "*(operands := (logits, self.top_k, True))",
     ),
     "softmax, never divided": (
         SOFTMAX + "return indices, weights * self.scale",
         "softmax_topk",
-        "kernel(logits, self.top_k, False)",
+        "*(operands := (logits, self.top_k, False))",
     ),
     "softmax of a cast, by dimension 1": (
         LOGITS + "probs = torch.softmax(logits.float(), 1)\n" + TOP + "return weights, indices",
         "softmax_topk",
-        "kernel(logits, self.top_k, False)",
+        "*(operands := (logits, self.top_k, False))",
     ),
     "probabilities are returned": (
         LOGITS
@@ -76,19 +76,19 @@ FORMULAS = {
     "softmax, divided by another sum": (
         SOFTMAX + "weights = weights / probs.sum(-1, keepdim=True)\nreturn weights, indices",
         "softmax_topk",
-        "kernel(logits, self.top_k, False)",
+        "*(operands := (logits, self.top_k, False))",
     ),
     "something before": (
         SOFTMAX.replace("probs = F.softmax(logits", "extra = self.score_fn(logits)\nprobs = F.softmax(extra")
         + "return weights + extra.sum(), indices",
         "softmax_topk",
-        "kernel(extra, self.top_k, False)",
+        "*(operands := (extra, self.top_k, False))",
     ),
     "softmax of the largest": (
         LOGITS + "values, indices = logits.topk(self.top_k, dim=-1)\n"
         "weights = torch.softmax(values, dim=1, dtype=values.dtype)\nreturn logits, weights, indices",
         "topk_softmax",
-        "kernel(logits, self.top_k)",
+        "*(operands := (logits, self.top_k))",
     ),
     "softmax of the largest, cast": (
         LOGITS + "values, indices = logits.topk(self.top_k, dim=-1)\n"
@@ -111,7 +111,7 @@ FORMULAS = {
         BIASED.replace("logits.float().sigmoid()", "self.score_fn(logits)").replace(", sorted=False", "")
         + "weights = weights / (weights.sum(dim=-1, keepdim=True) + self.epsilon)\nreturn weights, indices",
         "biased_topk",
-        "kernel(logits, self.bias, self.top_k, self.score_fn, self.epsilon, True)",
+        "*(operands := (logits, self.bias, self.top_k, self.score_fn, self.epsilon, True))",
     ),
     "groups": (
         GROUPED.replace("FILL", "float('-inf')")

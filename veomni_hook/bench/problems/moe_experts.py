@@ -31,7 +31,7 @@ _CPU = ((2048, 2048, 768, 64, 8, 0), (2048, 1024, 2048, 8, 2, 0))
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size; the experts of a token are the top-k of seeded normal logits."""
-    # Liger searches its configurations in the first step, which had not ended after 200 s; set it to 1 to wait.
+    # Liger searches its configurations in the first step, which had not ended after 200 s; 1 lets it.
     os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")
     sizes = _CUDA if device == "cuda" else _CPU
     dtype = torch.bfloat16 if device == "cuda" else torch.float32

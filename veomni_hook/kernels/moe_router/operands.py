@@ -1,7 +1,8 @@
 """What the backends of routers share: which scores they know, and questions of operands.
 
-A guard asks with the logits alone, and calls with all operands: what the others ask for is looked at in the
-call, which computes upstream's formula where a kernel does not fit.
+A guard asks with all operands, or, where the logits have no name of their own, with a tensor that they are
+made of alone; what the others ask for is then looked at in the call, which computes upstream's formula where
+a kernel does not fit.
 """
 
 from __future__ import annotations
@@ -42,12 +43,15 @@ def refuses(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | No
         return reason
     if router_logits.layout is not torch.strided or router_logits.ndim != 2:
         return "the logits are not [tokens, num_experts]"
-    return None if router_logits.is_floating_point() else f"the logits have dtype {router_logits.dtype}"
+    if not router_logits.is_floating_point():
+        return f"the logits have dtype {router_logits.dtype}"
+    unknown = [each for each in operands if callable(each) and score_of(each) is None]
+    return f"scores are made by {unknown[0]!r}, which is not known" if unknown else None
 
 
 def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | None:
     """`refuses`, and logits whose softmax or sum autocast computes in float32."""
-    reason = refuses(owner, router_logits)
+    reason = refuses(owner, router_logits, *operands)
     if reason is not None:
         return reason
     if router_logits.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(

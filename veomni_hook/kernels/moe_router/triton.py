@@ -31,9 +31,8 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-from triton import next_power_of_2 as power
 
-from veomni_hook.kernels.launch import Launch
+from veomni_hook.kernels.launch import Launch, power
 from veomni_hook.kernels.moe_router import device as kernels
 from veomni_hook.kernels.moe_router import operands, reference
 from veomni_hook.kernels.moe_router.operands import SIGMOID, SOFTMAX, is_count, score_of
@@ -52,6 +51,8 @@ _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl
 # A program's logits. One warp reduces rows among its own threads, without waiting for others in every round.
 _FORWARD_TILE, _BACKWARD_TILE, _BACKWARD_WARPS = 512, 2048, 4
 _LAUNCHES = 256
+#: What `grouped_topk` is called with after ``top_k``; no other is called with as much.
+_OF_GROUPS = 6
 #: Rows that do not fit into 32 bits are compiled apart.
 _LARGE = 1 << 31
 
@@ -286,17 +287,28 @@ def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = N
 
 def refuses(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    return operands.refuses(owner, router_logits) or untraceable() or _beyond(router_logits)
+    return operands.refuses(owner, router_logits, *others) or untraceable() or _beyond(router_logits, others)
 
 
 def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
     """`refuses`, and logits whose softmax or sum autocast computes in float32."""
-    return operands.refuses_in_autocast(owner, router_logits) or untraceable() or _beyond(router_logits)
+    reason = operands.refuses_in_autocast(owner, router_logits, *others)
+    return reason or untraceable() or _beyond(router_logits, others)
 
 
-def _beyond(router_logits: torch.Tensor) -> str | None:
+def _beyond(router_logits: torch.Tensor, others: tuple[Any, ...]) -> str | None:
+    experts = router_logits.shape[1]
     if router_logits.dtype not in _TL:
         return f"the logits have dtype {router_logits.dtype}"
-    if not 0 < router_logits.shape[1] <= MOST_EXPERTS:
+    if not 0 < experts <= MOST_EXPERTS:
         return f"it takes at most {MOST_EXPERTS} experts"
+    if not others:
+        return None
+    bias, (top_k, *rest) = None, others
+    if isinstance(top_k, torch.Tensor):
+        bias, (top_k, *rest) = top_k, rest
+    if not _fits(router_logits, top_k, bias):
+        return f"it takes at most {MOST_TOP_K} of {experts} experts and a plain bias, not {top_k!r}"
+    if len(rest) == _OF_GROUPS and (rest[0] != experts or _groups(*rest[:3]) is None):
+        return f"{rest[1]!r} groups of {rest[0]!r} experts, {rest[2]!r} of them good"
     return None

@@ -33,6 +33,7 @@ from veomni_hook.patches.graph.normal import renewed
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.routes.splice import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.runs import Run, at_hand, loaded, replaced, target
@@ -290,24 +291,25 @@ class _Search(Method):
         operands = self.operands(found)
         if operands is None:
             return None
-        kernel = self.kernel
-        answer = ast.parse(
-            f"{found.weights}, {found.indices} = {kernel}({', '.join(operands.values())})"
-        ).body
+        logits = at_hand(ast.parse(operands["router_logits"], mode="eval").body)
+        if logits is None:
+            return None
+        asked, given = logits, ", ".join(operands.values())
+        if operands["router_logits"] == logits:  # else what is computed for the question is computed twice
+            name = free_name(self.method, "operands")
+            asked, given = f"*({name} := ({given}))", f"*{name}"
+        answer = ast.parse(f"{found.weights}, {found.indices} = {self.kernel}({given})").body
         if found.rest is not None:
             others = set(loaded([found.rest])) - {found.weights, found.indices}
             if others & bound_names(found.run.statements):
                 return None
             answer.append(found.rest)
         slot = slot_name(OP, found.pattern.variant)
-        logits = at_hand(ast.parse(operands["router_logits"], mode="eval").body)
-        if logits is None:
-            return None
-        condition = f"({kernel} := {slot}.kernel({self.receiver}, {logits})) is not None"
+        condition = f"({self.kernel} := {slot}.kernel({self.receiver}, {asked})) is not None"
         if found.flat and not self.is_matrix:
             condition = f"{logits}.ndim == 2 and {condition}"
-        comment = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
-        return guard(self.view, found.run, condition, answer, comment, beside=True)
+        what = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
+        return guard(self.view, found.run, condition, answer, what, beside=True)
 
     def operands(self, found: _Found) -> dict[str, str] | None:
         """What the kernel is called with, as code for the place before the run."""
