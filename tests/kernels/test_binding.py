@@ -17,6 +17,7 @@ from tests.kernels.patched_qwen3 import batch, pair, tiny_config
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.binding import BINDING, bind, binding_of, use_kernels
 from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.registry import Op, Variant, registry
 from veomni_hook.kernels.state import STATE, set_choice
 
 
@@ -69,12 +70,13 @@ class TestBind:
         bind(model, rotary="eager")
         assert binding_of(model.model.norm) == {"rms_norm": "reference", "rotary": "eager"}
 
-    def test_a_preset_says_something_of_every_op(self, models):
+    def test_a_preset_says_something_of_every_op(self, models, monkeypatch):
         model, _ = models
+        monkeypatch.setitem(registry.ops(), "toy", Op("toy", {"only": Variant("x", f"{__name__}:run")}))
         bind(model, "torch", rotary="eager")
         bound = binding_of(model)
         assert bound["rms_norm"] == "torch" and bound["rotary"] == "eager"
-        assert bound["moe_experts"] == "eager"  # torch has no kernel for it
+        assert bound["toy"] == "eager"  # torch has no kernel for it
 
     @pytest.mark.parametrize(
         ("preset", "ops", "listed"),

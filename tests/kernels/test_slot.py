@@ -384,8 +384,12 @@ def covering(cls):
     return cls
 
 
+def taking(self, x, index=1, weights=2):
+    return x, index, weights
+
+
 def experts_class(slot):
-    @slot.reached
+    @slot.reached(taking)
     @covering
     class Experts(nn.Module):
         def forward(self, x, index=1, weights=2):
@@ -474,13 +478,13 @@ class TestReached:
                 return x
 
         forward = Experts.forward
-        assert Slot("toy", "bare", __name__).reached(Experts) is Experts
+        assert Slot("toy", "bare", __name__).reached(taking)(Experts) is Experts
         assert Experts.forward is forward
 
         class Inheriting(experts_class(Slot("toy", "bare", __name__))):
             pass
 
-        assert Slot("toy", "bare", __name__).reached(Inheriting) is Inheriting
+        assert Slot("toy", "bare", __name__).reached(taking)(Inheriting) is Inheriting
         assert "forward" not in vars(Inheriting)
 
     def test_copies_and_pickles_as_an_ordinary_class(self, experts):
@@ -520,11 +524,16 @@ class TestCompiled:
             assert torch.equal(compiled(X), X * 4)
         assert torch.equal(torch.export.export(model, (X,)).module()(X), X * 4)
 
-    def test_reached_is_the_covering_forward_without_a_graph_break(self, experts):
-        owner = experts()
-        compiled = torch.compile(owner, backend="eager", fullgraph=True)
+    def test_reached_is_the_kernel_or_the_covering_forward_without_a_graph_break(self, toy):
+        experts = experts_class(Slot("toy", "bare", __name__))
+        compiled = torch.compile(experts(), backend="eager", fullgraph=True)
         label, result = compiled(X)
         assert label == "covered" and torch.equal(result, X)
+        refuses = f"{__name__}:takes_index_one"
+        registry.add(Kernel("toy", "bare", "grouped", f"{__name__}:fast", refuses=refuses, traceable=True))
+        set_choice("toy=grouped")
+        assert compiled(X) == ("fast", X, 1, 2) and compiled(X, weights=5) == ("fast", X, 1, 5)
+        assert compiled(X, 3)[0] == "covered"
 
 
 ROTARY = None

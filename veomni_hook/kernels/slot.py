@@ -32,6 +32,7 @@ _REPLACED = Outcome(EAGER, "the upstream function was replaced by one of another
 _INACTIVE = Outcome(EAGER, "veomni_hook is deactivated")
 
 ModuleClass = TypeVar("ModuleClass", bound=type)
+Taking = Callable[..., tuple[Any, ...]]
 
 
 class _NoKernelError(BaseException):
@@ -118,13 +119,18 @@ class Slot:
             return upstream
         return partial(self._call, owner, upstream)
 
-    def reached(self, decorated: ModuleClass) -> ModuleClass:
+    def reached(self, taking: Taking) -> Callable[[ModuleClass], ModuleClass]:
         """Let calls of a module class reach the guard in its ``forward``, which another decorator covers.
 
         For use above a class decorator that wraps ``forward`` (and says so in ``__wrapped__``). A call goes
         to the wrapped ``forward``, whose first statement is the guard. If that finds no kernel, nothing has
-        run yet, and the call goes to the wrapper.
+        run yet, and the call goes to the wrapper. ``taking`` gives the guard's operands for the arguments of
+        a call: under ``torch.compile`` the kernel is asked for and called from here, since the code behind
+        the guard has to be no part of the graph.
         """
+        return partial(self._reach, taking)
+
+    def _reach(self, taking: Taking, decorated: ModuleClass) -> ModuleClass:
         covering = vars(decorated).get("forward")
         guarded = getattr(covering, "__wrapped__", None)
         if covering is None or guarded is None:
@@ -133,7 +139,11 @@ class Slot:
 
         @wraps(covering)
         def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if self._is_compiling() or self.answers(module).idle is not None:
+            if self._is_compiling():
+                operands = taking(module, *args, **kwargs)
+                run = None if self._exported() else self._compiled.kernel(module, operands)
+                return covering(module, *args, **kwargs) if run is None else run(*operands)
+            if self.answers(module).idle is not None:
                 return covering(module, *args, **kwargs)
             held, waiting.owner = getattr(waiting, "owner", None), module
             try:

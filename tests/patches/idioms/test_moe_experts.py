@@ -350,7 +350,10 @@ def test_calls_reach_the_guard_under_a_decorator():
     site = site_of(source)
     lines = spliced(source, [site]).splitlines()
     at = lines.index("@dispatched")
-    assert lines[at - 1] == "@veomni_moe_experts_gated.reached"
+    operands = "(rows, chosen, shares, self.first, self.second, self.act)"
+    assert (
+        lines[at - 1] == f"@veomni_moe_experts_gated.reached(lambda self, rows, chosen, shares: {operands})"
+    )
     scope = executed(source, [site])
     experts, inputs = scope["BankExperts"](COUNT, WIDTH, INNER), calls()
     with_kernel = experts(*inputs)

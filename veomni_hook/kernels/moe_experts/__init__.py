@@ -64,6 +64,7 @@ KERNELS = (
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
             traceable=True,
+            beats_inductor=True,
             description="grouped products with gather and gate inside; one activation is kept",
         )
         for variant in _STACKED

@@ -96,8 +96,17 @@ def _sub_configs(config: Any) -> Iterator[tuple[str, Any]]:
             yield key, part
 
 
-@cache
 def _is_watched(config_class: Any) -> bool:
+    return _found_watched(config_class)
+
+
+# What torch.compiler.assume_constant_result does, which imports dynamo: while it traces, this is called and
+# its result a constant. Of a cache, dynamo would warn.
+setattr(_is_watched, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
+
+
+@cache
+def _found_watched(config_class: Any) -> bool:
     """Whether assignments to configs of this class, and requests to models, are noted in this process."""
     models = sys.modules.get("transformers.modeling_utils")
     request = getattr(getattr(models, "PreTrainedModel", None), "set_experts_implementation", None)

@@ -36,7 +36,7 @@ from veomni_hook.patches.readers.experts_loop import EXPERT, ROUTING, STATES, Lo
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.ask import ask
 from veomni_hook.patches.routes.site import Site, Status, slot_name
-from veomni_hook.patches.routes.splice import before_body, decorate
+from veomni_hook.patches.routes.splice import as_lambda, before_body, decorate
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.attributes import initialised, statements_of_init
 from veomni_hook.patches.text.document import FunctionNode, has_docstring
@@ -180,7 +180,8 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
     for variant, dtype in _UNIFORM.items():
         bound = _bound(f"{variant}_expert", loop, 0)
         if isinstance(bound, Difference):
-            other = abs(_size(_pattern(f"{variant}_expert").result) - _size(loop.ways[0].node))
+            pattern = _pattern(f"{variant}_expert").result
+            other = abs(len([*walk(pattern)]) - len([*walk(loop.ways[0].node)]))
             differences.append((-other, bound.depth, f"nearest is {variant}: {bound.text}"))
             continue
         if dtype != loop.dtype:
@@ -318,17 +319,14 @@ def _with_floats(node: Node) -> Node:
     return rebuild(node, as_float, lambda changed: changed)
 
 
-def _size(node: Node) -> int:
-    return sum(1 for _ in walk(node))
-
-
 def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: _Found) -> Site:
     slot = slot_name(OP, found.variant)
     code = ask(forward, slot, "self", list(found.operands.values()))
     splices = before_body(view, forward, code, f"{OP}/{found.variant}")
     if owner.decorator_list:
         comment = f"{OP}/{found.variant}: calls that a kernel takes reach the guard in forward"
-        splices = (*decorate(view, owner, f"{slot}.reached", comment), *splices)
+        taking = as_lambda(forward, list(found.operands.values()))
+        splices = (*decorate(view, owner, f"{slot}.reached({taking})", comment), *splices)
     return Site(
         OP,
         f"{owner.name}.forward",

@@ -6,6 +6,8 @@ Code is given at no indentation; it gets that of what it stands at, and upstream
 from __future__ import annotations
 
 import ast
+import copy
+from collections.abc import Sequence
 
 from veomni_hook.patches.report import one_line
 from veomni_hook.patches.routes.site import Splice
@@ -15,7 +17,16 @@ from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.placement import Place, at_start, before
 from veomni_hook.patches.text.reindent import reindent
 
-__all__ = ["after_body", "before_body", "before_statement", "decorate", "free_name", "in_place", "marker"]
+__all__ = [
+    "after_body",
+    "as_lambda",
+    "before_body",
+    "before_statement",
+    "decorate",
+    "free_name",
+    "in_place",
+    "marker",
+]
 
 # What binds as tightly as the place of any expression can ask for.
 _ATOMS = (ast.Attribute, ast.Call, ast.Constant, ast.Dict, ast.List, ast.Name, ast.Set, ast.Subscript)
@@ -86,6 +97,16 @@ def decorate(view: ModuleView, owner: ast.ClassDef, text: str, comment: str) -> 
         Splice(line, line, f"{indent}{marker(comment)}\n", marker=True),
         Splice(line, line, f"{indent}@{text}\n"),
     )
+
+
+def as_lambda(function: FunctionNode, values: Sequence[str]) -> str:
+    """A lambda with the parameters of a function and a tuple of ``values``, which are code, as its result."""
+    arguments = copy.deepcopy(function.args)
+    for each in ast.walk(arguments):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    body = ast.Tuple([ast.parse(value, mode="eval").body for value in values], ast.Load())
+    return ast.unparse(ast.fix_missing_locations(ast.Lambda(arguments, body)))
 
 
 def marker(comment: str) -> str:
