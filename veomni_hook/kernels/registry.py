@@ -141,12 +141,15 @@ class Op:
     ``yields`` names a function ``(owner, *operands) -> str | None`` that is asked under ``auto`` before every
     kernel of the op, and returns why the upstream code has to run: the user chose it there. ``parts`` are
     the ops whose sites, at the same module and right below it, a kernel of this one stands in for.
+    ``offers`` names a function ``(slot, module class)`` that is called for every class whose calls reach a
+    guard below another decorator: it may put kernels where users choose between that one's implementations.
     """
 
     name: str
     variants: Mapping[str, Variant]
     yields: str | None = None
     parts: tuple[str, ...] = ()
+    offers: str | None = None
 
 
 class Registry:

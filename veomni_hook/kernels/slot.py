@@ -22,7 +22,7 @@ from veomni_hook.kernels.answers import Answers, Outcome, Site
 from veomni_hook.kernels.binding import BINDING
 from veomni_hook.kernels.choice import Choice
 from veomni_hook.kernels.compiled import Compiled, device_of
-from veomni_hook.kernels.registry import EAGER, registry
+from veomni_hook.kernels.registry import EAGER, load_attribute, registry
 from veomni_hook.kernels.state import STATE
 
 __all__ = ["Outcome", "Slot"]
@@ -157,6 +157,8 @@ class Slot:
 
         # A statement, so that type checkers see no assignment to a method.
         setattr(decorated, "forward", forward)  # noqa: B010
+        if (offers := registry.ops()[self.op].offers) is not None:
+            load_attribute(offers)(self, decorated)
         return decorated
 
     def answers(self, owner: Any = None) -> Answers:

@@ -34,6 +34,7 @@ OP = Op(
     "moe_experts",
     variants={name: Variant(formula, f"{_HERE}.reference:{name}") for name, formula in _FORMULAS.items()},
     yields=f"{_HERE}.provenance:users_choice",
+    offers=f"{_HERE}.interface:offer",
 )
 
 # Those that are computed with stacked weights of experts that ids choose.

@@ -16,8 +16,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-__all__ = ["forget_choice", "note_assignment", "note_request", "users_choice"]
+__all__ = ["OURS", "chose_ours", "forget_choice", "note_assignment", "note_request", "users_choice"]
 
+#: The name of this package's kernels in transformers' list.
+OURS = "veomni"
 _CHOICE = "_veomni_experts_choice"
 _KEPT = "_veomni_experts_kept"
 
@@ -28,7 +30,7 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
     ``owner`` has a choice to honour only if it has the ``config`` that ``@use_experts_implementation`` reads.
     """
     config = getattr(owner, "config", None)
-    if config is None or not hasattr(config, "_experts_implementation"):
+    if config is None or not hasattr(config, "_experts_implementation") or chose_ours(owner):
         return None
     chosen = vars(config).get(_CHOICE)
     if chosen is not None:
@@ -40,6 +42,11 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
             "transformers was imported before veomni_hook, which sees no choice"
         )
     return None
+
+
+def chose_ours(owner: Any) -> bool:
+    """Whether this package's kernels were chosen by transformers' ``experts_implementation``."""
+    return getattr(getattr(owner, "config", None), "_experts_implementation", None) == OURS
 
 
 def note_assignment(config: Any, value: str | Mapping[str, str] | None) -> None:

@@ -22,6 +22,7 @@ from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, experts
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
 from veomni_hook.kernels.moe_experts.operators import define_backend
+from veomni_hook.kernels.moe_experts.provenance import chose_ours
 
 __all__ = [
     "alpha_gated",
@@ -96,10 +97,12 @@ gated_or_identity = partial(experts_or_identity, gated)
 refuses_or_identity = partial(identity_refuses, refuses)
 
 
-def loses(
+def loses(  # noqa: PLR0911 - one return a reason
     owner: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, up: Tensor | None, *_: Any
 ) -> str | None:
     """Return where upstream was measured to be as fast, or was not measured, or None."""
+    if chose_ours(owner):
+        return None
     if hidden_states.device.type != "cpu":
         return "it was not measured on this kind of device; choose torch by name to have it"
     if up is None:

@@ -32,6 +32,7 @@ from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, experts
 from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Layout, Operands, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
 from veomni_hook.kernels.moe_experts.operators import define_backend
+from veomni_hook.kernels.moe_experts.provenance import chose_ours
 from veomni_hook.kernels.moe_experts.triton_products import Expert
 from veomni_hook.kernels.moe_experts.triton_routing import Routing, numbers_of, route, routing_of
 from veomni_hook.kernels.moe_experts.triton_tiles import row_block
@@ -219,11 +220,15 @@ refuses_or_identity = partial(identity_refuses, refuses)
 
 def loses(owner: Any, hidden_states: Tensor, *_: Any) -> str | None:
     """Return where upstream is as fast, or None."""
+    if chose_ours(owner):
+        return None
     if hidden_states.dtype is torch.float32 and not torch.is_autocast_enabled(hidden_states.device.type):
-        return loses_in_float32()
+        return loses_in_float32(owner)
     return None
 
 
-def loses_in_float32(*_: Any) -> str:
+def loses_in_float32(owner: Any, *_: Any) -> str | None:
     """Return why upstream is as fast where products are in float32."""
+    if chose_ours(owner):
+        return None
     return "float32 is multiplied here without tensor cores; choose triton by name to have it"

@@ -1,0 +1,99 @@
+"""Ours in transformers' list of experts' implementations."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+from tests.kernels.matching import close
+from tests.kernels.patched_qwen3 import load
+from veomni_hook.errors import KernelError, VeomniHookWarning
+from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.moe_experts import interface
+from veomni_hook.kernels.moe_experts.provenance import OURS
+from veomni_hook.kernels.state import set_choice
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def patched_moe(tmp_path_factory):
+    return load(tmp_path_factory.mktemp("patched"), modeling_qwen3_moe.__name__)
+
+
+@pytest.fixture
+def model(patched_moe):
+    torch.manual_seed(0)
+    found = patched_moe.Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)).to(DEVICE)
+    found.set_experts_implementation(OURS)
+    return found
+
+
+def ids():
+    return torch.arange(12, device=DEVICE).view(2, 6)
+
+
+def taken(model):
+    (line,) = (each for each in str(explain(model)).splitlines() if "moe_experts" in each)
+    return line.partition("moe_experts/gated: ")[2]
+
+
+def test_transformers_lists_it(patched_moe):
+    assert ALL_EXPERTS_FUNCTIONS[OURS] is interface.run_upstream
+
+
+def test_who_chooses_it_has_it_also_where_upstream_is_as_fast(model):
+    upstream = modeling_qwen3_moe.Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)).to(DEVICE)
+    upstream.load_state_dict(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", VeomniHookWarning)
+        found = model(ids()).logits
+    close(found, upstream(ids()).logits, 1e-4)
+    assert taken(model).startswith(("torch", "triton"))
+    model.set_experts_implementation("eager")
+    close(model(ids()).logits, found, 1e-4)
+    assert taken(model).startswith("eager")
+
+
+def test_a_kernel_asked_for_by_name_wins_over_the_list(model):
+    for name in ("eager", "reference"):
+        set_choice(f"moe_experts={name}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", VeomniHookWarning)
+            model(ids())
+        assert taken(model).startswith(name)
+
+
+def test_what_a_kernel_refuses_is_upstreams_with_a_warning(model):
+    model.model.layers[0].mlp.experts.act_fn = torch.nn.Hardtanh()
+    with pytest.warns(VeomniHookWarning, match=r"Qwen3MoeExperts runs upstream's loop.*[Hh]ardtanh"):
+        model(ids())
+
+
+def test_where_no_kernel_can_run_it_is_an_error(model, monkeypatch):
+    experts = model.model.layers[0].mlp.experts
+    monkeypatch.delitem(interface._SLOTS, type(experts))
+    experts.act_fn = torch.nn.Hardtanh()
+    with pytest.raises(KernelError, match=r"no kernel takes Qwen3MoeExperts"):
+        model(ids())
+
+
+def test_it_survives_a_copy_of_the_config_and_is_saved_by_no_name(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    assert OURS not in (tmp_path / "config.json").read_text()

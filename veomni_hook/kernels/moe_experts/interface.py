@@ -1,0 +1,64 @@
+"""Our kernels in transformers' list of experts' implementations, for who chooses there.
+
+``model.set_experts_implementation("veomni")``, or ``experts_implementation="veomni"`` of ``from_pretrained``,
+has the kernel that ``auto`` takes first, also where upstream was measured to be as fast. Calls reach it as ever,
+through the guard (`veomni_hook.kernels.slot.Slot.reached`); the function in transformers' list gets those that
+no kernel took. A backend that was asked for by name, ``eager`` too, wins over the list. transformers 5.2 takes
+only its own names there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from veomni_hook.errors import KernelError, VeomniHookWarning
+from veomni_hook.kernels.choice import AUTO
+from veomni_hook.kernels.moe_experts.provenance import OURS
+from veomni_hook.kernels.slot import Slot
+
+__all__ = ["offer", "run_upstream"]
+
+_SLOTS: WeakKeyDictionary[type, Slot] = WeakKeyDictionary()
+
+
+def offer(slot: Slot, decorated: type) -> None:
+    """Let a class of experts be computed by ``slot`` for who chooses ours in transformers' list."""
+    _SLOTS[decorated] = slot
+    functions = getattr(sys.modules.get("transformers.integrations.moe"), "ALL_EXPERTS_FUNCTIONS", None)
+    if functions is not None:
+        functions.register(OURS, run_upstream)
+
+
+def run_upstream(module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Compute a call that no kernel took by upstream's loop over experts, with a warning.
+
+    Raises:
+        KernelError: none can take any call of ``module`` on this device.
+    """
+    kind = type(module)
+    owner = next((each for each in kind.__mro__ if each in _SLOTS), None)
+    slot = None if owner is None else _SLOTS[owner]
+    answers = None if slot is None else slot.answers(module)
+    wanted = AUTO if answers is None else answers.wanted
+    if wanted == AUTO:
+        if slot is None or answers is None or not answers.candidates(hidden_states.device.type):
+            raise KernelError(
+                f"no kernel takes {kind.__name__} on {hidden_states.device.type}",
+                where=f"{kind.__module__}, experts_implementation={OURS!r}",
+                fix="model.set_experts_implementation(None) takes transformers' default; "
+                "`veomni-hook kernels` lists what there is",
+            )
+        outcome = slot.outcome(module)
+        reason = "no reason was noted" if outcome is None else outcome.reason
+        warnings.warn(
+            f"{kind.__name__} runs upstream's loop, not experts_implementation={OURS!r}: {reason}",
+            VeomniHookWarning,
+            stacklevel=2,
+        )
+    return inspect.unwrap(vars(owner or kind)["forward"])(module, hidden_states, *args, **kwargs)
