@@ -1,10 +1,10 @@
 """Our kernels in transformers' list of experts' implementations, for who chooses there.
 
-``model.set_experts_implementation("veomni")``, or ``experts_implementation="veomni"`` of ``from_pretrained``,
-has the kernel that ``auto`` takes first, also where upstream was measured to be as fast. Calls reach it as ever,
-through the guard (`veomni_hook.kernels.slot.Slot.reached`); the function in transformers' list gets those that
-no kernel took. A backend that was asked for by name, ``eager`` too, wins over the list. transformers 5.2 takes
-only its own names there.
+``model.set_experts_implementation("veomni")``, or ``experts_implementation="veomni"`` of
+``from_pretrained``, has the kernel that ``auto`` takes first, also where upstream was measured to be as
+fast. Calls reach it as ever, through the guard (`veomni_hook.kernels.slot.Slot.reached`); the function in
+transformers' list gets those that no kernel took. A backend that was asked for by name, ``eager`` too, wins
+over the list. transformers 5.2 takes only its own names there.
 """
 
 from __future__ import annotations
