@@ -72,9 +72,9 @@ def _watched(monkeypatch):
     """A process in which transformers' models are patched."""
     models = SimpleNamespace(PreTrainedModel=Model)
     monkeypatch.setitem(provenance.sys.modules, "transformers.modeling_utils", models)
-    provenance._is_watched.cache_clear()
+    provenance._found_watched.cache_clear()
     yield
-    provenance._is_watched.cache_clear()
+    provenance._found_watched.cache_clear()
 
 
 def choice(config):
