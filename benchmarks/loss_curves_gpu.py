@@ -2,6 +2,11 @@
 
 Python's own standard library is the text; a token is a word or a sign, by its hash. Each side trains in an
 interpreter of its own from the same weights and batches. The curves have to stay within 1e-2 of each other.
+
+Where a router chooses, a difference in the last bit can send a token to another expert, and curves drift
+apart whatever computes them. How far is measured beside it: upstream's loop over experts against its
+grouped products. At a learning rate of 3e-4, bfloat16 curves of experts were up to 6e-2 apart on an H200;
+so it is 1e-4 for them.
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ from benchmarks._record import RESULTS
 
 STEPS, BATCH, LENGTH, VOCABULARY = 200, 8, 512, 32_768
 TOLERANCE = 1e-2
-SIDES = ("eager", "ours")
+SIDES = {"qwen3": ("eager", "ours"), "qwen3_moe": ("eager", "loop", "ours")}
+RATES = {"qwen3": 3e-4, "qwen3_moe": 1e-4}
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 512,
@@ -47,41 +53,50 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--model", default="qwen3", choices=("qwen3", "qwen3_moe"))
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--kernels", default="auto", help="what ours runs with")
     options = parser.parse_args()
     if options.worker is not None:
-        print(json.dumps(train(options.worker, options.model, options.dtype)))
+        print(json.dumps(train(options)))
         return
     curves = {}
-    for name in SIDES:
+    for name in SIDES[options.model]:
         command = [sys.executable, "-m", "benchmarks.loss_curves_gpu", "--worker", name]
-        command += ["--model", options.model, "--dtype", options.dtype]
+        command += ["--model", options.model, "--dtype", options.dtype, "--kernels", options.kernels]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         curves[name] = json.loads(done.stdout.splitlines()[-1])
         print(f"{name}: {curves[name]['losses'][0]:.4f} -> {curves[name]['losses'][-1]:.4f}", flush=True)
-    pairs = zip(curves["eager"]["losses"], curves["ours"]["losses"], strict=True)
-    apart = max(abs(one - other) for one, other in pairs)
-    print(f"largest difference: {apart:.2e}")
+    apart = {name: difference(curves["eager"], curves[name]) for name in curves if name != "eager"}
+    print("largest difference:", ", ".join(f"{name} {each:.2e}" for name, each in apart.items()))
     from veomni_hook.bench.record import circumstances, write
 
-    more = {"model": options.model, "dtype": options.dtype, "largest_difference": apart, "sides": curves}
+    more = {"model": options.model, "dtype": options.dtype, "kernels": options.kernels}
+    more |= {"learning_rate": RATES[options.model], "largest_difference": apart, "sides": curves}
     target = RESULTS / f"loss_curves_gpu-{options.model}-{options.dtype}.json"
     write(circumstances("loss_curves_gpu", "cuda", **more), target)
-    sys.exit(apart > TOLERANCE)
+    sys.exit(apart["ours"] > TOLERANCE)
 
 
-def train(name: str, model_type: str, dtype: str) -> dict[str, object]:
+def difference(one: dict[str, list[float]], other: dict[str, list[float]]) -> float:
+    """The largest difference of two curves at any step."""
+    return max(abs(a - b) for a, b in zip(one["losses"], other["losses"], strict=True))
+
+
+def train(options: argparse.Namespace) -> dict[str, object]:
     """Train in this process."""
+    name, model_type, dtype = options.worker, options.model, options.dtype
     if name == "ours":
         from veomni_hook import activate
 
-        activate(kernels="auto")
+        activate(kernels=options.kernels)
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **SIZES | (OF_EXPERTS if model_type == "qwen3_moe" else {}))
     model = AutoModelForCausalLM.from_config(config).to("cuda", getattr(torch, dtype)).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    if name == "loop":
+        model.set_experts_implementation("eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATES[model_type])
     tokens = torch.tensor(text_tokens(STEPS * BATCH * LENGTH)).view(STEPS, BATCH, LENGTH).cuda()
     losses = []
     for ids in tokens:
