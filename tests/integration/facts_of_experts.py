@@ -70,7 +70,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, **ATTENTION},
     "deepseek_v3": {**GROUPS, **LATENT},
-    "deepseek_v4": ROUTED,
+    "deepseek_v4": {**ROUTED, "mlp_layer_types": ["hash_moe", "moe"]},
     "glm4_moe": GROUPS,
     "glm_moe_dsa": {
         **GROUPS,
@@ -145,7 +145,8 @@ def compare(family: str, folder: Path) -> dict[str, Any]:
         for name, truth in expected.items()
     }
     torch.save(found, folder / "back" / f"{family}.pt")
-    rows = [row for row in explain(model).rows if row.op == "moe_experts"]
+    explained = explain(model).rows
+    rows = [row for row in explained if row.op == "moe_experts"]
     return {
         "loading": {key: sorted(map(str, value)) for key, value in info.items() if value},
         "files": len(list((folder / family).glob("*.safetensors"))),
@@ -156,6 +157,7 @@ def compare(family: str, folder: Path) -> dict[str, Any]:
         "modules": len(list(experts(model))),
         "worst": max(errors.items(), key=lambda item: item[1]),
         "backends": sorted({f"{row.variant} {row.backend} {row.reason}" for row in rows}),
+        "routers": sorted({f"{row.backend} {row.reason}" for row in explained if row.op == "moe_router"}),
     }
 
 

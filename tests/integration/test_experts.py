@@ -46,7 +46,7 @@ def run(mode: str, folder: Path) -> str:
     environment |= {
         "VEOMNI_CACHE_DIR": str(folder / "cache"),
         # Everything else as upstream computes it.
-        "VEOMNI_KERNELS": "eager,moe_experts=torch",
+        "VEOMNI_KERNELS": "eager,moe_experts=torch,moe_router=torch,load_balancing_loss=torch",
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -68,6 +68,7 @@ def test_the_kernel_computed_them(facts: dict[str, Any]) -> None:
     variants = {"gpt_oss": "biased_interleaved_alpha_gated", "deepseek_v4": "gated_clamped"}
     for family, found in facts.items():
         assert found["backends"] == [f"{variants.get(family, 'gated')} torch chosen"], family
+        assert found["routers"] == ["torch chosen"], family
 
 
 def test_checkpoints_of_unpatched_transformers_load_and_are_saved_exactly(facts: dict[str, Any]) -> None:
