@@ -1,0 +1,81 @@
+"""Fixes of upstream's mistakes: off by default, and what they promise in every release where they are on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+FIX = "veomni_hook.patches.fixes.raw_router_logits"
+#: Releases whose routers return probabilities.
+AFFECTED = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 9)
+SCRIPT = """
+import json, warnings
+warnings.simplefilter("error")
+import veomni_hook.install
+warnings.simplefilter("ignore")
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+import veomni_hook
+sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+             num_key_value_heads=2, num_experts=6, num_local_experts=6, num_experts_per_tok=2,
+             moe_intermediate_size=24, shared_expert_intermediate_size=24, output_router_logits=True)
+ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(1))
+found = {}
+for family in ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
+    (router,) = (each for each in model.modules() if type(each).__name__.endswith("Router"))
+    torch.nn.init.normal_(router.weight)
+    seen = []
+    router.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().reshape(-1, 32)))
+    out = model(input_ids=ids, labels=ids)
+    raw = seen[0] @ router.weight.T
+    given = out.router_logits[0]
+    found[family] = dict(
+        raw=torch.allclose(given.float(), raw.float(), atol=1e-5),
+        logits=out.logits.double().sum().item(), aux=out.aux_loss.item(),
+        patches=[each for each in str(veomni_hook.explain(model)).splitlines() if "moe_router" in each],
+    )
+print(json.dumps(found))
+"""
+
+
+def run(folder: Path, **environment: str) -> dict[str, Any]:
+    held = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
+    held |= {"VEOMNI_CACHE_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])}
+    held |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=held, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("fixes")
+    return run(folder), run(folder, VEOMNI_PATCHES=FIX)
+
+
+def test_routers_return_their_logits(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    plain, fixed = both
+    for family in plain:
+        assert plain[family]["raw"] is not AFFECTED, family
+        assert fixed[family]["raw"], family
+
+
+def test_nothing_else_changes_but_the_auxiliary_loss(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    plain, fixed = both
+    for family in plain:
+        assert fixed[family]["logits"] == pytest.approx(plain[family]["logits"], rel=1e-6, abs=1e-5), family
+        assert (abs(fixed[family]["aux"] - plain[family]["aux"]) > 1e-3) is AFFECTED, family
+        # The router's route gives way to the fix, where there is one.
+        assert bool(plain[family]["patches"]) and bool(fixed[family]["patches"]) is not AFFECTED, family
