@@ -6,9 +6,16 @@ import pytest
 import torch
 import torch._dynamo
 
+from tests.kernels.interpreter import hasten
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.registry import Requirement, registry
 from veomni_hook.kernels.state import STATE
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreter(request):
+    """Makes Triton's interpreter faster."""
+    hasten(look_for_overflows=request.config.getoption("markexpr") == "slow")
 
 
 @pytest.fixture(autouse=True)

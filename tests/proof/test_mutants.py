@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from tests.proof.mutants import bodies, mutants
 from tests.proof.test_proof import run
 
@@ -79,6 +81,7 @@ def test_everything_that_a_body_is_made_of_is_changed():
         assert change in text, change
 
 
+@pytest.mark.slow  # and there is `make proof`
 def test_a_sample_of_mutants_is_refused_or_equal(tmp_path):
     ops = ("rms_norm", "rotary", "gated_mlp", "moe_router", "load_balancing_loss", "linear_cross_entropy")
     chosen = [word for op in ops for word in ("--op", op)]

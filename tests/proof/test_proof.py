@@ -51,6 +51,7 @@ def test_a_family_is_proved(tmp_path):
     assert "gradients compared at" in done.stdout
 
 
+@pytest.mark.slow
 def test_whatever_is_spoiled_is_no_proof(tmp_path):
     done = run("-m", "tests.proof.spoiled", cache=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

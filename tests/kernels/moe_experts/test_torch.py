@@ -214,7 +214,16 @@ def test_weights_of_another_dtype_need_autocast():
         assert_same("gated", operands)
 
 
-@pytest.mark.parametrize("name", [name for name in STACKED if "float32" not in name])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in {"gated", "biased_interleaved_alpha_gated"}
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in STACKED
+        if "float32" not in name
+    ],
+)
 def test_gradients_are_derivatives(name):
     operands = inputs(CASES[name], torch.float64, tokens=4)
     leaves = [each.requires_grad_(each.is_floating_point()) for each in operands]

@@ -183,7 +183,7 @@ def test_sizes(name, sizes):
 
 
 @pytest.mark.parametrize("activation", FUNCTIONS)
-@pytest.mark.parametrize("name", ["gated", "ungated"])
+@pytest.mark.parametrize("name", ["gated", pytest.param("ungated", marks=pytest.mark.slow)])
 def test_every_activation(name, activation):
     sides = [side(home, name, FUNCTIONS[activation]) for home in (ours, reference)]
     assert_matches(*sides, operands_of(name), tolerance=1e-5)
@@ -252,7 +252,12 @@ def test_is_traced_without_a_graph_break(name, dynamic):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("gated", torch.float16), ("biased_interleaved_alpha_gated", torch.float32)], ids=str
+    ("name", "dtype"),
+    [
+        ("gated", torch.float16),
+        pytest.param("biased_interleaved_alpha_gated", torch.float32, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_operators(name, dtype, monkeypatch):
     # Of what is kept, rows of no expert are never written: opcheck compares them all the same.

@@ -205,7 +205,9 @@ def test_the_operators_keep_their_contracts():
         torch.library.opcheck(torch.ops.veomni_hook.rms_norm_backward.default, call)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch(variant, dtype):
     given = inputs(variant, (64, 130), dtype)

@@ -110,14 +110,11 @@ def gate_up(
     x, w, bias, h, products, tokens, tiles, most, inner, columns, x_row, w_expert, w_column, w_inner,
     limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr,
-    EVEN: tl.constexpr, BIASED: tl.constexpr, KEEP: tl.constexpr, FORM: tl.constexpr,
-    ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
+    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
+    BIASED: tl.constexpr, KEEP: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
+    FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """h [rows, columns] from gathered rows of x, and (``KEEP``) gate and up, as the weight has them.
-
-    ``X_DESCRIBED``: x has its rows in the experts' order already.
-    """
+    """h [rows, columns] from gathered rows of x, and (``KEEP``) gate and up, as the weight has them."""
     m_tiles = tl.load(tiles + 3 * most)
     n_tiles = tl.cdiv(columns, BN)
     for index in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN):
@@ -127,7 +124,7 @@ def gate_up(
         token = tl.load(tokens + rows, mask=rows < end, other=0).to(tl.int64)
         acc = _product(
             x, token * x_row, row, w, w_expert, w_column, w_inner, expert, n * BN, inner, columns,
-            BM, BN, BK, PAIRED, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
+            BM, BN, BK, PAIRED, TRANSPOSED, False, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
         dtype = h.dtype.element_ty
         if BIASED:
@@ -159,22 +156,15 @@ def gate_up(
 
 @triton.jit(do_not_specialize=["most"])
 def rows_product(
-    x, w, bias, y, y_described, pairs, weights, tiles, most, inner, columns, w_expert, w_column, w_inner,
+    x, w, bias, y, pairs, weights, tiles, most, inner, columns, w_expert, w_column, w_inner,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
     TRANSPOSED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
-    BIASED: tl.constexpr, WEIGHTED: tl.constexpr, FLATTEN: tl.constexpr, SPECIALIZE: tl.constexpr,
-    Y_DESCRIBED: tl.constexpr, PARTS: tl.constexpr,
+    BIASED: tl.constexpr, WEIGHTED: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """y [rows, columns] from contiguous rows of x, times each row's routing weight if ``WEIGHTED``.
-
-    ``Y_DESCRIBED``: a tile whose rows are all there is written by a descriptor of ``PARTS`` of its columns;
-    the others are written row by row, for what follows them is another expert's.
-    """
+    """y [rows, columns] from contiguous rows of x, times each row's routing weight if ``WEIGHTED``."""
     m_tiles = tl.load(tiles + 3 * most)
     n_tiles = tl.cdiv(columns, BN)
-    for index in tl.range(
-        tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE
-    ):
+    for index in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN):
         tile, n = _place(index, m_tiles, n_tiles, GROUP)
         expert, row, end = _tile(tiles, most, tile)
         rows = row + tl.arange(0, BM)
@@ -192,27 +182,8 @@ def rows_product(
         if WEIGHTED:
             pair = tl.load(pairs + rows, mask=there, other=0)
             acc *= tl.load(weights + pair, mask=there, other=0.0).to(tl.float32)[:, None]
-        result = acc.to(y.dtype.element_ty)
         here = y + rows.to(tl.int64)[:, None] * columns + column[None, :]
-        inside = there[:, None] & (column < columns)[None, :]
-        if Y_DESCRIBED:
-            if row + BM <= end:
-                _write_by_parts(y_described, result, row, n * BN, BM, BN, PARTS)
-            elif not FLATTEN:
-                tl.store(here, result, mask=inside)
-        if FLATTEN or not Y_DESCRIBED:
-            # In a flattened loop Triton 3.6 does not compile the other branch.
-            tl.store(here, result, mask=inside & (row + BM > end) if Y_DESCRIBED else inside)
-
-
-@triton.jit
-def _write_by_parts(described, tile, row, first, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr):
-    if PARTS == 1:
-        described.store([row, first], tile)
-    else:
-        left, right = _parted(tile, BM, BN // 2, 1)
-        _write_by_parts(described, left, row, first, BM, BN // 2, PARTS // 2)
-        _write_by_parts(described, right, row, first + BN // 2, BM, BN // 2, PARTS // 2)
+        tl.store(here, acc.to(y.dtype.element_ty), mask=there[:, None] & (column < columns)[None, :])
 
 
 @triton.jit
@@ -286,9 +257,8 @@ def gate_up_backward(
     dout, w, products, gradients, h, partial, tokens, pairs, weights, tiles, most, inner, columns, total,
     d_row, w_expert, w_column, w_inner, limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr,
-    EVEN: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
-    FLATTEN: tl.constexpr,
+    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
+    PARTS: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """The gradients of gate and up from gathered rows of dout; ``gradients`` may be ``products`` itself.
 
@@ -305,7 +275,7 @@ def gate_up_backward(
         token = tl.load(tokens + rows, mask=rows_there, other=0).to(tl.int64)
         dh = _product(
             dout, token * d_row, row, w, w_expert, w_column, w_inner, expert, n * BN, inner, columns,
-            BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
+            BM, BN, BK, 0, TRANSPOSED, False, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
         pair = tl.load(pairs + rows, mask=rows_there, other=0)
         weight = tl.load(weights + pair, mask=rows_there, other=0.0).to(tl.float32)

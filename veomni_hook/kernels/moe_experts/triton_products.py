@@ -99,14 +99,6 @@ def _even(tile: Tile, inner: int, columns: int, described: Any) -> bool:
     return inner % tile.depth == 0 and (described is not None or columns % tile.columns == 0)
 
 
-def _gathered(x: Tensor, routing: Routing, tile: Tile) -> Any:
-    """``x``, whose rows device code gathers, or a descriptor of a copy in the experts' order."""
-    if not tile.copied or not describable(x, tile):
-        return x
-    rows = x.index_select(0, routing.tokens[: routing.total])
-    return TensorDescriptor.from_tensor(rows, [tile.rows, tile.depth])
-
-
 def gate_up(
     x: Tensor,
     weight: Tensor,
@@ -130,15 +122,14 @@ def gate_up(
     products = torch.empty(routing.total, width, dtype=x.dtype, device=x.device) if keep else None
     if h.numel() == 0 or routing.num_experts == 0:
         return h, products
-    source = _gathered(x, routing, tile)
     described = _described_weight(weight, expert.transposed, paired, tile)
     device.gate_up[grid(x, tile, routing.most * cdiv(columns, tile.columns))](
-        source, weight if described is None else described, h if bias is None else bias.contiguous(), h,
+        x, weight if described is None else described, h if bias is None else bias.contiguous(), h,
         h if products is None else products, routing.tokens, routing.tiles, routing.most, hidden, columns,
         x.stride(0), *_inner_last(weight, expert.transposed), expert.limit, expert.alpha,
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages, paired, expert.transposed,
-        source is not x, described is not None, _even(tile, hidden, columns, described), bias is not None,
-        keep, expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
+        described is not None, _even(tile, hidden, columns, described), bias is not None, keep,
+        expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return h, products
 
@@ -186,16 +177,13 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
     described = _described_weight(weight, transposed, 0, tile)
     rows = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]) if describable(x, tile) else None
     even = _even(tile, inner, columns, described)
-    target = None
-    if tile.written and describable(y, tile):
-        target = TensorDescriptor.from_tensor(y, [tile.rows, tile.columns // tile.parts])
     device.rows_product[grid(x, tile, routing.most * cdiv(columns, tile.columns))](
         x if rows is None else rows, weight if described is None else described,
-        y if bias is None else bias.contiguous(), y, y if target is None else target, routing.pairs,
+        y if bias is None else bias.contiguous(), y, routing.pairs,
         y if weights is None else weights.contiguous(), routing.tiles, routing.most, inner, columns,
         *_inner_last(weight, transposed), tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
         transposed, rows is not None, described is not None, even, bias is not None, weights is not None,
-        tile.flatten, tile.specialized, target is not None, tile.parts, num_warps=tile.warps,
+        tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return y
 
@@ -279,15 +267,13 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
         return gradients, h, partial
     # The sum runs over what were columns of the result in the forward.
     described = _described_weight(weight, not expert.transposed, 0, tile)
-    source = _gathered(dout, routing, tile)
     device.gate_up_backward[grid(dout, tile, routing.most * parts)](
-        source, weight if described is None else described, products, gradients, h, partial,
+        dout, weight if described is None else described, products, gradients, h, partial,
         routing.tokens, routing.pairs, weights.contiguous(), routing.tiles, routing.most, hidden, columns,
         routing.total, dout.stride(0), *_inner_last(weight, not expert.transposed), expert.limit,
         expert.alpha, tile.rows, tile.columns, tile.depth, tile.group, tile.stages, expert.paired,
-        not expert.transposed, source is not dout, described is not None,
-        _even(tile, hidden, columns, described), tile.parts, expert.form, expert.activation,
-        tile.flatten, num_warps=tile.warps,
+        not expert.transposed, described is not None, _even(tile, hidden, columns, described), tile.parts,
+        expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return gradients, h, partial
 

@@ -34,10 +34,7 @@ class Tile(NamedTuple):
 
     ``flatten`` makes one loop of tiles and depth, so that a tile's results are written while the next one's
     operands are on their way. ``parts``: of the columns, in what follows a backward product, one by one.
-    ``programs`` is how many a multiprocessor runs; 0 starts one program for each tile. ``copied``: rows that
-    a product would gather are brought into the experts' order first, so that they can be read by descriptors.
-    ``specialized``: some warps fetch while others compute; only where neither operand is gathered.
-    ``written``: whole tiles of a product are written by a descriptor, in ``parts``.
+    ``programs`` is how many a multiprocessor runs; 0 starts one program for each tile.
     """
 
     rows: int
@@ -48,11 +45,8 @@ class Tile(NamedTuple):
     group: int = 8
     programs: int = 1
     flatten: bool = False
-    specialized: bool = False
     parts: int = 1
     described: bool = True
-    copied: bool = False
-    written: bool = False
 
 
 def row_block(pairs: int, num_experts: int, element: int) -> int:
