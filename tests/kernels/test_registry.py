@@ -50,7 +50,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
             kernels = {each.backend: each for each in registry.kernels(op.name, name)}
             assert not kernels["reference"].automatic
     for each in registry.kernels():
-        if any(find_spec(name) is None for name in each.requires.distributions):
+        if "liger_kernel" in each.requires.distributions and find_spec("liger_kernel") is None:
             continue  # its code imports it
         for reference in (each.load, each.refuses, each.loses):
             assert reference is None or callable(load_attribute(reference))

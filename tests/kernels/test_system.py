@@ -32,7 +32,7 @@ def test_systems_have_names(name, device, capability):
     system = System.named(name)
     assert (system.device, system.capability) == (device, capability)
     assert (system.triton is None) is (device == "npu")
-    assert system.has("whatever") and "assumed" in str(system)
+    assert system.lacks("whatever>=3") is None and "assumed" in str(system)
 
 
 def test_other_names_are_errors_that_list_them():
@@ -43,5 +43,18 @@ def test_other_names_are_errors_that_list_them():
 
 def test_detect_looks_for_distributions():
     system = System.detect("cpu", ["pytest", "no_such_distribution"])
-    assert system.has("pytest") and not system.has("no_such_distribution")
-    assert str(system).endswith("pytest")
+    assert system.lacks("pytest") is None and "not installed" in system.lacks("no_such_distribution")
+    assert str(system).endswith(f"pytest {pytest.__version__}")
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("2.7.1.post11", None),
+        ("2.13.0", None),
+        ("2.14.0rc1", None),
+        ("2.6.0.post5", "needs torch_npu>=2.7.1, found 2.6.0.post5"),
+    ],
+)
+def test_versions_of_distributions(version, reason):
+    assert System("npu", distributions={"torch_npu": version}).lacks("torch_npu>=2.7.1") == reason

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EAGER",
+    "NPU",
     "REFERENCE",
     "Kernel",
     "Op",
@@ -56,7 +57,10 @@ _REFERENCE_DESCRIPTION = "the formula in plain PyTorch: the oracle of the tests;
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a kernel needs from a `System`; empty fields need nothing."""
+    """What a kernel needs from a `System`; empty fields need nothing.
+
+    ``distributions`` are written as pip takes them, ``name`` or ``name>=version``.
+    """
 
     devices: tuple[str, ...] = ()
     min_capability: tuple[int, int] | None = None
@@ -72,10 +76,12 @@ class Requirement:
             return f"needs compute capability {'.'.join(map(str, self.min_capability))}, found {found}"
         if self.triton and system.triton is None:
             return "needs triton, which is not installed"
-        for distribution in self.distributions:
-            if not system.has(distribution):
-                return f"needs {distribution}, which is not installed"
-        return None
+        return next(filter(None, map(system.lacks, self.distributions)), None)
+
+
+#: What kernels of the backend ``npu`` need: an Ascend device, and the first torch_npu that was compared with
+#: their calls (`python -m tests.ascend.releases`).
+NPU = Requirement(devices=("npu",), distributions=("torch_npu>=2.7.1",))
 
 
 @dataclass(frozen=True)

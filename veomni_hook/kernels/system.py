@@ -7,8 +7,8 @@ for any hardware can be tested on a laptop.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 from veomni_hook.errors import KernelError
@@ -16,6 +16,7 @@ from veomni_hook.errors import KernelError
 __all__ = ["System"]
 
 _CUDA = re.compile(r"sm(\d+)(\d)")
+_NAME = re.compile(r"[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -27,20 +28,21 @@ class System:
         capability: CUDA's (major, minor).
         torch: its version; empty where it is not known.
         triton: its version; None where it is not installed.
-        distributions: what is installed of that which kernels ask for; None where all of it is assumed to be.
+        distributions: versions of what is installed of that which kernels ask for, by name; None where all of
+            it is assumed to be there.
     """
 
     device: str
     capability: tuple[int, int] | None = None
     torch: str = ""
     triton: str | None = None
-    distributions: frozenset[str] | None = frozenset()
+    distributions: Mapping[str, str] | None = field(default_factory=dict)
 
     @classmethod
     def detect(cls, device: str, distributions: Iterable[str] = ()) -> System:
         """Return the system that tensors of the torch device type ``device`` live on (imports torch).
 
-        ``distributions`` are those to look for.
+        ``distributions`` are those to look for, with or without versions that they must have.
         """
         import torch
 
@@ -50,7 +52,11 @@ class System:
             capability=torch.cuda.get_device_capability() if on_cuda else None,
             torch=str(torch.__version__),
             triton=_installed("triton"),
-            distributions=frozenset(name for name in distributions if _installed(name)),
+            distributions={
+                name: version
+                for name in map(_name, distributions)
+                if (version := _installed(name)) is not None
+            },
         )
 
     @classmethod
@@ -70,9 +76,19 @@ class System:
             )
         return cls("cuda", (int(found[1]), int(found[2])), triton="assumed", distributions=None)
 
-    def has(self, distribution: str) -> bool:
-        """Whether ``distribution`` is installed there."""
-        return self.distributions is None or distribution in self.distributions
+    def lacks(self, requirement: str) -> str | None:
+        """Return why a distribution (``name`` or ``name>=version``) does not do there, or None."""
+        if self.distributions is None:
+            return None
+        version = self.distributions.get(_name(requirement))
+        if version is None:
+            return f"needs {requirement}, which is not installed"
+        if _name(requirement) == requirement:
+            return None
+        from packaging.requirements import Requirement
+
+        fits = Requirement(requirement).specifier.contains(version, prereleases=True)
+        return None if fits else f"needs {requirement}, found {version}"
 
     def __str__(self) -> str:
         words = [self.device]
@@ -82,7 +98,15 @@ class System:
             return ", ".join([*words, "all packages assumed"])
         words.append(f"torch {self.torch or 'unknown'}")
         words.append(f"triton {self.triton}" if self.triton else "no triton")
-        return ", ".join([*words, *sorted(self.distributions)])
+        return ", ".join(
+            [*words, *(f"{name} {version}" for name, version in sorted(self.distributions.items()))]
+        )
+
+
+def _name(requirement: str) -> str:
+    """The name of the distribution that a requirement is about."""
+    found = _NAME.match(requirement)
+    return found[0] if found else requirement
 
 
 @cache

@@ -10,7 +10,7 @@ calls (`calls`). A kernel that is handed operands that it cannot take computes t
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import REFERENCE, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.registry import NPU, REFERENCE, Kernel, Op, Requirement, Variant
 
 _HERE = "veomni_hook.kernels.add_rms_norm"
 
@@ -47,6 +47,22 @@ KERNELS = (
             priority=10,
             traceable=True,
             description="the sum is read once, its two gradients are added where it is; deterministic",
+        )
+        for variant in _FORMULAS
+    ),
+    *(
+        Kernel(
+            op="add_rms_norm",
+            variant=variant,
+            backend="npu",
+            load=f"{_HERE}.npu:{variant}",
+            refuses=f"{_HERE}.npu:refuses",
+            requires=NPU,
+            priority=10,
+            traceable=True,
+            description="npu_add_rms_norm"
+            if variant == "cast_before_weight"
+            else "an addition, then the npu kernel of rms_norm",
         )
         for variant in _FORMULAS
     ),

@@ -8,10 +8,11 @@ a kernel refuses those that it does not compute.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
 
 _REFERENCE = "veomni_hook.kernels.gated_mlp.reference"
 _TRITON = "veomni_hook.kernels.gated_mlp.triton"
+_NPU = "veomni_hook.kernels.gated_mlp.npu"
 _TORCH = "veomni_hook.kernels.gated_mlp.torch"
 
 OP = Op(
@@ -48,6 +49,34 @@ KERNELS = (
             description="one pass forward, one backward; SiLU, GELU, ReLU (squared) or sigmoid",
         )
         for variant in OP.variants
+    ),
+    *(
+        Kernel(
+            op="gated_mlp",
+            variant=variant,
+            backend="npu",
+            load=f"{_NPU}:{variant}",
+            refuses=f"{_NPU}:refuses",
+            requires=NPU,
+            priority=10,
+            traceable=True,
+            description="npu_swiglu of gate and up side by side: SiLU",
+        )
+        for variant in ("product", "product_float32", "clamped")
+    ),
+    *(
+        Kernel(
+            op="gated_mlp",
+            variant=variant,
+            backend="npu",
+            load=f"{_TORCH}:{variant}",
+            refuses=f"{_TORCH}:refuses_others",
+            requires=NPU,
+            traceable=True,
+            description="the formula in PyTorch, computed again in the backward: torch_npu has no operator",
+            automatic=False,
+        )
+        for variant in ("clamped_after", "scaled_sigmoid")
     ),
     Kernel(
         op="gated_mlp",

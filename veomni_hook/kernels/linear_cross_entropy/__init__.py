@@ -12,7 +12,7 @@ the head's ``__call__``, `output` how ``logits`` stay available.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
 
 _HERE = "veomni_hook.kernels.linear_cross_entropy"
 
@@ -39,6 +39,18 @@ KERNELS = (
         requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
         priority=10,
         description="rows in chunks between products of cuBLAS; gradients are computed with the loss",
+        traceable=True,
+        beats_inductor=True,
+    ),
+    Kernel(
+        op="linear_cross_entropy",
+        variant="next_token",
+        backend="npu",
+        load=f"{_HERE}.npu:causal_lm_output",
+        refuses=f"{_HERE}.npu:refuses",
+        requires=NPU,
+        priority=10,
+        description="rows in chunks, npu_cross_entropy_loss between products; what that has not is PyTorch's",
         traceable=True,
         beats_inductor=True,
     ),
@@ -78,10 +90,11 @@ KERNELS = (
             backend=backend,
             load=f"{_HERE}.pooled:last_token",
             refuses=f"{_HERE}.pooled:refuses",
+            requires=NPU if backend == "npu" else Requirement(),
             description="only the position that is looked at goes through the score module, on any device",
             automatic=backend == "torch",
         )
-        # The same for who chooses either for the op: nothing is left here for Triton to do.
-        for backend in ("torch", "triton")
+        # The same for who chooses one of them for the op: nothing is left here for Triton or torch_npu to do.
+        for backend in ("torch", "triton", "npu")
     ),
 )

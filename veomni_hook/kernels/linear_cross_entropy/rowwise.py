@@ -12,7 +12,7 @@ import torch
 
 from veomni_hook.kernels.linear_cross_entropy.autograd import Form
 
-__all__ = ["Rows", "loss", "overwrite"]
+__all__ = ["Rows", "loss", "overwrite", "slices"]
 
 # Logits at once: on a CPU they stay in its caches, on a GPU a launch has something to do.
 SLICE_LOGITS, SLICE_LOGITS_GPU = 1 << 19, 1 << 26
@@ -63,7 +63,7 @@ def loss(
 
     ``weights`` ``[rows]`` are those of the losses, 0 where ``target`` is ``ignore_index``.
     """
-    for rows in _slices(logits):
+    for rows in slices(logits):
         z, capped = _transformed(logits[rows], form)
         counts = target[rows] != form.ignore_index
         goal = target[rows].where(counts, 0)[:, None]
@@ -106,7 +106,7 @@ def overwrite(
     to_entropy: torch.Tensor | None,
 ) -> None:
     """Put the gradient of log-probabilities and entropies over ``logits``; all else is ``[rows]``."""
-    for rows in _slices(logits):
+    for rows in slices(logits):
         z, capped = _transformed(logits[rows], form)
         counts = target[rows] != form.ignore_index
         goal = target[rows].where(counts, 0)[:, None]
@@ -123,9 +123,11 @@ def overwrite(
         logits[rows].copy_(_gradient(power, goal, slopes, form, capped))
 
 
-def _slices(logits: torch.Tensor) -> Iterator[slice]:
+def slices(logits: torch.Tensor, most: int | None = None) -> Iterator[slice]:
+    """Yield a few rows at a time, ``most`` of them."""
     rows, vocab = logits.shape
     step = max(1, (SLICE_LOGITS if logits.device.type == "cpu" else SLICE_LOGITS_GPU) // vocab)
+    step = step if most is None else min(step, most)
     return (slice(start, start + step) for start in range(0, rows, step))
 
 

@@ -7,7 +7,8 @@ chunks are added to it. Rows to ignore are never computed on a CPU. Mutates: not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
 
 __all__ = [
     "causal_lm_output",
+    "chunked",
     "linear_cross_entropy",
     "loses",
     "loss_and_statistics",
@@ -41,6 +43,9 @@ CHUNK_LOGITS = 1 << 22
 CHUNK_LOGITS_GPU = 1 << 28
 # Leaving rows out means a copy of the rest: not worth it for the last position of each sequence.
 SELECT_FROM = 1 / 8
+
+
+OfRows = Callable[..., None]
 
 
 class _Selected(NamedTuple):
@@ -94,6 +99,7 @@ def _precision(
 
 
 def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
+    of_rows: OfRows,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -116,7 +122,7 @@ def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
     sums = Sums(x, weight, needed, _precision(x, weight, kept, form))
     found = rowwise.Rows.empty(x, form)
     for part, logits in _chunks(x, weight, bias):
-        rowwise.loss(
+        of_rows(
             logits, target[part], weights[part], 1.0 if late else inverse, form, found.part(part),
             gradient=any(needed),
         )  # fmt: skip
@@ -185,7 +191,12 @@ def _scale(gradient: torch.Tensor, factor: torch.Tensor) -> None:
         gradient.mul_(factor)
 
 
-_BACKEND = Backend(_loss, _statistics, _gradients, _scale)
+def chunked(of_rows: OfRows) -> Backend:
+    """Return the backend whose losses of a chunk's rows ``of_rows`` computes, called as `rowwise.loss` is."""
+    return Backend(partial(_loss, of_rows), _statistics, _gradients, _scale)
+
+
+_BACKEND = chunked(rowwise.loss)
 
 
 def loss_and_statistics(*call: Any) -> tuple[torch.Tensor, TokenStatistics]:

@@ -6,7 +6,7 @@ for every layer, and a mask that is ``[batch, length]`` with ``batch * length ==
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
 
 OP = Op(
     "load_balancing_loss",
@@ -43,11 +43,15 @@ KERNELS = (
         Kernel(
             op="load_balancing_loss",
             variant=variant,
-            backend="torch",
+            backend=backend,
             load=f"{_HERE}.torch:{variant}",
             refuses=f"{_HERE}.torch:refuses",
+            requires=NPU if backend == "npu" else Requirement(),
             description="layer by layer, without one_hot; nothing waits for the device",
+            automatic=backend == "torch",
         )
+        # The same for who chooses either for the op: torch_npu has no operator for it.
+        for backend in ("torch", "npu")
         for variant in OP.variants
     ),
 )

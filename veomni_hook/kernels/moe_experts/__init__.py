@@ -7,7 +7,7 @@ transformers' ``experts_implementation`` wins over ``auto``.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
 
 _HERE = "veomni_hook.kernels.moe_experts"
 
@@ -67,6 +67,20 @@ KERNELS = (
             traceable=True,
             beats_inductor=True,
             description="grouped products with gather and gate inside; one activation is kept",
+        )
+        for variant in _STACKED
+    ),
+    *(
+        Kernel(
+            op="moe_experts",
+            variant=variant,
+            backend="npu",
+            load=f"{_HERE}.npu:{variant}",
+            refuses=f"{_HERE}.npu:refuses{'_or_identity' if variant == 'gated_or_identity' else ''}",
+            requires=NPU,
+            priority=10,
+            traceable=True,
+            description="rows permuted, npu_grouped_matmul forward and backward; one activation is kept",
         )
         for variant in _STACKED
     ),

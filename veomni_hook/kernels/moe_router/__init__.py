@@ -7,7 +7,7 @@ the weights afterwards stay upstream's, too.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
 
 _REFERENCE = "veomni_hook.kernels.moe_router.reference"
 
@@ -46,6 +46,32 @@ KERNELS = (
             description="one launch forward and one backward, keeps the chosen logits, deterministic",
         )
         for variant in OP.variants
+    ),
+    *(
+        Kernel(
+            op="moe_router",
+            variant=variant,
+            backend="npu",
+            load=f"{_HERE}.npu:{variant}",
+            refuses=f"{_HERE}.npu:{'refuses' if variant == 'softmax_topk' else 'refuses_in_autocast'}",
+            requires=NPU,
+            priority=10,
+            description="npu_moe_gating_top_k_softmax; the backward is a formula over the chosen ones",
+        )
+        for variant in ("softmax_topk", "topk_softmax")
+    ),
+    *(
+        Kernel(
+            op="moe_router",
+            variant=variant,
+            backend="npu",
+            load=f"{_HERE}.torch:{variant}",
+            refuses=f"{_HERE}.torch:refuses",
+            requires=NPU,
+            description="the torch kernel: no operator of torch_npu has it with a gradient in every release",
+            automatic=False,
+        )
+        for variant in ("biased_topk", "grouped_topk")
     ),
     *(
         Kernel(

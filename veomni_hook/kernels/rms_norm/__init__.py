@@ -7,7 +7,7 @@ Asked and called with the operands of the variant's reference function, in its o
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
 
 _FORMULAS = {
     "cast_before_weight": "weight * (x32 * rs).to(x.dtype)",
@@ -59,6 +59,28 @@ _FUSED = {
     "gate_before_norm_grouped": ("gated:gate_before_norm_grouped", f"{_HERE}.gated:refuses_grouped"),
 }
 
+#: What torch_npu's operator computes, or a part of, and what refuses such calls.
+_BY_OPERATOR = {
+    **dict.fromkeys(
+        (
+            "cast_before_weight",
+            "weight_before_cast",
+            "cast_to_weight",
+            "divided_by_root",
+            "one_plus_weight",
+            "one_plus_weight_rounded",
+            "one_plus_weight_before_norm",
+        ),
+        "refuses",
+    ),
+    "unweighted": "refuses_unweighted",
+    "one_plus_weight_grouped": "refuses_grouped",
+    "cast_before_weight_gated": "refuses_gate_after",
+    "weight_before_cast_gated": "refuses_gate_after",
+    "gate_before_norm": "refuses_gate_before",
+    "gate_before_norm_grouped": "refuses_grouped",
+}
+
 #: Those with an operand that is an activation.
 _ACTIVATED = ("cast_before_weight_gated", "weight_before_cast_gated")
 
@@ -76,6 +98,35 @@ KERNELS = (
             description="one pass forward, one backward, deterministic; rows of at most 32,768 values",
         )
         for variant, (function, refuses) in _FUSED.items()
+    ),
+    *(
+        Kernel(
+            op="rms_norm",
+            variant=variant,
+            backend="npu",
+            load=f"{_HERE}.npu:{variant}",
+            refuses=f"{_HERE}.npu:{rule}",
+            requires=NPU,
+            priority=10,
+            traceable=True,
+            description="npu_rms_norm; in float32 where the formula multiplies there",
+        )
+        for variant, rule in _BY_OPERATOR.items()
+    ),
+    *(
+        Kernel(
+            op="rms_norm",
+            variant=variant,
+            backend="npu",
+            load=f"{_HERE}.torch:{variant}",
+            refuses=f"{_HERE}.torch:refuses_others",
+            requires=NPU,
+            traceable=True,
+            description="the formula in PyTorch, computed again in the backward: torch_npu has no operator",
+            automatic=False,
+        )
+        for variant in _FORMULAS
+        if variant not in _BY_OPERATOR
     ),
     Kernel(
         op="rms_norm",

@@ -7,7 +7,7 @@ behind these, so that a kernel that transformers' own ``use_kernels`` put in its
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import REFERENCE, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.registry import NPU, REFERENCE, Kernel, Op, Requirement, Variant
 
 _REFERENCES = "veomni_hook.kernels.rotary.reference"
 
@@ -61,8 +61,9 @@ OP = Op(
 )
 
 _TRITON = "veomni_hook.kernels.rotary.triton"
+_NPU = "veomni_hook.kernels.rotary.npu"
 _CALLS = "veomni_hook.kernels.rotary.calls"
-#: Variants with a Triton kernel, its function and its rule: what the operands must be.
+#: Variants with a Triton and an NPU kernel, its function and its rule: what the operands must be.
 _FUSED = {
     "half_split": ("half_split", "refuses"),
     "half_split_cast_out": ("half_split_cast_out", "refuses"),
@@ -115,6 +116,20 @@ KERNELS = (
             priority=10,
             traceable=True,
             description="query and key in one pass, forward and backward, any strides; rounds as upstream",
+        )
+        for variant, (function, rule) in _FUSED.items()
+    ),
+    *(
+        Kernel(
+            op="rotary",
+            variant=variant,
+            backend="npu",
+            load=f"{_NPU}:{function}",
+            refuses=f"{_NPU}:{rule}",
+            requires=NPU,
+            priority=10,
+            traceable=True,
+            description="npu_rotary_mul for each tensor, forward and backward; tables at full width",
         )
         for variant, (function, rule) in _FUSED.items()
     ),

@@ -1,0 +1,111 @@
+"""A residual addition and the RMSNorm of its sum by ``npu_add_rms_norm``.
+
+The operator computes ``weight * x * rs`` of ``x = residual + hidden_states`` for operands of one dtype;
+other variants are an addition and `rms_norm.npu`. Backward: that of the norm, plus the gradient of the sum.
+Shapes: residual, hidden_states ``[..., hidden]``, weight ``[hidden]``. Saved: the sum, the weight, and the
+scale ``[..., 1]`` in float32. Mutates: nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from veomni_hook.kernels import ascend
+from veomni_hook.kernels.add_rms_norm import calls
+from veomni_hook.kernels.add_rms_norm.reference import added
+from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.rms_norm import npu as norms
+
+__all__ = [
+    "cast_before_weight",
+    "cast_to_weight",
+    "one_plus_weight",
+    "one_plus_weight_rounded",
+    "refuses",
+    "weight_before_cast",
+]
+
+
+def _op(residual: Tensor, hidden_states: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    y, scale, total = ascend.call("npu_add_rms_norm", residual, hidden_states, weight, eps)
+    return total, y, scale
+
+
+_FORWARD = define_op(
+    "npu_add_rms_norm(Tensor residual, Tensor hidden_states, Tensor weight, float eps)"
+    " -> (Tensor, Tensor, Tensor)",
+    _op,
+    lambda residual, hidden_states, weight, eps: (
+        residual.new_empty(residual.shape),
+        residual.new_empty(residual.shape),
+        residual.new_empty((*residual.shape[:-1], 1), dtype=torch.float32),
+    ),
+)
+
+
+class _AddRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, residual: Tensor, hidden_states: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        total, y, scale = _FORWARD(residual, hidden_states, weight, eps)
+        ctx.save_for_backward(total, weight, scale)
+        # The last layer's sum, or a norm of which nothing is used, has no gradient: no zeros are made for it.
+        ctx.set_materialize_grads(False)
+        return total, y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        total, weight, scale = ctx.saved_tensors
+        to_residual, to_hidden, to_weight, _ = ctx.needs_input_grad
+        dx, dweight = dtotal, None
+        if dy is not None:
+            dx, dweight = norms.BACKWARD(dy.contiguous(), total, weight, scale)
+            dx = dx if dtotal is None else dx + dtotal
+            dweight = dweight.to(weight.dtype) if to_weight else None
+        return dx if to_residual else None, dx if to_hidden else None, dweight, None
+
+
+def cast_before_weight(
+    residual: Tensor, hidden_states: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return the sum and ``weight * xhat`` of it, where ``xhat`` has the dtype of the sum."""
+    # What is added may be computed only now that the kernel has been picked.
+    alike = ascend.unfit(residual, hidden_states, weight) is None and residual.shape == hidden_states.shape
+    if (
+        not alike
+        or not residual.numel()
+        or residual.ndim < 2
+        or len({each.dtype for each in (residual, hidden_states, weight)}) > 1
+    ):
+        return _ADDED(residual, hidden_states, weight, eps)
+    call = residual.contiguous(), hidden_states.contiguous(), weight.contiguous(), float(eps)
+    return _AddRmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+
+
+_ADDED = added(norms.cast_before_weight)
+weight_before_cast = added(norms.weight_before_cast)
+cast_to_weight = added(norms.cast_to_weight)
+one_plus_weight = added(norms.one_plus_weight)
+one_plus_weight_rounded = added(norms.one_plus_weight_rounded)
+
+
+def refuses(
+    owner: Any, residual: Tensor, hidden_states: Tensor, norm: Any, norm_class: type[nn.Module]
+) -> str | None:
+    """Return why this call must run the upstream code, or None; asked as `calls.refuses`."""
+    reason = calls.refuses(owner, residual, hidden_states, norm, norm_class)
+    if reason is not None:
+        return reason
+    parameters = [held for held in norm._parameters.values() if held is not None]
+    if len(parameters) != 1:
+        return f"the norm has {len(parameters)} parameters and not a weight alone"
+    if (reason := ascend.unfit(residual, hidden_states)) is not None:
+        return reason
+    # Its eps is seen when it is called.
+    return norms.refuses(owner, residual, parameters[0], 0.0)

@@ -1,0 +1,97 @@
+"""Gated SiLU by ``npu_swiglu``, which takes gate and up side by side: one copy, one operator each way.
+
+Forward:  y = silu(gate) * up
+Backward: [dgate, dup] = npu_swiglu_backward(dy, [gate, up])
+Shapes: gate, up, y ``[..., intermediate]``, one dtype. Saved: gate and up side by side, which stand in for
+the two.
+Mutates: nothing. The operator documents no rounding between activation and product; upstream rounds there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from veomni_hook.kernels import ascend
+from veomni_hook.kernels.activations import name_of, unknown
+from veomni_hook.kernels.gated_mlp import reference
+from veomni_hook.kernels.operators import define_op
+
+__all__ = ["BACKWARD", "FORWARD", "clamped", "product", "product_float32", "refuses"]
+
+_Activation = Callable[[Tensor], Tensor]
+# The operator takes 1 to 8 dimensions.
+_MOST_DIMENSIONS = 8
+
+
+def _forward_op(x: Tensor) -> Tensor:
+    y: Tensor = ascend.call("npu_swiglu", x, dim=-1)
+    return y
+
+
+def _backward_op(dy: Tensor, x: Tensor) -> Tensor:
+    dx: Tensor = ascend.call("npu_swiglu_backward", dy, x, dim=-1)
+    return dx
+
+
+#: Of gate and up side by side, ``[..., 2 * intermediate]``; contiguous, and not empty.
+FORWARD = define_op(
+    "npu_swiglu(Tensor x) -> Tensor", _forward_op, lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+)
+#: The gradient of both, from that of the product.
+BACKWARD = define_op(
+    "npu_swiglu_backward(Tensor dy, Tensor x) -> Tensor", _backward_op, lambda dy, x: x.new_empty(x.shape)
+)
+
+
+class _Swiglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        x = torch.cat((gate, up), dim=-1)
+        ctx.save_for_backward(x)
+        return FORWARD(x)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (x,) = ctx.saved_tensors
+        to_gate, to_up = ctx.needs_input_grad
+        dgate, dup = BACKWARD(dy.contiguous(), x).chunk(2, dim=-1)
+        return dgate if to_gate else None, dup if to_up else None
+
+
+def _unusual(gate: Tensor, up: Tensor) -> bool:
+    """Whether the projections, which have run by now, gave operands that only the formula takes."""
+    return (
+        ascend.unfit(gate, up) is not None
+        or gate.dtype is not up.dtype
+        or gate.shape != up.shape
+        or not 0 < gate.ndim <= _MOST_DIMENSIONS
+        or not gate.numel()
+    )
+
+
+def product(gate: Tensor, up: Tensor, activation: _Activation) -> Tensor:
+    """Return ``silu(gate) * up``; ``activation`` is SiLU, says `refuses`."""
+    if _unusual(gate, up):
+        return reference.product(gate, up, activation)
+    return _Swiglu.apply(gate, up)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def product_float32(gate: Tensor, up: Tensor, activation: _Activation) -> Tensor:
+    """Return ``silu(gate) * up``, computed in float32, in the dtype of ``gate``."""
+    return product(gate.float(), up.float(), activation).to(gate.dtype)
+
+
+def clamped(gate: Tensor, up: Tensor, activation: _Activation, limit: float) -> Tensor:
+    """Return ``silu(gate) * up``, ``gate`` cut off above ``limit``, ``up`` on both sides."""
+    return product(gate.clamp(max=limit), up.clamp(min=-limit, max=limit), activation)
+
+
+def refuses(owner: Any, x: Tensor, activation: Any) -> str | None:
+    """Return why this call of the MLP ``owner`` must run the upstream code, or None."""
+    return unknown(activation, "SiLU") if name_of(activation) != "silu" else ascend.unfit(x)

@@ -1,0 +1,138 @@
+"""Linear cross-entropy over chunks of rows: `torch`'s chunks and products, ``npu_cross_entropy_loss``
+between them.
+
+The operator takes logits and gives losses and log-probabilities, its backward the gradient of the logits.
+It serves where a loss is plain: no transform of logits, smoothing, z-loss or entropy; `rowwise` computes
+the others. It knows no target to ignore but those below the number of classes: rows to ignore have target 0
+and a gradient of 0.
+Float32: logits, losses and gradients of a slice of rows, and whatever `torch` says. Mutates: the chunk's
+logits, which become their gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from veomni_hook.kernels import ascend
+from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
+from veomni_hook.kernels.linear_cross_entropy.autograd import Form
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.rowwise import Rows
+from veomni_hook.kernels.linear_cross_entropy.torch import chunked
+from veomni_hook.kernels.operators import define_op
+
+__all__ = [
+    "causal_lm_output",
+    "linear_cross_entropy",
+    "loss_and_statistics",
+    "refuses",
+    "token_statistics",
+    "unable",
+]
+
+# The most rows that the operator takes.
+_MOST_ROWS = 200_000
+
+
+def _op(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    losses, log_probs, _, _ = ascend.call("npu_cross_entropy_loss", logits, target, reduction="none")
+    return losses, log_probs
+
+
+def _backward_op(dlosses: Tensor, log_probs: Tensor, target: Tensor) -> Tensor:
+    found: Tensor = ascend.call(
+        "npu_cross_entropy_loss_backward", dlosses, log_probs, target, reduction="none"
+    )
+    return found
+
+
+_FORWARD = define_op(
+    "npu_cross_entropy(Tensor logits, Tensor target) -> (Tensor, Tensor)",
+    _op,
+    lambda logits, target: (logits.new_empty(target.shape), logits.new_empty(logits.shape)),
+)
+_BACKWARD = define_op(
+    "npu_cross_entropy_backward(Tensor dlosses, Tensor log_probs, Tensor target) -> Tensor",
+    _backward_op,
+    lambda dlosses, log_probs, target: log_probs.new_empty(log_probs.shape),
+)
+
+
+def _plain(form: Form) -> bool:
+    """Whether the operator computes the loss of ``form``."""
+    return (
+        form.softcap is None
+        and form.factor == 1
+        and not form.label_smoothing
+        and not form.z_loss
+        and not form.entropy
+    )
+
+
+def _loss(
+    logits: Tensor, target: Tensor, weights: Tensor, scale: Tensor | float, form: Form, found: Rows,
+    *, gradient: bool,
+) -> None:  # fmt: skip
+    """`rowwise.loss` by the operator, where that has it."""
+    if not _plain(form):
+        rowwise.loss(logits, target, weights, scale, form, found, gradient=gradient)
+        return
+    for rows in rowwise.slices(logits, _MOST_ROWS):
+        here = found.part(rows)
+        counts = target[rows] != form.ignore_index
+        goal = target[rows].where(counts, 0)
+        z = logits[rows].float()
+        losses, log_probs = _FORWARD(z.contiguous(), goal)
+        here.losses.copy_((weights[rows] * losses).where(counts, 0))
+        here.log_probs.copy_((-losses).where(counts, 0))
+        if form.predictions:
+            here.predictions.copy_(z.argmax(-1).where(counts, form.ignore_index))
+        if gradient:
+            of_rows = (weights[rows] * scale).where(counts, 0)
+            logits[rows].copy_(_BACKWARD(of_rows, log_probs, goal))
+
+
+_BACKEND = chunked(_loss)
+
+
+def loss_and_statistics(*call: Any) -> tuple[Tensor, TokenStatistics]:
+    """Return the loss and statistics without a gradient; operands of `reference.loss_and_statistics`."""
+    return autograd.loss_and_statistics(_BACKEND, *call)
+
+
+def token_statistics(*call: Any) -> TokenStatistics:
+    """Return statistics with gradients; operands of `reference.token_statistics`."""
+    return autograd.token_statistics(_BACKEND, *call)
+
+
+def linear_cross_entropy(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, **objective: Any
+) -> Tensor:
+    """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective`` are fields of `Objective`."""
+    return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
+
+
+def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> str | None:
+    """Return why this cannot be computed here, or None."""
+    dtype = autograd.compute_dtype(x)
+    if dtype not in ascend.DTYPES:
+        return f"logits have dtype {dtype}"
+    return None if weight.numel() else "the weight is empty"
+
+
+def causal_lm_output(*call: Any) -> causal_lm.Fused:
+    """Return a language model's loss computed here; see `causal_lm.fused_output`."""
+    return causal_lm.fused_output(loss_and_statistics, causal_lm.Call.of(*call))
+
+
+def refuses(model: Any, *operands: Any) -> str | None:
+    """Return why the loss of this call has to come from somewhere else, or None; see `causal_lm.refuses`."""
+    return causal_lm.refuses(model, *operands) or _unfit(operands[0])
+
+
+def _unfit(hidden_states: torch.Tensor) -> str | None:
+    dtype = autograd.compute_dtype(hidden_states)
+    return None if dtype in ascend.DTYPES else f"logits have dtype {dtype}"

@@ -1,0 +1,276 @@
+"""Experts by operators of torch_npu: rows are permuted, multiplied in groups, and brought back.
+
+Forward:  rows = permute(x);  z = rows U_e + u_e;  h = gate(z);  y = h D_e + d_e;  result = unpermute(y, w)
+Backward: g = permute(grad);  dh = g D_e';  dz = gate'(z) (w dh);  dx = unpermute(dz U_e', 1)
+          dw = <dh, h> + <g, d_e>;  dU_e = rows' dz;  dD_e = (w h)' g
+Shapes: `forms.Operands`; a row for each of the tokens * k pairs, sorted by expert.
+``npu_moe_token_permute`` and ``npu_moe_token_unpermute`` are of one kind with their backwards: each is the
+other one's. Every product is ``npu_grouped_matmul``, which has no backward: of rows with a matrix for each
+group (``group_type`` 0), and of columns that are grouped by what they are added up over (2). Counts of
+groups stay on the device. SiLU gates are ``npu_swiglu``, others PyTorch's (`torch_gating`). An id that no
+expert has goes to the last expert with weight 0: groups have to hold every row. So it costs a row's
+products, adds nothing, and gets no gradient.
+Saved: the operands, z in the dtype of the products, and where every row stands. Mutates: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from veomni_hook.kernels import ascend
+from veomni_hook.kernels.gated_mlp import npu as gated_npu
+from veomni_hook.kernels.moe_experts import forms, torch_gating
+from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, experts
+from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Operands, kept_dtype, kept_shape
+from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
+from veomni_hook.kernels.moe_experts.operators import define_backend
+
+__all__ = [
+    "alpha_gated",
+    "biased_alpha_gated_float32",
+    "biased_interleaved_alpha_gated",
+    "gated",
+    "gated_clamped",
+    "gated_clamped_after",
+    "gated_float32_product",
+    "gated_or_identity",
+    "gated_transposed",
+    "refuses",
+    "refuses_or_identity",
+    "ungated",
+]
+
+# What the operators document: so many groups and experts of a token, fewer pairs, and narrower matrices.
+_MOST_EXPERTS, _MOST_TOP_K = 1024, 512
+_MOST_PAIRS, _MOST_COLUMNS = 16777215, 65536
+#: ``split_item``: one tensor of all results. ``group_type``: what is grouped, rows or what is added up.
+_ONE_RESULT, _ROWS, _SUMS = 3, 0, 2
+
+
+class _Rows(NamedTuple):
+    """Where pairs stand when they are sorted by expert.
+
+    Attributes:
+        ids: ``[tokens, k]``, of experts alone.
+        held: ``[tokens, k]``, whether there was one.
+        ends: ``[E]`` int64, where each expert's rows end.
+        places: ``[tokens * k]`` int32, the row of each pair.
+    """
+
+    ids: Tensor
+    held: Tensor
+    ends: Tensor
+    places: Tensor
+
+    def share(self, weights: Tensor) -> Tensor:
+        """The routing weight of every row, ``[rows, 1]``."""
+        weights = self.weights(weights).reshape(-1)
+        return torch.empty_like(weights).scatter_(0, self.places.long(), weights)[:, None]
+
+    def weights(self, weights: Tensor) -> Tensor:
+        """Routing weights ``[tokens, k]``, 0 for an id that no expert has; in a dtype of the operators."""
+        weights = weights.where(self.held, 0)
+        return weights if weights.dtype in ascend.DTYPES else weights.float()
+
+    def of_pairs(self, x: Tensor) -> Tensor:
+        """Numbers ``[rows]`` in the order of pairs, ``[tokens, k]``; 0 for an id that no expert has."""
+        return x.index_select(0, self.places.long()).view(self.ids.shape).where(self.held, 0)
+
+    def experts(self) -> Tensor:
+        """The expert of every row, ``[rows]`` int64."""
+        numbers = torch.arange(self.places.shape[0], device=self.ends.device)
+        return torch.searchsorted(self.ends, numbers, right=True)
+
+
+def _ids(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    held = (index >= 0) & (index < num_experts)
+    index = index.where(held, num_experts - 1)
+    ids = index.reshape(-1).long()
+    counts = ids.new_zeros(num_experts).scatter_add_(0, ids, torch.ones_like(ids))
+    return index, held, counts.cumsum(0)
+
+
+def _permute(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The row of ``x`` ``[tokens, columns]`` for each pair, sorted by expert, and where each pair's is."""
+    rows, places = ascend.call("npu_moe_token_permute", x.contiguous(), index.contiguous())
+    return rows, places
+
+
+def _unpermute(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """The sum of a token's rows, times ``weights`` ``[tokens, k]``."""
+    found: Tensor = ascend.call("npu_moe_token_unpermute", rows, places, weights.contiguous())
+    return found
+
+
+def _product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    """Every row times its expert's matrix; ``matrices`` ``[E, in, out]``, transposed in memory or not."""
+    (found,) = ascend.call(
+        "npu_grouped_matmul", [rows], [matrices], group_list=ends, split_item=_ONE_RESULT, group_type=_ROWS,
+        group_list_type=0,
+    )  # fmt: skip
+    return found  # type: ignore[no-any-return]
+
+
+def _gradient(left: Tensor, right: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of each expert ``left`` ``[rows, P]``, transposed, times ``right`` ``[rows, Q]``: ``[E, P, Q]``."""
+    (found,) = ascend.call(
+        "npu_grouped_matmul", [left.t()], [right], group_list=ends, split_item=_ONE_RESULT, group_type=_SUMS,
+        group_list_type=0,
+    )  # fmt: skip
+    # torch_npu does not say what stands where a group is empty.
+    empty = ends.diff(prepend=ends.new_zeros(1)) == 0
+    return found.to(dtype).masked_fill_(empty[:, None, None], 0)  # type: ignore[no-any-return]
+
+
+def _matrices(weights: Tensor, form: Form) -> Tensor:
+    """The weights of all experts, ``[E, in, out]``."""
+    weights = weights.to(form.dtype)
+    return weights if LAYOUTS[form.variant].transposed else weights.transpose(1, 2)
+
+
+def _by_swiglu(form: Form) -> bool:
+    """Whether the operator computes the gate: gates in front of ups, SiLU, nothing cut off."""
+    layout = LAYOUTS[form.variant]
+    return layout.gate == "product" and form.activation == "silu" and not layout.interleaved
+
+
+def _biased(x: Tensor, bias: Tensor | None, rows: _Rows, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if bias is None else x.to(dtype) + bias.index_select(0, rows.experts()).to(dtype)
+
+
+def _forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    x, index, weights, up, up_bias, down, down_bias = operands
+    if not index.numel() or not up.numel() or not x.numel():
+        return x.new_zeros(x.shape), *_like_kept(operands, form, keep=keep)
+    ids, held, ends = _ids(index, up.shape[0])
+    sorted_rows, places = _permute(x.to(form.dtype), ids)
+    rows = _Rows(ids, held, ends, places)
+    z = _product(sorted_rows, _matrices(up, form), ends)
+    del sorted_rows
+    z = _biased(z, up_bias, rows, kept_dtype(operands, form))
+    h = gated_npu.FORWARD(z) if _by_swiglu(form) else torch_gating.forward(z, form)
+    y = _product(h.to(form.dtype), _matrices(down, form), ends)
+    y = _biased(y, down_bias, rows, kept_dtype(operands, form))
+    result = _unpermute(y, places, rows.weights(weights)).to(x.dtype)
+    return (result, z, places) if keep else (result, *_like_kept(operands, form, keep=False))
+
+
+def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
+    index = operands.top_k_index
+    return (
+        index.new_empty(kept_shape(operands, form, keep=keep), dtype=kept_dtype(operands, form)),
+        index.new_empty(index.numel() if keep else 0, dtype=torch.int32),
+    )
+
+
+def _backward(
+    grad: Tensor,
+    operands: Operands,
+    kept: Sequence[Tensor],
+    form: Form,
+    needed: Needed,
+    *,
+    spend: bool,  # what is kept is only read
+) -> Gradients:
+    x, index, weights, up, _, down, down_bias = operands
+    if not index.numel() or not up.numel() or not x.numel():
+        return _zeros(operands, needed)
+    z, places = kept
+    ids, held, ends = _ids(index, up.shape[0])
+    rows = _Rows(ids, held, ends, places)
+    g, _ = _permute(grad.to(form.dtype), ids)
+    share = rows.share(weights)
+    dh = _product(g, _matrices(down, form).transpose(1, 2), ends)
+    weighted = (dh * share).to(z.dtype)
+    if _by_swiglu(form):
+        h, dz = gated_npu.FORWARD(z), gated_npu.BACKWARD(weighted, z)
+    else:
+        h, dz = torch_gating.backward(z, weighted, form)
+    del weighted
+    to_weights = to_x = to_up = to_down = to_up_bias = to_down_bias = None
+    if needed.top_k_weights:
+        dw = (dh.float() * h).sum(-1)
+        if down_bias is not None:
+            dw = dw + (g.float() * down_bias.index_select(0, rows.experts())).sum(-1)
+        to_weights = rows.of_pairs(dw)
+    del dh
+    dz, scaled = dz.to(form.dtype), (h * share).to(form.dtype)
+    if needed.down:
+        to_down = _weight_gradient(scaled, g, ends, form, down.dtype)
+    if needed.down_bias and down_bias is not None:
+        to_down_bias = _sums((g * share).to(form.dtype), ends, down_bias.dtype)
+    if needed.hidden_states:
+        dx = _product(dz, _matrices(up, form).transpose(1, 2), ends)
+        to_x = _unpermute(dx, places, held.to(dx.dtype))
+    if needed.up:
+        to_up = _weight_gradient(_permute(x.to(form.dtype), ids)[0], dz, ends, form, up.dtype)
+    if needed.up_bias and operands.up_bias is not None:
+        to_up_bias = _sums(dz, ends, operands.up_bias.dtype)
+    return Gradients(to_x, to_weights, to_up, to_up_bias, to_down, to_down_bias)
+
+
+def _weight_gradient(inputs: Tensor, outputs: Tensor, ends: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
+    """The gradient of stacked weights, as they are stored, for inputs and gradients of outputs."""
+    left, right = (inputs, outputs) if LAYOUTS[form.variant].transposed else (outputs, inputs)
+    return _gradient(left, right, ends, dtype)
+
+
+def _sums(x: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of each expert's rows, ``[E, columns]``: a product with ones, added up in no other order."""
+    return _gradient(x, x.new_ones(x.shape[0], _ALIGNED_BYTES // x.element_size()), ends, dtype)[..., 0]
+
+
+def _zeros(operands: Operands, needed: Needed) -> Gradients:
+    inputs = operands.hidden_states, *operands[2:]
+    return Gradients(
+        *(
+            torch.zeros_like(each) if want and each is not None else None
+            for each, want in zip(inputs, needed, strict=True)
+        )
+    )
+
+
+# Rows of what is multiplied are multiples of this.
+_ALIGNED_BYTES = 32
+
+_BACKEND = define_backend("moe_experts_npu", _forward, _backward, _like_kept, kept=2)
+
+#: Called with the operands of the function of the same name in `reference`.
+gated = partial(experts, _BACKEND, "gated")
+gated_clamped = partial(experts, _BACKEND, "gated_clamped")
+gated_clamped_after = partial(experts, _BACKEND, "gated_clamped_after")
+gated_float32_product = partial(experts, _BACKEND, "gated_float32_product")
+gated_transposed = partial(experts, _BACKEND, "gated_transposed")
+alpha_gated = partial(experts, _BACKEND, "alpha_gated")
+biased_interleaved_alpha_gated = partial(experts, _BACKEND, "biased_interleaved_alpha_gated")
+biased_alpha_gated_float32 = partial(experts, _BACKEND, "biased_alpha_gated_float32")
+ungated = partial(experts, _BACKEND, "ungated")
+gated_or_identity = partial(experts_or_identity, gated)
+
+
+def refuses(owner: Any, *operands: Any) -> str | None:
+    """Return why the upstream code of the experts ``owner`` must run, or None."""
+    reason = forms.refuses(owner, *operands)
+    if reason is not None:
+        return reason
+    tensors, _ = forms.taken_apart(operands)
+    dtype = forms.compute_dtype("gated", tensors)
+    if dtype not in ascend.DTYPES:
+        return f"products are in 16 bits or float32, not {dtype}"
+    _, index, _, up, _, down, _ = tensors
+    if up.shape[0] > _MOST_EXPERTS or index.shape[1] > _MOST_TOP_K or index.numel() >= _MOST_PAIRS:
+        return (
+            f"operators take at most {_MOST_EXPERTS} experts, {_MOST_TOP_K} of them a token, and fewer than"
+            f" {_MOST_PAIRS} pairs; here are {up.shape[0]}, {index.shape[1]} and {index.numel()}"
+        )
+    if max(*up.shape[1:], *down.shape[1:]) >= _MOST_COLUMNS:
+        return f"operators take matrices of fewer than {_MOST_COLUMNS} columns"
+    return None
+
+
+refuses_or_identity = partial(identity_refuses, refuses)

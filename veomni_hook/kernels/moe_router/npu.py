@@ -1,0 +1,106 @@
+"""Routing by ``npu_moe_gating_top_k_softmax``, which makes the softmax of all logits and picks the largest.
+
+Forward:  p = softmax(float32(x));  w, i = the top_k of p;  w / sum(w) if normalise, or for a softmax of the
+top_k
+Backward: dx_i = w (dw - sum(dw w)) of the chosen ones where w are divided by their sum, else
+          dx = p (dw, at the chosen - sum(dw w)) of all
+Shapes: x ``[tokens, num_experts]``, w and i ``[tokens, top_k]``. The operator is documented for inference
+and has no backward. Saved: w and i, or i and x, of which p is made again. Mutates: nothing; nothing waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from veomni_hook.kernels import ascend
+from veomni_hook.kernels.moe_router import operands, reference
+from veomni_hook.kernels.moe_router.operands import is_count
+from veomni_hook.kernels.operators import define_op
+
+__all__ = ["refuses", "refuses_in_autocast", "softmax_topk", "topk_softmax"]
+
+Routing = tuple[Tensor, Tensor]
+# What the operator documents.
+_MOST_TOP_K = 1024
+
+
+def _op(x: Tensor, top_k: int) -> Routing:
+    weights, indices, _ = ascend.call("npu_moe_gating_top_k_softmax", x, None, top_k)
+    return weights, indices
+
+
+_FORWARD = define_op(
+    "npu_softmax_topk(Tensor x, int top_k) -> (Tensor, Tensor)",
+    _op,
+    lambda x, top_k: (
+        x.new_empty((x.shape[0], top_k)),
+        x.new_empty((x.shape[0], top_k), dtype=torch.int32),
+    ),
+)
+
+
+class _Router(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
+        weights, indices = _FORWARD(x.float().contiguous(), top_k)
+        indices = indices.long()
+        if normalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        ctx.mark_non_differentiable(indices)
+        ctx.normalise, ctx.like = normalise, x.new_empty(0)
+        ctx.experts = x.shape[1]
+        # Results may be written to, as upstream's may.
+        ctx.save_for_backward(weights.clone() if normalise else x, indices)
+        return weights, indices
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dweights: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        given, indices = ctx.saved_tensors
+        dweights = dweights.float()
+        if ctx.normalise:
+            of_chosen = given * (dweights - (dweights * given).sum(-1, keepdim=True))
+            dx = given.new_zeros(given.shape[0], ctx.experts).scatter_(-1, indices, of_chosen)
+        else:
+            p = torch.softmax(given, dim=-1, dtype=torch.float32)
+            dx = torch.zeros_like(p).scatter_(-1, indices, dweights)
+            dx = p * (dx - (dx * p).sum(-1, keepdim=True))
+        return dx.to(ctx.like.dtype), None, None
+
+
+def softmax_topk(router_logits: Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
+    """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
+    if not _fits(router_logits, top_k):
+        return reference.softmax_topk(router_logits, top_k, normalise)
+    return _route(router_logits, top_k, bool(normalise))
+
+
+def topk_softmax(router_logits: Tensor, top_k: int) -> Routing:
+    """Return the softmax over the ``top_k`` largest logits, in their dtype."""
+    if not _fits(router_logits, top_k):
+        return reference.topk_softmax(router_logits, top_k)
+    weights, indices = _route(router_logits, top_k, True)
+    return weights.to(router_logits.dtype), indices
+
+
+def _route(*call: Any) -> Routing:
+    return _Router.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _fits(router_logits: Tensor, top_k: Any) -> bool:
+    """Whether the operator takes what a guard may not have shown to `refuses`."""
+    return is_count(top_k, min(_MOST_TOP_K, router_logits.shape[1])) and router_logits.shape[0] > 0
+
+
+def refuses(owner: Any, router_logits: Tensor, *others: Any) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    return operands.refuses(owner, router_logits, *others) or ascend.unfit(router_logits)
+
+
+def refuses_in_autocast(owner: Any, router_logits: Tensor, *others: Any) -> str | None:
+    """`refuses`, and logits whose softmax or sum autocast computes in float32."""
+    return operands.refuses_in_autocast(owner, router_logits, *others) or ascend.unfit(router_logits)

@@ -1,0 +1,264 @@
+"""Rotary embedding by ``npu_rotary_mul``: one operator for each tensor, forward and backward alike.
+
+The operator computes ``x * r1 + turn(x) * r2`` over the whole last dimension, on halves or on pairs. So
+
+    tables    are brought to full width, in the order of ``turn``; the other direction has ``-r2``
+    columns   that do not turn are put beside the result
+    pairs     that become halves are moved first
+    layouts   of x become ``[batch, length, heads, head_dim]`` with tables ``[1, length, 1, head_dim]``, or,
+              with tables of each sequence, one long sequence of all rows: what both of its modes take
+    backward  is the rotation of the gradient by ``r1`` and ``-r2`` with the members of couples exchanged
+
+The operator documents no rounding of products and sum; upstream rounds each. It documents -1 to 1 for tables:
+nobody looks at what they hold, and YaRN scales them by a little more.
+Shapes: as in `veomni_hook.kernels.rotary.calls`. Saved: the tables at full width. Mutates: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from veomni_hook.kernels import ascend
+from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.rotary import calls
+from veomni_hook.kernels.rotary.forms import COUPLE, FORMS, Form
+
+__all__ = [
+    "complex_pairs",
+    "complex_pairs_moved",
+    "half_split",
+    "half_split_cast_out",
+    "half_split_fp32",
+    "half_split_gathered",
+    "half_split_partial",
+    "half_split_partial_optional_key",
+    "half_split_reversed",
+    "half_split_single",
+    "half_width_halves",
+    "half_width_halves_single",
+    "half_width_pairs",
+    "half_width_pairs_single",
+    "pairs",
+    "pairs_doubled_single",
+    "pairs_fp32",
+    "pairs_fp32_broadcast",
+    "pairs_matrix",
+    "pairs_partial",
+    "pairs_partial_repeated",
+    "pairs_repeated",
+    "pairs_repeated_fp32",
+    "pairs_to_halves",
+    "pairs_to_halves_full_width",
+    "pairs_to_halves_optional_key",
+    "pairs_trailing_fp32_single",
+    "refuses",
+    "refuses_broadcast",
+    "refuses_complex",
+    "refuses_gathered",
+    "refuses_half_width",
+    "refuses_half_width_single",
+    "refuses_half_width_single_broadcast",
+    "refuses_optional_key",
+    "refuses_partial",
+    "refuses_partial_half_width_single",
+    "refuses_partial_optional_key",
+    "refuses_single",
+]
+
+# What the operator documents: it takes fewer heads, or batches times heads, and narrower ones.
+_MOST_HEADS, _MOST_COLUMNS = 1000, 896
+
+
+def _op(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+    y: Tensor = ascend.call("npu_rotary_mul", x, cos, sin, mode)
+    return y
+
+
+_ROTATE = define_op(
+    "npu_rotary(Tensor x, Tensor cos, Tensor sin, str mode) -> Tensor",
+    _op,
+    lambda x, cos, sin, mode: x.new_empty(x.shape),
+)
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.mode = mode
+        return _ROTATE(x, cos, sin, mode)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        back = -_exchanged(sin, ctx.mode)
+        return _Rotary.apply(dy.contiguous(), cos, back, ctx.mode), None, None, None  # type: ignore[no-untyped-call]
+
+
+def _exchanged(table: Tensor, mode: str) -> Tensor:
+    """The numbers of each couple's members in each other's place."""
+    if mode == "half":
+        return torch.cat(table.chunk(2, dim=-1)[::-1], dim=-1)
+    return table.reshape(*table.shape[:-1], -1, 2).flip(-1).flatten(-2)
+
+
+def _full(form: Form, table: Tensor, mode: str) -> Tensor:
+    """A table with a number for each column that turns, in the order in which `turn` has them."""
+    couples = table.shape[-1] * form.ratio // 2
+    if form.table == COUPLE:
+        table = table[..., :couples]
+        return torch.cat((table, table), dim=-1) if mode == "half" else table.repeat_interleave(2, dim=-1)
+    return table  # of halves where halves turn, of pairs where pairs do: `pairs_to_halves_full_width` too
+
+
+def _turned(form: Form, x: Tensor, cos: Tensor, sin: Tensor, heads_at: int) -> Tensor:
+    """Turn ``x`` by tables without heads."""
+    dtype = torch.float32 if form.wide else torch.promote_types(x.dtype, cos.dtype)
+    out = x.dtype if form.cast else dtype
+    rotated = cos.shape[-1] * form.ratio
+    offset = x.shape[-1] - rotated if form.reach == "trailing" else 0
+    part = x.narrow(-1, offset, rotated).to(dtype)
+    mode = "interleave" if form.pairs_in and form.pairs_out else "half"
+    if form.pairs_in and not form.pairs_out:
+        part = part.reshape(*part.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
+    cos, sin = (_full(form, table.to(dtype), mode) for table in (cos, sin))
+    found = _by_operator(part, cos, -sin if form.backwards else sin, heads_at, mode).to(out)
+    if rotated == x.shape[-1]:
+        return found
+    before, after = x.narrow(-1, 0, offset), x.narrow(-1, offset + rotated, x.shape[-1] - offset - rotated)
+    return torch.cat((before.to(out), found, after.to(out)), dim=-1)
+
+
+def _by_operator(x: Tensor, cos: Tensor, sin: Tensor, heads_at: int, mode: str) -> Tensor:
+    if not x.numel():
+        return x * 1
+    heads_first = heads_at == x.ndim - 3
+    rows = x.transpose(-3, -2) if heads_first else x
+    shape = rows.shape
+    *batch, length, heads, columns = shape
+    if heads >= _MOST_HEADS:
+        parts = torch.split(rows, _MOST_HEADS - 1, dim=-2)
+        found = torch.cat([_by_operator(part, cos, sin, x.ndim - 2, mode) for part in parts], dim=-2)
+        return found.transpose(-3, -2) if heads_first else found
+    tables = [table if table.ndim == 3 else table[None] for table in (cos, sin)]
+    number = batch[0] if batch else 1
+    if tables[0].shape[0] > 1 or number * heads >= _MOST_HEADS:
+        tables = [table.expand(number, length, columns).reshape(1, -1, columns) for table in tables]
+        number, length = 1, number * length
+    cos, sin = (table.unsqueeze(2).contiguous() for table in tables)
+    rows = rows.reshape(number, length, heads, columns).contiguous()
+    found = _Rotary.apply(rows, cos, sin, mode).view(shape)  # type: ignore[no-untyped-call]
+    return found.transpose(-3, -2) if heads_first else found  # type: ignore[no-any-return]
+
+
+def _both(
+    form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, place: int = 1
+) -> tuple[Tensor, Tensor]:
+    heads_at = calls.heads_of(q, place)
+    return _turned(form, q, cos, sin, heads_at), _turned(form, k, cos, sin, heads_at)
+
+
+def _one(form: Form, x: Tensor, cos: Tensor, sin: Tensor, place: int = 1) -> Tensor:
+    return _turned(form, x, cos, sin, calls.heads_of(x, place))
+
+
+def _both_broadcast(form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    (cos, at), (sin, _) = calls.without_heads(q, cos), calls.without_heads(q, sin)
+    return _turned(form, q, cos, sin, at), _turned(form, k, cos, sin, at)
+
+
+def _one_broadcast(form: Form, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    (cos, at), (sin, _) = calls.without_heads(x, cos), calls.without_heads(x, sin)
+    return _turned(form, x, cos, sin, at)
+
+
+def pairs_doubled_single(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 2) -> Tensor:
+    """`half_width_pairs` of one tensor, whose heads come after its positions unless it is said."""
+    return _one(FORMS["half_width_pairs"], x, cos, sin, unsqueeze_dim)
+
+
+def complex_pairs(q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 2) -> tuple[Tensor, Tensor]:
+    """Pairs in float32 by ``cos + i sin``, complex64 ``[batch or 1, length, head_dim / 2]``."""
+    return _both(FORMS["complex_pairs"], q, k, freqs.real, freqs.imag, unsqueeze_dim)
+
+
+def complex_pairs_moved(q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    """`complex_pairs`, whose heads come before positions unless it is said."""
+    return complex_pairs(q, k, freqs, unsqueeze_dim)
+
+
+def half_split_gathered(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """`half_split` by rows of tables ``[positions, head_dim]``, which are copied first."""
+    return _both(FORMS["half_split"], q, k, cos[position_ids], sin[position_ids], unsqueeze_dim)
+
+
+def half_split_partial_optional_key(
+    q: Tensor, cos: Tensor, sin: Tensor, k: Tensor | None = None, unsqueeze_dim: int = 1
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`half_split_partial`; only the query, and no tuple, where there is no key."""
+    form = FORMS["half_split_partial"]
+    if k is None:
+        return _one(form, q, cos, sin, unsqueeze_dim)
+    return _both(form, q, k, cos, sin, unsqueeze_dim)
+
+
+def pairs_to_halves_optional_key(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor | None]:
+    """`pairs_to_halves`; no key gives none."""
+    form = FORMS["pairs_to_halves"]
+    if k is None:
+        return _one(form, q, cos, sin, unsqueeze_dim), None
+    return _both(form, q, k, cos, sin, unsqueeze_dim)
+
+
+half_split = partial(_both, FORMS["half_split"])
+half_split_cast_out = partial(_both, FORMS["half_split_cast_out"])
+half_split_fp32 = partial(_both, FORMS["half_split_fp32"])
+half_split_reversed = partial(_both, FORMS["half_split_reversed"])
+half_split_partial = partial(_both, FORMS["half_split_partial"])
+half_split_single = partial(_one, FORMS["half_split"])
+half_width_halves = partial(_both, FORMS["half_width_halves"])
+half_width_halves_single = partial(_one_broadcast, FORMS["half_width_halves"])
+half_width_pairs = partial(_both, FORMS["half_width_pairs"])
+half_width_pairs_single = partial(_one_broadcast, FORMS["half_width_pairs"])
+pairs = partial(_both, FORMS["pairs"])
+pairs_fp32 = partial(_both, FORMS["pairs_fp32"])
+pairs_fp32_broadcast = partial(_both_broadcast, FORMS["pairs_fp32"])
+pairs_partial = partial(_both, FORMS["pairs_partial"])
+pairs_repeated = partial(_both, FORMS["pairs_repeated"])
+pairs_repeated_fp32 = partial(_both, FORMS["pairs_repeated_fp32"])
+pairs_partial_repeated = partial(_both, FORMS["pairs_partial_repeated"])
+pairs_trailing_fp32_single = partial(_one, FORMS["pairs_trailing_fp32"])
+pairs_to_halves = partial(_both, FORMS["pairs_to_halves"])
+pairs_to_halves_full_width = partial(_both, FORMS["pairs_to_halves_full_width"])
+pairs_matrix = partial(_both, FORMS["pairs_matrix"])
+
+
+def _within(rule: Callable[..., str | None], owner: Any, *operands: Any) -> str | None:
+    """A rule of `veomni_hook.kernels.rotary.calls`, and the width that the operator takes."""
+    reason = rule(owner, *operands)
+    if reason is None and operands[0].shape[-1] >= _MOST_COLUMNS:
+        return f"npu_rotary_mul takes heads of fewer than {_MOST_COLUMNS} numbers"
+    return reason
+
+
+refuses = partial(_within, calls.refuses)
+refuses_broadcast = partial(_within, calls.refuses_broadcast)
+refuses_complex = partial(_within, calls.refuses_complex)
+refuses_gathered = partial(_within, calls.refuses_gathered)
+refuses_half_width = partial(_within, calls.refuses_half_width)
+refuses_half_width_single = partial(_within, calls.refuses_half_width_single)
+refuses_half_width_single_broadcast = partial(_within, calls.refuses_half_width_single_broadcast)
+refuses_optional_key = partial(_within, calls.refuses_optional_key)
+refuses_partial = partial(_within, calls.refuses_partial)
+refuses_partial_half_width_single = partial(_within, calls.refuses_partial_half_width_single)
+refuses_partial_optional_key = partial(_within, calls.refuses_partial_optional_key)
+refuses_single = partial(_within, calls.refuses_single)
