@@ -48,7 +48,8 @@ def install() -> None:
         schema = schema_of(name)
         assert schema is not None, f"torch_npu {DOUBLED} has no {name}"
         library.define(schema)
-        library.impl(name, _DOUBLES[name], "CPU")
+        # Autograd would look into it, and find gradients that no operator has.
+        library.impl(name, torch.no_grad()(_DOUBLES[name]), "CPU")
     install.library = library  # type: ignore[attr-defined] - operators go with it
 
 
@@ -62,7 +63,9 @@ def floats(name: str, *tensors: Tensor, alike: bool = True) -> None:
 def norm_operands(name: str, x: Tensor, gamma: Tensor) -> tuple[int, ...]:
     floats(name, x, gamma)
     limit(2 <= x.ndim <= 8, f"{name}: self has {x.ndim} dimensions")
-    limit(0 < gamma.ndim < x.ndim and gamma.shape == x.shape[-gamma.ndim :], f"{name}: gamma does not fit self")
+    limit(
+        0 < gamma.ndim < x.ndim and gamma.shape == x.shape[-gamma.ndim :], f"{name}: gamma does not fit self"
+    )
     return tuple(range(-gamma.ndim, 0))
 
 
@@ -77,7 +80,10 @@ def npu_rms_norm(self: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Te
 def npu_rms_norm_backward(dy: Tensor, self: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     axes = norm_operands("npu_rms_norm_backward", self, gamma)
     limit(dy.dtype is self.dtype and dy.shape == self.shape, "npu_rms_norm_backward: dy is not like self")
-    limit(rstd.dtype is torch.float32 and rstd.ndim == self.ndim, "npu_rms_norm_backward: no rstd of the forward")
+    limit(
+        rstd.dtype is torch.float32 and rstd.ndim == self.ndim,
+        "npu_rms_norm_backward: no rstd of the forward",
+    )
     normed, g = self.float() * rstd, dy.float() * gamma.float()
     dx = rstd * (g - normed * (g * normed).mean(axes, keepdim=True))
     return dx.to(self.dtype), (dy.float() * normed).flatten(0, -1 - gamma.ndim).sum(0)
@@ -125,7 +131,10 @@ def npu_rotary_mul(
     limit(r1.shape == r2.shape, "npu_rotary_mul: r1 and r2 have different shapes")
     columns = self.shape[-1]
     limit(columns < 896 and columns % 2 == 0, f"npu_rotary_mul: D is {columns}")
-    limit(rotary_layout(self, r1, rotary_mode), f"npu_rotary_mul: {[*r1.shape]} for {[*self.shape]}, {rotary_mode}")
+    limit(
+        rotary_layout(self, r1, rotary_mode),
+        f"npu_rotary_mul: {[*r1.shape]} for {[*self.shape]}, {rotary_mode}",
+    )
     limit(max(r1.abs().max(), r2.abs().max()) <= 1, "npu_rotary_mul: r1 and r2 are from -1 to 1")
     x = self.float()
     if rotary_mode == "half":
@@ -165,11 +174,17 @@ def npu_moe_token_permute(
     limit(tokens.dtype in FLOATS and tokens.ndim == 2, "npu_moe_token_permute: tokens are 2-D, 16 or 32 bits")
     limit(indices.dtype in (torch.int32, torch.int64), f"npu_moe_token_permute: indices are {indices.dtype}")
     limit(indices.ndim in (1, 2), "npu_moe_token_permute: indices have one or two dimensions")
-    limit(not padded_mode and not num_out_tokens, "npu_moe_token_permute: padded or dropped tokens have no double")
+    limit(
+        not padded_mode and not num_out_tokens,
+        "npu_moe_token_permute: padded or dropped tokens have no double",
+    )
     limit(indices.numel() < 16777215, "npu_moe_token_permute: fewer than 16777215 indices")
     top_k = indices.shape[1] if indices.ndim == 2 else 1
     limit(top_k <= 512, f"npu_moe_token_permute: topK is {top_k}")
-    limit(not indices.numel() or (indices.min() >= 0 and indices.max() < 16777215), "npu_moe_token_permute: range")
+    limit(
+        not indices.numel() or (indices.min() >= 0 and indices.max() < 16777215),
+        "npu_moe_token_permute: range",
+    )
     order = indices.reshape(-1).argsort(stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
     return tokens.index_select(0, order // top_k), places.int()
@@ -190,18 +205,27 @@ def npu_moe_token_unpermute(
     limit(not padded_mode and restore_shape is None, f"{name}: padded_mode is not supported")
     limit(len(sorted_indices) == len(permuted_tokens), f"{name}: an index for each row")
     limit(len(sorted_indices.unique()) == len(sorted_indices), f"{name}: indices repeat")
-    limit(sorted_indices.min() >= 0 and sorted_indices.max() < len(sorted_indices), f"{name}: indices out of range")
+    limit(
+        sorted_indices.min() >= 0 and sorted_indices.max() < len(sorted_indices),
+        f"{name}: indices out of range",
+    )
     top_k = 1
     if probs is not None:
         floats(name, probs)
         limit(probs.ndim == 2, f"{name}: probs are 2-D")
         top_k = probs.shape[1]
         limit(top_k <= 512 and probs.numel() == len(sorted_indices), f"{name}: probs {[*probs.shape]}")
-    rows = permuted_tokens.float().index_select(0, sorted_indices.long()).view(-1, top_k, permuted_tokens.shape[1])
+    rows = (
+        permuted_tokens.float()
+        .index_select(0, sorted_indices.long())
+        .view(-1, top_k, permuted_tokens.shape[1])
+    )
     return (rows if probs is None else rows * probs.float()[..., None]).sum(1).to(permuted_tokens.dtype)
 
 
-def groups_of(name: str, group_list: Tensor | None, kind: int | None, count: int | None, total: int) -> list[int]:
+def groups_of(
+    name: str, group_list: Tensor | None, kind: int | None, count: int | None, total: int
+) -> list[int]:
     """The size of each group; reads what a device would not have to."""
     limit(group_list is not None, f"{name}: group_list must be given")
     assert group_list is not None

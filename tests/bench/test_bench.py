@@ -137,8 +137,8 @@ def test_every_variant_of_a_norm_can_be_measured(op: str, monkeypatch: pytest.Mo
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     module = import_module(f"veomni_hook.bench.problems.{op}")
-    for sizes in ("_CUDA", "_CPU"):
-        monkeypatch.setattr(module, sizes, tuple(map(small, module._CUDA)))
+    for sizes in ("_ACCELERATOR", "_CPU"):
+        monkeypatch.setattr(module, sizes, tuple(map(small, module._ACCELERATOR)))
     kernels = {
         kernel.variant: kernel for kernel in registry.kernels("rms_norm") if kernel.backend == "triton"
     }
@@ -146,7 +146,7 @@ def test_every_variant_of_a_norm_can_be_measured(op: str, monkeypatch: pytest.Mo
         module, "beside", lambda _, variant, device: {"ours": load_attribute(kernels[variant].load)}
     )
     found = list(problems(op, device))
-    assert len(found) == len(module._CUDA)
+    assert len(found) == len(module._ACCELERATOR)
     for problem in found:
         agree(problem, {name: problem.sides[name] for name in ("eager", "ours")})
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch._dynamo
 
+from tests.ascend.fixtures import called, on_ascend, operators  # noqa: F401 - fixtures
 from tests.kernels.interpreter import hasten
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.registry import Requirement, registry

@@ -13,8 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from veomni_hook import accelerator
 from veomni_hook.bench.limits import bandwidth
 from veomni_hook.bench.run import Row
 
@@ -58,7 +57,7 @@ def circumstances(benchmark: str, device: str, **more: object) -> dict[str, Any]
     """Return what every record says of its run: device, versions, date and command; and ``more``."""
     return {
         "benchmark": benchmark,
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "device": accelerator.module(device).get_device_name() if device in accelerator.TYPES else "cpu",
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in _VERSIONS},

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from veomni_hook import accelerator
 from veomni_hook.bench.limits import bandwidth, matmul_rate
 from veomni_hook.bench.problem import Problem, Side
 from veomni_hook.bench.timing import by_turns, host_time, peak_bytes, wall_time
 
 __all__ = ["Row", "measured"]
 
-ROUNDS = {"cuda": 20, "cpu": 5}
+ROUNDS = {"cpu": 5, **dict.fromkeys(accelerator.TYPES, 20)}
 #: Below this a part is bound by the host: what it takes there is measured apart.
 SHORT = 1.0
 
@@ -77,11 +78,15 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
         for part in problem.work:
             calls = {name: _call(problem, name, side, part) for name, side in problem.sides.items()}
             yield _row(problem, part, calls, device)
-        if device == "cuda" and problem.incoming and problem.work["forward"] / _most(problem, device) < SHORT:
+        if device in accelerator.TYPES and problem.incoming and _is_short(problem, device):
             steps = {name: partial(_step, problem, side) for name, side in problem.sides.items()}
             for part, timed in (("host", host_time), ("wall", wall_time)):
-                taken = {name: timed(step) for name, step in steps.items()}
+                taken = {name: timed(step, device) for name, step in steps.items()}
                 yield Row(problem.op, part, problem.dtype, problem.shape, "", 0, taken, {}, {})
+
+
+def _is_short(problem: Problem, device: str) -> bool:
+    return problem.work["forward"] / _most(problem, device) < SHORT
 
 
 def _without(part: str, problem: Problem, reasons: Mapping[str, str]) -> Row:

@@ -1,6 +1,6 @@
-"""Times and memory of several sides by turns, on a CUDA device or a CPU.
+"""Times and memory of several sides by turns, on an accelerator or a CPU.
 
-On a CUDA device a time is the median of events; before each call the device is given something to do that
+On an accelerator a time is the median of events; before each call the device is given something to do that
 empties its caches, so that the host is ahead and no launch is timed. On a CPU it is the median of the clock.
 """
 
@@ -10,8 +10,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
+
+from veomni_hook import accelerator
 
 __all__ = ["by_turns", "host_time", "peak_bytes", "wall_time"]
 
@@ -24,21 +27,21 @@ _AHEAD = 8
 
 def by_turns(sides: Mapping[str, Call], device: str, rounds: int) -> dict[str, float]:
     """Return the median milliseconds of each side."""
-    for _ in range(3 if device == "cuda" else 1):
+    for _ in range(3 if device in accelerator.TYPES else 1):
         for side in sides.values():
             side()
     times: dict[str, list[float]] = {name: [] for name in sides}
-    timed = _on_cuda() if device == "cuda" else _on_cpu
+    timed = _on_accelerator(device) if device in accelerator.TYPES else _on_cpu
     for _ in range(rounds):
         for name, side in sides.items():
             times[name].append(timed(side))
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def _on_cuda() -> Callable[[Call], float]:
-    busy = torch.empty(1 << 28, device="cuda", dtype=torch.float32)
+def _on_accelerator(device: str) -> Callable[[Call], float]:
+    busy = torch.empty(1 << 28, device=device, dtype=torch.float32)
 
-    event: Callable[[], torch.cuda.Event] = partial(torch.cuda.Event, enable_timing=True)
+    event: Callable[[], Any] = partial(accelerator.module(device).Event, enable_timing=True)
 
     def timed(side: Call) -> float:
         start, end = event(), event()
@@ -59,39 +62,41 @@ def _on_cpu(side: Call) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def host_time(side: Call, calls: int = 200) -> float:
-    """Return the milliseconds that a call takes on the host, the device not waited for."""
-    return _repeated(side, calls, waited=False)
+def host_time(side: Call, device: str, calls: int = 200) -> float:
+    """Return the milliseconds that a call takes on the host, the accelerator not waited for."""
+    return _repeated(side, device, calls, waited=False)
 
 
-def wall_time(side: Call, calls: int = 100) -> float:
+def wall_time(side: Call, device: str, calls: int = 100) -> float:
     """Return the milliseconds of a call when many follow each other: the longer of host and device."""
-    return _repeated(side, calls, waited=True)
+    return _repeated(side, device, calls, waited=True)
 
 
-def _repeated(side: Call, calls: int, *, waited: bool) -> float:
+def _repeated(side: Call, device: str, calls: int, *, waited: bool) -> float:
+    there = accelerator.module(device)
     for _ in range(3):
         side()
-    torch.cuda.synchronize()
+    there.synchronize()
     began = time.perf_counter()
     for _ in range(calls):
         side()
     if waited:
-        torch.cuda.synchronize()
+        there.synchronize()
     taken = time.perf_counter() - began
-    torch.cuda.synchronize()
+    there.synchronize()
     return taken / calls * 1e3
 
 
 def peak_bytes(side: Call, device: str) -> int:
     """Return the most bytes that torch's allocator held during a call on top of those before it."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
+    if device in accelerator.TYPES:
+        there = accelerator.module(device)
+        there.synchronize()
+        there.reset_peak_memory_stats()
+        held = int(there.memory_allocated())
         side()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - held
+        there.synchronize()
+        return int(there.max_memory_allocated()) - held
     with torch.profiler.profile(profile_memory=True) as profile:
         side()
     recorded: object = profile.profiler

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from veomni_hook import accelerator
 from veomni_hook.cli import output
 from veomni_hook.cli.target_options import JsonOption
 
@@ -21,7 +22,11 @@ def bench(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="cuda or cpu; by default the best one here.", show_default=False),
+        typer.Option(
+            metavar="TYPE",
+            help="A torch device type (cpu, cuda, npu); by default the best one here.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -51,7 +56,7 @@ def bench(
     from veomni_hook.bench import record
     from veomni_hook.bench.run import measured
 
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    place = device or accelerator.best()
     torch.manual_seed(0)
     rows: list[Row] = []
 

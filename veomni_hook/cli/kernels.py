@@ -1,4 +1,4 @@
-"""`veomni-hook kernels`: every kernel there is, and which one each op gets on this machine and why."""
+"""`veomni-hook kernels`: every kernel, and which one each op or each place of a model gets, and why."""
 
 from __future__ import annotations
 
@@ -7,17 +7,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from veomni_hook import accelerator
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JsonOption
+from veomni_hook.cli.target_options import JobsOption, JsonOption
+from veomni_hook.cli.targets import complete_family
+from veomni_hook.cli.usage import FOUND, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from veomni_hook.kernels.select import Selection
     from veomni_hook.kernels.system import System
 
 HEADERS = ("op", "variant", "backend", "chosen", "reason", "description")
+NONE = "none"
 
 
 def kernels(
+    families: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FAMILY]...",
+            help="Which kernel every routed place of these families, modules or Python files gets.",
+            autocompletion=complete_family,
+            show_default=False,
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -34,10 +49,30 @@ def kernels(
             show_default=False,
         ),
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Read the transformers package in this folder (an unpacked wheel, a checkout) instead.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: JobsOption = None,
     *,
+    models: Annotated[
+        bool,
+        typer.Option(
+            "--models",
+            help="How many places of each family get which kernel. By default of every family: that takes up"
+            " to a minute.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List every kernel with the decision about it under the settings in force, on this machine or another.
+
+    With families or --models, tell instead which kernel each routed place of models gets; nothing of them is
+    imported. Exits with 1 when one of their modules or an idiom fails.
 
     What depends on a single call (dtype, shapes, hooks) is decided there: `veomni_hook.explain(model)` tells.
     """
@@ -46,6 +81,15 @@ def kernels(
 
     choice = str(parse_choice(_choice()))  # before torch is imported: a wrong one is told at once
     place = on(device, system)
+    if families or models:
+        _tell_models(families or (), choice, place, source, jobs, models=models, as_json=as_json)
+        return
+    if source is not None or jobs is not None:
+        raise UsageError(
+            "--source and --jobs are about models",
+            where="veomni-hook kernels",
+            fix="name families, or --models",
+        )
     rows = [
         row
         for op in registry.ops().values()
@@ -96,7 +140,14 @@ def chosen_for(op: str, variant: str) -> dict[str, object]:
     """Return the kernel that a slot asks first on this machine, with the decision about each backend."""
     selected = selection(op, variant, _choice(), detected(None))
     decisions = [f"{one.backend}: {one.reason}" for one in selected.decisions]
-    return {"kernel": _first(selected), "decisions": decisions}
+    return {"kernel": backend_of(selected), "decisions": decisions}
+
+
+def backend_of(selected: Selection) -> str:
+    """Return the backend that a slot asks first; ``eager``: upstream code, ``none``: a call is an error."""
+    if selected.failure is not None:
+        return NONE
+    return selected.kernel.backend if selected.kernel else "eager"
 
 
 @cache
@@ -104,16 +155,7 @@ def detected(device: str | None) -> System:
     """Return the system that kernels are selected for; imports torch."""
     from veomni_hook.kernels.select import system_of
 
-    return system_of(device or _best_device())
-
-
-def _best_device() -> str:
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    npu = getattr(torch, "npu", None)
-    return "npu" if npu is not None and npu.is_available() else "cpu"
+    return system_of(device or accelerator.best())
 
 
 def _choice() -> str:
@@ -122,18 +164,35 @@ def _choice() -> str:
     return resolve().settings.kernels
 
 
-def _first(selected: Selection) -> str:
-    """The backend that a slot asks first; ``none`` where a call is an error."""
-    if selected.failure is not None:
-        return "none"
-    return selected.kernel.backend if selected.kernel else "eager"
+def _tell_models(
+    families: Sequence[str],
+    choice: str,
+    place: System,
+    source: str | None,
+    jobs: int | None,
+    *,
+    models: bool,
+    as_json: bool,
+) -> None:
+    from veomni_hook.cli import routing
+
+    found = routing.report(families, choice, place, source=source, jobs=jobs)
+    if as_json:
+        output.emit_json({"system": str(place), "choice": choice, **routing.to_json(found, summary=models)})
+    else:
+        (routing.show_summary if models else routing.show)(found, f"{place}; kernels = {choice}")
+    for reason, modules in found.errors.items():
+        more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
+        output.warn(f"{modules[0]}{more}: {reason}")
+    if found.errors:
+        raise typer.Exit(FOUND)
 
 
 def _rows(op: str, variant: str, selected: Selection) -> list[dict[str, Any]]:
     from veomni_hook.kernels.registry import registry
 
     known = {kernel.backend: kernel for kernel in registry.kernels(op, variant)}
-    first = _first(selected)
+    first = backend_of(selected)
     rows = []
     for decision in selected.decisions:
         kernel = known.get(decision.backend)

@@ -15,6 +15,8 @@ import sys
 import time
 from typing import Any
 
+from veomni_hook import accelerator
+
 MODULE = "transformers.models.qwen3.modeling_qwen3"
 VOCABULARY = 151_936
 TOKENS = 1024
@@ -68,7 +70,7 @@ def loss_step() -> dict[str, Any]:
 
     modeling = importlib.import_module(MODULE)
     torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = accelerator.best()
     config = modeling.Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=128,

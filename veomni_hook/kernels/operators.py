@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from veomni_hook import accelerator
+
 __all__ = ["define_op", "watched"]
 
 # `define` and `impl` cost less at each call than the decorators of `torch.library.custom_op`.
@@ -32,9 +34,13 @@ def define_op(schema: str, implementation: Callable[..., Any], fake: Callable[..
     @wraps(implementation)
     def launch(x: torch.Tensor, *operands: Any) -> Any:
         # A model that is spread over devices runs all of them from one current device.
-        if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        if x.is_cpu:
             return implementation(x, *operands)
-        with torch.cuda.device(x.device):
+        device = x.device
+        there = accelerator.module(device)
+        if there is None or device.index == there.current_device():
+            return implementation(x, *operands)
+        with there.device(device.index):
             return implementation(x, *operands)
 
     _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")

@@ -6,43 +6,25 @@ from functools import partial
 
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.registry import load_attribute, registry
-from veomni_hook.kernels.rms_norm import reference
+from tests.kernels.rms_norm import variants
+from tests.kernels.rms_norm.variants import DTYPES, EPS
+from veomni_hook.kernels.registry import registry
 
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.rms_norm import tiles
 from veomni_hook.kernels.rms_norm import triton as kernels
 
-EPS = 1e-3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VARIANTS = sorted(k.variant for k in registry.kernels("rms_norm") if k.backend == "triton")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128)]
 
 
-def pair(variant: str, width: int = 1):
-    """The kernel and the reference of a variant, for rows of ``width``."""
-    (kernel,) = (k for k in registry.kernels("rms_norm", variant) if k.backend == "triton")
-    further = {"eps": EPS}
-    if variant.endswith("_gated"):
-        further["activation"] = functional.silu
-    if variant.endswith("_grouped"):
-        further["group_size"] = next(size for size in range(max(width // 2, 1), 0, -1) if width % size == 0)
-    return partial(load_attribute(kernel.load), **further), partial(getattr(reference, variant), **further)
-
-
-def inputs(variant: str, shape, dtype, weight_dtype=None):
-    given = [torch.randn(shape).to(DEVICE, dtype)]
-    if "gate" in variant:
-        given.append(torch.randn(shape).to(DEVICE, dtype))
-    if "unweighted" not in variant and variant != "inverse_rms":
-        given.append((torch.rand(shape[-1]) + 0.5).to(DEVICE, weight_dtype or dtype))
-    return given
+pair = partial(variants.pair, "triton")
+inputs = partial(variants.inputs, device=DEVICE)
 
 
 def test_every_variant_has_a_kernel():

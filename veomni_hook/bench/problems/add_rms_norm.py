@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from veomni_hook import accelerator
 from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, beside, made
 from veomni_hook.bench.problems import rms_norm
@@ -14,13 +15,13 @@ from veomni_hook.bench.problems.rms_norm import EPS
 
 __all__ = ["problems"]
 
-_CUDA = ((131072, 4096), (16384, 4096), (65536, 8192), (131072, 5120))
+_ACCELERATOR = ((131072, 4096), (16384, 4096), (65536, 8192), (131072, 5120))
 _CPU = ((2048, 1024), (2048, 4096))
 
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
-    sizes = _CUDA if device == "cuda" else _CPU
+    sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
     peer, absent = quack.side(device, "quack", partial(quack.add_rms_norm, eps=EPS))
     for rows, columns in sizes[:2] if quick else sizes:
         residual, x = (made(rows, columns, device=device) for _ in "rx")

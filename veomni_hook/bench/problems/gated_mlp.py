@@ -9,18 +9,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from veomni_hook import accelerator
 from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, beside, made
 
 __all__ = ["problems"]
 
-_CUDA = ((16384, 12288), (32768, 3072), (65536, 14336))
+_ACCELERATOR = ((16384, 12288), (32768, 3072), (65536, 14336))
 _CPU = ((2048, 3072), (4096, 8192))
 
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
-    sizes = _CUDA if device == "cuda" else _CPU
+    sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
     _, absent = quack.side(device, "quack", "its activation is a part of a product of matrices")
     for rows, columns in sizes[:2] if quick else sizes:
         gate, up = (made(rows, columns, device=device) for _ in "gu")

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
+from veomni_hook import accelerator
 from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, made
 from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy
@@ -15,14 +16,14 @@ from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_ent
 __all__ = ["problems"]
 
 # Rows, hidden size, vocabulary.
-_CUDA = ((8192, 2048, 151936), (16384, 4096, 151936), (8192, 2560, 262144), (16384, 4096, 32000))
+_ACCELERATOR = ((8192, 2048, 151936), (16384, 4096, 151936), (8192, 2560, 262144), (16384, 4096, 32000))
 _CPU = ((2048, 1024, 151936), (1024, 256, 32000))
 
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
-    sizes = _CUDA if device == "cuda" else _CPU
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
+    dtype = torch.bfloat16 if device in accelerator.TYPES else torch.float32
     for rows, hidden, vocab in sizes[:2] if quick else sizes:
         x = made(rows, hidden, device=device, dtype=dtype)
         weight = made(vocab, hidden, device=device, dtype=dtype) * 0.02
@@ -43,8 +44,9 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
 def _sides(device: str, target: torch.Tensor) -> dict[str, Side]:
     eager = partial(upstream, target=target)
     found: dict[str, Side] = {"eager": eager}
-    if device == "cuda":
+    if device in accelerator.TYPES:
         found["compile"] = torch.compile(eager, dynamic=False)
+    if device == "cuda":
         for name, accumulate in (("liger", "weight"), ("liger, float32 sums", "float32")):
             found[name] = partial(_liger, target=target, accumulate=accumulate)
     for name, accumulate in (("ours", "weight"), ("ours, float32 sums", "float32")):

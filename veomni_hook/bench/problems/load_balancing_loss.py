@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from veomni_hook import accelerator
 from veomni_hook.bench.problem import Problem, Side, beside, made
 from veomni_hook.kernels.load_balancing_loss import reference
 
@@ -14,13 +15,13 @@ __all__ = ["problems"]
 
 # Layers, tokens, experts, experts of a token. With 48 layers of 32,768 tokens upstream's code, as it is and
 # compiled, did not finish in a minute on an H200.
-_CUDA = ((16, 16384, 128, 8), (8, 8192, 64, 8))
+_ACCELERATOR = ((16, 16384, 128, 8), (8, 8192, 64, 8))
 _CPU = ((8, 2048, 64, 8), (4, 4096, 128, 8))
 
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
-    for layers, tokens, experts, top_k in _CUDA if device == "cuda" else _CPU:
+    for layers, tokens, experts, top_k in _ACCELERATOR if device in accelerator.TYPES else _CPU:
         logits = [made(tokens, experts, device=device) for _ in range(layers)]
         size = sum(layer.nbytes for layer in logits)
         yield Problem(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from veomni_hook import accelerator
 from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, beside, made
 
@@ -19,7 +20,7 @@ __all__ = ["problems", "upstream"]
 
 # Tokens, hidden size, inner size, experts, experts of a token, and what the logits of the first expert are
 # raised by: Qwen3-30B-A3B, few large experts, many small ones, one hot expert, decoding.
-_CUDA = (
+_ACCELERATOR = (
     (16384, 2048, 768, 128, 8, 0),
     (8192, 4096, 14336, 8, 2, 0),
     (16384, 2048, 512, 512, 10, 0),
@@ -33,8 +34,8 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size; the experts of a token are the top-k of seeded normal logits."""
     # Liger searches its configurations in the first step, which had not ended after 200 s; 1 lets it.
     os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")
-    sizes = _CUDA if device == "cuda" else _CPU
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
+    dtype = torch.bfloat16 if device in accelerator.TYPES else torch.float32
     _, absent = quack.side(device, "quack", "it has products of sorted rows, and no experts")
     for tokens, hidden, inner, experts, top_k, hot in sizes[:2] if quick else sizes:
         x = made(tokens, hidden, device=device, dtype=dtype)

@@ -9,19 +9,20 @@ from typing import Any
 
 import torch
 
+from veomni_hook import accelerator
 from veomni_hook.bench.problem import Problem, Side, beside, made
 from veomni_hook.kernels.moe_router import reference
 
 __all__ = ["problems"]
 
 # Tokens, experts, experts of a token; groups and good ones, or None: a softmax, normalised.
-_CUDA = ((16384, 128, 8, None), (65536, 128, 8, None), (16384, 256, 8, (8, 4)))
+_ACCELERATOR = ((16384, 128, 8, None), (65536, 128, 8, None), (16384, 256, 8, (8, 4)))
 _CPU = ((16384, 128, 8, None), (4096, 64, 8, None), (4096, 256, 8, (8, 4)))
 
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
-    for tokens, experts, top_k, groups in _CUDA if device == "cuda" else _CPU:
+    for tokens, experts, top_k, groups in _ACCELERATOR if device in accelerator.TYPES else _CPU:
         # As upstream's modules hand them over: grouped routers project in float32.
         logits = made(tokens, experts, device=device, dtype=torch.float32 if groups else torch.bfloat16)
         weights = made(tokens, top_k, device=device, dtype=torch.float32)

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import torch
 
+from veomni_hook import accelerator
 from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, beside, made
 
 __all__ = ["problems"]
 
 EPS = 1e-6
-_CUDA = (
+_ACCELERATOR = (
     (131072, 4096),
     (4194304, 128),
     (262144, 2048),
@@ -30,7 +31,7 @@ _CPU = ((2048, 1024), (2048, 4096), (16384, 128))
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
-    sizes = _CUDA if device == "cuda" else _CPU
+    sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
     peer, absent = quack.side(device, "quack", partial(quack.rms_norm, eps=EPS))
     for rows, columns in sizes[:2] if quick else sizes:
         x, weight = made(rows, columns, device=device), made(columns, device=device)

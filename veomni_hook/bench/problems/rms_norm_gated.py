@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from veomni_hook import accelerator
 from veomni_hook.bench.problem import Problem, Side, beside, made
 from veomni_hook.bench.problems.rms_norm import EPS
 from veomni_hook.kernels.rms_norm import reference
@@ -15,7 +16,7 @@ from veomni_hook.kernels.rms_norm import reference
 __all__ = ["problems"]
 
 # Variant, rows, columns, and how many columns have a scale of their own, where that is an operand.
-_CUDA = (
+_ACCELERATOR = (
     ("weight_before_cast_gated", 2097152, 128, 0),
     ("gate_before_norm", 65536, 4096, 0),
     ("gate_before_norm_grouped", 65536, 8192, 1024),
@@ -29,7 +30,7 @@ _CPU = (("weight_before_cast_gated", 16384, 128, 0), ("gate_before_norm_grouped"
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every variant and size."""
-    cases = _CUDA if device == "cuda" else _CPU
+    cases = _ACCELERATOR if device in accelerator.TYPES else _CPU
     for variant, rows, columns, group in cases[:2] if quick else cases:
         gated = "gate" in variant
         operands = [made(rows, columns, device=device) for _ in ("x", "gate")[: 1 + gated]]

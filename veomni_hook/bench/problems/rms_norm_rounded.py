@@ -7,13 +7,14 @@ from functools import partial
 
 import torch
 
+from veomni_hook import accelerator
 from veomni_hook.bench.problem import Problem, Side, beside, made
 from veomni_hook.bench.problems.rms_norm import EPS
 from veomni_hook.kernels.rms_norm import reference
 
 __all__ = ["problems"]
 
-_CUDA = (
+_ACCELERATOR = (
     ("without_cast", 131072, 4096),
     ("inverse_rms", 131072, 4096),
     ("unweighted_rounded_scale", 131072, 4096),
@@ -25,7 +26,7 @@ _CPU = (("without_cast", 2048, 1024), ("inverse_rms", 2048, 1024))
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every variant and size."""
-    cases = _CUDA if device == "cuda" else _CPU
+    cases = _ACCELERATOR if device in accelerator.TYPES else _CPU
     for variant, rows, columns in cases[:2] if quick else cases:
         x = made(rows, columns, device=device)
         weights = (made(columns, device=device),) if variant == "without_cast" else ()

@@ -7,19 +7,20 @@ from functools import partial
 
 import torch
 
+from veomni_hook import accelerator
 from veomni_hook.bench import quack
 from veomni_hook.bench.problem import Problem, Side, beside, made
 
 __all__ = ["overwriting", "problems", "tables"]
 
 # Batch, positions, heads of queries and of keys, head_dim.
-_CUDA = ((16, 8192, 32, 8, 128), (4, 4096, 32, 8, 128), (16, 8192, 16, 2, 256), (8, 8192, 64, 8, 64))
+_ACCELERATOR = ((16, 8192, 32, 8, 128), (4, 4096, 32, 8, 128), (16, 8192, 16, 2, 256), (8, 8192, 64, 8, 64))
 _CPU = ((1, 512, 16, 8, 128), (2, 1024, 16, 8, 128))
 
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size; gradients arrive in the order of the projections' memory, and in the other."""
-    sizes = _CUDA if device == "cuda" else _CPU
+    sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
     for batch, length, heads, key_heads, width in sizes[:2] if quick else sizes:
         q, k = (made(batch, length, n, width, device=device).transpose(1, 2) for n in (heads, key_heads))
         cos, sin = tables(length, width, device)

@@ -128,8 +128,10 @@ def _gradient(left: Tensor, right: Tensor, ends: Tensor, dtype: torch.dtype) -> 
 
 
 def _matrices(weights: Tensor, form: Form) -> Tensor:
-    """The weights of all experts, ``[E, in, out]``."""
+    """The weights of all experts, ``[E, in, out]``, contiguous or transposed."""
     weights = weights.to(form.dtype)
+    if not weights.is_contiguous() and not weights.transpose(1, 2).is_contiguous():
+        weights = weights.contiguous()
     return weights if LAYOUTS[form.variant].transposed else weights.transpose(1, 2)
 
 
@@ -222,7 +224,8 @@ def _weight_gradient(inputs: Tensor, outputs: Tensor, ends: Tensor, form: Form, 
 
 def _sums(x: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum of each expert's rows, ``[E, columns]``: a product with ones, added up in no other order."""
-    return _gradient(x, x.new_ones(x.shape[0], _ALIGNED_BYTES // x.element_size()), ends, dtype)[..., 0]
+    ones = x.new_ones(x.shape[0], _ALIGNED_BYTES // x.element_size())
+    return _gradient(x, ones, ends, dtype)[..., 0].contiguous()
 
 
 def _zeros(operands: Operands, needed: Needed) -> Gradients:

@@ -125,7 +125,7 @@ def _turned(form: Form, x: Tensor, cos: Tensor, sin: Tensor, heads_at: int) -> T
     part = x.narrow(-1, offset, rotated).to(dtype)
     mode = "interleave" if form.pairs_in and form.pairs_out else "half"
     if form.pairs_in and not form.pairs_out:
-        part = part.reshape(*part.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
+        part = part.reshape(*part.shape[:-1], rotated // 2, 2).transpose(-1, -2).flatten(-2)
     cos, sin = (_full(form, table.to(dtype), mode) for table in (cos, sin))
     found = _by_operator(part, cos, -sin if form.backwards else sin, heads_at, mode).to(out)
     if rotated == x.shape[-1]:
@@ -157,14 +157,14 @@ def _by_operator(x: Tensor, cos: Tensor, sin: Tensor, heads_at: int, mode: str) 
 
 
 def _both(
-    form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, place: int = 1
+    form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    heads_at = calls.heads_of(q, place)
+    heads_at = calls.heads_of(q, unsqueeze_dim)
     return _turned(form, q, cos, sin, heads_at), _turned(form, k, cos, sin, heads_at)
 
 
-def _one(form: Form, x: Tensor, cos: Tensor, sin: Tensor, place: int = 1) -> Tensor:
-    return _turned(form, x, cos, sin, calls.heads_of(x, place))
+def _one(form: Form, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
+    return _turned(form, x, cos, sin, calls.heads_of(x, unsqueeze_dim))
 
 
 def _both_broadcast(form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,45 @@
+"""What tests of the backend `npu` stand on; conftests import it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ascend import double
+from veomni_hook.kernels import ascend
+from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.state import STATE
+from veomni_hook.kernels.system import System
+
+__all__ = ["called", "on_ascend", "operators"]
+
+
+@pytest.fixture(scope="session")
+def operators():
+    """The operators of torch_npu, on a CPU."""
+    double.install()
+
+
+@pytest.fixture
+def called(monkeypatch, operators):
+    """The names of the operators that were called, in order."""
+    names = []
+    call = ascend.call
+
+    def note(operator, *args, **kwargs):
+        names.append(operator)
+        return call(operator, *args, **kwargs)
+
+    monkeypatch.setattr(ascend, "call", note)
+    return names
+
+
+@pytest.fixture
+def on_ascend(monkeypatch, operators):
+    """A CPU that counts as an Ascend device, with the torch_npu that is doubled."""
+    monkeypatch.setattr(System, "detect", lambda device, names=(): System.named("ascend"))
+    held = (STATE.choice, STATE.active, STATE.contexts)
+    registry.version += 1
+    yield
+    STATE.choice, STATE.active, STATE.contexts = held
+    registry.version += 1
+    STATE.changed()

@@ -1,0 +1,88 @@
+"""Whole models trained through the backend `npu` on the double: the losses are upstream's."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from tests.kernels import patched_qwen3
+from tests.kernels.patched_qwen3 import load
+from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.state import set_choice
+
+SIZES = {**patched_qwen3.SIZES, "pad_token_id": 0, "tie_word_embeddings": False}
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "output_router_logits": True,
+}
+#: By model: its classes, sizes of its own, and the sites that it has to have on the device.
+MODELS = {
+    "qwen3": (
+        "Qwen3Config", "Qwen3ForCausalLM", {},
+        {"rms_norm", "add_rms_norm", "rotary", "gated_mlp", "linear_cross_entropy"},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig", "Qwen3MoeForCausalLM", EXPERTS,
+        {"rms_norm", "add_rms_norm", "rotary", "moe_experts", "moe_router", "load_balancing_loss",
+         "linear_cross_entropy"},
+    ),
+}  # fmt: skip
+STEPS = 20
+
+
+def models(family, folder):
+    """An upstream model and a patched one with the same weights."""
+    config, kind, further, _ = MODELS[family]
+    home = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    configs = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
+    made = getattr(configs, config)(**SIZES | further)
+    torch.manual_seed(0)
+    upstream = getattr(home, kind)(made).train()
+    patched = getattr(load(folder, home.__name__), kind)(made).train()
+    patched.load_state_dict(upstream.state_dict())
+    return upstream, patched
+
+
+def train(model):
+    """The loss of every step."""
+    generator = torch.Generator().manual_seed(3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(STEPS):
+        ids = torch.randint(0, SIZES["vocab_size"], (2, 12), generator=generator)
+        labels = ids.clone()
+        labels[:, :3] = -100
+        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return torch.tensor(losses)
+
+
+@pytest.mark.parametrize("choice", ["auto", "npu"])
+@pytest.mark.parametrize("family", MODELS)
+def test_losses_are_upstreams(family, choice, tmp_path_factory, on_ascend, called):
+    upstream, patched = models(family, tmp_path_factory.mktemp(family))
+    expected = train(upstream)
+    set_choice(choice)
+    losses = train(patched)
+    torch.testing.assert_close(losses, expected, rtol=2e-5, atol=0)
+    wanted = MODELS[family][-1]
+    ran = {row.op for row in explain(patched).rows if row.backend == "npu"}
+    # Without the hook a default of transformers counts as a user's choice, which wins over auto.
+    left = {"load_balancing_loss", "moe_experts"} if choice == "auto" else set()
+    assert ran | left == wanted | left
+    assert {row.backend for row in explain(patched).rows if row.op in wanted} <= ({"npu", "torch", "eager"} if left else {"npu"})
+    assert {"npu_rms_norm", "npu_rotary_mul", "npu_cross_entropy_loss"} < set(called)
+
+
+def test_every_op_has_a_kernel_for_it():
+    """But for one that is apart on this device: norms of queries and keys, and their rotation."""
+    assert set(registry.ops()) - set(registry.preset("npu")) == {"qk_norm_rotary"}

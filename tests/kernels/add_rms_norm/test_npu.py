@@ -1,0 +1,91 @@
+"""The npu kernels on the double of torch_npu's operators, against the reference."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
+
+from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.add_rms_norm import npu, reference
+from veomni_hook.kernels.registry import registry
+
+pytestmark = pytest.mark.usefixtures("operators")
+
+VARIANTS = [k.variant for k in registry.kernels("add_rms_norm") if k.backend == "npu"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def pair(variant):
+    return [partial(getattr(module, variant), eps=1e-3) for module in (npu, reference)]
+
+
+def inputs(shape, dtype, weight_dtype=None):
+    weight = (torch.rand(shape[-1]) + 0.5).to(weight_dtype or dtype)
+    return [torch.randn(shape).to(dtype), torch.randn(shape).to(dtype), weight]
+
+
+def test_every_variant_has_a_kernel():
+    assert set(VARIANTS) == registry.ops()["add_rms_norm"].variants.keys()
+
+
+@pytest.mark.parametrize("dtypes", [*((each, None) for each in DTYPES), (DTYPES[1], DTYPES[0])], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 0, 8), (6,)], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equals_the_reference(variant, shape, dtypes):
+    assert_matches(*pair(variant), inputs(shape, *dtypes))
+
+
+def test_one_operator_adds_and_normalises(called):
+    assert_matches(*pair("cast_before_weight"), inputs((4, 6), torch.bfloat16))
+    assert called == ["npu_add_rms_norm", "npu_rms_norm_backward"]
+
+
+@pytest.mark.parametrize("wanted", [(True, True, True), (True, False, False), (False, False, True)])
+def test_the_norm_alone_has_a_gradient(wanted):
+    sides = [lambda *given, f=f: f(*given)[1] for f in pair("cast_before_weight")]
+    assert_matches(*sides, inputs((4, 6), torch.float32), wanted)
+
+
+def test_the_sum_alone_has_a_gradient(called):
+    a, b, weight = inputs((4, 6), torch.float32)
+    assert_matches(*(lambda a, b, f=f: f(a, b, weight)[0] for f in pair("cast_before_weight")), [a, b])
+    assert called == ["npu_add_rms_norm"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda a, b, w: [a, b.bfloat16(), w], lambda a, b, w: [a, b[:1], w], lambda a, b, w: [a, b, w.half()]],
+)
+def test_what_does_not_fit_is_added_first(change, called):
+    assert_matches(*pair("cast_before_weight"), change(*inputs((4, 6), torch.float32)))
+    assert called[0] == "npu_rms_norm"
+
+
+def test_compiles_without_a_break():
+    torch.compiler.reset()
+    ours, upstream = pair("cast_before_weight")
+    assert_matches(
+        torch.compile(ours, backend="aot_eager", fullgraph=True), upstream, inputs((4, 6), torch.float32)
+    )
+
+
+def test_the_operator_keeps_its_contract():
+    torch.library.opcheck(
+        torch.ops.veomni_hook.npu_add_rms_norm.default, (*inputs((3, 2, 4), torch.float32), 1e-6)
+    )
+
+
+def test_refuses():
+    layer = Qwen3DecoderLayer.__new__(Qwen3DecoderLayer)
+    a, b, _ = inputs((4, 6), torch.float32)
+    norm = Qwen3RMSNorm(6)
+    assert npu.refuses(layer, a, b, norm, Qwen3RMSNorm) is None
+    assert "not recognised" in npu.refuses(layer, a, b, nn.Identity(), Qwen3RMSNorm)
+    assert "float64" in npu.refuses(layer, a.double(), b.double(), norm, Qwen3RMSNorm)
+    assert "does not cover" in npu.refuses(layer, a, b, Qwen3RMSNorm(3), Qwen3RMSNorm)
+    norm.bias = nn.Parameter(torch.ones(6))
+    assert "2 parameters" in npu.refuses(layer, a, b, norm, Qwen3RMSNorm)

@@ -1,0 +1,128 @@
+"""The npu kernels on the double of torch_npu's operators, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.matching import assert_matches
+from tests.kernels.rotary.variants import call, states, tables
+from veomni_hook.kernels.registry import load_attribute, registry
+from veomni_hook.kernels.rotary import npu, reference
+
+pytestmark = pytest.mark.usefixtures("operators")
+
+KERNELS = {k.variant: k for k in registry.kernels("rotary") if k.backend == "npu"}
+F32, B16, F16 = torch.float32, torch.bfloat16, torch.float16
+SOME = [
+    "half_split", "half_split_partial", "half_width_halves", "pairs", "pairs_to_halves", "pairs_partial_repeated",
+    "pairs_trailing_fp32_single", "half_split_reversed",
+]  # fmt: skip
+
+
+def test_what_triton_turns_is_turned():
+    assert KERNELS.keys() == {k.variant for k in registry.kernels("rotary") if k.backend == "triton"}
+
+
+@pytest.mark.parametrize("dtypes", [(F32, F32), (F16, F16), (B16, B16), (B16, F32), (F32, F16)], ids=str)
+@pytest.mark.parametrize("variant", KERNELS)
+def test_equals_the_reference(variant, dtypes, called):
+    ours, upstream, xs = call("npu", variant, *dtypes)
+    assert_matches(ours, upstream, xs, tolerance=None if F32 in dtypes[:1] else 2e-2)
+    # For each tensor, each way.
+    assert called == ["npu_rotary_mul"] * (2 * len(xs))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"cos_batch": 1},
+        {"length": 1},
+        {"length": 0},
+        {"batch": 0},
+        {"width": 12},
+        {"heads": (1, 1)},
+        {"batch": 1, "heads": (1, 1), "length": 1100, "width": 4},
+        {"batch": 3, "cos_batch": 1, "heads": (400, 1), "length": 2, "width": 4},
+        {"batch": 1001, "cos_batch": 1, "heads": (1, 2), "length": 2, "width": 4},
+        {"heads": (1001, 3), "length": 2, "width": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("variant", SOME)
+def test_shapes(variant, shape):
+    assert_matches(*call("npu", variant, **shape))
+
+
+@pytest.mark.parametrize("variant", ["half_split_partial", "pairs_partial", "pairs_trailing_fp32_single"])
+@pytest.mark.parametrize("rotated", [2, 6, 24])
+def test_parts_of_a_head(variant, rotated):
+    assert_matches(*call("npu", variant, width=24, rotated=rotated))
+
+
+@pytest.mark.parametrize("place", [1, 2, -3, -2])
+@pytest.mark.parametrize("batched", [True, False])
+def test_wherever_heads_are(place, batched):
+    shape = [2, 3, 5, 16] if place in (1, -3) else [2, 5, 3, 16]
+    if not batched:
+        shape, place = shape[1:], place - 1 if place > 0 else place
+    x = torch.randn(shape)
+    cos, sin = tables("half_split", 2, 5, 16, F32)
+    given = {"cos": cos if batched else cos[0], "sin": sin if batched else sin[0], "unsqueeze_dim": place}
+    assert npu.refuses(None, x, x, *given.values(), reference.half_split) is None
+    assert_matches(
+        lambda q, k: npu.half_split(q, k, **given),
+        lambda q, k: reference.half_split(q, k, **given),
+        [x, x + 1],
+    )
+
+
+def test_memory_of_projections_is_neither_moved_nor_left():
+    q = states(2, 3, 5, 16, F32)
+    cos, sin = tables("half_split", 2, 5, 16, F32)
+    turned, _ = npu.half_split(q, q, cos, sin)
+    assert turned.stride() == q.stride() != turned.contiguous().stride()
+
+
+def test_second_derivatives():
+    def squared(function):
+        def run(x):
+            y = function(x, **given)
+            (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+            return dx.square().sum()
+
+        return run
+
+    cos, sin = tables("half_split", 2, 5, 16, F32)
+    given = {"cos": cos, "sin": sin}
+    sides = [squared(each.half_split_single) for each in (npu, reference)]
+    assert_matches(*sides, [states(2, 3, 5, 16, F32)], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("variant", SOME)
+def test_compiles_to_one_graph(variant):
+    ours, upstream, xs = call("npu", variant)
+    torch.compiler.reset()
+    assert_matches(torch.compile(ours, backend="aot_eager", fullgraph=True), upstream, xs)
+
+
+def test_the_operator_keeps_its_contract():
+    x, (cos, sin) = (
+        torch.randn(2, 5, 3, 8),
+        (each.unsqueeze(2) for each in tables("half_split", 1, 5, 8, F32)),
+    )
+    for mode in ("half", "interleave"):
+        torch.library.opcheck(torch.ops.veomni_hook.npu_rotary.default, (x, cos, sin, mode))
+
+
+def test_refuses_what_the_operator_does_not_take():
+    q, (cos, sin) = states(1, 1, 2, 896, F32), tables("half_split", 1, 2, 896, F32)
+    assert "fewer than 896" in npu.refuses(None, q, q, cos, sin, 1, reference.half_split)
+    wide = [each[..., :894] for each in (q, q, cos, sin)]
+    assert npu.refuses(None, *wide, 1, reference.half_split) is None
+    assert "requires a gradient" in npu.refuses(
+        None, *wide[:2], wide[2].requires_grad_(), wide[3], 1, reference.half_split
+    )
+    assert "hub" in npu.refuses(None, *wide[:2], wide[2].detach(), wide[3], 1, torch.nn.Identity())
+    for kernel in KERNELS.values():
+        assert callable(load_attribute(kernel.refuses))

@@ -1,0 +1,213 @@
+"""What means an accelerator goes to ``torch.npu`` as to ``torch.cuda``, by a double of either."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from veomni_hook import accelerator
+from veomni_hook.bench import limits, record, run, timing
+from veomni_hook.bench.problem import Problem
+from veomni_hook.bench.problems import problems
+from veomni_hook.cli import kernels
+from veomni_hook.cli.bench import bench
+
+
+class Double:
+    """One device; notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def is_available(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        self.asked.append("synchronize")
+
+    def reset_peak_memory_stats(self) -> None:
+        self.asked.append("reset")
+
+    def memory_allocated(self) -> int:
+        return 100
+
+    def max_memory_allocated(self) -> int:
+        return 350
+
+    def get_device_name(self) -> str:
+        return "Ascend 910"
+
+    def Event(self, *, enable_timing: bool) -> SimpleNamespace:
+        assert enable_timing
+        return SimpleNamespace(
+            record=lambda: self.asked.append("record"),
+            synchronize=lambda: self.asked.append("wait"),
+            elapsed_time=lambda end: 2.5,
+        )
+
+
+@pytest.fixture
+def npu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
+    """A ``torch.npu``; the device type stays unknown to torch, which learns one for good."""
+    double, generic = Double(), torch.get_device_module
+    monkeypatch.setattr(torch, "npu", double, raising=False)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: double if kind == "npu" else generic(kind))
+    accelerator.module.cache_clear()
+    yield double
+    accelerator.module.cache_clear()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands on the CPU, one round, and limits that need no measurement."""
+    made = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, device, dtype: made(1, dtype=dtype))
+    monkeypatch.setitem(run.ROUNDS, "npu", 1)
+    monkeypatch.setattr(run, "bandwidth", lambda device: 1e9)
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [((), "cpu"), (("cuda",), "cuda"), (("npu",), "npu"), (("cuda", "npu"), "npu")],
+    ids=str,
+)
+def test_the_best_is_the_accelerator_that_is_there(
+    there: tuple[str, ...], expected: str, npu: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
+    monkeypatch.setattr(npu, "is_available", lambda: "npu" in there)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert accelerator.best() == expected
+    kernels.detected.cache_clear()
+    assert kernels.detected(None).device == expected
+    kernels.detected.cache_clear()
+
+
+def test_the_best_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "npu", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert accelerator.best() == "cpu"
+
+
+def test_the_module_of_a_device(npu: Double) -> None:
+    assert accelerator.module("npu") is npu
+    assert accelerator.module("cuda") is accelerator.module(torch.device("cuda", 1)) is torch.cuda
+    assert accelerator.module("cpu") is accelerator.module(torch.device("meta")) is None
+
+
+def test_times_are_those_of_events(npu: Double, short: None) -> None:
+    calls: list[int] = []
+    assert timing.by_turns({"side": lambda: calls.append(1)}, "npu", 2) == {"side": 2.5}
+    assert len(calls) == 3 + 2
+    assert npu.asked == ["record", "record", "wait"] * 2
+
+
+def test_only_the_wall_waits_for_what_it_times(npu: Double) -> None:
+    for timed, waits in ((timing.host_time, 1), (timing.wall_time, 2)):
+        npu.asked.clear()
+        assert timed(lambda: npu.asked.append("side"), "npu", 2) > 0
+        assert npu.asked == ["side"] * 3 + ["synchronize"] + ["side"] * 2 + ["synchronize"] * waits
+
+
+def test_a_peak_is_the_allocators(npu: Double) -> None:
+    assert timing.peak_bytes(lambda: npu.asked.append("side"), "npu") == 250
+    assert npu.asked == ["synchronize", "reset", "side", "synchronize"]
+
+
+def test_a_run_on_it(npu: Double, short: None) -> None:
+    x = torch.randn(4, 4)
+    problem = Problem(
+        op="sum",
+        shape="4 x 4",
+        leaves=[x],
+        sides={"eager": torch.exp},
+        limit="bytes",
+        work={"forward": x.nbytes, "step": x.nbytes},
+        incoming={"backward": [torch.ones_like(x)]},
+    )
+    rows = {row.part: row for row in run.measured([problem], "npu")}
+    assert list(rows) == ["forward", "step", "host", "wall"]
+    assert rows["forward"].milliseconds == {"eager": 2.5}
+    assert rows["step"].peak == {"eager": 250}
+    assert record.circumstances("sum", "npu")["device"] == "Ascend 910"
+
+
+def test_sizes_and_limits_are_an_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "veomni_hook.bench.problems.rms_norm.made", lambda *shape, device: torch.empty(shape, device="meta")
+    )
+    monkeypatch.setattr("veomni_hook.bench.problems.rms_norm._sides", lambda device: {})
+    assert [next(iter(problems("rms_norm", name))).shape for name in ("npu", "cuda", "cpu")] == [
+        "131072 x 4096",
+        "131072 x 4096",
+        "2048 x 1024",
+    ]
+    sizes = []
+    monkeypatch.setattr(torch, "randn", lambda *shape, device: torch.empty(shape, device="meta"))
+    monkeypatch.setattr(limits, "by_turns", lambda sides, device, rounds: {"product": 1.0})
+    for name in ("npu", "cuda", "cpu"):
+        sizes.append(limits.matmul_rate.__wrapped__(name, torch.float32))
+    assert sizes[0] == sizes[1] == 64 * sizes[2]
+
+
+def test_a_benchmark_is_on_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(accelerator, "best", lambda: "npu")
+    monkeypatch.setattr(run, "measured", lambda problems, device: taken.append(device) or ())
+    monkeypatch.setattr(record, "described", lambda *facts: {})
+    bench(["rms_norm"], as_json=True)
+    assert taken == ["npu"]
+
+
+LAUNCHES = """
+from contextlib import contextmanager
+import torch
+
+torch.utils.rename_privateuse1_backend("npu")
+
+class Module:
+    current = 0
+    current_device = classmethod(lambda cls: cls.current)
+
+    @classmethod
+    @contextmanager
+    def device(cls, index):
+        cls.current, before = index, cls.current
+        yield
+        cls.current = before
+
+class On(torch.Tensor):
+    def __new__(cls, device):
+        return torch.Tensor._make_wrapper_subclass(cls, (2,), device=device)
+
+    def __torch_dispatch__(self, *call):
+        raise NotImplementedError
+
+torch._register_device_module("npu", Module)
+torch.cuda.current_device, torch.cuda.device = Module.current_device, Module.device
+
+from veomni_hook.kernels.operators import define_op
+
+seen = []
+note = define_op("test_noted(Tensor x) -> ()", lambda x: seen.append(Module.current), lambda x: None)
+for device in ("npu:0", "npu:1", "npu:0", "cuda:1", "cuda:0", "cpu", "meta"):
+    note(On(device))
+print(seen, Module.current)
+"""
+
+
+def test_a_launch_is_on_the_device_of_its_operand() -> None:
+    """With tensors without data on devices that are not there, in a process where ``npu`` is a device type."""
+    done = subprocess.run([sys.executable, "-c", LAUNCHES], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[0, 1, 0, 1, 0, 0, 0] 0", done.stderr
+
+
+def test_importing_it_loads_no_torch() -> None:
+    code = "import sys, veomni_hook.accelerator, veomni_hook.cli.probe; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
