@@ -28,7 +28,10 @@ CALLS = {
     "npu_rms_norm": [((x, w), {}), ((x[None].bfloat16(), w.bfloat16(), 1e-3), {})],
     "npu_rms_norm_backward": [((x, x, w, RSTD), {})],
     "npu_add_rms_norm": [((x, x, w), {})],
-    "npu_rotary_mul": [((HEADS, TABLE, TABLE), {}), ((HEADS.half(), TABLE.half(), TABLE.half(), "interleave"), {})],
+    "npu_rotary_mul": [
+        ((HEADS, TABLE, TABLE), {}),
+        ((HEADS.half(), TABLE.half(), TABLE.half(), "interleave"), {}),
+    ],
     "npu_swiglu": [((x,), {}), ((x,), {"dim": 0})],
     "npu_swiglu_backward": [((x[:, :3], x), {"dim": -1})],
     "npu_moe_token_permute": [((x, IDS), {}), ((x[:0], IDS[:0]), {}), ((x, IDS[:, 0].int()), {})],
@@ -129,14 +132,18 @@ def test_what_is_allowed_runs(name):
         assert all(isinstance(each, torch.Tensor) for each in run(name, args, kwargs))
 
 
-@pytest.mark.parametrize(("name", "args", "kwargs", "said"), LIMITS, ids=[f"{each[0]}-{each[-1]}" for each in LIMITS])
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs", "said"), LIMITS, ids=[f"{each[0]}-{each[-1]}" for each in LIMITS]
+)
 def test_what_is_not_allowed_is_an_error(name, args, kwargs, said):
     with pytest.raises(LimitError) as caught:
         run(name, args, kwargs)
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "args", "kwargs"), WRONG, ids=[f"{each[0]}-{number}" for number, each in enumerate(WRONG)])
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"), WRONG, ids=[f"{each[0]}-{number}" for number, each in enumerate(WRONG)]
+)
 def test_what_does_not_fit_the_schema_is_an_error(name, args, kwargs):
     with pytest.raises((RuntimeError, TypeError)) as caught:
         run(name, args, kwargs)

@@ -79,7 +79,9 @@ def test_losses_are_upstreams(family, choice, tmp_path_factory, on_ascend, calle
     # Without the hook a default of transformers counts as a user's choice, which wins over auto.
     left = {"load_balancing_loss", "moe_experts"} if choice == "auto" else set()
     assert ran | left == wanted | left
-    assert {row.backend for row in explain(patched).rows if row.op in wanted} <= ({"npu", "torch", "eager"} if left else {"npu"})
+    assert {row.backend for row in explain(patched).rows if row.op in wanted} <= (
+        {"npu", "torch", "eager"} if left else {"npu"}
+    )
     assert {"npu_rms_norm", "npu_rotary_mul", "npu_cross_entropy_loss"} < set(called)
 
 

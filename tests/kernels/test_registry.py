@@ -69,7 +69,16 @@ def test_declarations_do_not_import_torch():
 
 def test_a_kernel_joins(fresh):
     fresh.add(kernel())
-    assert fresh.backends("rms_norm") == ["auto", "eager", "triton", "torch", "mine", "reference", "liger"]
+    assert fresh.backends("rms_norm") == [
+        "auto",
+        "eager",
+        "triton",
+        "npu",
+        "torch",
+        "mine",
+        "reference",
+        "liger",
+    ]
     assert "mine" not in fresh.backends("rotary")
 
 
@@ -77,7 +86,7 @@ def test_priority_orders_kernels(fresh):
     fresh.add(kernel(backend="late"))
     fresh.add(kernel(backend="first", priority=5))
     order = [each.backend for each in fresh.kernels("rms_norm", "cast_before_weight")]
-    assert order == ["triton", "first", "torch", "late", "reference", "liger"]
+    assert order == ["triton", "npu", "first", "torch", "late", "reference", "liger"]
 
 
 def test_a_declared_reference_takes_the_place_of_the_derived_one(fresh):

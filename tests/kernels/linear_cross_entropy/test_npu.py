@@ -34,7 +34,9 @@ def small(monkeypatch):
 def test_equals_the_reference(name, wanted, dtype, called):
     given, target = operands(dtype)
     objective = OBJECTIVES[name]("cpu")
-    assert_matches(loss_of(kernels, target, objective, wanted), loss_of(reference, target, objective, wanted), given)
+    assert_matches(
+        loss_of(kernels, target, objective, wanted), loss_of(reference, target, objective, wanted), given
+    )
     assert bool(called) is (name in PLAIN and not wanted.entropy)
     assert set(called) <= {"npu_cross_entropy_loss", "npu_cross_entropy_loss_backward"}
 
@@ -43,11 +45,15 @@ def test_equals_the_reference(name, wanted, dtype, called):
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
 def test_tokens_equal_the_reference(wanted, dtype):
     given, target = operands(dtype)
-    sides = [tokens_of(module, target, Objective(), Wanted(*wanted, False)) for module in (kernels, reference)]
+    sides = [
+        tokens_of(module, target, Objective(), Wanted(*wanted, False)) for module in (kernels, reference)
+    ]
     assert_matches(*sides, given, tolerance=TOKENS[dtype])
 
 
-@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])
+@pytest.mark.parametrize(
+    "wanted", [(True, False, False), (False, True, False), (False, False, True), (False,) * 3]
+)
 def test_gradients_only_where_wanted(wanted, called):
     given, target = operands(torch.float32)
     sides = [loss_of(module, target, Objective(), NOTHING) for module in (kernels, reference)]

@@ -143,7 +143,11 @@ def test_operands_that_are_not_contiguous(name):
 @every_layout
 def test_weights_that_are_neither_contiguous_nor_transposed(name):
     *others, last = operands_of(name)
-    apart = torch.cat((last, last), 0)[::2] if last.ndim == 2 else torch.cat((last, last), -1)[..., : last.shape[-1]]
+    apart = (
+        torch.cat((last, last), 0)[::2]
+        if last.ndim == 2
+        else torch.cat((last, last), -1)[..., : last.shape[-1]]
+    )
     assert_same(name, [*others, apart])
 
 

@@ -12,7 +12,11 @@ from veomni_hook.kernels.registry import registry
 pytestmark = pytest.mark.usefixtures("operators")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-KINDS = {"softmax": ("softmax_topk", (False,)), "normalised": ("softmax_topk", (True,)), "topk": ("topk_softmax", ())}
+KINDS = {
+    "softmax": ("softmax_topk", (False,)),
+    "normalised": ("softmax_topk", (True,)),
+    "topk": ("topk_softmax", ()),
+}
 
 
 def apart(tokens, experts, dtype):
@@ -34,11 +38,15 @@ def weighed(module, kind, top_k):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", [(37, 8, 2), (3, 60, 4), (1, 4, 4), (5, 8, 3), (0, 8, 2), (2, 512, 32)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(37, 8, 2), (3, 60, 4), (1, 4, 4), (5, 8, 3), (0, 8, 2), (2, 512, 32)], ids=str
+)
 def test_equals_the_reference(kind, dtype, sizes, called):
     tokens, experts, top_k = sizes
     sides = [weighed(module, kind, top_k) for module in (npu, reference)]
-    assert_matches(*sides, [apart(tokens, experts, dtype)], tolerance=3e-2 if dtype is torch.bfloat16 else None)
+    assert_matches(
+        *sides, [apart(tokens, experts, dtype)], tolerance=3e-2 if dtype is torch.bfloat16 else None
+    )
     assert called == ["npu_moe_gating_top_k_softmax"] * (tokens > 0)
 
 
@@ -57,7 +65,9 @@ def test_weights_may_be_written_to(kind):
 
 def test_strides():
     logits = apart(6, 8, torch.float32)
-    assert_matches(weighed(npu, "normalised", 2), weighed(reference, "normalised", 2), [logits.t().contiguous().t()])
+    assert_matches(
+        weighed(npu, "normalised", 2), weighed(reference, "normalised", 2), [logits.t().contiguous().t()]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +82,9 @@ def test_the_operator_keeps_its_contract():
 
 
 def test_more_than_the_operator_takes_is_computed_by_the_formula(called):
-    assert_matches(weighed(npu, "softmax", 1025), weighed(reference, "softmax", 1025), [apart(2, 1100, torch.float32)])
+    assert_matches(
+        weighed(npu, "softmax", 1025), weighed(reference, "softmax", 1025), [apart(2, 1100, torch.float32)]
+    )
     assert not called
 
 

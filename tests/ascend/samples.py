@@ -1,0 +1,88 @@
+"""A call of every op's kernels of the backend `npu`, forward and backward, at sizes of no importance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tests.kernels.linear_cross_entropy.objectives import loss_of, operands
+from tests.kernels.moe_experts.formulas import CASES, inputs
+from tests.kernels.rms_norm import variants as norms
+from tests.kernels.rotary import variants as rotations
+from veomni_hook.kernels.add_rms_norm import npu as added
+from veomni_hook.kernels.gated_mlp import npu as gated
+from veomni_hook.kernels.linear_cross_entropy import npu as losses
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
+from veomni_hook.kernels.moe_experts import npu as experts
+from veomni_hook.kernels.moe_router import npu as routers
+from veomni_hook.kernels.registry import registry
+
+__all__ = ["SAMPLES"]
+
+
+def _both_ways(function: Callable[..., Any], *operands: Any) -> None:
+    given = [
+        each.clone().requires_grad_() if isinstance(each, torch.Tensor) and each.is_floating_point() else each
+        for each in operands
+    ]
+    made = function(*given)
+    for each in made if isinstance(made, tuple) else (made,):
+        if each.requires_grad:
+            each.sum().backward(retain_graph=True)
+
+
+def _variants(op: str) -> list[str]:
+    return [k.variant for k in registry.kernels(op) if k.backend == "npu" and k.automatic]
+
+
+def _rms_norm() -> None:
+    for variant in _variants("rms_norm"):
+        _both_ways(norms.pair("npu", variant, 6)[0], *norms.inputs(variant, (4, 6), torch.bfloat16))
+
+
+def _add_rms_norm() -> None:
+    for variant in _variants("add_rms_norm"):
+        operands = torch.randn(4, 6), torch.randn(4, 6), torch.rand(6), 1e-6
+        _both_ways(getattr(added, variant), *operands)
+
+
+def _rotary() -> None:
+    for variant in _variants("rotary"):
+        function, _, xs = rotations.call("npu", variant)
+        _both_ways(function, *xs)
+
+
+def _gated_mlp() -> None:
+    for variant, rest in {"product": (), "product_float32": (), "clamped": (0.5,)}.items():
+        _both_ways(getattr(gated, variant), torch.randn(4, 6), torch.randn(4, 6), functional.silu, *rest)
+
+
+def _moe_experts() -> None:
+    for variant in (each for each in _variants("moe_experts") if each in CASES):
+        case = CASES[variant]
+        _both_ways(getattr(experts, variant), *inputs(case), *case.rest)
+
+
+def _moe_router() -> None:
+    _both_ways(routers.softmax_topk, torch.randn(4, 6), 2, True)
+    _both_ways(routers.topk_softmax, torch.randn(4, 6), 2)
+
+
+def _linear_cross_entropy() -> None:
+    given, target = operands(torch.bfloat16)
+    _both_ways(loss_of(losses, target, Objective(), NOTHING), *given)
+
+
+SAMPLES: dict[str, Callable[[], None]] = {
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "rotary": _rotary,
+    "gated_mlp": _gated_mlp,
+    "moe_experts": _moe_experts,
+    "moe_router": _moe_router,
+    "load_balancing_loss": lambda: None,
+    "linear_cross_entropy": _linear_cross_entropy,
+}
