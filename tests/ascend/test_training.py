@@ -9,9 +9,11 @@ import torch
 
 from tests.kernels import patched_qwen3
 from tests.kernels.patched_qwen3 import load
+from veomni_hook.finders.prepare import prepare
 from veomni_hook.kernels.explain import explain
 from veomni_hook.kernels.registry import registry
 from veomni_hook.kernels.state import set_choice
+from veomni_hook.settings import resolve
 
 SIZES = {**patched_qwen3.SIZES, "pad_token_id": 0, "tie_word_embeddings": False}
 EXPERTS = {
@@ -88,3 +90,12 @@ def test_losses_are_upstreams(family, choice, tmp_path_factory, on_ascend, calle
 def test_every_op_has_a_kernel_for_it():
     """But for one that is apart on this device: norms of queries and keys, and their rotation."""
     assert set(registry.ops()) - set(registry.preset("npu")) == {"qk_norm_rotary"}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gemma3", "deepseek_v3"])
+def test_the_source_is_that_of_a_gpu(family):
+    """No built-in config and no idiom knows of a device."""
+    settings = resolve().settings
+    module = f"transformers.models.{family}.modeling_{family}"
+    gpu, npu = (prepare(module, settings, device=device, publish=False) for device in ("gpu", "npu"))
+    assert gpu.patched.text == npu.patched.text and "veomni_" in gpu.patched.text

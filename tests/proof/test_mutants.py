@@ -103,6 +103,7 @@ def test_a_sample_of_mutants_is_refused_or_equal(tmp_path):
     assert "0 failures (seed 5)" in done.stdout
 
 
+@pytest.mark.slow
 def test_mutants_tell_a_sloppy_idiom(tmp_path):
     done = run("-c", SLOPPY, cache=tmp_path)
     lines = [line.split() for line in done.stdout.splitlines()]

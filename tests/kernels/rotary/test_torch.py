@@ -177,9 +177,20 @@ def of(variant):
 
 
 PARTIAL64 = "pairs_partial_fp64_single"
+#: Of each kind of call one: two tensors, one, positions, parts, tables of other widths, no function.
+KINDS = {
+    *("half_split", "half_split_single", "half_split_gathered", "half_split_partial_optional_key"),
+    *("half_split_packed_heads", "sections", "pairs_to_halves", "complex_pairs", PARTIAL64),
+}
 
 
-@pytest.mark.parametrize("variant", registry.ops()["rotary"].variants)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        each if each in KINDS else pytest.param(each, marks=pytest.mark.slow)
+        for each in registry.ops()["rotary"].variants
+    ],
+)
 def test_every_variant_keeps_its_tables_alone_and_is_traced(variant):
     (kernel,) = (each for each in registry.kernels("rotary", variant) if each.backend == "torch")
     assert kernel.automatic == (variant == "half_split") and kernel.traceable
