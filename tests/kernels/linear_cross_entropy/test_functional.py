@@ -121,3 +121,20 @@ def test_is_traced_without_a_graph_break(backend):
     for call in (loss, tokens):
         torch.compiler.reset()
         assert_matches(torch.compile(call, fullgraph=True, backend="aot_eager"), call, given, tolerance=1e-5)
+
+
+class TestOnAscend:
+    def test_its_backend_is_the_chosen_one(self, on_ascend, called):
+        given, target = operands()
+        sides = (lambda *x, b=b: functional.linear_cross_entropy(*x[:2], target, x[2], backend=b)
+                 for b in (None, "reference"))  # fmt: skip
+        assert_matches(*sides, given)
+        assert "npu_cross_entropy_loss_backward" in called
+
+    def test_by_name_it_is_compiled_in(self, on_ascend):
+        given, target = operands()
+        torch.compiler.reset()
+        sides = (lambda *x, b=b: functional.linear_cross_entropy(*x[:2], target, x[2], backend=b)
+                 for b in ("npu", "reference"))  # fmt: skip
+        ours, truth = sides
+        assert_matches(torch.compile(ours, fullgraph=True, backend="aot_eager"), truth, given)

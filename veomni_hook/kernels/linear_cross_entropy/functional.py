@@ -20,7 +20,7 @@ from veomni_hook.kernels.state import STATE
 __all__ = ["linear_cross_entropy", "token_log_probs"]
 
 _OP, _VARIANT = "linear_cross_entropy", "next_token"
-_BACKENDS = ("triton", "torch", "liger", REFERENCE)
+_BACKENDS = ("triton", "npu", "torch", "liger", REFERENCE)
 
 
 def linear_cross_entropy(  # noqa: PLR0913 - one keyword an option
@@ -56,7 +56,7 @@ def linear_cross_entropy(  # noqa: PLR0913 - one keyword an option
         softcap: caps the logits; None: does not.
         scale: multiplies the logits; None: 1.
         accumulate: ``"float32"`` sums the weight's gradient in float32; ``"weight"`` in its dtype.
-        backend: ``triton``, ``torch``, ``liger``, ``reference``; None: as chosen for the op in settings
+        backend: ``triton``, ``npu``, ``torch``, ``liger``, ``reference``; None: as chosen for the op in settings
             (under ``torch.compile``: the best for the device).
 
     Returns:
@@ -162,6 +162,10 @@ def _traced(kind: str, name: str | None) -> tuple[ModuleType, ...]:
         from veomni_hook.kernels.linear_cross_entropy import triton
 
         return (triton,)
+    if name == "npu" or (name is None and kind == "npu"):
+        from veomni_hook.kernels.linear_cross_entropy import npu
+
+        return (npu,)
     return (reference,) if name == REFERENCE else (chunked,)
 
 
