@@ -2,11 +2,11 @@
 
 import json
 
-import veomni_hook.install  # noqa: F401
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import veomni_hook
+import veomni_hook.install
 from tests.ascend import double
 from tests.ascend.test_training import EXPERTS, SIZES, train
 from veomni_hook.kernels.registry import registry
@@ -24,4 +24,8 @@ System.detect = staticmethod(lambda device, names=(): System.named("ascend"))
 registry.version += 1
 losses = train(model).tolist()
 rows = veomni_hook.explain(model).rows
-print(json.dumps({"expected": expected, "losses": losses, "ran": sorted({f"{r.op}: {r.backend}" for r in rows})}))
+print(
+    json.dumps(
+        {"expected": expected, "losses": losses, "ran": sorted({f"{r.op}: {r.backend}" for r in rows})}
+    )
+)

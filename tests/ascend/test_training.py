@@ -102,7 +102,9 @@ def test_under_the_hook_auto_takes_experts_too(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    torch.testing.assert_close(torch.tensor(found["losses"]), torch.tensor(found["expected"]), rtol=2e-5, atol=0)
+    torch.testing.assert_close(
+        torch.tensor(found["losses"]), torch.tensor(found["expected"]), rtol=2e-5, atol=0
+    )
     assert {"moe_experts: npu", "moe_router: npu", "rms_norm: npu", "rotary: npu"} <= set(found["ran"])
 
 

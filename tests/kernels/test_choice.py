@@ -22,9 +22,9 @@ def test_pairs_leave_the_rest_at_auto():
 @pytest.mark.parametrize(
     ("text", "listed"),
     [
-        ("fast", "auto, eager, triton, torch"),
-        ("", "auto, eager, triton, torch"),
-        ("rms_norm=fast", "for rms_norm: auto, eager, triton, torch"),
+        ("fast", "auto, eager, triton, npu, torch"),
+        ("", "auto, eager, triton, npu, torch"),
+        ("rms_norm=fast", "for rms_norm: auto, eager, triton, npu, torch"),
         ("norm=torch", "ops: rms_norm, add_rms_norm"),
         ("rms_norm=torch,rotary", "rms_norm=torch,rotary=eager"),
         ("rms_norm=torch,", "rms_norm=torch,rotary=eager"),

@@ -48,6 +48,7 @@ def test_auto_takes_the_best_that_can_run(known, system, backends):
         "tensor_cores",
         "ascend",
         "triton",
+        "npu",
         "torch",
         "reference",
         "liger",

@@ -37,7 +37,12 @@ def test_declared():
 
 
 @pytest.mark.parametrize(
-    "dtypes", [(F32, F32), (F16, F16), (B16, B16), (F16, F32), (B16, F32), (F32, F16)], ids=str
+    "dtypes",
+    [
+        *((F32, F32), (F16, F16), (B16, F32)),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ((B16, B16), (F16, F32), (F32, F16))),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("variant", FUSED)
 def test_has_the_references_bits(variant, dtypes):

@@ -56,8 +56,8 @@ def linear_cross_entropy(  # noqa: PLR0913 - one keyword an option
         softcap: caps the logits; None: does not.
         scale: multiplies the logits; None: 1.
         accumulate: ``"float32"`` sums the weight's gradient in float32; ``"weight"`` in its dtype.
-        backend: ``triton``, ``npu``, ``torch``, ``liger``, ``reference``; None: as chosen for the op in settings
-            (under ``torch.compile``: the best for the device).
+        backend: ``triton``, ``npu``, ``torch``, ``liger``, ``reference``; None: as chosen for the op in
+            settings (under ``torch.compile``: the best for the device).
 
     Returns:
         The loss, a float32 scalar.
