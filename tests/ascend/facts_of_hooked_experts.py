@@ -1,12 +1,16 @@
 """Trains a small Qwen3-MoE under the hook and `auto`, a CPU standing for an Ascend device; prints what ran."""
 
+from __future__ import annotations
+
 import json
+
+import veomni_hook
+
+handle = veomni_hook.activate()
 
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-import veomni_hook
-import veomni_hook.install
 from tests.ascend import double
 from tests.ascend.test_training import EXPERTS, SIZES, train
 from veomni_hook.kernels.registry import registry
