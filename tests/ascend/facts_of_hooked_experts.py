@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-import veomni_hook
-
-handle = veomni_hook.activate()
+if __name__ == "__main__":
+    import veomni_hook.install  # noqa: F401 - before what it patches
 
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+import veomni_hook
 from tests.ascend import double
 from tests.ascend.test_training import EXPERTS, SIZES, train
 from veomni_hook.kernels.registry import registry
