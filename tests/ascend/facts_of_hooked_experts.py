@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 if __name__ == "__main__":
-    import veomni_hook.install  # noqa: F401 - before what it patches
+    import veomni_hook.install  # before what it patches
 
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
