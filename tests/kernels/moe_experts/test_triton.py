@@ -33,6 +33,16 @@ every_variant = pytest.mark.parametrize("name", STACKED)
 #: Every way of storing weights, every order of gates and ups, with biases and without.
 LAYOUTS = ["gated", "gated_transposed", "biased_interleaved_alpha_gated", "ungated"]
 every_layout = pytest.mark.parametrize("name", LAYOUTS)
+#: By default the plainest of them and the oddest.
+some_layouts = pytest.mark.parametrize(
+    "name",
+    [
+        each
+        if each in {"gated", "biased_interleaved_alpha_gated"}
+        else pytest.param(each, marks=pytest.mark.slow)
+        for each in LAYOUTS
+    ],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +81,7 @@ def test_equals_the_reference(name, dtype):
     assert_same(name, operands_of(name, dtype))
 
 
-@every_layout
+@some_layouts
 @pytest.mark.parametrize("other", [torch.bfloat16, torch.float64], ids=str)
 def test_routing_weights_of_another_dtype(name, other):
     assert_same(name, operands_of(name, torch.float32, other))
@@ -126,7 +136,7 @@ def test_memory_that_nobody_writes_does_not_show(name, monkeypatch):
         assert not grad[[0, 2, 4]].any() and grad[[1, 3]].any() and not grad.isnan().any()
 
 
-@every_layout
+@some_layouts
 @pytest.mark.parametrize("wanted", range(4))
 def test_gradients_only_where_wanted(name, wanted):
     operands = operands_of(name)
@@ -152,7 +162,7 @@ def test_of_what_is_frozen_no_gradient_is_computed(piece, frozen, monkeypatch):
         assert_same("gated", operands)
 
 
-@every_layout
+@some_layouts
 def test_operands_that_are_not_contiguous(name):
     operands = operands_of(name)
     turned = [each.transpose(0, -1).contiguous().transpose(0, -1) for each in operands]
@@ -163,14 +173,14 @@ def test_operands_that_are_not_contiguous(name):
     assert_same(name, apart)
 
 
-@every_layout
+@some_layouts
 def test_a_gradient_that_is_expanded(name):
     total, expected = (lambda *x, home=home: side(home, name)(*x).sum() for home in (ours, reference))
     assert_matches(total, expected, operands_of(name))
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (33, 17), (64, 48)])
-@every_layout
+@some_layouts
 def test_sizes(name, sizes):
     hidden, inner = sizes
     shape = {HIDDEN: hidden, INNER: inner, 2 * INNER: 2 * inner, EXPERTS: EXPERTS}
@@ -208,7 +218,7 @@ def test_under_autocast(name, dtype):
         assert_same(name, operands, tolerance=6e-3)
 
 
-@every_layout
+@some_layouts
 def test_second_derivatives(name):
     def squared(home):
         def run(*operands):
@@ -222,7 +232,7 @@ def test_second_derivatives(name):
     assert_matches(squared(ours), squared(reference), operands_of(name, tokens=5), tolerance=1e-4)
 
 
-@every_layout
+@some_layouts
 def test_backward_again_through_a_retained_graph(name):
     leaves = [each.requires_grad_(each.is_floating_point()) for each in operands_of(name)]
     floating = [each for each in leaves if each.requires_grad]
@@ -299,7 +309,7 @@ def test_what_is_kept_is_written_over_only_where_nobody_watches():
         assert torch.equal(kept[0][:rows], before[:rows]) is watched
 
 
-@every_layout
+@some_layouts
 def test_equal_bits_from_run_to_run(name):
     operands = operands_of(name, tokens=40)
     wanted = [each.is_floating_point() for each in operands]
