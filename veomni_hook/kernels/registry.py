@@ -79,7 +79,7 @@ class Requirement:
         return next(filter(None, map(system.lacks, self.distributions)), None)
 
 
-#: What kernels of the backend ``npu`` need: an Ascend device, and the first torch_npu that was compared with
+#: What kernels of the backend ``npu`` need: an Ascend device, and the oldest torch_npu that was compared with
 #: their calls (`python -m tests.ascend.releases`).
 NPU = Requirement(devices=("npu",), distributions=("torch_npu>=2.7.1",))
 

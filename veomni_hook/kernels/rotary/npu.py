@@ -25,7 +25,7 @@ from torch import Tensor
 
 from veomni_hook.kernels import ascend
 from veomni_hook.kernels.operators import define_op
-from veomni_hook.kernels.rotary import calls
+from veomni_hook.kernels.rotary import calls, signatures
 from veomni_hook.kernels.rotary.forms import COUPLE, FORMS, Form
 
 __all__ = [
@@ -156,90 +156,38 @@ def _by_operator(x: Tensor, cos: Tensor, sin: Tensor, heads_at: int, mode: str) 
     return found.transpose(-3, -2) if heads_first else found  # type: ignore[no-any-return]
 
 
-def _both(
-    form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
-) -> tuple[Tensor, Tensor]:
-    heads_at = calls.heads_of(q, unsqueeze_dim)
-    return _turned(form, q, cos, sin, heads_at), _turned(form, k, cos, sin, heads_at)
+def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_at: int) -> list[Tensor]:
+    return [_turned(form, x, cos, sin, heads_at) for x in xs]
 
 
-def _one(form: Form, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
-    return _turned(form, x, cos, sin, calls.heads_of(x, unsqueeze_dim))
-
-
-def _both_broadcast(form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    (cos, at), (sin, _) = calls.without_heads(q, cos), calls.without_heads(q, sin)
-    return _turned(form, q, cos, sin, at), _turned(form, k, cos, sin, at)
-
-
-def _one_broadcast(form: Form, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    (cos, at), (sin, _) = calls.without_heads(x, cos), calls.without_heads(x, sin)
-    return _turned(form, x, cos, sin, at)
-
-
-def pairs_doubled_single(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 2) -> Tensor:
-    """`half_width_pairs` of one tensor, whose heads come after its positions unless it is said."""
-    return _one(FORMS["half_width_pairs"], x, cos, sin, unsqueeze_dim)
-
-
-def complex_pairs(q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 2) -> tuple[Tensor, Tensor]:
-    """Pairs in float32 by ``cos + i sin``, complex64 ``[batch or 1, length, head_dim / 2]``."""
-    return _both(FORMS["complex_pairs"], q, k, freqs.real, freqs.imag, unsqueeze_dim)
-
-
-def complex_pairs_moved(q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    """`complex_pairs`, whose heads come before positions unless it is said."""
-    return complex_pairs(q, k, freqs, unsqueeze_dim)
-
-
-def half_split_gathered(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, unsqueeze_dim: int = 1
-) -> tuple[Tensor, Tensor]:
-    """`half_split` by rows of tables ``[positions, head_dim]``, which are copied first."""
-    return _both(FORMS["half_split"], q, k, cos[position_ids], sin[position_ids], unsqueeze_dim)
-
-
-def half_split_partial_optional_key(
-    q: Tensor, cos: Tensor, sin: Tensor, k: Tensor | None = None, unsqueeze_dim: int = 1
-) -> Tensor | tuple[Tensor, Tensor]:
-    """`half_split_partial`; only the query, and no tuple, where there is no key."""
-    form = FORMS["half_split_partial"]
-    if k is None:
-        return _one(form, q, cos, sin, unsqueeze_dim)
-    return _both(form, q, k, cos, sin, unsqueeze_dim)
-
-
-def pairs_to_halves_optional_key(
-    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
-) -> tuple[Tensor, Tensor | None]:
-    """`pairs_to_halves`; no key gives none."""
-    form = FORMS["pairs_to_halves"]
-    if k is None:
-        return _one(form, q, cos, sin, unsqueeze_dim), None
-    return _both(form, q, k, cos, sin, unsqueeze_dim)
-
-
-half_split = partial(_both, FORMS["half_split"])
-half_split_cast_out = partial(_both, FORMS["half_split_cast_out"])
-half_split_fp32 = partial(_both, FORMS["half_split_fp32"])
-half_split_reversed = partial(_both, FORMS["half_split_reversed"])
-half_split_partial = partial(_both, FORMS["half_split_partial"])
-half_split_single = partial(_one, FORMS["half_split"])
-half_width_halves = partial(_both, FORMS["half_width_halves"])
-half_width_halves_single = partial(_one_broadcast, FORMS["half_width_halves"])
-half_width_pairs = partial(_both, FORMS["half_width_pairs"])
-half_width_pairs_single = partial(_one_broadcast, FORMS["half_width_pairs"])
-pairs = partial(_both, FORMS["pairs"])
-pairs_fp32 = partial(_both, FORMS["pairs_fp32"])
-pairs_fp32_broadcast = partial(_both_broadcast, FORMS["pairs_fp32"])
-pairs_partial = partial(_both, FORMS["pairs_partial"])
-pairs_repeated = partial(_both, FORMS["pairs_repeated"])
-pairs_repeated_fp32 = partial(_both, FORMS["pairs_repeated_fp32"])
-pairs_partial_repeated = partial(_both, FORMS["pairs_partial_repeated"])
-pairs_trailing_fp32_single = partial(_one, FORMS["pairs_trailing_fp32"])
-pairs_to_halves = partial(_both, FORMS["pairs_to_halves"])
-pairs_to_halves_full_width = partial(_both, FORMS["pairs_to_halves_full_width"])
-pairs_matrix = partial(_both, FORMS["pairs_matrix"])
+#: Called as the reference function of the same name.
+half_split = partial(signatures.both, _rotate, FORMS["half_split"])
+half_split_cast_out = partial(signatures.both, _rotate, FORMS["half_split_cast_out"])
+half_split_fp32 = partial(signatures.both, _rotate, FORMS["half_split_fp32"])
+half_split_reversed = partial(signatures.both, _rotate, FORMS["half_split_reversed"])
+half_split_partial = partial(signatures.both, _rotate, FORMS["half_split_partial"])
+half_split_single = partial(signatures.one, _rotate, FORMS["half_split"])
+half_width_halves = partial(signatures.both, _rotate, FORMS["half_width_halves"])
+half_width_halves_single = partial(signatures.one_broadcast, _rotate, FORMS["half_width_halves"])
+half_width_pairs = partial(signatures.both, _rotate, FORMS["half_width_pairs"])
+half_width_pairs_single = partial(signatures.one_broadcast, _rotate, FORMS["half_width_pairs"])
+pairs = partial(signatures.both, _rotate, FORMS["pairs"])
+pairs_fp32 = partial(signatures.both, _rotate, FORMS["pairs_fp32"])
+pairs_fp32_broadcast = partial(signatures.both_broadcast, _rotate, FORMS["pairs_fp32"])
+pairs_partial = partial(signatures.both, _rotate, FORMS["pairs_partial"])
+pairs_repeated = partial(signatures.both, _rotate, FORMS["pairs_repeated"])
+pairs_repeated_fp32 = partial(signatures.both, _rotate, FORMS["pairs_repeated_fp32"])
+pairs_partial_repeated = partial(signatures.both, _rotate, FORMS["pairs_partial_repeated"])
+pairs_trailing_fp32_single = partial(signatures.one, _rotate, FORMS["pairs_trailing_fp32"])
+pairs_to_halves = partial(signatures.both, _rotate, FORMS["pairs_to_halves"])
+pairs_to_halves_full_width = partial(signatures.both, _rotate, FORMS["pairs_to_halves_full_width"])
+pairs_matrix = partial(signatures.both, _rotate, FORMS["pairs_matrix"])
+complex_pairs = partial(signatures.complex_pairs, _rotate)
+complex_pairs_moved = partial(signatures.complex_pairs_moved, _rotate)
+half_split_gathered = partial(signatures.half_split_gathered, _rotate)
+half_split_partial_optional_key = partial(signatures.half_split_partial_optional_key, _rotate)
+pairs_doubled_single = partial(signatures.pairs_doubled_single, _rotate)
+pairs_to_halves_optional_key = partial(signatures.pairs_to_halves_optional_key, _rotate)
 
 
 def _within(rule: Callable[..., str | None], owner: Any, *operands: Any) -> str | None:
