@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 import pytest
+import torch
 
 from tests.kernels import patched_qwen3
 from tests.kernels.matching import close
@@ -14,6 +15,7 @@ from veomni_hook.kernels.state import set_choice
 
 pytest.importorskip("triton")
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MOE = {**patched_qwen3.SIZES, "moe_intermediate_size": 16, "num_experts_per_tok": 3, "norm_topk_prob": True}
 LATENT = {
     "q_lora_rank": 16,
@@ -51,12 +53,12 @@ def test_models_train_as_upstream(family, backend, anywhere, tmp_path_factory):
     patched = load(tmp_path_factory.mktemp(family), home.__name__)
     of_family = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
     made = getattr(of_family, config)(**sizes)
-    upstream, model = (getattr(each, kind)(made).train() for each in (home, patched))
+    upstream, model = (getattr(each, kind)(made).train().to(DEVICE) for each in (home, patched))
     for name, parameter in upstream.named_parameters():
         if name.endswith("gate.weight"):
             parameter.data.normal_()  # apart
     model.load_state_dict(upstream.state_dict())
-    inputs = batch()
+    inputs = {name: each.to(DEVICE) for name, each in batch().items()}
     set_choice(f"eager, moe_router={backend}")
     loss, gradients = run(model, inputs)
     rows = [row for row in explain(model).rows if row.op == "moe_router" and row.called]

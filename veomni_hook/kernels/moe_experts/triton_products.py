@@ -311,7 +311,8 @@ def weight_gradient(
     One operand, ``left`` [.., P] if ``gather_left``, else ``right`` [.., Q], has a row for each token and is
     gathered; the other one has a row for each pair.
     """
-    tile = tile or triton_tiles.weight_tile(left, gather_left=gather_left)
+    gathered = left if gather_left else right
+    tile = tile or triton_tiles.weight_tile(gathered, gather_left=gather_left)
     p, q = left.shape[1], right.shape[1]
     out = torch.empty(routing.num_experts, p, q, dtype=dtype or left.dtype, device=left.device)
     if out.numel() == 0:

@@ -88,15 +88,22 @@ def gradient_tile(block: int, dout: Tensor, *, transposed: bool) -> Tile:
     return tile
 
 
-def weight_tile(x: Tensor, *, gather_left: bool) -> Tile:
-    """The configuration of a weight's gradient."""
-    if x.element_size() == 4:
+def weight_tile(gathered: Tensor, *, gather_left: bool) -> Tile:
+    """The configuration of a weight's gradient; the rows of one operand, ``gathered``, are."""
+    if gathered.element_size() == 4:
         return Tile(32, 32, 32, 4, 2)
-    if not _roomy(x):
+    if not _roomy(gathered):
         return Tile(128, 128, 32, 8, 5)
-    # The gathered operand is the narrow one, and its tiles follow one another. Two loads depend on each other
-    # there, so seven stages hold four slabs.
-    return Tile(128, 256, 64, 8, 7) if gather_left else Tile(256, 128, 64, 8, 7, group=1)
+    # Two loads of the gathered operand depend on each other, so seven stages hold four slabs. Where Triton
+    # cannot tell that its rows may be copied by hardware, each stage is a slab of the other one: 242 KiB.
+    stages = 7 if _copied(gathered) else 5
+    # The gathered operand is the narrow one, and its tiles follow one another.
+    return Tile(128, 256, 64, 8, stages) if gather_left else Tile(256, 128, 64, 8, stages, group=1)
+
+
+def _copied(rows: Tensor) -> bool:
+    """Whether Triton can tell that pieces of 16 bytes begin at multiples of 16."""
+    return all(number % 16 == 0 for number in (rows.data_ptr(), rows.stride(0), rows.shape[1]))
 
 
 def _roomy(x: Tensor) -> bool:

@@ -1,0 +1,185 @@
+"""Calls of every op's Triton kernels, forward and backward, with operands whose numbers do not matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from veomni_hook.kernels.registry import load_attribute, registry
+
+__all__ = ["OPS", "Call"]
+
+Tensor = torch.Tensor
+#: What is called, and how it is named.
+Call = tuple[str, Callable[[], Any]]
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    """Zeros: every value is a valid one, also of an index."""
+    return torch.zeros(shape, dtype=dtype)
+
+
+def both_ways(function: Callable[..., Any], leaves: Sequence[Tensor]) -> None:
+    """Call ``function`` and go back through what it returns."""
+    given = [leaf.detach().requires_grad_(leaf.is_floating_point()) for leaf in leaves]
+    results = function(*given)
+    results = [each for each in (results if isinstance(results, tuple) else (results,)) if each is not None]
+    wanted = [each for each in results if each.requires_grad]
+    torch.autograd.backward(wanted, [torch.zeros_like(each) for each in wanted])
+
+
+def kernels_of(op: str) -> dict[str, Callable[..., Any]]:
+    """The op's Triton kernels, by variant."""
+    return {k.variant: load_attribute(k.load) for k in registry.kernels(op) if k.backend == "triton"}
+
+
+def rms_norm() -> Iterator[Call]:
+    """Rows in one block, in two, and of odd lengths."""
+    for variant, kernel in kernels_of("rms_norm").items():
+        for columns in (128, 4096, 12288, 130):
+            rows = [empty(64, columns)] * (2 if "gate" in variant else 1)
+            weights = [] if "unweighted" in variant or variant == "inverse_rms" else [empty(columns)]
+            rest: dict[str, Any] = {"eps": 1e-6}
+            if variant.endswith("_gated"):
+                rest["activation"] = functional.silu
+            if variant.endswith("_grouped"):
+                rest["group_size"] = columns // 2
+            yield f"{variant} {columns}", partial(both_ways, partial(kernel, **rest), [*rows, *weights])
+
+
+def add_rms_norm() -> Iterator[Call]:
+    """The same of sums."""
+    for variant, kernel in kernels_of("add_rms_norm").items():
+        for columns in (128, 4096, 12288, 130):
+            leaves = [empty(64, columns), empty(64, columns), empty(columns)]
+            yield f"{variant} {columns}", partial(both_ways, partial(kernel, eps=1e-6), leaves)
+
+
+def rotary() -> Iterator[Call]:
+    """Every variant at the width of most models, and at an odd one."""
+    from tests.kernels.rotary import variants
+
+    for variant in kernels_of("rotary"):
+        for width in (128, 80):
+            ours, _, states = variants.call("triton", variant, BF16, BF16, heads=(8, 2), width=width)
+            yield f"{variant} {width}", partial(both_ways, ours, states)
+
+
+def qk_norm_rotary() -> Iterator[Call]:
+    """Every variant at the width of most models, and at an odd one."""
+    for variant, kernel in kernels_of("qk_norm_rotary").items():
+        for width in (128, 80):
+            turned = width // 2 if variant.endswith("_partial") else width
+            q, k = (empty(2, 9, heads, width).transpose(1, 2) for heads in (32, 8))
+            cos, sin = empty(1, 9, turned), empty(1, 9, turned)
+
+            def call(q, k, first, second, kernel=kernel, cos=cos, sin=sin):
+                return kernel(q, k, first, second, 1e-6, 1e-6, cos, sin)
+
+            yield f"{variant} {width}", partial(both_ways, call, [q, k, empty(width), empty(width)])
+
+
+def gated_mlp() -> Iterator[Call]:
+    """Every gate."""
+    rest = {"clamped": [7.0], "clamped_after": [7.0]}
+    for variant, kernel in kernels_of("gated_mlp").items():
+        given = [1.702, 7.0] if variant == "scaled_sigmoid" else [functional.silu, *rest.get(variant, [])]
+
+        def call(gate, up, kernel=kernel, given=given):
+            return kernel(gate, up, *given)
+
+        yield variant, partial(both_ways, call, [empty(64, 12288), empty(64, 12288)])
+
+
+def linear_cross_entropy() -> Iterator[Call]:
+    """Everything that is asked of the loss, in 16 bits and in float32."""
+    from tests.kernels.linear_cross_entropy.objectives import EVERYTHING, OBJECTIVES, loss_of, operands
+    from veomni_hook.kernels.linear_cross_entropy import triton
+
+    for name in ("plain", "all", "scale, softcap"):
+        for dtype in (BF16, F32):
+            given, target = operands(dtype)
+            call = loss_of(triton, target, OBJECTIVES[name]("cpu"), EVERYTHING)
+            yield f"{name} {dtype}", partial(both_ways, call, given)
+
+
+def load_balancing_loss() -> Iterator[Call]:
+    """Few experts and as many as it takes."""
+    for variant, kernel in kernels_of("load_balancing_loss").items():
+        for experts in (8, 128, 1024):
+            mask = torch.ones(2, 16, dtype=torch.int64)
+
+            def call(*layers, kernel=kernel, experts=experts, mask=mask):
+                return kernel(layers, experts, 2, mask)
+
+            yield f"{variant} {experts}", partial(both_ways, call, [empty(32, experts), empty(32, experts)])
+
+
+def moe_router() -> Iterator[Call]:
+    """Few experts and many."""
+    fused = kernels_of("moe_router")
+    for experts in (8, 256, 512):
+        logits, bias = empty(64, experts), empty(experts, dtype=F32)
+        calls: dict[str, Callable[[Tensor], Any]] = {
+            "softmax_topk": lambda x: fused["softmax_topk"](x, 4, True),
+            "topk_softmax": lambda x: fused["topk_softmax"](x, 4),
+            "biased_topk": lambda x, b=bias: fused["biased_topk"](x, b, 4, torch.sigmoid, 1e-20, True),
+            "grouped_topk": lambda x, b=bias: fused["grouped_topk"](
+                x, b, 4, b.numel(), 4, 2, True, -math.inf, True
+            ),
+        }
+        for variant, call in calls.items():
+            yield f"{variant} {experts}", partial(both_ways, call, [logits])
+
+
+def experts(sizes: Sequence[tuple[int, int]], blocks: Sequence[int], names: Sequence[str]) -> Iterator[Call]:
+    """Variants by name, of these sizes, with as many rows an expert; rows side by side and 8 numbers apart."""
+    from tests.kernels.moe_experts.formulas import CASES
+
+    fused = kernels_of("moe_experts")
+    for name in names:
+        for hidden, inner in sizes:
+            for block in blocks:
+                for apart in (0, 8):
+                    known = {12: hidden, 10: inner, 20: 2 * inner}  # by the sizes of the formulas
+                    shapes = [[known[n] for n in shape] for shape in CASES[name].shapes.values()]
+                    x = empty(2 * block, hidden + apart)[:, :hidden]
+                    index, weights = empty(2 * block, 2, dtype=torch.int64), empty(2 * block, 2)
+
+                    def call(x, index, weights, *given, name=name):
+                        return fused[name](x, index, weights, *given, *CASES[name].rest)
+
+                    yield (
+                        f"{name} {hidden} {inner}, {block} rows, {apart} apart",
+                        partial(both_ways, call, [x, index, weights, *(empty(4, *each) for each in shapes)]),
+                    )
+
+
+_LAYOUTS = (
+    "gated",
+    "gated_transposed",
+    "biased_interleaved_alpha_gated",
+    "biased_alpha_gated_float32",
+    "ungated",
+)
+
+#: By name: an op, or for experts, which have most to choose, a part of one.
+OPS: dict[str, Callable[[], Iterator[Call]]] = {
+    "rms_norm": rms_norm,
+    "add_rms_norm": add_rms_norm,
+    "rotary": rotary,
+    "qk_norm_rotary": qk_norm_rotary,
+    "gated_mlp": gated_mlp,
+    "linear_cross_entropy": linear_cross_entropy,
+    "load_balancing_loss": load_balancing_loss,
+    "moe_router": moe_router,
+    "moe_experts of odd widths": partial(experts, [(136, 200)], [16, 128], ["gated"]),
+    "moe_experts": partial(experts, [(2048, 768), (136, 200), (21, 19)], [16, 32, 64, 128], _LAYOUTS),
+}

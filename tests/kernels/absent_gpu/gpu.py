@@ -1,0 +1,109 @@
+"""A GPU that is not there, to this process: launches compile for it, and run nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from veomni_hook.kernels import launch
+
+__all__ = ["GPUS", "GPU", "Compiled", "pretend"]
+
+
+class GPU(NamedTuple):
+    """What kernels ask of a device.
+
+    Attributes:
+        capability: major and minor, in one number.
+        shared: the bytes of shared memory that a program may have.
+        processors: how many programs run at once.
+    """
+
+    capability: int
+    shared: int
+    processors: int
+
+
+#: By CUDA's programming guide, appendix on compute capabilities: the least of a generation, and Hopper.
+GPUS = {
+    "sm80": GPU(80, 163 << 10, 108),
+    "sm86": GPU(86, 99 << 10, 84),
+    "sm90": GPU(90, 227 << 10, 132),
+}
+
+
+class Compiled(NamedTuple):
+    """A kernel as a launch would have had it compiled, and the bytes of shared memory that it takes."""
+
+    name: str
+    shared: int
+
+
+class _Driver:
+    def __init__(self, gpu: GPU) -> None:
+        self._gpu = gpu
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._gpu.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
+def pretend(gpu: GPU) -> list[Compiled]:
+    """Make this process compile for ``gpu`` for good; the list grows by what every launch compiled.
+
+    Operands are tensors of the CPU, which nothing is written to: what is computed from them is arbitrary.
+    """
+    driver.set_active(_Driver(gpu))
+    launch._HANDLES = False  # what was compiled is not launched again without a look
+    found: list[Compiled] = []
+    run = JITFunction.run
+
+    def compiled(self: Any, *operands: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *operands, grid=grid, warmup=True, **options)
+        found.append(Compiled(self.__name__, kernel.metadata.shared))
+        return kernel
+
+    JITFunction.run = compiled
+    _answer_for(gpu)
+    return found
+
+
+def _answer_for(gpu: GPU) -> None:
+    """Replace what asks for the properties of a tensor's device."""
+    from veomni_hook.kernels.load_balancing_loss import triton as load_balancing
+    from veomni_hook.kernels.moe_experts import triton_tiles
+    from veomni_hook.kernels.qk_norm_rotary import triton as qk_norm_rotary
+    from veomni_hook.kernels.rms_norm import tiles
+
+    replaced = {
+        tiles.room: lambda _: (gpu.processors, gpu.shared),
+        qk_norm_rotary._room: lambda _: (gpu.processors, gpu.shared),
+        load_balancing._processors: lambda _: gpu.processors,
+        triton_tiles._roomy: lambda _: gpu.shared >= triton_tiles._WIDE_BYTES,
+    }
+    if gpu.capability < 90:
+        replaced[triton_tiles.describable] = lambda *_: False
+    for module in [each for name, each in sys.modules.items() if name.startswith("veomni_hook.kernels")]:
+        for name, value in list(vars(module).items()):
+            with _ignoring_unhashable():
+                if value in replaced:
+                    setattr(module, name, replaced[value])
+
+
+@contextmanager
+def _ignoring_unhashable() -> Iterator[None]:
+    try:
+        yield
+    except TypeError:
+        pass
