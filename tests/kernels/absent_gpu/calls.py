@@ -181,5 +181,7 @@ OPS: dict[str, Callable[[], Iterator[Call]]] = {
     "load_balancing_loss": load_balancing_loss,
     "moe_router": moe_router,
     "moe_experts of odd widths": partial(experts, [(136, 200)], [16, 128], ["gated"]),
+    # As wide as those whose rows are copied into order.
+    "moe_experts of great width": partial(experts, [(256, 4096), (136, 4100)], [128], _LAYOUTS),
     "moe_experts": partial(experts, [(2048, 768), (136, 200), (21, 19)], [16, 32, 64, 128], _LAYOUTS),
 }

@@ -82,7 +82,7 @@ def pretend(gpu: GPU) -> list[Compiled]:
 def _answer_for(gpu: GPU) -> None:
     """Replace what asks for the properties of a tensor's device."""
     from veomni_hook.kernels.load_balancing_loss import triton as load_balancing
-    from veomni_hook.kernels.moe_experts import triton_tiles
+    from veomni_hook.kernels.moe_experts import triton_products, triton_tiles
     from veomni_hook.kernels.qk_norm_rotary import triton as qk_norm_rotary
     from veomni_hook.kernels.rms_norm import tiles
 
@@ -92,6 +92,8 @@ def _answer_for(gpu: GPU) -> None:
         load_balancing._processors: lambda _: gpu.processors,
         triton_tiles._roomy: lambda _: gpu.shared >= triton_tiles._WIDE_BYTES,
     }
+    # By the numbers of a routing, which nothing has written.
+    replaced[triton_products.ordered] = lambda x, routing: x.new_zeros(routing.total, x.shape[1])
     if gpu.capability < 90:
         replaced[triton_tiles.describable] = lambda *_: False
     for module in [each for name, each in sys.modules.items() if name.startswith("veomni_hook.kernels")]:

@@ -81,6 +81,24 @@ def test_equals_the_reference(name, dtype):
     assert_same(name, operands_of(name, dtype))
 
 
+@every_layout
+@pytest.mark.parametrize("wanted", [None, "hidden_states", "weights"])
+def test_rows_that_are_copied_into_order_first(name, wanted, monkeypatch):
+    monkeypatch.setattr(ours, "worth_ordering", lambda *_: True)
+    operands = operands_of(name)
+    of = [number == 0 if wanted == "hidden_states" else number > 2 for number in range(len(operands))]
+    assert_same(name, operands, wanted=of if wanted else None)
+
+
+def test_where_rows_are_copied_into_order():
+    def worth(hidden=4096, dtype=torch.bfloat16, pairs=16384, experts=8, inner=14336):
+        return ours.worth_ordering(torch.empty(0, hidden), dtype, pairs, experts, inner)
+
+    assert worth() and worth(hidden=8, dtype=torch.float16, pairs=8 * 4096, inner=4096)
+    assert not worth(inner=4095) and not worth(pairs=8 * 14336 + 1)  # little to win; too much memory
+    assert not worth(hidden=4100) and not worth(dtype=torch.float32)  # nothing that descriptors can copy
+
+
 @some_layouts
 @pytest.mark.parametrize("other", [torch.bfloat16, torch.float64], ids=str)
 def test_routing_weights_of_another_dtype(name, other):

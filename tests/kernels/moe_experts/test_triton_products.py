@@ -109,28 +109,31 @@ def by_reference(variant, x, ids, weights, parameters, dout):
     return [out.detach(), *(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)]
 
 
-def by_pieces(variant, x, ids, weights, parameters, dout, *, in_epilogue=False, spend=True):
+def by_pieces(variant, x, ids, weights, parameters, dout, *, in_epilogue=False, spend=True, ordered=False):
     first, first_bias, second, second_bias = parameters
     expert = variant.expert
     routing = route(ids, EXPERTS, BLOCK)
-    h, products = triton_products.gate_up(x, first, first_bias, routing, expert, keep=True)
+    x_rows, d_rows = (triton_products.ordered(t, routing) if ordered else t for t in (x, dout))
+    h, products = triton_products.gate_up(
+        x_rows, first, first_bias, routing, expert, keep=True, ordered=ordered
+    )
     y = triton_products.down(
         h, second, second_bias, routing, weights if in_epilogue else None, transposed=expert.transposed
     )
     out = triton_products.combine(y, routing, None if in_epilogue else weights)
     gradients, weighted, partial = triton_products.gate_up_backward(
-        dout, second, products, routing, weights, expert, spend=spend
+        d_rows, second, products, routing, weights, expert, spend=spend, ordered=ordered
     )
     assert (gradients is products) is spend
     to_weights = triton_products.routing_gradient(partial, weights, routing, dout, second_bias)
     dx = triton_products.combine(
         triton_products.input_gradient(gradients, first, routing, transposed=expert.transposed), routing
     )
-    pairs = [(dout, weighted, True), (gradients, x, False)]
+    pairs = [(d_rows, weighted, (not ordered, False)), (gradients, x_rows, (False, not ordered))]
     if expert.transposed:
-        pairs = [(right, left, not gather) for left, right, gather in pairs]
+        pairs = [(right, left, gathered[::-1]) for left, right, gathered in pairs]
     to_second, to_first = (
-        triton_products.weight_gradient(a, b, routing, gather_left=left) for a, b, left in pairs
+        triton_products.weight_gradient(a, b, routing, gathered=gathered) for a, b, gathered in pairs
     )
     found = [out, dx, to_weights, to_first]
     if first_bias is not None:
@@ -149,13 +152,13 @@ def compare(found, expected, dtype):
             assert gap <= TOLERANCE[dtype], (number, gap)
 
 
-def check(name, which, dtype=torch.float32, hidden=24, inner=20, *, in_epilogue=False):
+def check(name, which, dtype=torch.float32, hidden=24, inner=20, **how):
     torch.manual_seed(0)
     variant, ids = VARIANTS[name], IDS[which]().to(DEVICE)
     x, weights, parameters = operands(variant, ids, dtype, hidden, inner)
     dout = torch.randn_like(x)
     call = (variant, x, ids, weights, parameters, dout)
-    compare(by_pieces(*call, in_epilogue=in_epilogue), by_reference(*call), dtype)
+    compare(by_pieces(*call, **how), by_reference(*call), dtype)
 
 
 def first(names, *default):
@@ -199,6 +202,17 @@ def test_gate_and_up_need_not_be_kept(name):
     )
     rows = int(routing.offsets[EXPERTS])
     assert kept is not None and nothing is None and torch.equal(alone[:rows], h[:rows])
+
+
+@pytest.mark.parametrize("sizes", [(24, 20), (21, 19)])
+@first(["silu", "transposed", "biased_interleaved"], "biased_interleaved")
+def test_rows_copied_into_order_first_give_the_same_bits(name, sizes):
+    torch.manual_seed(0)
+    variant, ids = VARIANTS[name], IDS["sentinel"]().to(DEVICE)
+    x, weights, parameters = operands(variant, ids, torch.float32, *sizes)
+    call = (variant, x, ids, weights, parameters, torch.randn_like(x))
+    for ordered, gathered in zip(by_pieces(*call, ordered=True), by_pieces(*call), strict=True):
+        assert torch.equal(ordered, gathered)
 
 
 def test_weights_before_the_rounding():
@@ -293,10 +307,10 @@ def test_numbers_that_are_not_finite_stay_with_their_rows():
     ids = torch.tensor([[0, 1], [1, EXPERTS], [EXPERTS, 2]], device=DEVICE)
     routing = route(ids, EXPERTS, BLOCK)
     x, rows = torch.randn(3, 16, device=DEVICE), torch.randn(6, 16, device=DEVICE)
-    clean = triton_products.weight_gradient(rows, x, routing, gather_left=False)
+    clean = triton_products.weight_gradient(rows, x, routing, gathered=(False, True))
     spoilt = rows.clone()
     spoilt[3:] = float("nan")  # expert 2's row, then those of none
-    found = triton_products.weight_gradient(spoilt, x, routing, gather_left=False)
+    found = triton_products.weight_gradient(spoilt, x, routing, gathered=(False, True))
     assert torch.equal(found[:2], clean[:2]) and found[2].isnan().all() and not found[3:].any()
 
 
@@ -305,9 +319,9 @@ def test_no_experts_and_no_places():
     routing = route(ids, 0, BLOCK)
     assert not triton_products.combine(torch.empty(6, 16, device=DEVICE), routing).any()
     assert (
-        triton_products.weight_gradient(x, torch.empty(6, 8, device=DEVICE), routing, gather_left=True).shape[
-            0
-        ]
+        triton_products.weight_gradient(
+            x, torch.empty(6, 8, device=DEVICE), routing, gathered=(True, False)
+        ).shape[0]
         == 0
     )
     routing = route(ids[:, :0], EXPERTS, BLOCK)

@@ -34,6 +34,19 @@ def _tile(tiles, most, tile):
 
 
 @triton.jit
+def _rows_of_x(tokens, rows, row, end, ORDERED: tl.constexpr):
+    """Which rows of x a tile's rows are: themselves, or those of their tokens.
+
+    A row that is not there is computed from another one that is, and not stored.
+    """
+    if ORDERED:
+        found = tl.where(rows < end, rows, row).to(tl.int64)
+    else:
+        found = tl.load(tokens + rows, mask=rows < end, other=0).to(tl.int64)
+    return found
+
+
+@triton.jit
 def _columns(first, columns, BN: tl.constexpr, PAIRED: tl.constexpr):
     """Where the columns of a tile stand in a row of a weight's products, and which of them exist."""
     if PAIRED == 0:
@@ -110,21 +123,24 @@ def gate_up(
     x, w, bias, h, products, tokens, tiles, most, inner, columns, x_row, w_expert, w_column, w_inner,
     limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
-    BIASED: tl.constexpr, KEEP: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
-    FLATTEN: tl.constexpr,
+    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, ORDERED: tl.constexpr, X_DESCRIBED: tl.constexpr,
+    W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr, BIASED: tl.constexpr, KEEP: tl.constexpr,
+    FORM: tl.constexpr, ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """h [rows, columns] from gathered rows of x, and (``KEEP``) gate and up, as the weight has them."""
+    """h [rows, columns] from rows of x, gathered unless they are ``ORDERED``.
+
+    ``KEEP``: gate and up, too, as the weight has them.
+    """
     m_tiles = tl.load(tiles + 3 * most)
     n_tiles = tl.cdiv(columns, BN)
     for index in tl.range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0), flatten=FLATTEN):
         tile, n = _place(index, m_tiles, n_tiles, GROUP)
         expert, row, end = _tile(tiles, most, tile)
         rows = row + tl.arange(0, BM)
-        token = tl.load(tokens + rows, mask=rows < end, other=0).to(tl.int64)
+        x_rows = _rows_of_x(tokens, rows, row, end, ORDERED) * x_row
         acc = _product(
-            x, token * x_row, row, w, w_expert, w_column, w_inner, expert, n * BN, inner, columns,
-            BM, BN, BK, PAIRED, TRANSPOSED, False, W_DESCRIBED, EVEN, STAGES,
+            x, x_rows, row, w, w_expert, w_column, w_inner, expert, n * BN, inner, columns,
+            BM, BN, BK, PAIRED, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
         dtype = h.dtype.element_ty
         if BIASED:
@@ -169,8 +185,7 @@ def rows_product(
         expert, row, end = _tile(tiles, most, tile)
         rows = row + tl.arange(0, BM)
         there = rows < end
-        # A row that is not there is computed from the tile's first, and not stored.
-        x_rows = tl.where(there, rows, row).to(tl.int64) * inner
+        x_rows = _rows_of_x(pairs, rows, row, end, True) * inner
         acc = _product(
             x, x_rows, row, w, w_expert, w_column, w_inner, expert, n * BN, inner, columns,
             BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
@@ -257,10 +272,11 @@ def gate_up_backward(
     dout, w, products, gradients, h, partial, tokens, pairs, weights, tiles, most, inner, columns, total,
     d_row, w_expert, w_column, w_inner, limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
-    PARTS: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
+    PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, ORDERED: tl.constexpr, X_DESCRIBED: tl.constexpr,
+    W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
+    ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of gate and up from gathered rows of dout; ``gradients`` may be ``products`` itself.
+    """The gradients of gate and up from rows of dout; ``gradients`` may be ``products`` itself.
 
     ``h`` becomes weight * h, rounded once, and ``partial`` [tiles of columns, total] the sums over a tile's
     columns that make the routing weight's gradient.
@@ -272,10 +288,10 @@ def gate_up_backward(
         expert, row, end = _tile(tiles, most, tile)
         rows = row + tl.arange(0, BM)
         rows_there = rows < end
-        token = tl.load(tokens + rows, mask=rows_there, other=0).to(tl.int64)
+        d_rows = _rows_of_x(tokens, rows, row, end, ORDERED) * d_row
         dh = _product(
-            dout, token * d_row, row, w, w_expert, w_column, w_inner, expert, n * BN, inner, columns,
-            BM, BN, BK, 0, TRANSPOSED, False, W_DESCRIBED, EVEN, STAGES,
+            dout, d_rows, row, w, w_expert, w_column, w_inner, expert, n * BN, inner, columns,
+            BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
         pair = tl.load(pairs + rows, mask=rows_there, other=0)
         weight = tl.load(weights + pair, mask=rows_there, other=0.0).to(tl.float32)
@@ -326,7 +342,7 @@ def weight_gradient(
     LEFT_GATHER: tl.constexpr, RIGHT_GATHER: tl.constexpr, LEFT_DESCRIBED: tl.constexpr,
     RIGHT_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """out [experts, p_columns, q_columns]: left^T right over an expert's rows, one operand gathered."""
+    """out [experts, p_columns, q_columns]: left^T right over an expert's rows; one may be gathered."""
     p_tiles = tl.cdiv(p_columns, BP)
     q_tiles = tl.cdiv(q_columns, BQ)
     of_expert = p_tiles * q_tiles

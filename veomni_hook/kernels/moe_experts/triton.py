@@ -36,7 +36,7 @@ from veomni_hook.kernels.moe_experts.operators import define_backend
 from veomni_hook.kernels.moe_experts.provenance import chose_ours
 from veomni_hook.kernels.moe_experts.triton_products import Expert
 from veomni_hook.kernels.moe_experts.triton_routing import Routing, numbers_of, route, routing_of
-from veomni_hook.kernels.moe_experts.triton_tiles import row_block
+from veomni_hook.kernels.moe_experts.triton_tiles import row_block, worth_ordering
 
 __all__ = [
     "alpha_gated",
@@ -87,6 +87,13 @@ def _block(operands: Operands, form: Form) -> int:
     return row_block(pairs, operands.up.shape[0], dtype.itemsize)
 
 
+def _ordered(operands: Operands, form: Form) -> bool:
+    """Whether rows of tokens are copied into experts' order, and not gathered by each product."""
+    inner = operands.down.shape[1 if LAYOUTS[form.variant].transposed else 2]
+    x, pairs, num_experts = operands.hidden_states, operands.top_k_index.numel(), operands.up.shape[0]
+    return worth_ordering(x, form.dtype, pairs, num_experts, inner)
+
+
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x`` [tokens, columns] in ``dtype``, its rows wherever they stand, their elements side by side."""
     x = x.to(dtype)
@@ -98,7 +105,9 @@ def _first_product(
 ) -> tuple[Tensor, Tensor | None]:
     up = operands.up.to(form.dtype)
     expert = _expert(form, LAYOUTS[form.variant])
-    return triton_products.gate_up(x, up, operands.up_bias, routing, expert, keep=keep)
+    ordered = _ordered(operands, form)
+    rows = triton_products.ordered(x, routing) if ordered else x
+    return triton_products.gate_up(rows, up, operands.up_bias, routing, expert, keep=keep, ordered=ordered)
 
 
 def _forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,23 +151,26 @@ def _backward(
         assert products is not None  # noqa: S101 - it was told to keep them
     else:
         routing = routing_of(numbers, index, up.shape[0], block)
+    ordered = _ordered(operands, form)
+    grad_rows = triton_products.ordered(grad, routing) if ordered else grad
     dz, weighted, sums = triton_products.gate_up_backward(
-        grad, down.to(form.dtype), products, routing, weights, expert, spend=spend
+        grad_rows, down.to(form.dtype), products, routing, weights, expert, spend=spend, ordered=ordered
     )
     del products
     to_weights = to_down = to_down_bias = to_x = to_up = to_up_bias = None
     if needed.top_k_weights:
         to_weights = triton_products.routing_gradient(sums, weights, routing, grad, down_bias)
     if needed.down:
-        to_down = _weight_gradient(weighted, grad, routing, expert, down.dtype, gather_inputs=False)
-    del weighted, sums
+        to_down = _weight_gradient(weighted, grad_rows, routing, expert, down.dtype, (False, not ordered))
+    del weighted, sums, grad_rows
     if needed.down_bias and down_bias is not None:
         dtype = down_bias.dtype
         to_down_bias = triton_products.bias_gradient(grad, routing, weights, gather=True, dtype=dtype)
     if needed.hidden_states:
         to_x = _input_gradient(dz, up.to(form.dtype), routing, expert, x.dtype)
     if needed.up:
-        to_up = _weight_gradient(rows, dz, routing, expert, up.dtype, gather_inputs=True)
+        rows = triton_products.ordered(rows, routing) if ordered else rows
+        to_up = _weight_gradient(rows, dz, routing, expert, up.dtype, (not ordered, False))
     if needed.up_bias and up_bias is not None:
         to_up_bias = triton_products.bias_gradient(dz, routing, gather=False, dtype=up_bias.dtype)
     return Gradients(to_x, to_weights, to_up, to_up_bias, to_down, to_down_bias)
@@ -175,17 +187,12 @@ def _weight_gradient(
     routing: Routing,
     expert: Expert,
     dtype: torch.dtype,
-    *,
-    gather_inputs: bool,
+    gathered: tuple[bool, bool],
 ) -> Tensor:
     """The gradient of stacked weights, as they are stored, for inputs and gradients of outputs."""
     if expert.transposed:
-        return triton_products.weight_gradient(
-            inputs, outputs, routing, gather_left=gather_inputs, dtype=dtype
-        )
-    return triton_products.weight_gradient(
-        outputs, inputs, routing, gather_left=not gather_inputs, dtype=dtype
-    )
+        return triton_products.weight_gradient(inputs, outputs, routing, gathered=gathered, dtype=dtype)
+    return triton_products.weight_gradient(outputs, inputs, routing, gathered=gathered[::-1], dtype=dtype)
 
 
 _BACKEND = define_backend("moe_experts_triton", _forward, _backward, _like_kept, kept=2, spends=True)

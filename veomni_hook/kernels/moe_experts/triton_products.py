@@ -31,6 +31,7 @@ __all__ = [
     "gate_up",
     "gate_up_backward",
     "input_gradient",
+    "ordered",
     "routing_gradient",
     "weight_gradient",
 ]
@@ -89,6 +90,11 @@ def _described_weight(weight: Tensor, transposed: bool, paired: int, tile: Tile)
     return TensorDescriptor.from_tensor(weight, [1, wide, tile.depth])
 
 
+def _described_rows(x: Tensor, tile: Tile) -> Any:
+    """A descriptor of tiles of rows that stand in experts' order, or None."""
+    return TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]) if describable(x, tile) else None
+
+
 def _inner_last(weight: Tensor, transposed: bool) -> tuple[int, int, int]:  # noqa: FBT001
     """Steps from expert to expert, from a column of the result to the next, and along the sum."""
     expert, first, second = weight.stride()
@@ -99,7 +105,12 @@ def _even(tile: Tile, inner: int, columns: int, described: Any) -> bool:
     return inner % tile.depth == 0 and (described is not None or columns % tile.columns == 0)
 
 
-def gate_up(
+def ordered(x: Tensor, routing: Routing) -> Tensor:
+    """Return [rows, columns], of ``x`` [tokens, columns] the row of each row's token: a copy."""
+    return x.index_select(0, routing.tokens[: routing.total])
+
+
+def gate_up(  # noqa: PLR0913 - what a product is made of
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -107,11 +118,13 @@ def gate_up(
     expert: Expert,
     *,
     keep: bool,
+    ordered: bool = False,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return ``h`` [rows, I] and, if ``keep``, gate and up [rows, 2I] (or gate [rows, I]) as in the weight.
 
-    ``x`` [tokens, H] has the dtype of ``weight``; its rows may stand apart, their elements not.
+    ``x`` [tokens, H], or [rows, H] if ``ordered``, has the dtype of ``weight``; its rows may stand apart,
+    their elements not.
     """
     hidden = x.shape[1]
     paired = expert.paired
@@ -123,13 +136,15 @@ def gate_up(
     if h.numel() == 0 or routing.num_experts == 0:
         return h, products
     described = _described_weight(weight, expert.transposed, paired, tile)
+    rows = _described_rows(x, tile) if ordered else None
     device.gate_up[grid(x, tile, routing.most * cdiv(columns, tile.columns))](
-        x, weight if described is None else described, h if bias is None else bias.contiguous(), h,
+        x if rows is None else rows, weight if described is None else described,
+        h if bias is None else bias.contiguous(), h,
         h if products is None else products, routing.tokens, routing.tiles, routing.most, hidden, columns,
         x.stride(0), *_inner_last(weight, expert.transposed), expert.limit, expert.alpha,
-        tile.rows, tile.columns, tile.depth, tile.group, tile.stages, paired, expert.transposed,
-        described is not None, _even(tile, hidden, columns, described), bias is not None, keep,
-        expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
+        tile.rows, tile.columns, tile.depth, tile.group, tile.stages, paired, expert.transposed, ordered,
+        rows is not None, described is not None, _even(tile, hidden, columns, described), bias is not None,
+        keep, expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return h, products
 
@@ -175,7 +190,7 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
     if y.numel() == 0 or routing.num_experts == 0:
         return y
     described = _described_weight(weight, transposed, 0, tile)
-    rows = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]) if describable(x, tile) else None
+    rows = _described_rows(x, tile)
     even = _even(tile, inner, columns, described)
     device.rows_product[grid(x, tile, routing.most * cdiv(columns, tile.columns))](
         x if rows is None else rows, weight if described is None else described,
@@ -238,18 +253,20 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     expert: Expert,
     *,
     spend: bool,
+    ordered: bool = False,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Take the gradient of the result back to gate and up.
 
     Args:
-        dout: [tokens, H], of the result; its rows may stand apart.
+        dout: [tokens, H], of the result, or [rows, H] if ``ordered``; its rows may stand apart.
         weight: of the second product, as stored.
         products: [rows, 2I], which `gate_up` kept.
         routing: of this call.
         weights: the routing weights [tokens, top_k].
         expert: as in the forward.
         spend: write the gradients of gate and up in their place in ``products``.
+        ordered: ``dout`` has been brought into experts' order.
         tile: a configuration, by default one for the shapes.
 
     Returns:
@@ -267,13 +284,16 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
         return gradients, h, partial
     # The sum runs over what were columns of the result in the forward.
     described = _described_weight(weight, not expert.transposed, 0, tile)
+    rows = _described_rows(dout, tile) if ordered else None
     device.gate_up_backward[grid(dout, tile, routing.most * parts)](
-        dout, weight if described is None else described, products, gradients, h, partial,
+        dout if rows is None else rows, weight if described is None else described, products, gradients, h,
+        partial,
         routing.tokens, routing.pairs, weights.contiguous(), routing.tiles, routing.most, hidden, columns,
         routing.total, dout.stride(0), *_inner_last(weight, not expert.transposed), expert.limit,
         expert.alpha, tile.rows, tile.columns, tile.depth, tile.group, tile.stages, expert.paired,
-        not expert.transposed, described is not None, _even(tile, hidden, columns, described), tile.parts,
-        expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
+        not expert.transposed, ordered, rows is not None, described is not None,
+        _even(tile, hidden, columns, described), tile.parts, expert.form, expert.activation, tile.flatten,
+        num_warps=tile.warps,
     )  # fmt: skip
     return gradients, h, partial
 
@@ -302,17 +322,16 @@ def weight_gradient(
     right: Tensor,
     routing: Routing,
     *,
-    gather_left: bool,
+    gathered: tuple[bool, bool],
     dtype: torch.dtype | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
     """Return [E, P, Q], for each expert ``left^T right`` over its rows; zeros where it has none.
 
-    One operand, ``left`` [.., P] if ``gather_left``, else ``right`` [.., Q], has a row for each token and is
-    gathered; the other one has a row for each pair.
+    ``left`` [.., P] and ``right`` [.., Q] have a row for each pair, or, where they are ``gathered``, which is
+    one at most, a row for each token.
     """
-    gathered = left if gather_left else right
-    tile = tile or triton_tiles.weight_tile(gathered, gather_left=gather_left)
+    tile = tile or triton_tiles.weight_tile(left, right, gathered)
     p, q = left.shape[1], right.shape[1]
     out = torch.empty(routing.num_experts, p, q, dtype=dtype or left.dtype, device=left.device)
     if out.numel() == 0:
@@ -322,14 +341,14 @@ def weight_gradient(
     blocks = (tile.rows, tile.columns)
     described: list[Any] = [None, None]
     for number, operand in enumerate((left, right)):
-        if bool(number) is gather_left and describable(operand, tile):
+        if not gathered[number] and describable(operand, tile):
             described[number] = TensorDescriptor.from_tensor(operand, [tile.depth, blocks[number]])
     tiles = routing.num_experts * cdiv(p, tile.rows) * cdiv(q, tile.columns)
     device.weight_gradient[grid(left, tile, tiles)](
         left, left if described[0] is None else described[0], right,
         right if described[1] is None else described[1], out, routing.tokens, routing.offsets,
         routing.num_experts, p, q, left.stride(0), right.stride(0),
-        tile.rows, tile.columns, tile.depth, tile.group, tile.stages, gather_left, not gather_left,
+        tile.rows, tile.columns, tile.depth, tile.group, tile.stages, *gathered,
         described[0] is not None, described[1] is not None, p % tile.rows == 0 and q % tile.columns == 0,
         num_warps=tile.warps,
     )  # fmt: skip

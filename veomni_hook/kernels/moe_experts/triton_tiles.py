@@ -21,12 +21,15 @@ __all__ = [
     "product_tile",
     "row_block",
     "weight_tile",
+    "worth_ordering",
 ]
 
 Tensor = torch.Tensor
 
 # Bytes of shared memory that four stages of 128 x 256 take, and what lies beside them.
 _WIDE_BYTES = 200 * 1024
+# Of fewer columns, copies take more memory than they are worth.
+_WORTH_ORDERING = 4096
 
 
 class Tile(NamedTuple):
@@ -59,6 +62,19 @@ def row_block(pairs: int, num_experts: int, element: int) -> int:
     return largest
 
 
+def worth_ordering(x: Tensor, dtype: torch.dtype, pairs: int, num_experts: int, inner: int) -> bool:
+    """Whether rows of ``x`` are copied into experts' order for products in ``dtype``, with ``inner`` columns.
+
+    Descriptors copy rows that stand in order. With them, on an H200, the gradient of the first weight took 17
+    to 21 % less time than with gathered rows, that of the second 9 %, the first product and the gradients of
+    gate and up 3 to 5 %. A copy takes the time of some 350 columns of a product, and half of the bytes of the
+    first gradient at most. It won nothing at 768 columns of 128 experts.
+    """
+    if dtype.itemsize != 2 or x.shape[1] * 2 % 16 or (x.is_cuda and not _describes(x.device.index)):
+        return False
+    return inner >= _WORTH_ORDERING and pairs <= inner * num_experts
+
+
 def product_tile(piece: str, block: int, x: Tensor) -> Tile:
     """The configuration of a product of rows; a column of gates and one of ups count once."""
     paired = piece == "gate_up"
@@ -88,17 +104,19 @@ def gradient_tile(block: int, dout: Tensor, *, transposed: bool) -> Tile:
     return tile
 
 
-def weight_tile(gathered: Tensor, *, gather_left: bool) -> Tile:
-    """The configuration of a weight's gradient; the rows of one operand, ``gathered``, are."""
-    if gathered.element_size() == 4:
+def weight_tile(left: Tensor, right: Tensor, gathered: tuple[bool, bool]) -> Tile:
+    """The configuration of a weight's gradient, of whose operands one at most is ``gathered``."""
+    if left.element_size() == 4:
         return Tile(32, 32, 32, 4, 2)
-    if not _roomy(gathered):
+    if not _roomy(left):
         return Tile(128, 128, 32, 8, 5)
+    if not any(gathered):
+        return Tile(128, 256, 64, 8, 3)
     # Two loads of the gathered operand depend on each other, so seven stages hold four slabs. Where Triton
     # cannot tell that its rows may be copied by hardware, each stage is a slab of the other one: 242 KiB.
-    stages = 7 if _copied(gathered) else 5
+    stages = 7 if _copied(left if gathered[0] else right) else 5
     # The gathered operand is the narrow one, and its tiles follow one another.
-    return Tile(128, 256, 64, 8, stages) if gather_left else Tile(256, 128, 64, 8, stages, group=1)
+    return Tile(128, 256, 64, 8, stages) if gathered[0] else Tile(256, 128, 64, 8, stages, group=1)
 
 
 def _copied(rows: Tensor) -> bool:
