@@ -9,7 +9,8 @@ from torch.autograd import forward_ad
 
 __all__ = ["count_as_plain", "not_plain", "untraceable", "wants_grad"]
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# To dynamo a module's buffer is a Buffer, which is otherwise the type of nothing.
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 # Said of a class and not in a collection: kernels are imported while dynamo traces, which guards collections.
 _MARK = "_veomni_hook_reads_it"
 

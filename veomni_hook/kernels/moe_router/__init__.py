@@ -43,6 +43,7 @@ KERNELS = (
             refuses=f"{_HERE}.triton:{'refuses' if variant == 'softmax_topk' else 'refuses_in_autocast'}",
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
+            traceable=True,
             description="one launch forward and one backward, keeps the chosen logits, deterministic",
         )
         for variant in OP.variants
@@ -80,6 +81,7 @@ KERNELS = (
             backend="torch",
             load=f"{_HERE}.torch:{variant}",
             refuses=f"{_HERE}.torch:refuses",
+            traceable=True,
             description="weighs the chosen experts alone, and keeps nothing of the others",
         )
         for variant in OP.variants
