@@ -41,7 +41,8 @@ def stepped(run, block):
     return [x.grad, *(each.grad for each in block.parameters() if each.grad is not None)]
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+# Where nobody chose, Triton's, which Inductor's were measured not to beat.
+@pytest.mark.parametrize("backend", ["torch", "triton", "auto"])
 @pytest.mark.parametrize("family", BLOCKS)
 def test_one_graph_with_upstreams_gradients(family, backend, anywhere, tmp_path):
     upstream, block = blocks(family, tmp_path)
@@ -54,7 +55,7 @@ def test_one_graph_with_upstreams_gradients(family, backend, anywhere, tmp_path)
     assert counter.frame_count == 1
     modules = [each for graph in counter.graphs for each in graph.modules() if hasattr(each, "graph")]
     targets = {str(node.target) for module in modules for node in module.graph.nodes}
-    assert any("moe_router" in target for target in targets) is (backend == "triton")
+    assert any("moe_router" in target for target in targets) is (backend != "torch")
 
 
 def test_what_can_be_traced():

@@ -44,6 +44,7 @@ KERNELS = (
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
             traceable=True,
+            beats_inductor=True,
             description="one launch forward and one backward, keeps the chosen logits, deterministic",
         )
         for variant in OP.variants
