@@ -17,6 +17,10 @@ rows of dx 512 and dx 64, and the rows go; dU 768. The peak of a step is its end
 768 = 1,666, or 1.63 GiB, of which 1,152 are the gradients of weights; so it was on an H200, in 7.1 ms (2.2
 forward), 66 % of the rate of a large product (72). By the dispatcher (torch.compile) [dg,
 du] are 384 more, and [g, u] goes when its graph lets it go.
+
+Where experts are few and wide (`triton_tiles.worth_ordering`), rows are copied into experts' order first and
+not gathered by each product: those of x in the forward, those of grad and then those of x in the backward,
+one copy at a time.
 """
 
 from __future__ import annotations
