@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from triton.backends.compiler import GPUTarget
@@ -86,26 +84,18 @@ def _answer_for(gpu: GPU) -> None:
     from veomni_hook.kernels.qk_norm_rotary import triton as qk_norm_rotary
     from veomni_hook.kernels.rms_norm import tiles
 
-    replaced = {
-        tiles.room: lambda _: (gpu.processors, gpu.shared),
-        qk_norm_rotary._room: lambda _: (gpu.processors, gpu.shared),
-        load_balancing._processors: lambda _: gpu.processors,
-        triton_tiles._roomy: lambda _: gpu.shared >= triton_tiles._WIDE_BYTES,
-    }
-    # By the numbers of a routing, which nothing has written.
-    replaced[triton_products.ordered] = lambda x, routing: x.new_zeros(routing.total, x.shape[1])
+    replaced: list[tuple[Any, Any]] = [
+        (tiles.room, lambda _: (gpu.processors, gpu.shared)),
+        (qk_norm_rotary._room, lambda _: (gpu.processors, gpu.shared)),
+        (load_balancing._processors, lambda _: gpu.processors),
+        (triton_tiles._roomy, lambda _: gpu.shared >= triton_tiles._WIDE_BYTES),
+        # By the numbers of a routing, which nothing has written.
+        (triton_products.ordered, lambda x, routing: x.new_zeros(routing.total, x.shape[1])),
+    ]
     if gpu.capability < 90:
-        replaced[triton_tiles.describable] = lambda *_: False
+        replaced.append((triton_tiles.describable, lambda *_: False))
     for module in [each for name, each in sys.modules.items() if name.startswith("veomni_hook.kernels")]:
         for name, value in list(vars(module).items()):
-            with _ignoring_unhashable():
-                if value in replaced:
-                    setattr(module, name, replaced[value])
-
-
-@contextmanager
-def _ignoring_unhashable() -> Iterator[None]:
-    try:
-        yield
-    except TypeError:
-        pass
+            for old, new in replaced:
+                if value is old:
+                    setattr(module, name, new)
