@@ -28,11 +28,13 @@ class GPU(NamedTuple):
     processors: int
 
 
-#: By CUDA's programming guide, appendix on compute capabilities: the least of a generation, and Hopper.
+#: By CUDA's programming guide, appendix on compute capabilities: the most and the least of each generation.
 GPUS = {
     "sm80": GPU(80, 163 << 10, 108),
     "sm86": GPU(86, 99 << 10, 84),
     "sm90": GPU(90, 227 << 10, 132),
+    "sm100": GPU(100, 227 << 10, 148),
+    "sm120": GPU(120, 99 << 10, 188),
 }
 
 
@@ -89,6 +91,7 @@ def _answer_for(gpu: GPU) -> None:
         (qk_norm_rotary._room, lambda _: (gpu.processors, gpu.shared)),
         (load_balancing._processors, lambda _: gpu.processors),
         (triton_tiles._roomy, lambda _: gpu.shared >= triton_tiles._WIDE_BYTES),
+        (triton_tiles._hopper, lambda _: gpu.capability // 10 == 9),
         # By the numbers of a routing, which nothing has written.
         (triton_products.ordered, lambda x, routing: x.new_zeros(routing.total, x.shape[1])),
     ]

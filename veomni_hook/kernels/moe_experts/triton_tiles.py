@@ -86,7 +86,8 @@ def product_tile(piece: str, block: int, x: Tensor) -> Tile:
         # One loop of tiles and depth, or 128 columns, cost this one 50 %: its epilogue is long.
         return Tile(block, 256, 64, 8, 3, programs=0, parts=4)
     if block >= 128:
-        return Tile(block, 128 if paired else 256, 64, 8, 4, flatten=True)
+        # After Hopper, results of odd widths go through 64 KiB of shared memory, too.
+        return Tile(block, 128 if paired else 256, 64, 8, 4 if _hopper(x) else 3, flatten=True)
     if block == 64 and paired:
         return Tile(64, 128, 64, 8, 4 if _roomy(x) else 3)
     # Few rows: what counts is how many bytes of weights are on their way.
@@ -141,8 +142,16 @@ def _processors(device_index: int) -> int:
 
 
 @cache
+def _generation(device_index: int) -> int:
+    return torch.cuda.get_device_capability(device_index)[0]
+
+
+def _hopper(x: Tensor) -> bool:
+    return not x.is_cuda or _generation(x.device.index) == 9
+
+
 def _describes(device_index: int) -> bool:
-    return TensorDescriptor is not None and torch.cuda.get_device_capability(device_index) >= (9, 0)
+    return TensorDescriptor is not None and _generation(device_index) >= 9
 
 
 def grid(x: Tensor, tile: Tile, tiles: int) -> tuple[int]:
