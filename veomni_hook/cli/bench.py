@@ -10,7 +10,7 @@ import typer
 
 from veomni_hook import accelerator
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JsonOption
+from veomni_hook.cli.target_options import JsonOption, TypeOption
 
 if TYPE_CHECKING:
     from veomni_hook.bench.run import Row
@@ -20,14 +20,7 @@ def bench(
     ops: Annotated[
         list[str] | None, typer.Argument(metavar="[OP]...", help="Ops to measure; by default all.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="A torch device type (cpu, cuda, npu); by default the best one here.",
-            show_default=False,
-        ),
-    ] = None,
+    device: TypeOption = None,
     out: Annotated[
         Path | None,
         typer.Option(

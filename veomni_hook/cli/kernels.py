@@ -9,7 +9,7 @@ import typer
 
 from veomni_hook import accelerator
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JobsOption, JsonOption
+from veomni_hook.cli.target_options import JobsOption, JsonOption, TypeOption
 from veomni_hook.cli.targets import complete_family
 from veomni_hook.cli.usage import FOUND, UsageError
 
@@ -33,14 +33,7 @@ def kernels(
             show_default=False,
         ),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="A torch device type (cpu, cuda, npu); by default the best one here.",
-            show_default=False,
-        ),
-    ] = None,
+    device: TypeOption = None,
     system: Annotated[
         str | None,
         typer.Option(

@@ -48,6 +48,15 @@ DeviceOption = Annotated[
     Device | None,
     typer.Option("--device", help="Which of a GPU/NPU pair of configs applies.", show_default=False),
 ]
+TypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="TYPE",
+        help="A torch device type (cpu, cuda, npu); by default the best one here.",
+        show_default=False,
+    ),
+]
 JobsOption = Annotated[
     int | None,
     typer.Option("--jobs", min=1, help="How many processes; by default one a processor.", show_default=False),

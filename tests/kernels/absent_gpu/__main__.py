@@ -6,8 +6,9 @@ import json
 import os
 import sys
 
-# Before triton is imported: functions are compiled or interpreted from then on.
+# Before triton is imported: functions are compiled or interpreted from then on. And no GPU that is there.
 os.environ.pop("TRITON_INTERPRET", None)
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from tests.kernels.absent_gpu.calls import OPS
 from tests.kernels.absent_gpu.gpu import GPUS, pretend

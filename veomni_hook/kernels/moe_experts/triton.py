@@ -14,7 +14,7 @@ Memory, for 16,384 tokens of 2,048, 128 experts of 768, top 8, bfloat16, in MiB,
 it: from forward to backward live the result 64, g and u 384 and the numbers of rows 1.6. The forward's peak
 is 1,090, with h 192 and y 512. Backward adds, one after the other, w h 192 and sums 3; dD 384, and w h goes;
 rows of dx 512 and dx 64, and the rows go; dU 768. The peak of a step is its end, 64 + 384 + 2 + 384 + 64 +
-768 = 1,666, or 1.63 GiB, of which 1,152 are the gradients of weights; so it was on an H200, in 7.1 ms (2.2
+768 = 1,666, or 1.63 GiB, of which 1,152 are the gradients of weights; so it was on an H200, in 7.0 ms (2.1
 forward), 66 % of the rate of a large product (72). By the dispatcher (torch.compile) [dg,
 du] are 384 more, and [g, u] goes when its graph lets it go.
 

@@ -26,36 +26,9 @@ from torch import Tensor
 from veomni_hook.kernels import ascend
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rotary import calls, signatures
-from veomni_hook.kernels.rotary.forms import COUPLE, FORMS, Form
+from veomni_hook.kernels.rotary.forms import COUPLE, Form
 
 __all__ = [
-    "complex_pairs",
-    "complex_pairs_moved",
-    "half_split",
-    "half_split_cast_out",
-    "half_split_fp32",
-    "half_split_gathered",
-    "half_split_partial",
-    "half_split_partial_optional_key",
-    "half_split_reversed",
-    "half_split_single",
-    "half_width_halves",
-    "half_width_halves_single",
-    "half_width_pairs",
-    "half_width_pairs_single",
-    "pairs",
-    "pairs_doubled_single",
-    "pairs_fp32",
-    "pairs_fp32_broadcast",
-    "pairs_matrix",
-    "pairs_partial",
-    "pairs_partial_repeated",
-    "pairs_repeated",
-    "pairs_repeated_fp32",
-    "pairs_to_halves",
-    "pairs_to_halves_full_width",
-    "pairs_to_halves_optional_key",
-    "pairs_trailing_fp32_single",
     "refuses",
     "refuses_broadcast",
     "refuses_complex",
@@ -160,34 +133,14 @@ def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_
     return [_turned(form, x, cos, sin, heads_at) for x in xs]
 
 
-#: Called as the reference function of the same name.
-half_split = partial(signatures.both, _rotate, FORMS["half_split"])
-half_split_cast_out = partial(signatures.both, _rotate, FORMS["half_split_cast_out"])
-half_split_fp32 = partial(signatures.both, _rotate, FORMS["half_split_fp32"])
-half_split_reversed = partial(signatures.both, _rotate, FORMS["half_split_reversed"])
-half_split_partial = partial(signatures.both, _rotate, FORMS["half_split_partial"])
-half_split_single = partial(signatures.one, _rotate, FORMS["half_split"])
-half_width_halves = partial(signatures.both, _rotate, FORMS["half_width_halves"])
-half_width_halves_single = partial(signatures.one_broadcast, _rotate, FORMS["half_width_halves"])
-half_width_pairs = partial(signatures.both, _rotate, FORMS["half_width_pairs"])
-half_width_pairs_single = partial(signatures.one_broadcast, _rotate, FORMS["half_width_pairs"])
-pairs = partial(signatures.both, _rotate, FORMS["pairs"])
-pairs_fp32 = partial(signatures.both, _rotate, FORMS["pairs_fp32"])
-pairs_fp32_broadcast = partial(signatures.both_broadcast, _rotate, FORMS["pairs_fp32"])
-pairs_partial = partial(signatures.both, _rotate, FORMS["pairs_partial"])
-pairs_repeated = partial(signatures.both, _rotate, FORMS["pairs_repeated"])
-pairs_repeated_fp32 = partial(signatures.both, _rotate, FORMS["pairs_repeated_fp32"])
-pairs_partial_repeated = partial(signatures.both, _rotate, FORMS["pairs_partial_repeated"])
-pairs_trailing_fp32_single = partial(signatures.one, _rotate, FORMS["pairs_trailing_fp32"])
-pairs_to_halves = partial(signatures.both, _rotate, FORMS["pairs_to_halves"])
-pairs_to_halves_full_width = partial(signatures.both, _rotate, FORMS["pairs_to_halves_full_width"])
-pairs_matrix = partial(signatures.both, _rotate, FORMS["pairs_matrix"])
-complex_pairs = partial(signatures.complex_pairs, _rotate)
-complex_pairs_moved = partial(signatures.complex_pairs_moved, _rotate)
-half_split_gathered = partial(signatures.half_split_gathered, _rotate)
-half_split_partial_optional_key = partial(signatures.half_split_partial_optional_key, _rotate)
-pairs_doubled_single = partial(signatures.pairs_doubled_single, _rotate)
-pairs_to_halves_optional_key = partial(signatures.pairs_to_halves_optional_key, _rotate)
+_VARIANTS = signatures.variants(_rotate)
+
+
+def __getattr__(name: str) -> Any:
+    """Return the kernel of a variant, by its name in `signatures.variants`."""
+    if name in _VARIANTS:
+        return _VARIANTS[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _within(rule: Callable[..., str | None], owner: Any, *operands: Any) -> str | None:

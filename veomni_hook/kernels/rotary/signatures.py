@@ -1,37 +1,60 @@
 """What call sites of rotary variants pass, brought to what a fused backend computes.
 
 A backend has one function ``rotate(form, xs, cos, sin, heads_at)``: it turns tensors of one dtype by tables
-without heads. Everything here is called with it first, and then as the reference function of the variant is;
-the variant's rule in `veomni_hook.kernels.rotary.calls` must have let the call through.
+without heads. `variants` makes of it what call sites call. A variant's rule in
+`veomni_hook.kernels.rotary.calls` must have let the call through: what fits badly is read out of bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from veomni_hook.kernels.rotary import calls
 from veomni_hook.kernels.rotary.forms import FORMS, Form
 
-__all__ = [
-    "Rotate",
-    "both",
-    "both_broadcast",
-    "complex_pairs",
-    "complex_pairs_moved",
-    "half_split_gathered",
-    "half_split_partial_optional_key",
-    "one",
-    "one_broadcast",
-    "pairs_doubled_single",
-    "pairs_to_halves_optional_key",
-]
+__all__ = ["Rotate", "variants"]
 
 Rotate = Callable[[Form, tuple[Tensor, ...], Tensor, Tensor, int], Sequence[Tensor]]
 
 
-def both(
+def variants(rotate: Rotate) -> dict[str, Callable[..., Any]]:
+    """Return what is called as the reference function of each variant is, and returns what that returns."""
+    return {
+        "half_split": partial(_both, rotate, FORMS["half_split"]),
+        "half_split_cast_out": partial(_both, rotate, FORMS["half_split_cast_out"]),
+        "half_split_fp32": partial(_both, rotate, FORMS["half_split_fp32"]),
+        "half_split_reversed": partial(_both, rotate, FORMS["half_split_reversed"]),
+        "half_split_partial": partial(_both, rotate, FORMS["half_split_partial"]),
+        "half_split_single": partial(_one, rotate, FORMS["half_split"]),
+        "half_width_halves": partial(_both, rotate, FORMS["half_width_halves"]),
+        "half_width_halves_single": partial(_one_broadcast, rotate, FORMS["half_width_halves"]),
+        "half_width_pairs": partial(_both, rotate, FORMS["half_width_pairs"]),
+        "half_width_pairs_single": partial(_one_broadcast, rotate, FORMS["half_width_pairs"]),
+        "pairs": partial(_both, rotate, FORMS["pairs"]),
+        "pairs_fp32": partial(_both, rotate, FORMS["pairs_fp32"]),
+        "pairs_fp32_broadcast": partial(_both_broadcast, rotate, FORMS["pairs_fp32"]),
+        "pairs_partial": partial(_both, rotate, FORMS["pairs_partial"]),
+        "pairs_repeated": partial(_both, rotate, FORMS["pairs_repeated"]),
+        "pairs_repeated_fp32": partial(_both, rotate, FORMS["pairs_repeated_fp32"]),
+        "pairs_partial_repeated": partial(_both, rotate, FORMS["pairs_partial_repeated"]),
+        "pairs_trailing_fp32_single": partial(_one, rotate, FORMS["pairs_trailing_fp32"]),
+        "pairs_to_halves": partial(_both, rotate, FORMS["pairs_to_halves"]),
+        "pairs_to_halves_full_width": partial(_both, rotate, FORMS["pairs_to_halves_full_width"]),
+        "pairs_matrix": partial(_both, rotate, FORMS["pairs_matrix"]),
+        "complex_pairs": partial(_complex_pairs, rotate),
+        "complex_pairs_moved": partial(_complex_pairs_moved, rotate),
+        "half_split_gathered": partial(_half_split_gathered, rotate),
+        "half_split_partial_optional_key": partial(_half_split_partial_optional_key, rotate),
+        "pairs_doubled_single": partial(_pairs_doubled_single, rotate),
+        "pairs_to_halves_optional_key": partial(_pairs_to_halves_optional_key, rotate),
+    }
+
+
+def _both(
     rotate: Rotate, form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Turn query and key by tables that get a dimension of heads at ``unsqueeze_dim``."""
@@ -39,12 +62,12 @@ def both(
     return query, key
 
 
-def one(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
+def _one(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
     """`both` of one tensor."""
     return rotate(form, (x,), cos, sin, calls.heads_of(x, unsqueeze_dim))[0]
 
 
-def both_broadcast(
+def _both_broadcast(
     rotate: Rotate, form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Turn query and key by tables that broadcast over heads."""
@@ -53,37 +76,37 @@ def both_broadcast(
     return query, key
 
 
-def one_broadcast(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _one_broadcast(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`both_broadcast` of one tensor."""
     (cos, at), (sin, _) = calls.without_heads(x, cos), calls.without_heads(x, sin)
     return rotate(form, (x,), cos, sin, at)[0]
 
 
-def pairs_doubled_single(
+def _pairs_doubled_single(
     rotate: Rotate, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 2
 ) -> Tensor:
     """`half_width_pairs` of one tensor, whose heads come after its positions unless it is said."""
-    return one(rotate, FORMS["half_width_pairs"], x, cos, sin, unsqueeze_dim)
+    return _one(rotate, FORMS["half_width_pairs"], x, cos, sin, unsqueeze_dim)
 
 
-def complex_pairs(
+def _complex_pairs(
     rotate: Rotate, q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 2
 ) -> tuple[Tensor, Tensor]:
     """Pairs in float32 by ``cos + i sin``, complex64 ``[batch or 1, length, head_dim / 2]``.
 
     Its parts are copied apart. A complex product may be contracted upstream, so bits of float32 may differ.
     """
-    return both(rotate, FORMS["complex_pairs"], q, k, freqs.real, freqs.imag, unsqueeze_dim)
+    return _both(rotate, FORMS["complex_pairs"], q, k, freqs.real, freqs.imag, unsqueeze_dim)
 
 
-def complex_pairs_moved(
+def _complex_pairs_moved(
     rotate: Rotate, q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
     """`complex_pairs`, whose heads come before positions unless it is said."""
-    return complex_pairs(rotate, q, k, freqs, unsqueeze_dim)
+    return _complex_pairs(rotate, q, k, freqs, unsqueeze_dim)
 
 
-def half_split_gathered(
+def _half_split_gathered(
     rotate: Rotate,
     q: Tensor,
     k: Tensor,
@@ -93,24 +116,24 @@ def half_split_gathered(
     unsqueeze_dim: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """`half_split` by rows of tables ``[positions, head_dim]``, which are copied first."""
-    return both(rotate, FORMS["half_split"], q, k, cos[position_ids], sin[position_ids], unsqueeze_dim)
+    return _both(rotate, FORMS["half_split"], q, k, cos[position_ids], sin[position_ids], unsqueeze_dim)
 
 
-def half_split_partial_optional_key(
+def _half_split_partial_optional_key(
     rotate: Rotate, q: Tensor, cos: Tensor, sin: Tensor, k: Tensor | None = None, unsqueeze_dim: int = 1
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`half_split_partial`; only the query, and no tuple, where there is no key."""
     form = FORMS["half_split_partial"]
     if k is None:
-        return one(rotate, form, q, cos, sin, unsqueeze_dim)
-    return both(rotate, form, q, k, cos, sin, unsqueeze_dim)
+        return _one(rotate, form, q, cos, sin, unsqueeze_dim)
+    return _both(rotate, form, q, k, cos, sin, unsqueeze_dim)
 
 
-def pairs_to_halves_optional_key(
+def _pairs_to_halves_optional_key(
     rotate: Rotate, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor | None]:
     """`pairs_to_halves`; no key gives none."""
     form = FORMS["pairs_to_halves"]
     if k is None:
-        return one(rotate, form, q, cos, sin, unsqueeze_dim), None
-    return both(rotate, form, q, k, cos, sin, unsqueeze_dim)
+        return _one(rotate, form, q, cos, sin, unsqueeze_dim), None
+    return _both(rotate, form, q, k, cos, sin, unsqueeze_dim)
