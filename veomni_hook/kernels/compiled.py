@@ -14,6 +14,7 @@ from veomni_hook.kernels.answers import Answers
 from veomni_hook.kernels.binding import BINDING
 from veomni_hook.kernels.choice import AUTO
 from veomni_hook.kernels.registry import EAGER
+from veomni_hook.kernels.skipped import Skipped
 from veomni_hook.kernels.state import STATE
 
 __all__ = ["Compiled", "device_of"]
@@ -33,11 +34,19 @@ Binder = Callable[..., tuple[Any, ...]]
 class Compiled:
     """The compiled form of one slot.
 
-    ``answers_to`` gives what it answers if a backend is wanted, ``binder`` what makes operands of arguments.
+    ``answers_to`` gives what it answers if a backend is wanted, ``binder`` what makes operands of arguments,
+    ``skipped`` what its kernels do not call.
     """
 
-    def __init__(self, op: str, answers_to: Callable[[str], Answers], binder: Callable[[], Binder]) -> None:
+    def __init__(
+        self,
+        op: str,
+        answers_to: Callable[[str], Answers],
+        binder: Callable[[], Binder],
+        skipped: Skipped,
+    ) -> None:
         self._op = op
+        self._skipped = skipped
         self._binder: Binder
         #: By what is wanted and the device type: kernels, each with its refusals.
         self._kernels: dict[tuple[str, str], Any] = {}
@@ -51,17 +60,25 @@ class Compiled:
             self._binder = binder()
             return True
 
+        def prepare_checks(kind: type) -> bool:
+            skipped.checks_of(kind)
+            return True
+
         # What torch.compiler.assume_constant_result does, which imports dynamo: called while it traces,
         # their results are constants. Functions cannot be, since guards need their source.
-        for function in (look_up, prepare):
+        for function in (look_up, prepare, prepare_checks):
             setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
         self._look_up = look_up
         self._prepare = prepare
+        self._prepare_checks = prepare_checks
 
     def kernel(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Return the kernel that computes this call, or None: run the upstream code."""
         wanted, device = self._wanted(owner), device_of(operands)
         if wanted == EAGER or not self._look_up(wanted, device):
+            return None
+        self._prepare_checks(type(owner))
+        if self._skipped.changed(owner, operands) is not None:
             return None
         for run, refusals in self._kernels[wanted, device]:
             for refusal in refusals:
@@ -73,7 +90,9 @@ class Compiled:
 
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call in the place of ``upstream``, with the same arguments."""
-        return upstream if self._wanted(owner) == EAGER else partial(self._call, owner, upstream)
+        if self._wanted(owner) == EAGER or self._skipped.changed_function(upstream) is not None:
+            return upstream
+        return partial(self._call, owner, upstream)
 
     def _call(self, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self._prepare()

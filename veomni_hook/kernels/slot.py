@@ -11,10 +11,10 @@ under ``auto`` only those that beat Inductor; under ``torch.export`` none: the u
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
-from types import FunctionType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -23,12 +23,12 @@ from veomni_hook.kernels.binding import BINDING
 from veomni_hook.kernels.choice import Choice
 from veomni_hook.kernels.compiled import Compiled, device_of
 from veomni_hook.kernels.registry import EAGER, load_attribute, registry
+from veomni_hook.kernels.skipped import Skipped
 from veomni_hook.kernels.state import STATE
 
 __all__ = ["Outcome", "Slot"]
 
 _UPSTREAM = Outcome(EAGER, "no kernel can run here")
-_REPLACED = Outcome(EAGER, "the upstream function was replaced by one of another module")
 _INACTIVE = Outcome(EAGER, "veomni_hook is deactivated")
 
 ModuleClass = TypeVar("ModuleClass", bound=type)
@@ -48,10 +48,19 @@ class Slot:
     """The place in a patched module where a kernel of ``op``/``variant`` may take over.
 
     ``parameters`` are those of the upstream function at whose calls `at` stands, in the form that
-    `veomni_hook.kernels.arguments` describes; empty: they are the op's operands.
+    `veomni_hook.kernels.arguments` describes; empty: they are the op's operands. ``skips`` are the
+    definitions of the module whose calls kernels skip, as `veomni_hook.kernels.skipped` describes: the slot
+    is made in the module's own frame, and compares them with the code that this frame runs.
     """
 
-    def __init__(self, op: str, variant: str, module_name: str, parameters: str = "") -> None:
+    def __init__(
+        self,
+        op: str,
+        variant: str,
+        module_name: str,
+        parameters: str = "",
+        skips: Mapping[str, Iterable[str]] | None = None,
+    ) -> None:
         # Patched modules have imported torch; whoever only reads the names here need not.
         from torch import compiler
 
@@ -60,6 +69,8 @@ class Slot:
         self.variant = variant
         self.module_name = module_name
         self.parameters = parameters
+        self.skips = dict(skips or {})
+        self._skipped = Skipped(self.skips, module_name, sys._getframe(1))
         self._is_compiling = compiler.is_compiling
         self._compiler = compiler
         self._site = Site(op, variant, module_name, set())
@@ -71,7 +82,9 @@ class Slot:
         self._known: dict[tuple[str, str], Answers] = {}
         self._bound: dict[str, Answers] = {}
         self._bind: Callable[..., tuple[Any, ...]] | None = None
-        self._compiled = Compiled(op, lambda wanted: self._answers_to(Choice(ops={op: wanted})), self._binder)
+        self._compiled = Compiled(
+            op, lambda wanted: self._answers_to(Choice(ops={op: wanted})), self._binder, self._skipped
+        )
         # By id with a weak reference: a WeakKeyDictionary would cost 1.5 us at every call.
         self._outcomes: dict[int, tuple[ref[Any], list[Outcome]]] = {}
         # Per thread, the module whose call came through `reached` and whose guard has not been asked yet.
@@ -79,11 +92,12 @@ class Slot:
 
     def __repr__(self) -> str:
         parameters = f", parameters={self.parameters!r}" if self.parameters else ""
-        return f"Slot({self.op!r}, {self.variant!r}, {self.module_name!r}{parameters})"
+        skips = f", skips={self.skips!r}" if self.skips else ""
+        return f"Slot({self.op!r}, {self.variant!r}, {self.module_name!r}{parameters}{skips})"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Functions that close over a slot are pickled by value in some tools; a slot is rebuilt, not copied.
-        return (Slot, (self.op, self.variant, self.module_name, self.parameters))
+        return (Slot, (self.op, self.variant, self.module_name, self.parameters, self.skips))
 
     def kernel(self, owner: Any, *operands: Any) -> Callable[..., Any] | None:
         """Return the function that computes this call, or None: run the upstream code.
@@ -105,17 +119,17 @@ class Slot:
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call in the place of ``upstream``, with the very same arguments.
 
-        ``upstream`` itself where no kernel comes into question, and where it is a function of another module:
-        someone has put it in the place of the one that was recognised. Else a function that asks kernels
+        ``upstream`` itself where no kernel comes into question, and where it, or a function that it calls, is
+        not the one that was recognised. Else a function that asks kernels
         with the op's operands and, last, ``upstream``; the kernel that takes the call is called with the
         operands. It calls ``upstream`` where all refuse, and where the arguments do not fit its parameters.
         """
         if self._is_compiling():
             return upstream if self._exported() else self._compiled.at(owner, upstream)
-        if self.answers(owner).idle is not None:
+        if (answers := self.answers(owner)).idle is not None:
             return upstream
-        if type(upstream) is FunctionType and upstream.__module__ != self.module_name:
-            self._note(owner, _REPLACED)
+        if (changed := self._skipped.changed_function(upstream)) is not None:
+            self._note(owner, answers.refused(answers.wanted, changed))
             return upstream
         return partial(self._call, owner, upstream)
 
@@ -131,10 +145,13 @@ class Slot:
         return partial(self._reach, taking)
 
     def _reach(self, taking: Taking, decorated: ModuleClass) -> ModuleClass:
+        from torch.nn import Module
+
         covering = vars(decorated).get("forward")
         guarded = getattr(covering, "__wrapped__", None)
         if covering is None or guarded is None:
             return decorated
+        self._skipped.add_reached(decorated, Module)
         waiting = self._waiting = self._waiting or threading.local()
 
         @wraps(covering)
@@ -209,6 +226,9 @@ class Slot:
         return found
 
     def _ask(self, answers: Answers, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        if (changed := self._skipped.changed(owner, operands)) is not None:
+            self._note(owner, answers.refused(answers.wanted, changed))
+            return None
         outcome = _UPSTREAM
         for run, refusals, backend, taken in answers.candidates(device_of(operands)):
             for refusal in refusals:

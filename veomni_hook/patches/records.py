@@ -89,13 +89,16 @@ class PositionedHelper:
 class SlotSpec:
     """A kernel slot that the patched module gets as a global: ``name = Slot(op, variant, module)``.
 
-    ``parameters`` are those of the upstream function whose calls the slot answers, in source form.
+    ``parameters`` are those of the upstream function whose calls the slot answers, in source form. ``skips``
+    are the definitions of the module that kernels compute without calling them: pairs of the place that asks
+    (a method, or a function whose calls ask) and their names.
     """
 
     name: str
     op: str
     variant: str
     parameters: str = ""
+    skips: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 class SlotHandle:

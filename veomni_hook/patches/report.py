@@ -108,7 +108,7 @@ class PatchReport:
             ),
             yielded=tuple(YieldedPatch(**patch) for patch in data["yielded"]),
             untouched=tuple(data["untouched"]),
-            slots=tuple(SlotSpec(**slot) for slot in data["slots"]),
+            slots=tuple(SlotSpec(**{**slot, "skips": _skips(slot)}) for slot in data["slots"]),
             missed=tuple(MissedSite(**site) for site in data["missed"]),
             distribution=data["distribution"],
         )
@@ -124,8 +124,12 @@ def one_line(text: str) -> str:
 
 
 def _compact(entry: dict[str, Any]) -> dict[str, Any]:
-    optional = {"declared", "parameters", *(("op", "variant") if "kind" in entry else ())}
+    optional = {"declared", "parameters", "skips", *(("op", "variant") if "kind" in entry else ())}
     return {name: value for name, value in entry.items() if value or name not in optional}
+
+
+def _skips(slot: Mapping[str, Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((place, tuple(names)) for place, names in slot.get("skips", ()))
 
 
 def _pair(lines: Any) -> tuple[int, int]:

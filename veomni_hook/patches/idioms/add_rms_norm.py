@@ -20,7 +20,7 @@ from veomni_hook.patches.idioms import rms_norm
 from veomni_hook.patches.readers.added import Added, added_runs, has_self, is_the_call
 from veomni_hook.patches.readers.inherited import defining, initialised_by
 from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.routes.site import Site, Splice, Status, skipped_at_calls, slot_name
 from veomni_hook.patches.routes.splice import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
@@ -126,6 +126,7 @@ def _site(
         return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=found[0].lineno)
     variants = list(dict.fromkeys(norm.site.variant for norm, _ in routed))
     relied = (name for norm, _ in routed for name in (norm.site.target, *norm.site.relies_on))
+    skipped = tuple(dict.fromkeys(name for norm, _ in routed for name in skipped_at_calls(norm.site)))
     return Site(
         op=OP,
         target=where,
@@ -137,6 +138,7 @@ def _site(
         splices=tuple(splice for _, splices in routed for splice in splices),
         slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
         relies_on=tuple(dict.fromkeys(relied)),
+        skips={where: skipped},
         lineno=found[0].lineno,
     )
 

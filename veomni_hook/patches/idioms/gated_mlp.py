@@ -128,6 +128,7 @@ class _Found:
     variant: str
     operands: Mapping[str, ast.expr]
     taken: ast.expr
+    inlined: tuple[str, ...]
 
 
 class _Search(Method):
@@ -148,6 +149,7 @@ class _Search(Method):
         if not routed:
             return None
         variants = list(dict.fromkeys(one.variant for one, _ in routed))
+        inlined = tuple(dict.fromkeys(name for one, _ in routed for name in one.inlined))
         return Site(
             op=OP,
             target=self.target,
@@ -157,6 +159,7 @@ class _Search(Method):
             captures={name: ast.unparse(operand) for name, operand in routed[0][0].operands.items()},
             splices=tuple(splice for _, made in routed for splice in made),
             slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
+            skips={self.target: inlined} if inlined else {},
             lineno=self.method.lineno,
         )
 
@@ -170,10 +173,12 @@ class _Search(Method):
         for variant in _VARIANTS:
             pattern = reference_form(_REFERENCE, variant)
             for run, form in runs:
-                for node in walk(form.result) if form is not None else ():
+                if form is None:
+                    continue
+                for node in walk(form.result):
                     operands = self.operands(pattern, node) if node.origin in inside else None
                     if operands is not None and node.origin is not None:
-                        return _Found(run, variant, operands, node.origin)
+                        return _Found(run, variant, operands, node.origin, form.inlined)
         return None
 
     def form(self, run: Run) -> Form | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from veomni_hook.patches.graph import (
@@ -61,8 +62,9 @@ def _sites(view: ModuleView) -> Iterator[Site]:
         if isinstance(found, Difference):
             yield Site(OP, name, Status.MISSED, reason=found.text, lineno=node.lineno)
             continue
-        form, slot = found
-        sites = [_call(view, name, form, slot, site) for site in calls.sites(name)]
+        form, slot, inlined = found
+        called = [_call(view, name, form, slot, site) for site in calls.sites(name)]
+        sites = [replace(site, skips={name: inlined}) for site in called]
         bound = not sites or any(site.status is Status.ROUTED for site in sites)
         yield Site(
             OP,
@@ -94,8 +96,8 @@ def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite
     )
 
 
-def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec] | Difference:
-    """The digest of a function that computes the loss, and the slot for its calls."""
+def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tuple[str, ...]] | Difference:
+    """The digest of a function that computes the loss, the slot for its calls, and what it calls."""
     if function.decorator_list:
         text = f"it is decorated with {ast.unparse(function.decorator_list[0])}"
         return Difference(text, 0.0, function.lineno)
@@ -113,7 +115,8 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec] | D
             parameters = parameters_as(function, operands)
             if parameters is not None and parameter_names(function) == operands.keys():
                 slot = SlotSpec(slot_name(OP, variant), OP, variant, parameters)
-                return "-".join(digest(form) for form in forms[2:]), slot
+                inlined = tuple(dict.fromkeys(name for form in forms for name in form.inlined))
+                return "-".join(digest(form) for form in forms[2:]), slot, inlined
         elif differences[0].depth >= nearest.depth:
             nearest = differences[0]
     return nearest

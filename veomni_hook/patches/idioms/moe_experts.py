@@ -99,6 +99,7 @@ class _Found:
     variant: str
     operands: Mapping[str, str]
     form: str
+    inlined: tuple[str, ...] = ()
     relies_on: tuple[str, ...] = ()
 
 
@@ -171,7 +172,7 @@ def _recognised(
     routing = {"hidden_states": loop.hidden, "top_k_index": loop.index, "top_k_weights": loop.weights}
     text = " ".join([loop.dtype, *map(digest, ways)])
     hashed = blake2b(text.encode(), digest_size=8).hexdigest()
-    return _Found(variant, routing | operands, hashed, (f"{owner.name}.__init__", *form.inlined))
+    return _Found(variant, routing | operands, hashed, form.inlined, (f"{owner.name}.__init__",))
 
 
 def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str, str]]:
@@ -336,6 +337,7 @@ def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found:
         captures=dict(found.operands),
         splices=splices,
         slots=(SlotSpec(slot, OP, found.variant),),
-        relies_on=found.relies_on,
+        relies_on=(*found.relies_on, *found.inlined),
+        skips={f"{owner.name}.forward": found.inlined} if found.inlined else {},
         lineno=forward.lineno,
     )

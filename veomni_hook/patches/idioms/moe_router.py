@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from veomni_hook.patches.graph import (
@@ -90,8 +90,9 @@ class _Pattern:
 class _Found:
     """A run that computes weights and indices, and the locals that hold them in the end.
 
-    ``pair`` is the formula as it stands there; ``rest`` is what the last statement does to the weights after
-    it; ``flat`` says that the last dimension is the last one of ``[tokens, experts]`` only.
+    ``pair`` is the formula as it stands there, ``inlined`` the functions of the file that it calls;
+    ``rest`` is what the last statement does to the weights after it; ``flat`` says that the last dimension is
+    the last one of ``[tokens, experts]`` only.
     """
 
     run: Run
@@ -100,6 +101,7 @@ class _Found:
     indices: str
     bindings: Mapping[str, Node]
     pair: Node
+    inlined: tuple[str, ...]
     rest: ast.stmt | None = None
     flat: bool = False
 
@@ -251,7 +253,8 @@ class _Search(Method):
                         rest = self.rest(run, weight_name, inner) if inner is not weights else None
                         raw = (form.result.args[names.index(name)] for name in (weight_name, index_name))
                         flat = any(map(_by_number, walk(*raw)))
-                        yield _Found(run, pattern, weight_name, index_name, bindings, pair, rest, flat)
+                        known = _Found(run, pattern, weight_name, index_name, bindings, pair, form.inlined)
+                        yield replace(known, rest=rest, flat=flat)
 
     def matches(self, pair: Node) -> Iterator[tuple[_Pattern, Mapping[str, Node]]]:
         """The formulas that weights and indices are."""
@@ -337,6 +340,7 @@ class _Search(Method):
             captures=self.operands(found) or {},
             splices=splices,
             slots=(SlotSpec(slot_name(OP, variant), OP, variant),),
+            skips={self.target: found.inlined} if found.inlined else {},
             lineno=self.method.lineno,
         )
 

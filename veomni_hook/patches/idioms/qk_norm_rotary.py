@@ -19,7 +19,7 @@ from veomni_hook.patches.readers.turned_norms import TurnedNorms
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.ask import tuple_of
 from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.site import Site, Status, slot_name
+from veomni_hook.patches.routes.site import Site, Status, skipped_at_calls, slot_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.attributes import initialised
@@ -165,5 +165,6 @@ class _Search(Method):
             splices=splices,
             slots=(slot,),
             relies_on=(norm.target, *norm.relies_on, turn.target),
+            skips={self.target: (*skipped_at_calls(norm), *skipped_at_calls(turn))},
             lineno=self.method.lineno,
         )

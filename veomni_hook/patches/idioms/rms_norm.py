@@ -114,6 +114,7 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Site:
         else before_body(view, forward, code, comment),
         slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
         relies_on=form.inlined,
+        skips={f"{owner.name}.forward": form.inlined} if form.inlined else {},
     )
 
 

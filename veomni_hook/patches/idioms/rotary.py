@@ -57,6 +57,7 @@ class _Known:
     form: str
     bindings: Mapping[str, Node]
     parameters: str = ""
+    inlined: tuple[str, ...] = ()
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -162,6 +163,7 @@ def _site(definition: Definition, known: _Known) -> Site:
         known.variant,
         form=known.form,
         captures=captures,
+        skips={definition.qualname: known.inlined},
         lineno=definition.node.lineno,
     )
 
@@ -186,7 +188,7 @@ def _known(view: ModuleView, definition: Definition) -> _Known | Site:
     parameters = "" if form.receiver else _parameters(node, bindings)
     if parameters is None:
         return replace(missed, reason=f"it is {name}, but its parameters do not tell the operands")
-    return _Known(name.partition("__")[0], digest(form), bindings, parameters)
+    return _Known(name.partition("__")[0], digest(form), bindings, parameters, form.inlined)
 
 
 def _unsuited(view: ModuleView, definition: Definition) -> str:

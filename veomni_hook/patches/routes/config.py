@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.report import MissedSite
@@ -71,4 +72,14 @@ def _slots(sites: Sequence[Site], module: str) -> list[SlotSpec]:
                     fix="report this as a defect of veomni-hook",
                     target=site.target,
                 )
-    return [slot for slot, _ in slots.values()]
+    return [replace(slot, skips=_skips(name, sites)) for name, (slot, _) in slots.items()]
+
+
+def _skips(name: str, sites: Sequence[Site]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What kernels of the slot ``name`` skip, by the place that asks."""
+    found: dict[str, dict[str, None]] = {}
+    for site in sites:
+        if any(slot.name == name for slot in site.slots):
+            for place, names in site.skips.items():
+                found.setdefault(place, {}).update(dict.fromkeys(names))
+    return tuple((place, tuple(names)) for place, names in found.items())

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from veomni_hook.patches.records import SlotSpec
 
-__all__ = ["Site", "Splice", "Status", "slot_name"]
+__all__ = ["Site", "Splice", "Status", "skipped_at_calls", "slot_name"]
 
 
 class Status(StrEnum):
@@ -51,6 +51,9 @@ class Site:
         slots: the slots that the splices name.
         relies_on: definitions of the module that the route takes as they are, beside those that the code
             which it answers for names (`veomni_hook.patches.routes.reliance` finds these).
+        skips: definitions of the module that a kernel computes without calling them, by the place that asks:
+            a method, or the function at whose calls the slot stands. While the model runs, the slot compares
+            what stands there with what was recognised.
         counted: whether it is one of the op's candidates (call sites belong to a candidate and are not).
         part: a named part of the op's candidates that has a total of its own in `coverage`, or nothing.
         lineno: the upstream line, from 1.
@@ -66,9 +69,15 @@ class Site:
     splices: tuple[Splice, ...] = ()
     slots: tuple[SlotSpec, ...] = ()
     relies_on: tuple[str, ...] = ()
+    skips: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counted: bool = True
     part: str = ""
     lineno: int = 0
+
+
+def skipped_at_calls(site: Site) -> tuple[str, ...]:
+    """What is skipped where a kernel stands in for a call of the method or function that ``site`` is."""
+    return (site.target, *site.skips.get(site.target, ()))
 
 
 def slot_name(op: str, variant: str) -> str:

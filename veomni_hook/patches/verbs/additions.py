@@ -24,6 +24,7 @@ __all__ = ["plan_additions"]
 
 _DEFINITIONS = ("class", "function", "assignment")
 _SLOT_IMPORT = "from veomni_hook.kernels.slot import Slot as VeomniSlot"
+_WIDTH = 120
 
 
 def plan_additions(plan: Plan) -> None:
@@ -80,11 +81,25 @@ def _plan_slots(plan: Plan) -> None:
         _refuse_taken(plan, index, slot.name, "slot")
         if first:
             _append(plan, index, _SLOT_IMPORT, "", gap=1)
-        parameters = f", parameters={json.dumps(slot.parameters)}" if slot.parameters else ""
-        line = f'{slot.name} = VeomniSlot("{slot.op}", "{slot.variant}", __name__{parameters})'
+        line = _slot_text(slot)
         marker = plan.marker(index, "KERNEL SLOTS", "asked by guards") if first else ""
         _append(plan, index, line, marker, gap=1 if first else 0)
         first = False
+
+
+def _slot_text(slot: SlotSpec) -> str:
+    """The assignment that makes a slot, in one line if it is short."""
+    given = ", ".join((json.dumps(slot.op), json.dumps(slot.variant), "__name__"))
+    keywords = [f"parameters={json.dumps(slot.parameters)}"] if slot.parameters else []
+    if slot.skips:
+        keywords.append(f"skips={json.dumps(dict(slot.skips))}")
+    line = f"{slot.name} = VeomniSlot({', '.join([given, *keywords])})"
+    if len(line) <= _WIDTH:
+        return line
+    if slot.skips and len(keywords[-1]) > _WIDTH - 5:
+        keywords[-1] = f"skips={json.dumps(dict(slot.skips), indent=4)}"
+    inner = "".join(f"{reindent(each, '', '    ')},\n" for each in (given, *keywords))
+    return f"{slot.name} = VeomniSlot(\n{inner})"
 
 
 def _plan_positioned(plan: Plan, index: int, helper: PositionedHelper) -> None:

@@ -1,0 +1,189 @@
+"""What users replace of what was recognised: a kernel that would skip it does not run, and upstream's code does.
+
+Every case replaces something in a patched model and in the installed one, which is the oracle: outputs and
+gradients have to be equal, and different from those before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config, Qwen3MoeConfig
+
+from tests.kernels.patched_qwen3 import SIZES, load
+from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.state import set_choice
+
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True}
+FAMILIES = {
+    "qwen3": ("Qwen3ForCausalLM", Qwen3Config, {}),
+    "gemma3": ("Gemma3ForCausalLM", Gemma3TextConfig, {"layer_types": ["full_attention"] * 2}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", Qwen3MoeConfig, MOE),
+    "gpt_oss": ("GptOssForCausalLM", GptOssConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+@pytest.fixture(scope="session")
+def modules(tmp_path_factory):
+    """The installed and the patched module of a family."""
+    folder = tmp_path_factory.mktemp("patched")
+
+    def found(family: str) -> tuple[types.ModuleType, types.ModuleType]:
+        name = f"transformers.models.{family}.modeling_{family}"
+        return importlib.import_module(name), load(folder, name)
+
+    return found
+
+
+def doubled(function: Callable) -> Callable:
+    """A wrapper that says that it is what it wraps, and computes something else."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        result = function(*args, **kwargs)
+        return tuple(2 * each for each in result) if isinstance(result, tuple) else 2 * result
+
+    return wrapper
+
+
+def on_module(name: str):
+    def replace(module, model, patch):
+        patch.setattr(module, name, doubled(getattr(module, name)))
+
+    return replace
+
+
+def on_class(place: str):
+    def replace(module, model, patch):
+        owner, method = place.split(".")
+        kind = getattr(module, owner)
+        patch.setattr(kind, method, doubled(getattr(kind, method)))
+
+    return replace
+
+
+def by_code(name: str):
+    def replace(module, model, patch):
+        function = getattr(module, name)
+        other = types.FunctionType(function.__code__, function.__globals__, name, function.__defaults__)
+        module.__dict__["_kept"] = other
+        scope = {}
+        exec("def rotate_half(x):\n    return 2 * _kept(x)", module.__dict__, scope)
+        patch.setattr(function, "__code__", scope["rotate_half"].__code__)
+
+    return replace
+
+
+def in_subclass(place: str):
+    def replace(module, model, patch):
+        owner, method = place.split(".")
+        kind = getattr(module, owner)
+        derived = type(owner, (kind,), {method: doubled(getattr(kind, method))})
+        for each in model.modules():
+            if type(each) is kind:
+                each.__class__ = derived
+
+    return replace
+
+
+def in_mixin(place: str):
+    def replace(module, model, patch):
+        owner, method = place.split(".")
+        kind = getattr(module, owner)
+        mixin = type("Mixin", (), {method: doubled(getattr(kind, method))})
+        derived = type(owner, (mixin, kind), {})
+        for each in model.modules():
+            if type(each) is kind:
+                each.__class__ = derived
+
+    return replace
+
+
+def on_instances(place: str):
+    def replace(module, model, patch):
+        owner, method = place.split(".")
+        for each in model.modules():
+            if type(each) is getattr(module, owner):
+                setattr(each, method, types.MethodType(doubled(getattr(type(each), method)), each))
+
+    return replace
+
+
+def on_activation(module, model, patch):
+    kind = type(model.model.layers[0].mlp.act_fn)
+    patch.setattr(kind, "forward", doubled(kind.forward))
+
+
+CASES = {
+    "rotary function wrapped": ("qwen3", on_module("apply_rotary_pos_emb")),
+    "rotate_half wrapped": ("qwen3", on_module("rotate_half")),
+    "rotate_half, its code": ("qwen3", by_code("rotate_half")),
+    "norm's forward wrapped on the class": ("qwen3", on_class("Qwen3RMSNorm.forward")),
+    "norm's forward, on instances": ("qwen3", on_instances("Qwen3RMSNorm.forward")),
+    "norm's forward, in a subclass": ("qwen3", in_subclass("Qwen3RMSNorm.forward")),
+    "norm's helper, on the class": ("gemma3", on_class("Gemma3RMSNorm._norm")),
+    "norm's helper, in a subclass": ("gemma3", in_subclass("Gemma3RMSNorm._norm")),
+    "norm's helper, in a mixin": ("gemma3", in_mixin("Gemma3RMSNorm._norm")),
+    "norm's helper, on instances": ("gemma3", on_instances("Gemma3RMSNorm._norm")),
+    "activation's forward, on its class": ("qwen3", on_activation),
+    "experts' gate, on the class": ("qwen3_moe", on_class("Qwen3MoeExperts._apply_gate")),
+    "experts' gate, in a subclass": ("qwen3_moe", in_subclass("Qwen3MoeExperts._apply_gate")),
+    "experts' gate, on instances": ("qwen3_moe", on_instances("Qwen3MoeExperts._apply_gate")),
+    "experts' own gate, on the class": ("gpt_oss", on_class("GptOssExperts._apply_gate")),
+    "experts' own gate, in a subclass": ("gpt_oss", in_subclass("GptOssExperts._apply_gate")),
+    "rotation's helper, on the module": ("gpt_oss", on_module("_apply_rotary_emb")),
+    "load-balancing loss": ("qwen3_moe", on_module("load_balancing_loss_func")),
+}
+
+
+def config_of(family: str):
+    _, kind, more = FAMILIES[family]
+    sizes = {"hidden_activation": "silu"} if family == "gemma3" else {}
+    return kind(**{**SIZES, **sizes, "tie_word_embeddings": False, **more})
+
+
+def models(pair, family: str):
+    name, _, _ = FAMILIES[family]
+    upstream, patched = (getattr(module, name)(config_of(family)).train() for module in pair)
+    for parameter in upstream.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    patched.load_state_dict(upstream.state_dict())
+    return upstream, patched
+
+
+def step(model):
+    model.zero_grad()
+    tokens = torch.arange(24).reshape(2, 12) % 61
+    out = model(input_ids=tokens, labels=tokens, use_cache=False)
+    out.loss.backward()
+    grads = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return out.loss.detach(), grads
+
+
+def same(one, other) -> bool:
+    loss, grads = one
+    return torch.allclose(loss, other[0], rtol=1e-4, atol=1e-5) and all(
+        torch.allclose(each, other[1][name], rtol=1e-3, atol=1e-4) for name, each in grads.items()
+    )
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_replaced_runs(modules, monkeypatch, case, backend):
+    family, replace = CASES[case]
+    pair = modules(family)
+    set_choice(backend)
+    upstream, patched = models(pair, family)
+    before = step(patched)
+    assert same(step(upstream), before)
+    for module, model in zip(pair, (upstream, patched), strict=True):
+        replace(module, model, monkeypatch)
+    expected, found = step(upstream), step(patched)
+    assert not same(expected, before), "nothing was replaced"
+    assert same(expected, found), explain(patched)

@@ -1,0 +1,186 @@
+"""Whether the functions and methods whose calls a kernel skips still are those that were recognised.
+
+An idiom recognises text; users replace what the text defines: on a module, on a class, in a subclass, on an
+instance, in the modeling file itself. What stands there at a call is therefore compared with the code object
+that Python compiled from the recognised definition. ``__module__`` and ``__qualname__`` would not do, since
+`functools.wraps` copies them, nor the function, whose ``__code__`` can be replaced.
+
+Every comparison is one of identity, and there is one for each definition that a call skips. Dynamo follows
+them and guards on them: code that is compiled already notices a replacement, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
+
+__all__ = ["Skipped", "home_of"]
+
+_Named = tuple[str, CodeType | None]
+
+
+class _Checks(NamedTuple):
+    """What is compared for modules of one class.
+
+    Attributes:
+        methods: of the module that asks.
+        overridden: methods that one of `methods` reaches by ``super()``, each with its class.
+        functions: of the modeling module.
+        operands: methods of modules that are operands, each with the name of its class.
+    """
+
+    methods: tuple[_Named, ...] = ()
+    overridden: tuple[tuple[type, str, CodeType | None], ...] = ()
+    functions: tuple[_Named, ...] = ()
+    operands: tuple[tuple[str, str, CodeType | None], ...] = ()
+
+
+class Skipped:
+    """The definitions of one module that kernels of one slot skip.
+
+    Args:
+        skips: by the method that asks (``Class.method``), or by the function at whose calls the slot stands,
+            the other definitions of the module that a kernel computes and does not call.
+        module_name: the module's name.
+        frame: the frame that executes the module's code. In any other frame the recognised code is not known,
+            and what is skipped counts as replaced.
+    """
+
+    def __init__(self, skips: Mapping[str, Iterable[str]], module_name: str, frame: FrameType) -> None:
+        own = frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == module_name
+        self._module_name = module_name
+        self._skips = {place: tuple(names) for place, names in skips.items()}
+        self._code = frame.f_code if own and skips else None
+        self._scope: Mapping[str, Any] = frame.f_globals if own else {}
+        self._by_class: dict[type, _Checks] = {}
+        self._by_function = tuple(
+            (self._compiled(place), _Checks(functions=tuple((name, self._compiled(name)) for name in names)))
+            for place, names in self._skips.items()
+            if "." not in place
+        )
+        #: By class, what the decorators below `Slot.reached` may call.
+        self._reached: dict[type, dict[str, CodeType]] = {}
+        self._asked_by_methods = any("." in place for place in self._skips)
+
+    def changed(self, owner: Any, operands: tuple[Any, ...]) -> str | None:
+        """Return what was replaced of all that a call of the module ``owner`` skips, or None."""
+        if not self._asked_by_methods:
+            return None
+        checks = self._by_class.get(type(owner))
+        if checks is None:
+            checks = self.checks_of(type(owner))
+        return _differing(checks, self._scope, owner, operands)
+
+    def changed_function(self, upstream: Any) -> str | None:
+        """Return why ``upstream``, which a call site would call, is not the recognised function, or None."""
+        code = _code_of(upstream)
+        for recognised, checks in self._by_function:
+            if code is not None and code is recognised:
+                return _differing(checks, self._scope, None, ())
+        if not self._by_function and code is not None:
+            # A slot that somebody declared and that names no functions.
+            written = getattr(upstream, "__globals__", {}).get("__name__")
+            return None if written == self._module_name else _said("the upstream function", upstream)
+        return f"the upstream function was replaced by {home_of(upstream)}"
+
+    def add_reached(self, decorated: type, ends: type) -> None:
+        """Compare all methods of a class, too, whose decorators are skipped: what these call is not known.
+
+        ``ends`` is the base class whose methods, and whose bases', are left out.
+        """
+        kept = [base for base in reversed(decorated.__mro__) if base not in ends.__mro__]
+        methods = {name: each for base in kept for name, each in vars(base).items()}
+        self._reached[decorated] = {
+            name: each.__code__
+            for name, each in methods.items()
+            if type(each) is FunctionType and name != "forward" and not name.startswith("__")
+        }
+        self._asked_by_methods = True
+
+    def checks_of(self, kind: type) -> _Checks:
+        """Return what is compared for modules of the class ``kind``, from now on the same."""
+        lineage = {
+            base.__qualname__: (number, base)
+            for number, base in enumerate(kind.__mro__)
+            if base.__module__ == self._module_name
+        }
+        places = [place for place in self._skips if "." in place]
+        # A forward that another class has borrowed: all that it may skip is looked up there.
+        places = [place for place in places if place.rpartition(".")[0] in lineage] or places
+        names = dict.fromkeys(name for place in places for name in self._skips[place])
+        split = [(*name.rpartition(".")[::2], self._compiled(name)) for name in names]
+        own = [(*lineage[home], name, code) for home, name, code in split if home in lineage]
+        own.sort(key=lambda each: each[0])
+        first: dict[str, CodeType | None] = {}
+        for base in reversed(kind.__mro__):
+            first.update(self._reached.get(base, {}))
+        first.update((name, code) for _, _, name, code in reversed(own))
+        checks = self._by_class[kind] = _Checks(
+            methods=tuple(first.items()),
+            overridden=tuple((base, n, code) for _, base, n, code in own if first[n] is not code),
+            functions=tuple((name, code) for home, name, code in split if not home),
+            operands=tuple(each for each in split if each[0] and each[0] not in lineage),
+        )
+        return checks
+
+    def _compiled(self, qualname: str) -> CodeType | None:
+        """The code object of a definition; None where the text has none of that name, or several."""
+        found = self._code
+        for part in qualname.split("."):
+            inner = () if found is None else found.co_consts
+            named = [each for each in inner if isinstance(each, CodeType) and each.co_name == part]
+            found = named[0] if len(named) == 1 else None
+        return found
+
+
+def home_of(standing: Any) -> str:
+    """Return where a callable was written, for messages: not what `functools.wraps` copies."""
+    code = getattr(standing, "__code__", None)
+    if code is not None:
+        return f"{getattr(standing, '__globals__', {}).get('__name__', '')}.{code.co_qualname}"
+    kind = standing if isinstance(standing, type) else type(standing)
+    return f"a {kind.__module__}.{kind.__qualname__}"
+
+
+def _differing(
+    checks: _Checks, scope: Mapping[str, Any], owner: Any, operands: tuple[Any, ...]
+) -> str | None:
+    for name, code in checks.methods:
+        if code is None or getattr(getattr(owner, name, None), "__code__", None) is not code:
+            return _said(f"{type(owner).__name__}.{name}", getattr(owner, name, None))
+    for base, name, code in checks.overridden:
+        if code is None or getattr(getattr(base, name, None), "__code__", None) is not code:
+            return _said(f"{base.__name__}.{name}", getattr(base, name, None))
+    for name, code in checks.functions:
+        if code is None or _code_of(scope.get(name)) is not code:
+            return _said(name, scope.get(name))
+    return _operands_differ(checks, scope, operands) if checks.operands else None
+
+
+def _operands_differ(checks: _Checks, scope: Mapping[str, Any], operands: tuple[Any, ...]) -> str | None:
+    for home, name, code in checks.operands:
+        kind = scope.get(home)
+        if code is None or getattr(getattr(kind, name, None), "__code__", None) is not code:
+            return _said(f"{home}.{name}", getattr(kind, name, None))
+        for operand in operands:
+            if type(operand) is kind and name in operand.__dict__:
+                return _said(f"{home}.{name}", operand.__dict__[name])
+    return None
+
+
+def _said(name: str, standing: Any) -> str:
+    return f"{name}, whose call a kernel would skip, was replaced by {home_of(standing)}"
+
+
+def _code_of(standing: Any) -> CodeType | None:
+    """The code object of a function, also of one that the package ``kernels`` has made a module of."""
+    code: CodeType | None = getattr(standing, "__code__", None)
+    if code is not None or not hasattr(type(standing), "kernel_layer_name"):
+        return code
+    forward = type(standing).forward
+    if getattr(vars(standing).get("forward", forward), "__func__", forward) is not forward:
+        return None  # `kernelize` has put a kernel from the hub there
+    held = [cell.cell_contents for cell in forward.__closure__ or ()]
+    functions = [each for each in held if type(each) is FunctionType]
+    return functions[0].__code__ if len(functions) == 1 else None
