@@ -142,15 +142,15 @@ CASES = {
 }
 
 
-def config_of(family: str):
+def config_of(family: str, changes: dict):
     _, kind, more = FAMILIES[family]
     sizes = {"hidden_activation": "silu"} if family == "gemma3" else {}
-    return kind(**{**SIZES, **sizes, "tie_word_embeddings": False, **more})
+    return kind(**{**SIZES, **sizes, "tie_word_embeddings": False, **more, **changes})
 
 
-def models(pair, family: str):
+def models(pair, family: str, **changes):
     name, _, _ = FAMILIES[family]
-    upstream, patched = (getattr(module, name)(config_of(family)).train() for module in pair)
+    upstream, patched = (getattr(module, name)(config_of(family, changes)).train() for module in pair)
     for parameter in upstream.parameters():
         nn.init.normal_(parameter, std=0.3)
     patched.load_state_dict(upstream.state_dict())
@@ -162,7 +162,8 @@ def step(model):
     tokens = torch.arange(24).reshape(2, 12) % 61
     out = model(input_ids=tokens, labels=tokens, use_cache=False)
     out.loss.backward()
-    grads = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    named = model.named_parameters()
+    grads = {name.removeprefix("_orig_mod."): each.grad for name, each in named if each.grad is not None}
     return out.loss.detach(), grads
 
 
@@ -187,3 +188,32 @@ def test_what_is_replaced_runs(modules, monkeypatch, case, backend):
     expected, found = step(upstream), step(patched)
     assert not same(expected, before), "nothing was replaced"
     assert same(expected, found), explain(patched)
+
+
+COMPILED = [
+    "rotary function wrapped",
+    "rotate_half wrapped",
+    "norm's forward wrapped on the class",
+    "norm's helper, on the class",
+    "norm's helper, in a subclass",
+    "activation's forward, on its class",
+    "experts' gate, on the class",
+    "experts' own gate, on the class",
+]
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_code_notices_it(modules, monkeypatch, case):
+    family, replace = CASES[case]
+    pair = modules(family)
+    set_choice("torch")
+    torch._dynamo.reset()
+    upstream, patched = models(pair, family, num_hidden_layers=1, layer_types=["full_attention"])
+    compiled = torch.compile(patched, backend="aot_eager")
+    before = step(compiled)
+    assert same(step(upstream), before)
+    for module, model in zip(pair, (upstream, patched), strict=True):
+        replace(module, model, monkeypatch)
+    expected, found = step(upstream), step(compiled)
+    assert not same(expected, before), "nothing was replaced"
+    assert same(expected, found)

@@ -60,25 +60,23 @@ class Compiled:
             self._binder = binder()
             return True
 
-        def prepare_checks(kind: type) -> bool:
-            skipped.checks_of(kind)
-            return True
+        def named(kind: type) -> tuple[tuple[str, str, str], ...]:
+            return skipped.named(kind)
 
         # What torch.compiler.assume_constant_result does, which imports dynamo: called while it traces,
         # their results are constants. Functions cannot be, since guards need their source.
-        for function in (look_up, prepare, prepare_checks):
+        for function in (look_up, prepare, named):
             setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
         self._look_up = look_up
         self._prepare = prepare
-        self._prepare_checks = prepare_checks
+        self._named = named
 
     def kernel(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Return the kernel that computes this call, or None: run the upstream code."""
         wanted, device = self._wanted(owner), device_of(operands)
         if wanted == EAGER or not self._look_up(wanted, device):
             return None
-        self._prepare_checks(type(owner))
-        if self._skipped.changed(owner, operands) is not None:
+        if self._skipped.changed_traced(self._named(type(owner)), owner, operands):
             return None
         for run, refusals in self._kernels[wanted, device]:
             for refusal in refusals:

@@ -11,8 +11,9 @@ them and guards on them: code that is compiled already notices a replacement, to
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 __all__ = ["Skipped", "home_of"]
@@ -53,6 +54,9 @@ class Skipped:
         self._skips = {place: tuple(names) for place, names in skips.items()}
         self._code = frame.f_code if own and skips else None
         self._scope: Mapping[str, Any] = frame.f_globals if own else {}
+        self._module = sys.modules.get(module_name) if own else None
+        #: What is compared under ``torch.compile``, as attributes: dynamo reads a dict once for a graph.
+        self._held = SimpleNamespace()
         self._by_class: dict[type, _Checks] = {}
         self._by_function = tuple(
             (self._compiled(place), _Checks(functions=tuple((name, self._compiled(name)) for name in names)))
@@ -71,6 +75,40 @@ class Skipped:
         if checks is None:
             checks = self.checks_of(type(owner))
         return _differing(checks, self._scope, owner, operands)
+
+    def named(self, kind: type) -> tuple[tuple[str, str, str], ...]:
+        """Return what `changed_traced` compares for modules of the class ``kind``.
+
+        A method of the module that asks is named by itself, a function by the module, other methods by their
+        class; the last string is where the code is held.
+        """
+        checks = self._by_class.get(kind) or self.checks_of(kind)
+        found = [
+            *(("", name, code) for name, code in checks.methods),
+            *((base.__name__, name, code) for base, name, code in checks.overridden),
+            *((".", name, code) for name, code in checks.functions),
+            *((home, name, code) for home, name, code in checks.operands),
+        ]
+        places = [f"{where.strip('.')}__{name}" for where, name, _ in found]
+        for place, (_, _, code) in zip(places, found, strict=True):
+            setattr(self._held, place, code)
+        return tuple((where, name, place) for place, (where, name, _) in zip(places, found, strict=True))
+
+    def changed_traced(
+        self, named: tuple[tuple[str, str, str], ...], owner: Any, operands: tuple[Any, ...]
+    ) -> bool:
+        """`changed`, in a form that dynamo follows; ``named`` is a constant to it."""
+        for where, name, held in named:
+            holder: Any = owner if where == "" else self._module
+            if where not in ("", "."):
+                holder = getattr(holder, where, None)
+                for operand in operands:
+                    if type(operand) is holder and name in operand.__dict__:
+                        return True
+            code = getattr(self._held, held)
+            if code is None or getattr(getattr(holder, name, None), "__code__", None) is not code:
+                return True
+        return False
 
     def changed_function(self, upstream: Any) -> str | None:
         """Return why ``upstream``, which a call site would call, is not the recognised function, or None."""
