@@ -217,3 +217,23 @@ def test_compiled_code_notices_it(modules, monkeypatch, case):
     expected, found = step(upstream), step(compiled)
     assert not same(expected, before), "nothing was replaced"
     assert same(expected, found)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference", "auto"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_an_eps_that_is_none_is_upstreams_error(modules, family, backend):
+    set_choice(backend)
+    for model in models(modules(family), family):
+        for each in model.modules():
+            if type(each).__name__.endswith("RMSNorm"):
+                setattr(each, "eps" if hasattr(each, "eps") else "variance_epsilon", None)
+        with pytest.raises(TypeError, match="unsupported operand"):
+            step(model)
+
+
+@pytest.mark.parametrize("name", ["final_logit_softcapping"])
+def test_a_soft_cap_that_is_none_is_left_out(modules, name):
+    set_choice("torch")
+    upstream, patched = models(modules("gemma3"), "gemma3", **{name: None})
+    assert same(step(upstream), step(patched))
+    assert any(row.op == "linear_cross_entropy" and row.backend == "torch" for row in explain(patched).rows)

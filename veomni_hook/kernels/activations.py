@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from veomni_hook.kernels.modules import call_is_seen
+from veomni_hook.kernels.modules import call_is_seen, is_as_written, written_in
 
 __all__ = ["FUNCTIONS", "name_of", "unknown"]
 
@@ -70,7 +70,9 @@ def name_of(activation: Any) -> str | None:
     if isinstance(activation, nn.Module):
         kind = type(activation)
         name = _BY_CLASS.get((kind.__module__, kind.__name__))
-        return None if name is None or _changed(activation) is not None else _said(activation, name)
+        if name is None or not is_as_written(kind) or _changed(activation) is not None:
+            return None
+        return _said(activation, name)
     if type(activation) is partial:
         return _of_partial(activation)
     try:
@@ -82,7 +84,10 @@ def name_of(activation: Any) -> str | None:
 def unknown(activation: Any, known: str = "") -> str:
     """Return why `name_of` has no name for ``activation``, or none of those that ``known`` says."""
     changed = _changed(activation) if isinstance(activation, nn.Module) else None
-    named = getattr(activation, "__name__", type(activation).__name__)
+    kind = type(activation)
+    if changed is None and (kind.__module__, kind.__name__) in _BY_CLASS and not is_as_written(kind):
+        changed = f"the forward of {kind.__name__} was replaced by {'.'.join(written_in(kind.forward))}"
+    named = getattr(activation, "__name__", kind.__name__)
     return changed or f"the activation is {named}" + (f"; known are {known}" if known else "")
 
 

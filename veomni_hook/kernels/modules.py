@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-__all__ = ["call_is_seen"]
+__all__ = ["call_is_overridden", "call_is_seen", "is_as_written", "is_linear", "written_in"]
 
 _OWN = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL = tuple(
     getattr(module_globals, f"_global_{name}_hooks")
     for name in ("forward", "forward_pre", "backward", "backward_pre")
 )
+# Not `nn.Module.__call__`, which tracers and profilers replace.
+_CALL = vars(nn.Module)["_wrapped_call_impl"]
+_CALL_IMPL = vars(nn.Module)["_call_impl"]
+
+#: The code of forwards that are as their module's text has them, as attributes: see `skipped.Skipped.named`.
+_FORWARDS = SimpleNamespace()
+_PLACES: dict[type, str] = {}
 
 
 def call_is_seen(module: nn.Module) -> str | None:
@@ -29,4 +39,53 @@ def call_is_seen(module: nn.Module) -> str | None:
     for hooks in _GLOBAL:
         if hooks:
             return "is seen by a hook for all modules"
+    return call_is_overridden(module)
+
+
+def call_is_overridden(module: nn.Module) -> str | None:
+    """Return why a call of ``module`` is not torch's own, of hooks and ``forward``, or None."""
+    kind = type(module)
+    if kind.__call__ is not _CALL or kind._call_impl is not _CALL_IMPL:
+        return f"has a __call__ that is not torch's ({kind.__name__})"
     return None
+
+
+def written_in(function: Any) -> tuple[str, str]:
+    """Return the module in which a function was written, and its name there.
+
+    Its code tells, and its globals: ``__module__`` and ``__qualname__`` are what a decorator made of them. Of
+    what is no function its class tells.
+    """
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return str(type(function).__module__), type(function).__qualname__
+    return str(function.__globals__.get("__name__", "")), str(code.co_qualname)
+
+
+def is_as_written(kind: type[nn.Module]) -> bool:
+    """Whether ``forward`` of a class is the one that the text of the class's module defines for it."""
+    place = _place_of(kind)
+    return place != "" and kind.forward.__code__ is getattr(_FORWARDS, place)
+
+
+def is_linear(kind: type) -> bool:
+    """Whether instances of a class compute what ``nn.Linear`` does, as it was written."""
+    return issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward and is_as_written(nn.Linear)
+
+
+def _place_of(kind: type[nn.Module]) -> str:
+    """Where the code of a class's forward is held; empty if it was another one when first seen."""
+    found = _PLACES.get(kind)
+    if found is not None:
+        return found
+    forward, written = kind.forward, (kind.__module__, f"{kind.__qualname__}.forward")
+    if type(forward) is not FunctionType or written_in(forward) != written:
+        return ""
+    place = f"{kind.__name__}_{len(_PLACES)}"
+    setattr(_FORWARDS, place, forward.__code__)
+    return _PLACES.setdefault(kind, place)
+
+
+# What torch.compiler.assume_constant_result does, which imports dynamo.
+setattr(_place_of, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute

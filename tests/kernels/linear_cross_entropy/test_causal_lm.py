@@ -172,7 +172,7 @@ def test_a_loss_of_the_models_own(patched):
         model.loss_function = own_loss
     got = assert_equal_steps(*models, batch())
     assert not isinstance(got, LazyLogits)
-    assert "own (own_loss)" in outcome(patched, models[1]).reason
+    assert "own_loss" in outcome(patched, models[1]).reason
 
 
 def test_an_upstream_loss_that_answers_otherwise_is_honoured(patched, monkeypatch):

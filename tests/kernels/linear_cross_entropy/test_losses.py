@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import transformers.loss.loss_utils as loss_utils
@@ -14,11 +16,6 @@ def own_loss(logits, labels, vocab_size, **kwargs):
     return loss_utils.ForCausalLMLoss(logits, labels, vocab_size, **kwargs) * 2
 
 
-@pytest.fixture(autouse=True)
-def forgetful(monkeypatch):
-    monkeypatch.setattr(losses, "_known", {})
-
-
 @pytest.mark.parametrize("loss", [loss_utils.ForCausalLMLoss, loss_utils.ForMaskedLMLoss])
 def test_the_two_known_ones(loss):
     assert losses.refuses(loss) is None
@@ -30,14 +27,44 @@ def test_others_are_the_models_own(loss):
     assert "own" in losses.refuses(loss)
 
 
+def test_a_wrapper_that_says_it_is_one_is_the_models_own():
+    wrapped = functools.wraps(loss_utils.ForCausalLMLoss)(own_loss)
+    assert wrapped.__qualname__ == "ForCausalLMLoss" and "own_loss" in losses.refuses(wrapped)
+
+
+def plus_one(*args, **kwargs):
+    return PLAIN(*args, **kwargs) + 1
+
+
+PLAIN = loss_utils.fixed_cross_entropy
+
+
 @pytest.mark.parametrize("loss", [loss_utils.ForCausalLMLoss, loss_utils.ForMaskedLMLoss])
-def test_one_that_answers_otherwise_or_not(loss, monkeypatch):
-    plain = loss_utils.fixed_cross_entropy
-    monkeypatch.setattr(loss_utils, "fixed_cross_entropy", lambda *a, **k: plain(*a, **k) + 1)
-    assert f"{loss.__name__} does not answer as known" in losses.refuses(loss)
-    losses._known.clear()
+def test_parts_that_are_replaced_after_it_was_trusted(loss, monkeypatch):
+    assert losses.refuses(loss) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(loss_utils, "fixed_cross_entropy", functools.wraps(PLAIN)(plus_one))
+        assert "fixed_cross_entropy was replaced by" in losses.refuses(loss)
+        patch.setattr(loss_utils, "fixed_cross_entropy", None)
+        assert "fixed_cross_entropy was replaced by" in losses.refuses(loss)
+    assert losses.refuses(loss) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.functional, "cross_entropy", functools.wraps(nn.functional.cross_entropy)(plus_one))
+        assert "torch.nn.functional.cross_entropy was replaced by" in losses.refuses(loss)
+    assert losses.refuses(loss) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(loss, "__code__", (lambda logits, labels, vocab_size, **_: logits.sum()).__code__)
+        assert "own" in losses.refuses(loss)
+    assert losses.refuses(loss) is None
+
+
+@pytest.mark.parametrize("loss", [loss_utils.ForCausalLMLoss, loss_utils.ForMaskedLMLoss])
+def test_one_of_another_release_that_answers_otherwise_or_not(loss, monkeypatch):
+    name = loss.__name__
+    monkeypatch.setattr(loss_utils, "fixed_cross_entropy", plus_one)
+    assert f"{name} does not answer as known" in losses._questioned(loss, name)
     monkeypatch.setattr(loss_utils, "fixed_cross_entropy", None)
-    assert "TypeError" in losses.refuses(loss)
+    assert "TypeError" in losses._questioned(loss, name)
 
 
 def test_one_that_smooths_labels_is_noticed(monkeypatch):
@@ -48,7 +75,7 @@ def test_one_that_smooths_labels_is_noticed(monkeypatch):
         return total if num_items_in_batch is None else total / num_items_in_batch
 
     monkeypatch.setattr(loss_utils, "fixed_cross_entropy", smoothed)
-    assert "label_smoothing" in losses.refuses(loss_utils.ForCausalLMLoss)
+    assert "label_smoothing" in losses._questioned(loss_utils.ForCausalLMLoss, "ForCausalLMLoss")
 
 
 def test_targets():

@@ -218,3 +218,30 @@ def test_a_pickled_output_loads_without_this_package(made, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.split()[0] == "transformers.modeling_outputs"
+
+
+CHANGES = {
+    "fused AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True).step(),
+    "through data": lambda model: model.lm_head.weight.data.add_(1),
+    "one number through data": lambda model: model.lm_head.weight.data[3, 5].add_(1),
+    "other data": lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data * 2),
+    "a new Parameter": lambda model: setattr(
+        model.lm_head, "weight", torch.nn.Parameter(model.lm_head.weight.detach() * 2)
+    ),
+    "another shape": lambda model: setattr(model.lm_head, "weight", torch.nn.Parameter(torch.ones(70, 32))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_logits_after_a_change_that_versions_do_not_show_are_a_warning(made, change):
+    model, output, _ = made
+    output.loss.backward()
+    change(model)
+    with pytest.warns(VeomniHookWarning, match="weights of the head have changed"):
+        assert output.logits is not None
+
+
+def test_logits_of_a_head_that_was_moved_and_not_changed_are_no_warning(made):
+    model, output, expected = made
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    assert torch.equal(output.logits, expected.logits)

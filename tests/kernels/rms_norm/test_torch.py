@@ -77,11 +77,11 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype):
 
 def test_refuses_what_upstream_computes_otherwise():
     norm = Qwen3RMSNorm(8)
-    assert refuses(norm, torch.randn(2, 8)) is None
-    assert "float64" in refuses(norm, torch.randn(2, 8, dtype=torch.float64))
-    assert "weight" in refuses(norm, torch.randn(8, 2))
-    assert "weight" in refuses(norm, torch.randn(()))
-    assert "Strange" in refuses(norm, torch.randn(2, 8).as_subclass(Strange))
+    assert refuses(norm, torch.randn(2, 8), norm.weight, 1e-6) is None
+    assert "float64" in refuses(norm, torch.randn(2, 8, dtype=torch.float64), norm.weight, 1e-6)
+    assert "weight" in refuses(norm, torch.randn(8, 2), norm.weight, 1e-6)
+    assert "weight" in refuses(norm, torch.randn(()), norm.weight, 1e-6)
+    assert "Strange" in refuses(norm, torch.randn(2, 8).as_subclass(Strange), norm.weight, 1e-6)
     assert refuses(norm, torch.randn(2, 8), norm.weight, 1) is None
     assert refuses(norm, torch.randn(2, 8), norm.weight, norm.weight) == "eps is a Parameter"
 

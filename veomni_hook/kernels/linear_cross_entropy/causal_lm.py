@@ -190,7 +190,7 @@ def fused_output(compute: Compute, call: Call) -> Fused:
     request = heads.LossRequest(loss_of, target, {})
     linear = heads.last_linear(model, head)
     answer = heads.ask(head, linear, hidden_states, request)
-    if request.loss is None:
+    if request.loss is None or request.weights is None:
         reason = request.reason or "the head did not call torch.nn.functional.linear"
         output.note_refusal(model, reason, training=bool(model.training))
         refused(model, reason)
@@ -203,7 +203,9 @@ def fused_output(compute: Compute, call: Call) -> Fused:
         held.report.take(found[-1], target, objective.ignore_index, call.given.shape)
     # A hook that casts what leaves the module would round the loss, where upstream rounds logits.
     loss = answer if answer.dtype is request.loss.dtype else request.loss
-    deferred = output.DeferredLogits(model, head, linear, hidden_states, transform)
+    deferred = output.DeferredLogits(
+        model, head, linear, request.weights, hidden_states, transform
+    )
     return Fused(loss, deferred, output.with_deferred_logits)
 
 

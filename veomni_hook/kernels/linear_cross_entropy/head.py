@@ -21,16 +21,30 @@ from torch.nn import functional
 from torch.nn.modules import module as module_globals
 from torch.utils import _pytree
 
+from veomni_hook.kernels.linear_cross_entropy.sample import Sample, differ, sample
+from veomni_hook.kernels.modules import call_is_overridden, is_linear, written_in
 from veomni_hook.kernels.operands import not_plain
 
-__all__ = ["LossInput", "LossRequest", "ask", "calls_refuse", "last_linear", "refuses", "unsuited"]
+__all__ = [
+    "LossInput",
+    "LossRequest",
+    "ask",
+    "calls_refuse",
+    "last_linear",
+    "logits_of",
+    "refuses",
+    "unsuited",
+]
 
 # Their hooks gather, move and release tensors, and look at no values.
 KNOWN_HOOKS = ("torch.distributed.", "accelerate.", "deepspeed.")
 
 
 class LossRequest:
-    """What the head is to compute: ``compute`` over ``target`` ``[rows]``; then ``loss`` is set."""
+    """What the head is to compute: ``compute`` over ``target`` ``[rows]``; then ``loss`` is set.
+
+    ``weights`` is a sample of those that it was computed with.
+    """
 
     def __init__(
         self, compute: Callable[..., torch.Tensor], target: torch.Tensor, options: Mapping[str, Any]
@@ -40,6 +54,7 @@ class LossRequest:
         self._options = options
         self.loss: torch.Tensor | None = None
         self.reason: str | None = None
+        self.weights: Sample | None = None
 
     def answer(
         self, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -48,6 +63,7 @@ class LossRequest:
         self.reason = unsuited(hidden_states, weight, bias)
         if self.reason is not None:
             return functional.linear(hidden_states, weight, bias)
+        self.weights = sample(weight, bias)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         self.loss = self._compute(rows, weight, bias, self._target, **self._options)
         return self.loss
@@ -55,6 +71,22 @@ class LossRequest:
     def turn_down(self, reason: str) -> None:
         """Forget the loss."""
         self.loss, self.reason = None, reason
+
+
+class LogitsRequest:
+    """What the head is to compute: logits; then ``changed`` says whether its weights are not ``before``."""
+
+    def __init__(self, before: Sample) -> None:
+        self._before = before
+        self.changed: bool | None = None
+
+    def answer(
+        self, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the logits."""
+        if not_plain(*(tensor for tensor in (weight, bias) if tensor is not None)) is None:
+            self.changed = differ(self._before, weight, bias)
+        return functional.linear(hidden_states, weight, bias)
 
 
 @dataclass
@@ -65,7 +97,7 @@ class LossInput:
     """
 
     hidden_states: torch.Tensor
-    request: LossRequest
+    request: LossRequest | LogitsRequest
 
     @classmethod
     def __torch_function__(
@@ -86,11 +118,11 @@ class LossInput:
         return replace(self, hidden_states=self.hidden_states.to(*args, **kwargs))
 
 
-def _flatten(carrier: LossInput) -> tuple[list[torch.Tensor], LossRequest]:
+def _flatten(carrier: LossInput) -> tuple[list[torch.Tensor], LossRequest | LogitsRequest]:
     return [carrier.hidden_states], carrier.request
 
 
-def _unflatten(leaves: Iterable[Any], request: LossRequest) -> LossInput:
+def _unflatten(leaves: Iterable[Any], request: LossRequest | LogitsRequest) -> LossInput:
     (hidden_states,) = leaves
     return LossInput(hidden_states, request)
 
@@ -117,9 +149,7 @@ def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossReques
     if linear is head:
         answer: torch.Tensor = head(LossInput(hidden_states, request))
         return answer
-    hook = linear.register_forward_pre_hook(
-        lambda _, args: (LossInput(args[0], request), *args[1:]) if args else None
-    )
+    hook = _carrying(linear, request)
     try:
         answer = head(hidden_states)
         changed = "something else than the result of its last Linear"
@@ -136,6 +166,36 @@ def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossReques
     return answer
 
 
+def logits_of(
+    head: Any, linear: Any, hidden_states: torch.Tensor, before: Sample
+) -> tuple[torch.Tensor, bool | None]:
+    """Return the logits of ``head``, and whether the weights of ``linear`` are others than before.
+
+    Sharded weights are compared where hooks have gathered them. None: that cannot be told.
+    """
+    weight, bias = linear._parameters.get("weight"), linear._parameters.get("bias")
+    if type(weight) is nn.Parameter and tuple(weight.shape) == before.shape and not weight.is_meta:
+        changed = differ(before, weight, bias)
+        return head(hidden_states), changed
+    if refuses(head, linear) is not None:
+        return head(hidden_states), None
+    request = LogitsRequest(before)
+    if linear is head:
+        return head(LossInput(hidden_states, request)), request.changed
+    hook = _carrying(linear, request)
+    try:
+        return head(hidden_states), request.changed
+    finally:
+        hook.remove()
+
+
+def _carrying(linear: Any, request: LossRequest | LogitsRequest) -> Any:
+    """Let calls of ``linear`` bring ``request`` along, as long as the hook that is returned is there."""
+    return linear.register_forward_pre_hook(
+        lambda _, args: (LossInput(args[0], request), *args[1:]) if args else None
+    )
+
+
 def refuses(head: Any, linear: Any) -> str | None:
     """Return why ``head``, of which ``linear`` is the last Linear, cannot be asked for a loss, or None."""
     reason = _linear_refuses(linear)
@@ -150,7 +210,7 @@ def refuses(head: Any, linear: Any) -> str | None:
 
 
 def _linear_refuses(linear: Any) -> str | None:
-    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+    if not is_linear(type(linear)):
         return f"the head is a {type(linear).__name__}, whose forward is not that of nn.Linear"
     if "forward" in linear.__dict__ and not _accelerate_forward(linear):
         return "the head has a forward of its own"
@@ -165,6 +225,8 @@ def calls_refuse(module: nn.Module) -> str | None:
         return "the head is compiled by itself"
     if module._backward_hooks or module._backward_pre_hooks:
         return "the head has backward hooks, which expect gradients of logits"
+    if (overridden := call_is_overridden(module)) is not None:
+        return f"the head {overridden}"
     for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
         if not _origin(hook).startswith(KNOWN_HOOKS):
             return f"the head has a hook from {_origin(hook) or 'an unknown place'}, which may expect logits"
@@ -186,16 +248,21 @@ def unsuited(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 def _accelerate_forward(head: nn.Module) -> bool:
     original = getattr(head, "_old_forward", None)
+    standing = head.__dict__["forward"]
     return (
         getattr(original, "__func__", None) is nn.Linear.forward
         and hasattr(head, "_hf_hook")
         and type(head._hf_hook).__module__.startswith("accelerate.")
+        and written_in(getattr(standing, "func", standing))[0].startswith("accelerate.")
     )
 
 
 def _origin(hook: Any) -> str:
-    function = getattr(hook, "__func__", hook)
-    return str(getattr(function, "__module__", "") or "")
+    home = written_in(hook)[0]
+    while home.startswith("torch._dynamo") and hasattr(hook, "__wrapped__"):
+        hook = hook.__wrapped__  # `torch.compiler.disable` around it
+        home = written_in(hook)[0]
+    return home
 
 
 def _global_hooks() -> tuple[Any, ...]:

@@ -2,12 +2,13 @@
 
 What is honoured is what those two read: ``num_items_in_batch``, ``ignore_index`` and (where labels are those
 of the next token) ``shift_labels``; every other keyword is swallowed there and so here. A loss function is
-trusted only after it has given the known answers to small questions, because others (Liger, Unsloth) replace
-parts of it.
+trusted after it has given the known answers to small questions, as long as it and what it calls are the code
+that gave them: Liger, Unsloth and users replace parts of it, at any time.
 """
 
 from __future__ import annotations
 
+from types import CodeType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,23 +16,38 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.linear_cross_entropy import reference
+from veomni_hook.kernels.modules import written_in
 
-__all__ = ["home_of", "reads_shift_labels", "refuses", "targets"]
+__all__ = ["PARTS", "home_of", "reads_shift_labels", "refuses", "targets"]
 
 _HOME = "transformers.loss.loss_utils"
 _NEXT_TOKEN = "ForCausalLMLoss"
 _SAME_TOKEN = "ForMaskedLMLoss"
-_known: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
+_PART = "fixed_cross_entropy"
+_OPERATION = ("torch.nn.functional", "cross_entropy")
+
+
+#: Functions that have given the known answers, and the code that gave them.
+_trusted: WeakKeyDictionary[Any, CodeType] = WeakKeyDictionary()
+#: What they call, as attributes, which dynamo reads one by one.
+PARTS = SimpleNamespace(part=None, operation=None)
 
 
 def refuses(loss_function: Any) -> str | None:
     """Return why ``loss_function`` is none of the two, or None."""
     try:
-        return _known[loss_function]
+        code = _trusted[loss_function]
     except (KeyError, TypeError):
-        reason = _examine(loss_function)
-    if callable(loss_function) and hasattr(loss_function, "__code__"):
-        _known[loss_function] = reason
+        code = None
+    if code is not None and code is loss_function.__code__:
+        part = getattr(loss_function.__globals__.get(_PART), "__code__", None)
+        if part is PARTS.part and functional.cross_entropy is PARTS.operation:
+            return None
+    reason = _examine(loss_function)
+    if reason is None:
+        _trusted[loss_function] = loss_function.__code__
+        PARTS.part = loss_function.__globals__[_PART].__code__
+        PARTS.operation = functional.cross_entropy
     return reason
 
 
@@ -58,9 +74,20 @@ def home_of(loss_function: Any) -> tuple[str, str]:
 
 
 def _examine(loss_function: Any) -> str | None:
-    module, name = home_of(loss_function)
-    if module != _HOME or name not in (_NEXT_TOKEN, _SAME_TOKEN):
-        return f"the model has a loss_function of its own ({name})"
+    """Why a loss function is none of the two, by where its code was written and by what it answers."""
+    home, name = written_in(loss_function)
+    if home != _HOME or name not in (_NEXT_TOKEN, _SAME_TOKEN):
+        return f"the model has a loss_function of its own ({'.'.join((home, name))})"
+    part = written_in(loss_function.__globals__.get(_PART))
+    if part != (_HOME, _PART):
+        return f"transformers' {_PART} was replaced by {'.'.join(part)}"
+    if written_in(functional.cross_entropy) != _OPERATION:
+        return f"{'.'.join(_OPERATION)} was replaced by {'.'.join(written_in(functional.cross_entropy))}"
+    return _questioned(loss_function, name)
+
+
+def _questioned(loss_function: Any, name: str) -> str | None:
+    """Which of the known answers a loss function does not give, or None."""
     logits = torch.arange(20, dtype=torch.float32, device="cpu").sin().reshape(1, 4, 5)
     labels = torch.tensor([[1, 4, -100, 2]], device="cpu")
     shifted = torch.tensor([[3, 4, 0, 1]], device="cpu")

@@ -23,6 +23,8 @@ from torch.utils import _pytree
 from transformers.utils import ModelOutput
 
 from veomni_hook.errors import VeomniHookWarning
+from veomni_hook.kernels.linear_cross_entropy.head import logits_of
+from veomni_hook.kernels.linear_cross_entropy.sample import Sample
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 
 __all__ = [
@@ -68,11 +70,18 @@ def note_refusal(model: Any, reason: str, *, training: bool) -> None:
 class DeferredLogits:
     """Logits that nobody has read: the head, its input, and the circumstances of the forward.
 
-    ``linear`` is the module in ``head`` whose weights they depend on, ``transform`` what becomes of them.
+    ``linear`` is the module in ``head`` whose weights they depend on, ``weights`` what it had, ``transform``
+    what becomes of the logits.
     """
 
     def __init__(
-        self, model: Any, head: Any, linear: Any, hidden_states: torch.Tensor, transform: Transform
+        self,
+        model: Any,
+        head: Any,
+        linear: Any,
+        weights: Sample,
+        hidden_states: torch.Tensor,
+        transform: Transform,
     ) -> None:
         kind = hidden_states.device.type
         self._model = ref(model)
@@ -84,8 +93,7 @@ class DeferredLogits:
         self._grad = torch.is_grad_enabled()
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._cast: torch.dtype | None = None
-        weight = linear._parameters.get("weight")
-        self._weight = None if weight is None else (ref(weight), weight._version)
+        self._weights = weights
         # Tensors of inference mode count no changes.
         self._version = None if hidden_states.is_inference() else hidden_states._version
 
@@ -113,34 +121,25 @@ class DeferredLogits:
         return self._computed()
 
     def _computed(self) -> torch.Tensor:
-        changed = self._changed()
-        if changed:
-            warnings.warn(
-                f"outputs.logits is read after {changed} have changed: these logits are not "
-                "those of the forward pass. Read them before that, at the latest before optimizer.step().",
-                VeomniHookWarning,
-                stacklevel=5,
-            )
         kind = self._hidden_states.device.type
         autocast = torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None)
         with torch.inference_mode(mode=False), torch.set_grad_enabled(self._grad), autocast:
-            logits = self._transform(self._head(self._hidden_states))
+            logits, changed = logits_of(self._head, self._linear, self._hidden_states, self._weights)
+            logits = self._transform(logits)
+        if self._version is not None and self._hidden_states._version != self._version:
+            self._warn("the hidden states have changed")
+        elif changed is not False:
+            said = "the weights of the head have changed"
+            self._warn(said if changed else f"nobody can tell whether {said} since the forward pass")
         return logits if self._cast is None else logits.to(self._cast)
 
-    def _changed(self) -> str:
-        """What the forward computed with and is not the same any more, as far as tensors tell."""
-        if self._version is not None and self._hidden_states._version != self._version:
-            return "the hidden states"
-        return "the weights of the head" if self._weights_changed() else ""
-
-    def _weights_changed(self) -> bool:
-        if self._weight is None:
-            return False
-        weight = self._weight[0]()
-        # FSDP swaps the parameter object when it gathers and releases; versions of two objects say nothing.
-        if weight is None or self._linear._parameters.get("weight") is not weight:
-            return False
-        return bool(weight._version != self._weight[1])
+    def _warn(self, said: str) -> None:
+        warnings.warn(
+            f"outputs.logits is read, and {said}: these logits may not be those of the forward pass. "
+            "Read them before that, at the latest before optimizer.step().",
+            VeomniHookWarning,
+            stacklevel=6,
+        )
 
 
 class LazyLogits(ModelOutput):  # type: ignore[misc]

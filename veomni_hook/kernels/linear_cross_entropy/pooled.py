@@ -12,10 +12,14 @@ import torch
 from torch import nn
 
 from veomni_hook.kernels.linear_cross_entropy.head import calls_refuse
-from veomni_hook.kernels.linear_cross_entropy.losses import home_of
+from veomni_hook.kernels.modules import is_linear, written_in
 
 __all__ = ["Scores", "last_token", "refuses"]
 
+#: Modules and packages (of adapters and of quantised projections) whose classes take one row at a time.
+_BY_ROW: tuple[type, ...] = (nn.Identity, nn.Dropout, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_BY_ROW += (nn.ParameterDict, nn.GELU, nn.ReLU, nn.SiLU, nn.Sigmoid, nn.Tanh)
+_PACKAGES = ("peft.", "bitsandbytes.", "torchao.", "transformers.integrations.", "gptqmodel.", "awq.")
 _LOSS_HOME = ("transformers.loss.loss_utils", "ForSequenceClassificationLoss")
 
 
@@ -42,6 +46,12 @@ class Scores:
         return scores
 
 
+def _goes_row_by_row(module: nn.Module) -> bool:
+    """Whether what a module computes of one position is known to depend on no other."""
+    kind = type(module)
+    return kind in _BY_ROW or is_linear(kind) or kind.__module__.startswith(_PACKAGES)
+
+
 def last_token(hidden_states: torch.Tensor, score: Any) -> Scores:
     """Return the scores of ``hidden_states`` ``[batch, length, hidden]``, to be taken row by row."""
     return Scores(hidden_states, score)
@@ -53,9 +63,11 @@ def refuses(owner: Any, hidden_states: torch.Tensor, score: Any) -> str | None:
         return f"score is a {type(score).__name__}, no module"
     for module in score.modules():
         reason = calls_refuse(module)
+        if reason is None and not _goes_row_by_row(module):
+            reason = f"score holds a {type(module).__name__}, which may look at other positions than one"
         if reason is not None:
             return reason
     loss_function = getattr(owner, "loss_function", None)
-    if loss_function is not None and home_of(loss_function) != _LOSS_HOME:
-        return f"the model has a loss_function of its own ({home_of(loss_function)[1]})"
+    if loss_function is not None and (home := written_in(loss_function)) != _LOSS_HOME:
+        return f"the model has a loss_function of its own ({'.'.join(home)})"
     return None

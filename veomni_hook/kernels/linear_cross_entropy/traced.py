@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn import functional
+from transformers.loss import loss_utils
 from transformers.utils import ModelOutput
 
 from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, output
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective
 from veomni_hook.kernels.linear_cross_entropy.options import OPEN
-from veomni_hook.kernels.modules import call_is_seen
+from veomni_hook.kernels.linear_cross_entropy.sample import sample
+from veomni_hook.kernels.modules import call_is_seen, is_linear
 from veomni_hook.kernels.operands import not_plain
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ def refuses(call: Call) -> str | None:
     if OPEN.any:
         return "compiled code cannot report to loss_options"
     head = call.head
-    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+    if not is_linear(type(head)):
         return f"under torch.compile the head has to be an nn.Linear, not a {type(head).__name__}"
     seen = call_is_seen(head)
     if seen is not None:
@@ -55,7 +58,14 @@ def loss_function_refuses(loss_function: Any) -> str | None:
     if type(loss_function) is not FunctionType:
         return "the model has a loss_function of its own"
     _examine(loss_function)
-    return _REASONS[loss_function]
+    reason = _REASONS[loss_function]
+    # Said here once more, so that the graph is made anew where one of the two is replaced.
+    part = getattr(loss_utils.fixed_cross_entropy, "__code__", None)
+    if reason is None and (
+        part is not losses.PARTS.part or functional.cross_entropy is not losses.PARTS.operation
+    ):
+        return "what the loss function calls was replaced"
+    return reason
 
 
 def _examine(loss_function: Any) -> bool:
@@ -75,25 +85,21 @@ class TracedLogits(output.DeferredLogits):
 
     def __init__(self, head: nn.Linear, call: Call, hidden_states: torch.Tensor) -> None:
         kind = hidden_states.device.type
-        self._head = head
+        self._head = self._linear = head
         self._hidden_states = hidden_states
         self._transform = call.transform
         self._grad = True
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._cast = None
-        # Weak references are not traced. Of hidden states the version says nothing: Inductor reuses memory.
-        self._held = head.weight
-        self._held_version = head.weight._version
+        self._weights = sample(head.weight, head.bias)
+        # Of hidden states the version says nothing: Inductor reuses memory.
+        self._version = None
 
     def compute(self) -> torch.Tensor:
         """Return the logits as the forward would have."""
         if torch.compiler.is_compiling():
             return self._transform(self._head(self._hidden_states))
         return self._computed()
-
-    def _changed(self) -> str:
-        swapped = self._head.weight is not self._held
-        return "" if swapped or self._held._version == self._held_version else "the weights of the head"
 
 
 def finish(made: Any) -> Any:

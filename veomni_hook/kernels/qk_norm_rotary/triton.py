@@ -281,7 +281,8 @@ class _Variant:
         Weights are ``[head_dim]``, ``cos`` and ``sin`` ``[batch or 1, length, width]``, in any float dtypes:
         results have the dtype that the formula's have. Nothing is mutated.
         """
-        if self._unsuited(q, k, q_weight, k_weight, cos, sin):
+        numbers = isinstance(q_eps, (float, int)) and isinstance(k_eps, (float, int))
+        if not numbers or self._unsuited(q, k, q_weight, k_weight, cos, sin):
             return self._formula(q, k, q_weight, k_weight, q_eps, k_eps, cos, sin)  # type: ignore[no-any-return]
         middle, normed = torch.float32, q.dtype
         if self._cast_first:

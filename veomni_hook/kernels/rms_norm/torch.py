@@ -56,20 +56,14 @@ def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> t
     return weight * normalised.to(hidden_states.dtype)
 
 
-def refuses(
-    owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None
-) -> str | None:
-    """Return why this call must run the upstream code, or None.
-
-    A guard that asks with ``hidden_states`` alone means the weight ``owner.weight``.
-    """
-    weight = owner.weight if weight is None else weight
+def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:
+    """Return why this call must run the upstream code, or None."""
     reason = not_plain(hidden_states, weight)
     if reason is not None:
         return reason
     if hidden_states.dtype not in _DTYPES:
         return f"upstream computes {hidden_states.dtype} input in float32"
-    if eps is not None and not isinstance(eps, (float, int)):
+    if not isinstance(eps, (float, int)):
         return f"eps is a {type(eps).__name__}"
     if weight.ndim != 1 or hidden_states.shape[-1:] != weight.shape:
         return "the weight does not cover exactly the last dimension"

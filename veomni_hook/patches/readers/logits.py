@@ -21,10 +21,14 @@ _ORDER = ("dtype", "scale", "divisor", "softcap")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that is done to logits: ``dtype`` (a cast), ``scale``, ``divisor`` or ``tanh``; with what."""
+    """One thing that is done to logits: ``dtype`` (a cast), ``scale``, ``divisor`` or ``tanh``; with what.
+
+    ``optional``: upstream leaves it out where the operand is None; elsewhere None is upstream's error.
+    """
 
     kind: str
     operand: ast.expr | None = None
+    optional: bool = False
 
     @property
     def code(self) -> str:
@@ -127,6 +131,20 @@ def is_not_none(test: ast.expr) -> ast.expr | None:
         return None
     (other,) = test.comparators
     return test.left if isinstance(other, ast.Constant) and other.value is None else None
+
+
+def needed(steps: Sequence[Step]) -> list[ast.expr]:
+    """Tests that every number is there which upstream computes with whether it is or not.
+
+    Kernels leave out what is None.
+    """
+    found: dict[str, ast.expr] = {}
+    for step in steps:
+        if step.kind in ("scale", "divisor") and step.operand is not None and not step.optional:
+            if not isinstance(step.operand, ast.Constant):
+                test = ast.Compare(left=step.operand, ops=[ast.IsNot()], comparators=[ast.Constant(None)])
+                found[step.code] = test
+    return list(found.values())
 
 
 def options(steps: Sequence[Step], node: ast.AST) -> dict[str, ast.expr]:

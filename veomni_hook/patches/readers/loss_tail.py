@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from veomni_hook.patches.readers.logits import Logits, Step, is_not_none, options
+from veomni_hook.patches.readers.logits import Logits, Step, is_not_none, needed, options
 from veomni_hook.patches.structure.fingerprint import serialise
 from veomni_hook.patches.structure.plain import Unclear, binding, chain, holds, is_plain
 from veomni_hook.patches.structure.scope import bound_names, used_names
@@ -118,7 +118,9 @@ class _Reader:
             self._before_loss(statement)
         labels, vocabulary, keywords = self._operands()
         output = self._after_loss([*inside[at_call + 1 :], *body[at + 1 :]], loss)
-        transform = options(self._steps_of(output), output)
+        steps = self._steps_of(output)
+        transform = options(steps, output)
+        self._conditions += needed(steps)
         head, hidden_states, before_head = self._head()
         logits = self._returned(output)
         return Tail(
@@ -343,7 +345,9 @@ def _only_with(value: ast.expr, step: Step) -> Step | None:
     if step.kind == "dtype" and step.operand is not None:
         test = ast.Compare(left=value, ops=[ast.IsNot()], comparators=[ast.Constant(None)])
         return Step("dtype", ast.IfExp(test=test, body=step.operand, orelse=ast.Constant(None)))
-    return step if step.operand is None or step.code == serialise(value) else None
+    if step.operand is None:
+        return step
+    return replace(step, optional=True) if step.code == serialise(value) else None
 
 
 def _only_argument(call: ast.expr) -> ast.expr:
