@@ -88,7 +88,7 @@ class Compiled:
 
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call in the place of ``upstream``, with the same arguments."""
-        if self._wanted(owner) == EAGER or self._skipped.changed_function(upstream) is not None:
+        if self._wanted(owner) == EAGER or self._skipped.changed_function_traced(upstream):
             return upstream
         return partial(self._call, owner, upstream)
 

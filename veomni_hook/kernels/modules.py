@@ -39,7 +39,10 @@ def call_is_seen(module: nn.Module) -> str | None:
     for hooks in _GLOBAL:
         if hooks:
             return "is seen by a hook for all modules"
-    return call_is_overridden(module)
+    kind = type(module)
+    if kind.__call__ is not _CALL or kind._call_impl is not _CALL_IMPL:
+        return call_is_overridden(module)
+    return None
 
 
 def call_is_overridden(module: nn.Module) -> str | None:

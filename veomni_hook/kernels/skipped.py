@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 __all__ = ["Skipped", "home_of"]
 
 _Named = tuple[str, CodeType | None]
+#: Not None, which is the code of what the text does not define exactly once: nothing is equal to that.
+_MISSING = object()
 
 
 class _Checks(NamedTuple):
@@ -57,6 +59,7 @@ class Skipped:
         self._module = sys.modules.get(module_name) if own else None
         #: What is compared under ``torch.compile``, as attributes: dynamo reads a dict once for a graph.
         self._held = SimpleNamespace()
+        self._named: dict[type, tuple[tuple[str, str, str], ...]] = {}
         self._by_class: dict[type, _Checks] = {}
         self._by_function = tuple(
             (self._compiled(place), _Checks(functions=tuple((name, self._compiled(name)) for name in names)))
@@ -82,6 +85,8 @@ class Skipped:
         A method of the module that asks is named by itself, a function by the module, other methods by their
         class; the last string is where the code is held.
         """
+        if (named := self._named.get(kind)) is not None:
+            return named
         checks = self._by_class.get(kind) or self.checks_of(kind)
         found = [
             *(("", name, code) for name, code in checks.methods),
@@ -89,10 +94,12 @@ class Skipped:
             *((".", name, code) for name, code in checks.functions),
             *((home, name, code) for home, name, code in checks.operands),
         ]
-        places = [f"{where.strip('.')}__{name}" for where, name, _ in found]
+        places = [f"code_{len(self._named)}_{number}" for number in range(len(found))]
         for place, (_, _, code) in zip(places, found, strict=True):
             setattr(self._held, place, code)
-        return tuple((where, name, place) for place, (where, name, _) in zip(places, found, strict=True))
+        named = tuple((where, name, place) for place, (where, name, _) in zip(places, found, strict=True))
+        self._named[kind] = named
+        return named
 
     def changed_traced(
         self, named: tuple[tuple[str, str, str], ...], owner: Any, operands: tuple[Any, ...]
@@ -112,14 +119,34 @@ class Skipped:
 
     def changed_function(self, upstream: Any) -> str | None:
         """Return why ``upstream``, which a call site would call, is not the recognised function, or None."""
-        code = _code_of(upstream)
-        for recognised, checks in self._by_function:
-            if code is not None and code is recognised:
-                return _differing(checks, self._scope, None, ())
-        if not self._by_function and code is not None:
+        code = getattr(upstream, "__code__", _MISSING)
+        hub = None if code is not _MISSING else _of_hub(upstream)
+        for recognised, functions in self._by_function:
+            # With other globals it would call other functions.
+            same = code is recognised and upstream.__globals__ is self._scope
+            if same or (hub is not None and hub is recognised):
+                return _differing(functions, self._scope, None, ())
+        if not self._by_function and code is not _MISSING:
             # A slot that somebody declared and that names no functions.
             written = getattr(upstream, "__globals__", {}).get("__name__")
-            return None if written == self._module_name else _said("the upstream function", upstream)
+            return None if written == self._module_name else self.replaced_by(upstream)
+        return self.replaced_by(upstream)
+
+    def changed_function_traced(self, upstream: Any) -> bool:
+        """`changed_function`, in a form that dynamo follows."""
+        code = getattr(upstream, "__code__", None)
+        for recognised, checks in self._by_function:
+            if code is not None and code is recognised:
+                for name, helper in checks.functions:
+                    standing = getattr(getattr(self._module, name, None), "__code__", None)
+                    if helper is None or standing is not helper:
+                        return True
+                return False
+        return bool(self._by_function) or upstream.__module__ != self._module_name
+
+    @staticmethod
+    def replaced_by(upstream: Any) -> str:
+        """Say what stands in the place of the recognised function."""
         return f"the upstream function was replaced by {home_of(upstream)}"
 
     def add_reached(self, decorated: type, ends: type) -> None:
@@ -184,26 +211,32 @@ def home_of(standing: Any) -> str:
 def _differing(
     checks: _Checks, scope: Mapping[str, Any], owner: Any, operands: tuple[Any, ...]
 ) -> str | None:
+    # Asked at every call: no function is called while nothing differs.
     for name, code in checks.methods:
-        if code is None or getattr(getattr(owner, name, None), "__code__", None) is not code:
+        if getattr(getattr(owner, name, None), "__code__", _MISSING) is not code:
             return _said(f"{type(owner).__name__}.{name}", getattr(owner, name, None))
     for base, name, code in checks.overridden:
-        if code is None or getattr(getattr(base, name, None), "__code__", None) is not code:
+        if getattr(getattr(base, name, None), "__code__", _MISSING) is not code:
             return _said(f"{base.__name__}.{name}", getattr(base, name, None))
     for name, code in checks.functions:
-        if code is None or _code_of(scope.get(name)) is not code:
-            return _said(name, scope.get(name))
-    return _operands_differ(checks, scope, operands) if checks.operands else None
-
-
-def _operands_differ(checks: _Checks, scope: Mapping[str, Any], operands: tuple[Any, ...]) -> str | None:
+        standing = scope.get(name)
+        same = getattr(standing, "__code__", _MISSING) is code
+        if not same and (code is None or _of_hub(standing) is not code):
+            return _said(name, standing)
     for home, name, code in checks.operands:
-        kind = scope.get(home)
-        if code is None or getattr(getattr(kind, name, None), "__code__", None) is not code:
-            return _said(f"{home}.{name}", getattr(kind, name, None))
-        for operand in operands:
-            if type(operand) is kind and name in operand.__dict__:
-                return _said(f"{home}.{name}", operand.__dict__[name])
+        standing = getattr(scope.get(home), name, None)
+        if getattr(standing, "__code__", _MISSING) is not code:
+            return _said(f"{home}.{name}", standing)
+        if name != "forward" and (own := _own_of_operands(scope[home], name, operands)) is not None:
+            return _said(f"{home}.{name}", own)
+    return None
+
+
+def _own_of_operands(kind: type, name: str, operands: tuple[Any, ...]) -> Any:
+    """The attribute ``name`` that an operand of a class has for itself; ``forward`` is seen elsewhere."""
+    for operand in operands:
+        if type(operand) is kind and name in operand.__dict__:
+            return operand.__dict__[name]
     return None
 
 
@@ -211,11 +244,10 @@ def _said(name: str, standing: Any) -> str:
     return f"{name}, whose call a kernel would skip, was replaced by {home_of(standing)}"
 
 
-def _code_of(standing: Any) -> CodeType | None:
-    """The code object of a function, also of one that the package ``kernels`` has made a module of."""
-    code: CodeType | None = getattr(standing, "__code__", None)
-    if code is not None or not hasattr(type(standing), "kernel_layer_name"):
-        return code
+def _of_hub(standing: Any) -> CodeType | None:
+    """The code object of a function that the package ``kernels`` has made a module of; None for all else."""
+    if not hasattr(type(standing), "kernel_layer_name"):
+        return None
     forward = type(standing).forward
     if getattr(vars(standing).get("forward", forward), "__func__", forward) is not forward:
         return None  # `kernelize` has put a kernel from the hub there

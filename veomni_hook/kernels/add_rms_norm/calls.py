@@ -1,4 +1,7 @@
-"""Whether the call of a norm may be left out: only where it is known to do nothing but compute."""
+"""Whether the call of a norm may be left out: only where it is known to do nothing but compute.
+
+That its class has the forward that was recognised, the slot has seen (`veomni_hook.kernels.skipped`).
+"""
 
 from __future__ import annotations
 
@@ -38,17 +41,6 @@ def refuses(
     """
     if type(norm) is not norm_class:
         return f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}, which was not recognised"
-    if not _is_upstreams(type(owner), norm_class):
-        return f"{norm_class.__module__}.{norm_class.__qualname__} is not upstream's, or its forward is not"
     if (seen := call_is_seen(norm)) is not None:
         return f"the norm {seen}, which a fusion would skip"
     return not_plain(residual, hidden_states) or untraceable()
-
-
-def _is_upstreams(layer: type, norm_class: type[nn.Module]) -> bool:
-    """Whether a class of norms is one of the module that defines the layer, with the forward from there."""
-    home = norm_class.__module__
-    forward = norm_class.forward
-    return getattr(forward, "__module__", None) == home and any(
-        defined.__module__ == home for defined in layer.__mro__
-    )

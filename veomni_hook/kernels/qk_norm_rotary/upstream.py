@@ -1,12 +1,12 @@
-"""Whether the norms and the rotary function that a fused kernel stands in for are the modeling code's own.
+"""Whether the calls of norms and of the rotary function that a fused kernel stands in for may be left out.
 
-The kernel calls neither, so nothing may hang on a call of them: no hook, no other ``forward``, no class that
-a wrapper (FSDP2, a parametrisation) has put in the place of the recognised one.
+Nothing may hang on a call of them: no hook, no other ``forward``, no class that a wrapper (FSDP2, a
+parametrisation) has put in the place of the recognised one. That the code of classes and functions is what
+was recognised, the slot has seen (`veomni_hook.kernels.skipped`).
 """
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -38,18 +38,12 @@ def refuses(owner: Any, *operands: Any) -> str | None:
         owner: the attention.
         operands: a tensor that queries are made of, both norms, the norms' class and the rotary function as
             the modeling code has them now, cos and sin (or None where they are not known yet), and the name
-            of the module that the code was recognised in.
+            of the modeling module.
     """
-    hidden_states, q_norm, k_norm, norm_class, rotary, tables, home = operands
+    hidden_states, q_norm, k_norm, norm_class, rotary, tables, _ = operands
     reason = not_plain(hidden_states) or untraceable() or _tables(tables)
     if reason is not None:
         return reason
-    if type(rotary) is FunctionType and rotary.__module__ != home:
-        return "the rotary function was replaced by one of another module"
-    # Its globals tell where a function was written, whatever a decorator made of its name and module.
-    written = getattr(norm_class.forward, "__globals__", {}).get("__name__")
-    if not norm_class.__module__ == written == home:
-        return f"{norm_class.__name__} was replaced by code of another module"
     return replaced(rotary) or _called(q_norm, norm_class) or _called(k_norm, norm_class)
 
 

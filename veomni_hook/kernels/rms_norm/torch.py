@@ -56,8 +56,14 @@ def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> t
     return weight * normalised.to(hidden_states.dtype)
 
 
-def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:
-    """Return why this call must run the upstream code, or None."""
+def refuses(
+    owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 0.0
+) -> str | None:
+    """Return why this call must run the upstream code, or None.
+
+    A guard that asks with ``hidden_states`` alone means the weight ``owner.weight``, and an eps that fits.
+    """
+    weight = owner.weight if weight is None else weight
     reason = not_plain(hidden_states, weight)
     if reason is not None:
         return reason
