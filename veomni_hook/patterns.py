@@ -1,6 +1,6 @@
-"""The files of `veomni_hook.kernels` that idioms read as patterns: one list, for recognisers and for the cache key.
+"""The files of `kernels/` that idioms read as patterns: one list, for recognisers and for the cache key.
 
-What an idiom recognises, and so the patched text, follows from their contents. Nothing else of `kernels/`
+What an idiom recognises, and so the patched text, follows from their contents. Nothing else there
 shapes the text, and what is not listed here cannot be read as a pattern.
 """
 

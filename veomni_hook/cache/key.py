@@ -67,7 +67,6 @@ def stage1_key(  # noqa: PLR0913 - the fields of the key, every one by keyword
     inprocess: Sequence[tuple[str, str]],
     distribution: str,
     version: str,
-    astor_version: str,
 ) -> str:
     """The key that is known before any config is loaded.
 
@@ -76,7 +75,7 @@ def stage1_key(  # noqa: PLR0913 - the fields of the key, every one by keyword
     this process with the digests of their source text. The interpreter's tag is added here.
     """
     groups: tuple[Sequence[str], ...] = (
-        (module, _upstream_digest(upstream), engine, distribution, version, astor_version, interpreter_tag()),
+        (module, _upstream_digest(upstream), engine, distribution, version, interpreter_tag()),
         [part for item in sorted(settings.items()) for part in item],
         config_names,
         [part for item in inprocess for part in item],
