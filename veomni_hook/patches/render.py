@@ -73,7 +73,13 @@ def header(report: PatchReport, patch_hash: str) -> list[str]:
     if report.missed:
         lines.append(f"# Not routed, though it looks like a kernel's code: {len(report.missed)}")
         lines += _listed(f"{site.op} {site.target}: {site.reason or site.status}" for site in report.missed)
-    return [*lines, "#"]
+    return [*(part for line in lines for part in _folded(line)), "#"]
+
+
+def _folded(line: str) -> list[str]:
+    """A comment line in lines of its own; entries of a list go on below their text."""
+    indent = "#     " if line.startswith("#   - ") else "#   "
+    return wrap(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _routed(routes: list[AppliedPatch]) -> Iterator[str]:
@@ -85,16 +91,7 @@ def _routed(routes: list[AppliedPatch]) -> Iterator[str]:
 
 
 def _listed(entries: Iterable[str]) -> Iterator[str]:
-    """Entries of a list, each in comment lines of its own."""
-    for entry in entries:
-        yield from wrap(
-            one_line(entry),
-            _WIDTH,
-            initial_indent="#   - ",
-            subsequent_indent="#     ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+    return (f"#   - {one_line(entry)}" for entry in entries)
 
 
 def dump_text(stored: str, module: str) -> str:

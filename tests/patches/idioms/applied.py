@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,11 @@ def spliced(source: str, sites: Iterable[Site]) -> str:
     """Return ``source`` with the edits of all ``sites``."""
     splices = [(number, splice) for number, site in enumerate(sites) for splice in site.splices]
     return apply_edits(source, composed(Document(source), splices)[0])
+
+
+def in_lines(text: str) -> str:
+    """The code with every statement in one line."""
+    return ast.unparse(ast.parse(text))
 
 
 def executed(source: str, sites: Iterable[Site] = ()) -> dict[str, Any]:
