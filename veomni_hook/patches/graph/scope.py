@@ -87,26 +87,21 @@ class Scope:
         None if that cannot be told: a class outside this file stands in between, a class of this file that
         derives from ``owner`` brings another, or the module replaces it.
         """
-        other = self._override(owner, name, above=above)
-        for number, base in enumerate(self.lineage(owner) if not other else ()):
+        passed: list[ast.ClassDef] = []
+        for base in self.lineage(owner):
             if base is None:
                 return None
-            if above and not number:
-                continue
-            methods = _methods(base)
-            if line := self.replaced.line(f"{base.name}.{name}"):
-                other = f"{base.name}.{name} may be replaced at line {line}"
-            elif not above and (line := self._assigned(base, name)):
-                other = f"self.{name} is assigned at line {line}"
-            elif number and (special := methods.keys() & _DYNAMIC):
-                other = f"{base.name} defines {', '.join(sorted(special))}"
-            if other:
-                break
-            if name in methods:
-                return methods[name], base
-        if other:
-            self.refused[owner.name] = other
+            passed.append(base)
+            if name in _methods(base) and (len(passed) > 1 or not above):
+                other = self._other(owner, name, passed[1:] if above else passed, above=above)
+                if other:
+                    self.refused[owner.name] = other
+                return None if other else (_methods(base)[name], base)
         return None
+
+    def why_refused(self, name: str) -> str:
+        """Why a method of a class was not told, to go on in a sentence; empty if all were."""
+        return f"; {self.refused[name]}" if name in self.refused else ""
 
     def lineage(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | None]:
         """``owner`` and its base classes of this file, in order; None where one is defined elsewhere.
@@ -135,25 +130,32 @@ class Scope:
             return f"{base}.{node.attr}" if base else ""
         return ""
 
-    def _override(self, owner: ast.ClassDef, name: str, *, above: bool) -> str:
-        """What a class that derives from ``owner`` has in the place of its method; empty if nothing."""
+    def _other(self, owner: ast.ClassDef, name: str, line: list[ast.ClassDef], *, above: bool) -> str:
+        """Why a method may be another on an instance of ``owner``; empty if it is not.
+
+        Args:
+            line: the classes that are asked for it, up to the one that defines it.
+        """
         derived = self._derived(owner)
+        for each in line if above else (*derived, *line):
+            if number := self.replaced.line(f"{each.name}.{name}"):
+                return f"{each.name}.{name} may be replaced at line {number}"
+            if not above and (number := self._assigned(each, name)):
+                return f"{each.name} assigns self.{name} at line {number}"
+            if special := _methods(each).keys() & _DYNAMIC:
+                return f"{each.name} defines {', '.join(sorted(special))} (line {each.lineno})"
         own = {id(base) for base in self.lineage(owner) if base is not None}
         for each in derived:
-            if not above and (line := self.replaced.line(f"{each.name}.{name}")):
-                return f"{each.name}.{name} may be replaced at line {line}"
-            if not above and (line := self._assigned(each, name)):
-                return f"{each.name} assigns self.{name} at line {line}"
-            for base in self._reached(each):
-                if id(base) in own or (above and base in derived):
-                    continue
+            for base in self.reached(each):
                 if base is None:
                     return f"{each.name} may inherit another {name} (line {each.lineno})"
+                if id(base) in own or (above and base in derived):
+                    continue
                 if (method := _methods(base).get(name)) is not None:
                     return f"{each.name} has {base.name}.{name} (line {method.lineno})"
         return ""
 
-    def _reached(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | None]:
+    def reached(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | None]:
         """A class and what it inherits from; None for a class of another file in front of one of this."""
         pending, seen = [owner], set[int]()
         for current in pending:

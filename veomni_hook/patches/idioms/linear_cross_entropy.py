@@ -97,9 +97,21 @@ def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
         if chain(tail.head) != f"self.{name}" or not isinstance(value, ast.Call):
             continue
         made = view.classes.get(chain(value.func))
-        bases = [] if made is None else [view.scope.dotted(base) for base in made.bases]
-        if made is not None and "torch.nn.Linear" in bases and "forward" in view.methods(made):
-            raise Unclear(f"self.{name} is a {made.name}, a Linear with a forward of its own", value)
+        for each in view.scope.reached(made) if made is not None else ():
+            bases = [] if each is None else [view.scope.dotted(base) for base in each.bases]
+            if made is not None and "torch.nn.Linear" in bases and (other := _other_call(view, made)):
+                raise Unclear(f"self.{name} is a {made.name}, a Linear with a {other} of its own", value)
+
+
+def _other_call(view: ModuleView, made: ast.ClassDef) -> str:
+    """What a class has in the place of a Linear's ``forward`` or call, or nothing."""
+    for each in view.scope.reached(made):
+        for name in ("forward", "__call__") if each is not None else ():
+            if each is not None and name in view.methods(each):
+                return name
+            if each is not None and (line := view.scope.replaced.line(f"{each.name}.{name}")):
+                return f"{name} (set at line {line})"
+    return ""
 
 
 def _within(view: ModuleView, splice: Splice, node: ast.stmt) -> bool:

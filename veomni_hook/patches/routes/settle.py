@@ -30,7 +30,7 @@ def _reason(view: ModuleView, site: Site) -> str:
     scope = view.scope
     owner = site.target.rpartition(".")[0]
     if site.status is Status.MISSED and owner in scope.refused:
-        return scope.refused[owner]
+        return scope.refused[owner] if scope.refused[owner] not in site.reason else ""
     for name in _names(view, site) if scope.replaced else ():
         if line := scope.replaced.line(name, target=name == site.target):
             return f"{name} may be replaced at line {line}"

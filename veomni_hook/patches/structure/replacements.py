@@ -10,9 +10,8 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from veomni_hook.patches.structure.scope import own_names
 from veomni_hook.patches.text.statements import blocks, module_statements
-from veomni_hook.patches.text.walk import walk_ast
+from veomni_hook.patches.text.walk import child_nodes, walk_ast
 
 __all__ = ["Replacements"]
 
@@ -27,14 +26,14 @@ _METACLASSES = ("ABCMeta",)
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
 _NAMESPACES = ("globals", "locals", "vars")
 _SETTERS = ("setattr", "delattr", "__setattr__", "__delattr__")
-#: A change inside a function would read so; whole modules are searched only where one may.
-_HINT = re.compile(
-    r"^[ \t]+(?:del[ \t]+)?([A-Za-z_]\w*)\.[^=\n]*=(?!=)|(?:set|del)attr(?:__)?\(\s*([A-Za-z_]\w*)"
-    r"|\b(globals|exec|global)\b|\bsys\.(modules)\b|^[ \t]+del[ \t]+([A-Za-z_]\w*)|\b(type)\([^,()]+,",
-    re.MULTILINE,
-)
-_ALWAYS = {"globals", "exec", "global", "modules", "type"}
+#: What a change inside a function has in its text: whole modules are searched only where it occurs.
+_WORDS = ("globals(", "exec(", "sys.modules")
+_GIVEN = re.compile(r"(?:set|del)attr(?:__)?\(\s*(\w+)")
+_GLOBAL = re.compile(r"^[ \t]+global[ \t]", re.MULTILINE)
+_MADE = re.compile(r"type\([^,()\n]+,\s*\(")
 _ALL = "*"
+#: In the place of a method's name: a decorator or metaclass, which code inside the class need not mind.
+_AROUND = "@"
 
 
 class Replacements:
@@ -54,9 +53,9 @@ class Replacements:
         self._functions = {node.name for node in definitions if isinstance(node, _FUNCTIONS)}
         self._imported = set[str]()
         for statement in statements:
-            self._bind(statement)
-            if not isinstance(statement, _DEFINITIONS):
-                self._read(_header(statement), top=True)
+            nodes = [] if isinstance(statement, _DEFINITIONS) else list(_header(statement))
+            self._bind(statement, nodes)
+            self._read(nodes, top=True)
         for owner in self._classes.values():
             self._read_class(owner)
         if source is None or self._may_hide(source):
@@ -70,23 +69,34 @@ class Replacements:
         """The line that may replace what ``Class``, ``Class.method`` or ``function`` names; 0 if none does.
 
         Args:
-            target: the definition asks for itself, so that it does not matter what stands around it.
+            target: a guard in the definition asks, so that it does not matter what its class is decorated with.
         """
         owner, _, member = name.rpartition(".")
         asked = [name, _ALL]
         if owner:
-            asked += [owner, f"{_ALL}.{member}"]
-            asked += [] if target else [f"{owner}.{_ALL}"]
+            asked += [owner, f"{_ALL}.{member}", f"{owner}.{_ALL}"]
+            asked += [] if target else [f"{owner}.{_AROUND}"]
         return next((self._lines[each] for each in asked if each in self._lines), 0)
 
     def _note(self, name: str, node: ast.AST) -> None:
         self._lines[name] = getattr(node, "lineno", 0)
 
     def _may_hide(self, source: str) -> bool:
-        found = (group for match in _HINT.finditer(source) for group in match.groups() if group)
-        return any(group in _ALWAYS or group in self._classes or group in self._functions for group in found)
+        """Whether a function may change a definition, told from the text: a tree is slow to walk."""
+        names = self._functions | self._classes.keys()
+        return (
+            any(word in source for word in _WORDS)
+            or ("global " in source and _GLOBAL.search(source) is not None)
+            or ("type(" in source and _MADE.search(source) is not None)
+            or ("attr" in source and any(found[1] in names for found in _GIVEN.finditer(source)))
+            or any(
+                f"del {name}" in source or re.search(rf"{name}\.[^=(\n]*=(?!=)", source)
+                for name in names
+                if f"{name}." in source or f"del {name}" in source
+            )
+        )
 
-    def _bind(self, statement: ast.stmt) -> None:
+    def _bind(self, statement: ast.stmt, nodes: Sequence[ast.AST]) -> None:
         """What a statement binds at the module's level that a definition has bound."""
         defined = self._functions | self._classes.keys()
         if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -95,10 +105,8 @@ class Replacements:
             above = (node for node in self._tree.body if node.lineno < statement.lineno)
             if _ALL in names:
                 names = {node.name for node in above if isinstance(node, _DEFINITIONS)}
-        elif isinstance(statement, _DEFINITIONS):
-            names = set[str]()
         else:
-            names = own_names([ast.Expr(each) for each in _expressions(statement)]) | _caught(statement)
+            names = _stored(nodes) | _caught(statement)
         for name in names & defined:
             self._note(name, statement)
 
@@ -108,16 +116,15 @@ class Replacements:
         # Blocks, because a definition under a condition is no method of the class for certain.
         for block in blocks(ast.Module(owner.body, [])):
             for statement in block:
-                bound = {statement.name} if isinstance(statement, _DEFINITIONS) else set[str]()
-                bound = bound or own_names([ast.Expr(each) for each in _expressions(statement)])
-                for name in bound & methods.keys():
-                    if statement.lineno > methods[name].lineno:
+                bound = _stored(_header(statement)) if not isinstance(statement, _DEFINITIONS) else set()
+                for name in bound or {getattr(statement, "name", "")}:
+                    if name in methods and statement.lineno > methods[name].lineno:
                         self._note(f"{owner.name}.{name}", statement)
         for node in (*owner.decorator_list, *(keyword.value for keyword in owner.keywords)):
             called = node.func if isinstance(node, ast.Call) else node
             named = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
             if named in self._functions or (named not in (*_HARMLESS, *_METACLASSES) and not _is_plain(node)):
-                self._note(f"{owner.name}.{_ALL}", node)
+                self._note(f"{owner.name}.{_AROUND}", node)
 
     def _read(self, nodes: Iterable[ast.AST], *, top: bool) -> None:
         """Changes of attributes and of namespaces in code at the module's level, or in functions."""
@@ -175,22 +182,19 @@ class Replacements:
                 self._note(f"{each.id}.{_ALL}", call)
 
 
-def _expressions(statement: ast.stmt) -> list[ast.expr]:
-    """The expressions of a statement, without those of the statements in it."""
-    found: list[ast.expr] = []
+def _header(statement: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement, without those of the statements in it."""
     pending: list[ast.AST] = [statement]
     while pending:
-        for child in ast.iter_child_nodes(pending.pop()):
+        for child in child_nodes(pending.pop()):
             if isinstance(child, ast.expr):
-                found.append(child)
-            elif isinstance(child, ast.withitem | ast.match_case | ast.ExceptHandler | ast.keyword):
+                yield from walk_ast(child)
+            elif isinstance(child, ast.withitem | ast.match_case | ast.ExceptHandler):
                 pending.append(child)
-    return found
 
 
-def _header(statement: ast.stmt) -> Iterator[ast.AST]:
-    for expression in _expressions(statement):
-        yield from walk_ast(expression)
+def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+    return {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
 
 
 def _caught(statement: ast.stmt) -> set[str]:
