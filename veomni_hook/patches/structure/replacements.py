@@ -69,7 +69,7 @@ class Replacements:
         """The line that may replace what ``Class``, ``Class.method`` or ``function`` names; 0 if none does.
 
         Args:
-            target: a guard in the definition asks, so that it does not matter what its class is decorated with.
+            target: a guard in the definition asks, to which decorators of its class do not matter.
         """
         owner, _, member = name.rpartition(".")
         asked = [name, _ALL]
