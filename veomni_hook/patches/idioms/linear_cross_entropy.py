@@ -15,6 +15,7 @@ from hashlib import blake2b
 from veomni_hook.patches.idioms import load_balancing_loss
 from veomni_hook.patches.idioms.loss_guard import guard, operands
 from veomni_hook.patches.idioms.sequence_classification import is_candidate as classifies_sequences
+from veomni_hook.patches.readers.inherited import linear_otherwise
 from veomni_hook.patches.readers.loss_tail import Tail, loss_calls, passes_vocabulary, read_tail
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
@@ -94,24 +95,9 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
 def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
     """Leave a head alone that is a Linear of this module's own making: no kernel knows what it does."""
     for name, value in initialised(owner):
-        if chain(tail.head) != f"self.{name}" or not isinstance(value, ast.Call):
-            continue
-        made = view.classes.get(chain(value.func))
-        for each in view.scope.reached(made) if made is not None else ():
-            bases = [] if each is None else [view.scope.dotted(base) for base in each.bases]
-            if made is not None and "torch.nn.Linear" in bases and (other := _other_call(view, made)):
-                raise Unclear(f"self.{name} is a {made.name}, a Linear with a {other} of its own", value)
-
-
-def _other_call(view: ModuleView, made: ast.ClassDef) -> str:
-    """What a class has in the place of a Linear's ``forward`` or call, or nothing."""
-    for each in view.scope.reached(made):
-        for name in ("forward", "__call__") if each is not None else ():
-            if each is not None and name in view.methods(each):
-                return name
-            if each is not None and (line := view.scope.replaced.line(f"{each.name}.{name}")):
-                return f"{name} (set at line {line})"
-    return ""
+        made = chain(value.func) if chain(tail.head) == f"self.{name}" and isinstance(value, ast.Call) else ""
+        if other := linear_otherwise(view, made):
+            raise Unclear(f"self.{name} is a {made}, a Linear with a {other} of its own", value)
 
 
 def _within(view: ModuleView, splice: Splice, node: ast.stmt) -> bool:
