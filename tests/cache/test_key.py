@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 
 import veomni_hook
 from veomni_hook.cache import key
+from veomni_hook.patterns import PATTERN_FILES, pattern_source
 
 FIELDS: dict[str, Any] = {
     "module": "pkg.mod",
@@ -25,7 +28,6 @@ FIELDS: dict[str, Any] = {
     "inprocess": (("mine", "d1"),),
     "distribution": "pkg",
     "version": "1.0",
-    "astor_version": "0.8.1",
 }
 
 
@@ -45,7 +47,6 @@ FIELDS: dict[str, Any] = {
         ("inprocess", (("mined", "1"),)),
         ("distribution", "pkg2"),
         ("version", "1.1"),
-        ("astor_version", "0.8.2"),
     ],
 )
 def test_every_field_changes_the_key(field: str, other: Any) -> None:
@@ -103,7 +104,7 @@ def copied(tmp_path: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__")
     for part in ("cache", "patches", "kernels"):
         shutil.copytree(source / part, tmp_path / "site" / "veomni_hook" / part, ignore=ignore)
-    for name in ("__init__.py", "errors.py"):
+    for name in ("__init__.py", "errors.py", "patterns.py"):
         shutil.copy(source / name, tmp_path / "site" / "veomni_hook" / name)
     (tmp_path / "site/veomni_hook/patches/extra.py").write_text("x = 1\n")
     return tmp_path / "site"
@@ -123,11 +124,73 @@ def test_engine_digest_follows_the_files_that_shape_the_output(copied: Path) -> 
 
 def test_engine_digest_follows_the_formulas_that_idioms_match(copied: Path) -> None:
     before = _digest_in(copied)
-    op = copied / "veomni_hook/kernels/rms_norm"
-    (op / "torch.py").write_text("x = 1\n")
+    (copied / "veomni_hook/kernels/rms_norm/torch.py").write_text("x = 1\n")
     assert _digest_in(copied) == before
-    (op / "reference.py").write_text((op / "reference.py").read_text() + "\n")
-    assert _digest_in(copied) != before
+    digests = {before}
+    for name in PATTERN_FILES:
+        path = copied / "veomni_hook" / name
+        path.write_text(path.read_text() + "\n")
+        digests.add(_digest_in(copied))
+    assert len(digests) == 1 + len(PATTERN_FILES)
+
+
+# Together they have a candidate of every op, and every pattern is tried on one of them.
+FAMILIES = (
+    "deepseek_v3",
+    "gemma3",
+    "glm4_moe",
+    "gpt_oss",
+    "jamba",
+    "longcat_flash",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+)
+_READS = """
+import sys
+
+opened = set()
+sys.addaudithook(lambda event, args: event == "open" and opened.add(str(args[0])))
+
+import json
+import os
+from pathlib import Path
+
+import veomni_hook
+from veomni_hook.patches.engine import Origin, patch_source
+
+package = os.path.dirname(os.path.abspath(veomni_hook.__file__))
+for path in json.load(sys.stdin):
+    module = f"transformers.models.{Path(path).parent.name}.{Path(path).stem}"
+    patch_source(Path(path).read_text("utf-8"), [], Origin(module, path, "transformers", "0"), idioms=True)
+names = {os.path.relpath(path, package).replace(os.sep, "/") for path in opened if path.startswith(package)}
+modules = [name for name in sys.modules if name.partition(".")[0] == "veomni_hook"]
+print(json.dumps([sorted(names), sorted(modules)]))
+"""
+
+
+@pytest.mark.parametrize("families", [FAMILIES, pytest.param((), marks=pytest.mark.slow, id="all")])
+def test_the_key_follows_every_file_that_patching_reads(families: tuple[str, ...]) -> None:
+    """The list of pattern files is what recognisers open, no more and no less, and no kernel is imported."""
+    home = Path(importlib.util.find_spec("transformers").origin).parent / "models"  # type: ignore[union-attr,arg-type]
+    paths = sorted(map(str, home.glob("*/modeling_*.py")))
+    chosen = [path for path in paths if not families or Path(path).parent.name in families]
+    assert len(chosen) >= len(families)
+    printed = subprocess.run(
+        [sys.executable, "-c", _READS], input=json.dumps(chosen), capture_output=True, text=True, check=True
+    )
+    names, modules = json.loads(printed.stdout)
+    ours = ("cache/", "patches/", "__pycache__/", "__init__", "errors", "patterns")
+    read = {name for name in names if not name.startswith(ours)}
+    assert read == set(PATTERN_FILES)
+    homes = ("cache", "patches", "errors", "patterns")
+    assert [name for name in modules if name.partition(".")[2].partition(".")[0] not in ("", *homes)] == []
+
+
+def test_only_a_listed_file_is_read_as_a_pattern() -> None:
+    with pytest.raises(ValueError, match=r"kernels/linear_cross_entropy/reference\.py is no pattern file"):
+        pattern_source("kernels/linear_cross_entropy/reference.py")
 
 
 def test_engine_digest_from_a_zip_file_is_the_same(copied: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_the_whole_report(tiny: Command, cache_dir: Path) -> None:
     report = done.json
     assert (done.status, report["problems"]) == (0, []), done.out
     assert report["versions"]["python"].endswith(f"({sys.executable})")
-    assert report["versions"]["torch"] and report["versions"]["transformers"] and report["versions"]["astor"]
+    assert report["versions"]["torch"] and report["versions"]["transformers"]
     assert report["cache"]["location"] == str(cache_dir) and report["cache"]["writable"] is True
     assert report["hook"]["active here"] is False
     (row,) = [row for row in report["settings"] if row["setting"] == "kernels"]
@@ -118,15 +118,15 @@ def test_missing_and_unsupported_distributions(monkeypatch: pytest.MonkeyPatch) 
     import importlib.metadata
 
     def version(name: str) -> str:
-        if name == "astor":
+        if name == "torch":
             raise importlib.metadata.PackageNotFoundError(name)
         return "4.57.1" if name == "transformers" else "1.0"
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     findings = Findings()
-    assert doctor.versions(findings)["astor"] is None
+    assert doctor.versions(findings)["torch"] is None
     assert len(findings.problems) == 2
-    assert "astor is not installed" in findings.problems[1 if "transformers" in findings.problems[0] else 0]
+    assert "torch is not installed" in findings.problems[1 if "transformers" in findings.problems[0] else 0]
     assert any("4.57.1" in problem and ">=5.2,<6" in problem for problem in findings.problems)
 
 

@@ -194,6 +194,21 @@ def test_the_header_names_patches_and_routes_apart() -> None:
     ]
 
 
+def test_entries_of_the_header_are_folded() -> None:
+    long = "every word of a long reason " * 8
+    report = PatchReport(
+        MODULE,
+        "1",
+        applied=(AppliedPatch("guard", "C.forward", long, "conf:c", (1, 2)),),
+        missed=(MissedSite("rotary", "apply", "missed", long),),
+        yielded=(YieldedPatch("rewrite", "B.g", long, "built:in"),),
+    )
+    lines = header(report, "x")
+    assert max(map(len, lines)) <= 110 and all(line.startswith("#") for line in lines)
+    text = " ".join(line.removeprefix("#").strip() for line in lines)
+    assert text.count(long.strip()) == 3
+
+
 def test_the_header_holds_no_time_and_no_path_of_this_machine() -> None:
     text = "\n".join(header(REPORT, "x"))
     assert text == "\n".join(header(REPORT, "x"))

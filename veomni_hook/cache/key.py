@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from veomni_hook.patterns import PATTERN_FILES
+
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +47,7 @@ def interpreter_tag() -> str:
 def engine_digest() -> str:
     """The digest of this package's own files that shape the output; computed once a process.
 
-    The ops' references count, because idioms read them as their patterns.
+    The files that idioms read as their patterns count, too.
     """
     if "digest" not in _engine:
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -65,7 +67,6 @@ def stage1_key(  # noqa: PLR0913 - the fields of the key, every one by keyword
     inprocess: Sequence[tuple[str, str]],
     distribution: str,
     version: str,
-    astor_version: str,
 ) -> str:
     """The key that is known before any config is loaded.
 
@@ -74,7 +75,7 @@ def stage1_key(  # noqa: PLR0913 - the fields of the key, every one by keyword
     this process with the digests of their source text. The interpreter's tag is added here.
     """
     groups: tuple[Sequence[str], ...] = (
-        (module, _upstream_digest(upstream), engine, distribution, version, astor_version, interpreter_tag()),
+        (module, _upstream_digest(upstream), engine, distribution, version, interpreter_tag()),
         [part for item in sorted(settings.items()) for part in item],
         config_names,
         [part for item in inprocess for part in item],
@@ -109,12 +110,11 @@ def _folder_files(package: str) -> Iterator[tuple[str, bytes]]:
                     path = os.path.join(folder, name)
                     with open(path, "rb", buffering=0) as file:
                         yield os.path.relpath(path, package).replace(os.sep, "/"), file.read()
-    with os.scandir(os.path.join(package, "kernels")) as ops:
-        for op in ops:
-            path = os.path.join(op.path, "reference.py")
-            if os.path.isfile(path):
-                with open(path, "rb", buffering=0) as file:
-                    yield f"kernels/{op.name}/reference.py", file.read()
+    for name in PATTERN_FILES:
+        path = os.path.join(package, name)
+        if os.path.isfile(path):  # not in an installation of compiled files alone, where idioms fail, too
+            with open(path, "rb", buffering=0) as file:
+                yield name, file.read()
 
 
 def _resource_files() -> Iterator[tuple[str, bytes]]:
@@ -130,6 +130,6 @@ def _resource_files() -> Iterator[tuple[str, bytes]]:
             pending.extend((f"{name}/{child.name}", child) for child in item.iterdir())
         elif name.endswith(_CODE_SUFFIXES):
             yield name, item.read_bytes()
-    for op in files("veomni_hook").joinpath("kernels").iterdir():
-        if op.is_dir() and (formulas := op.joinpath("reference.py")).is_file():
-            yield f"kernels/{op.name}/reference.py", formulas.read_bytes()
+    for name in PATTERN_FILES:
+        if (formulas := files("veomni_hook").joinpath(name)).is_file():
+            yield name, formulas.read_bytes()

@@ -22,7 +22,7 @@ from veomni_hook.errors import VeomniHookError
 if TYPE_CHECKING:
     from veomni_hook.settings import Resolved, Settings
 
-REQUIRED = ("transformers", "torch", "astor")
+REQUIRED = ("transformers", "torch")
 DISTRIBUTIONS = (*REQUIRED, "triton", "liger-kernel", "torch_npu", "accelerate", "kernels")
 TRANSFORMERS_RANGE = ((5, 2), (6, 0))  # the range in pyproject.toml: from, below
 

@@ -22,7 +22,7 @@ from veomni_hook.finders.configs import Loaded
 from veomni_hook.patches.spec import PatchConfig
 
 # Pinned by their versions in the key, or by the engine digest.
-_PINNED = ("transformers", "torch", "veomni_hook", "astor", "numpy")
+_PINNED = ("transformers", "torch", "veomni_hook", "numpy")
 
 
 def input_files(loaded: Iterable[Loaded]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from veomni_hook.finders.log import warn
 from veomni_hook.finders.nested import nested_import
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.upstream import Upstream, find_upstream, installed_version, read_upstream
+from veomni_hook.finders.upstream import Upstream, find_upstream, read_upstream
 from veomni_hook.patches.models import spec_modules
 from veomni_hook.plugins import PATCHES, announced
 from veomni_hook.settings import Settings
@@ -141,7 +141,6 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
         inprocess=inprocess,
         distribution=upstream.distribution,
         version=upstream.version,
-        astor_version=installed_version("astor"),
     )
 
 

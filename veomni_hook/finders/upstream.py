@@ -13,7 +13,7 @@ from types import ModuleType
 
 from veomni_hook.finders.finder import PatchFinder, is_remote
 
-__all__ = ["Upstream", "find_upstream", "installed_version", "read_upstream"]
+__all__ = ["Upstream", "find_upstream", "read_upstream"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str
 
 
 @cache
-def installed_version(distribution: str) -> str:
+def _installed_version(distribution: str) -> str:
     """The version of an installed distribution, or `unknown`."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -87,4 +87,4 @@ def _version(distribution: str, root: str = "") -> str:
             found = None
         if found:
             return found[1]
-    return installed_version(distribution)
+    return _installed_version(distribution)

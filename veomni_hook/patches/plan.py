@@ -13,6 +13,7 @@ from veomni_hook.patches.report import one_line
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Edit
+from veomni_hook.patches.text.wrap import wrapped
 
 __all__ = ["Origin", "Plan", "Step"]
 
@@ -110,7 +111,8 @@ class Plan:
         unfinished = bool(source) and not source.endswith(("\n", "\r"))
         done = []
         for edit in self.edits:
-            text = edit.text.replace("\r\n", "\n").replace("\n", newline)
+            text = edit.text.replace("\r\n", "\n")
+            text = (wrapped(text) if edit.marker else text).replace("\n", newline)
             if unfinished and edit.start == edit.end == len(source) and text.endswith(newline):
                 text = newline + text.removesuffix(newline)
             done.append(replace(edit, text=text))

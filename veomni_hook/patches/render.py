@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -63,20 +63,23 @@ def header(report: PatchReport, patch_hash: str) -> list[str]:
     ]
     if others or not routes:
         lines.append(f"# Patches applied: {len(others)}")
-        lines += (f"#   - {_entry(patch)}" for patch in others)
+        lines += _listed(map(_entry, others))
     if routes:
         lines.append(f"# Routed to kernel slots: {len(routes)}")
-        lines += _routed(routes)
+        lines += _listed(_routed(routes))
     if report.yielded:
         lines.append(f"# Built-in patches that gave way: {len(report.yielded)}")
-        lines += (f"#   - {_entry(patch)}" for patch in report.yielded)
+        lines += _listed(map(_entry, report.yielded))
     if report.missed:
         lines.append(f"# Not routed, though it looks like a kernel's code: {len(report.missed)}")
-        lines += (
-            f"#   - {one_line(f'{site.op} {site.target}: {site.reason or site.status}')}"
-            for site in report.missed
-        )
-    return [*lines, "#"]
+        lines += _listed(f"{site.op} {site.target}: {site.reason or site.status}" for site in report.missed)
+    return [*(part for line in lines for part in _folded(line)), "#"]
+
+
+def _folded(line: str) -> list[str]:
+    """A comment line in lines of its own; entries of a list go on below their text."""
+    indent = "#     " if line.startswith("#   - ") else "#   "
+    return wrap(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _routed(routes: list[AppliedPatch]) -> Iterator[str]:
@@ -84,20 +87,18 @@ def _routed(routes: list[AppliedPatch]) -> Iterator[str]:
     targets: dict[str, list[str]] = {}
     for patch in routes:
         targets.setdefault(f"{patch.op}/{patch.variant}", []).append(patch.target)
-    for formula, names in targets.items():
-        entry = one_line(f"{formula}: {', '.join(dict.fromkeys(names))}")
-        yield from wrap(
-            entry,
-            _WIDTH,
-            initial_indent="#   - ",
-            subsequent_indent="#     ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+    return (f"{formula}: {', '.join(dict.fromkeys(names))}" for formula, names in targets.items())
+
+
+def _listed(entries: Iterable[str]) -> Iterator[str]:
+    return (f"#   - {one_line(entry)}" for entry in entries)
 
 
 def dump_text(stored: str, module: str) -> str:
     """Return the stored file with every relative import made absolute, and with the same lines.
+
+    A line stays one line, so that numbers in tracebacks hold; an import of upstream's may
+    grow past 120 columns.
 
     Args:
         stored: the text of the stored file (or any other form of the module).
@@ -135,8 +136,8 @@ def unified_diff(original: str, patched: PatchedSource, module: str) -> str:
 
 def _entry(patch: AppliedPatch | YieldedPatch) -> str:
     if patch.kind == _ROUTE:
-        return one_line(f"[{patch.kind}] {patch.target}: {patch.op}/{patch.variant}: {patch.reason}")
-    return one_line(f"[{patch.kind}] {patch.target}: {patch.reason} ({patch.config})")
+        return f"[{patch.kind}] {patch.target}: {patch.op}/{patch.variant}: {patch.reason}"
+    return f"[{patch.kind}] {patch.target}: {patch.reason} ({patch.config})"
 
 
 def _absolute(document: Document, node: ast.ImportFrom, module: str) -> Edit:

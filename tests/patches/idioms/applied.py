@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from typing import Any
 
 from veomni_hook.kernels.slot import Slot
+from veomni_hook.patches.routes.compose import composed
 from veomni_hook.patches.routes.site import Site
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.text.edit import apply_edits
 
 
 def spliced(source: str, sites: Iterable[Site]) -> str:
-    """Return ``source`` with the edits of all ``sites``; those at one place go in as they come."""
-    edits = [splice for site in sites for splice in site.splices]
-    text, at = "", 0
-    for splice in sorted(edits, key=lambda splice: splice.start):
-        assert splice.start >= at, "splices overlap"
-        text += source[at : splice.start] + splice.text
-        at = splice.end
-    return text + source[at:]
+    """Return ``source`` with the edits of all ``sites``."""
+    splices = [(number, splice) for number, site in enumerate(sites) for splice in site.splices]
+    return apply_edits(source, composed(Document(source), splices)[0])
+
+
+def in_lines(text: str) -> str:
+    """The code with every statement in one line."""
+    return ast.unparse(ast.parse(text))
 
 
 def executed(source: str, sites: Iterable[Site] = ()) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.kernels.matching import gradients
-from tests.patches.idioms.applied import executed, spliced
+from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.state import get_choice, set_choice
 from veomni_hook.patches.idioms import gated_mlp
 from veomni_hook.patches.routes.site import Site, Status
@@ -213,7 +213,7 @@ def test_every_formula_is_routed(name):
         site.reason
     )
     assert [slot.name for slot in site.slots] == [f"veomni_gated_mlp_{variant}"]
-    assert guard in spliced(module(body), [site])
+    assert guard in in_lines(spliced(module(body), [site]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -489,15 +489,7 @@ def test_the_guard_reads_like_the_forward():
     assert textwrap.dedent(site.splices[-1].text) == textwrap.dedent(
         f"""\
         if labels is not None:
-            asked = (
-                self,
-                hidden,
-                self.lm_head,
-                labels,
-                self.config.vocab_size,
-                kwargs,
-                dict(softcap=self.config.cap),
-            )
+            asked = (self, hidden, self.lm_head, labels, self.config.vocab_size, kwargs, dict(softcap=self.config.cap))
             if (kernel := {SLOT}.kernel(*asked)) is not None:
                 loss, logits, finish = kernel(*asked)
                 return finish(Output(loss=loss, logits=logits, hidden_states=(hidden,)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.matching import assert_matches
-from tests.patches.idioms.applied import executed, spliced
+from tests.patches.idioms.applied import executed, in_lines, spliced
 from tests.patches.idioms.experts_lookalikes import (
     BATCHED,
     GROUPED,
@@ -348,7 +348,7 @@ class BankExperts"""
 def test_calls_reach_the_guard_under_a_decorator():
     source = GATED.replace("\nclass BankExperts", DECORATED)
     site = site_of(source)
-    lines = spliced(source, [site]).splitlines()
+    lines = in_lines(spliced(source, [site])).splitlines()
     at = lines.index("@dispatched")
     operands = "(rows, chosen, shares, self.first, self.second, self.act)"
     assert (

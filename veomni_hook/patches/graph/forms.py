@@ -6,7 +6,6 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 from veomni_hook.patches.graph.inline import entered, receiver_name
 from veomni_hook.patches.graph.nodes import Node, walk
@@ -16,6 +15,7 @@ from veomni_hook.patches.graph.state import Trace, UnclearError
 from veomni_hook.patches.graph.statements import run
 from veomni_hook.patches.structure.scope import parameter_names
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patterns import pattern_source
 
 __all__ = ["Form", "Leaf", "Unknown", "branches", "canonical", "decided", "reference_form", "reference_scope"]
 
@@ -150,8 +150,8 @@ def decided(node: Node, test: Node, *, outcome: bool) -> Node:
 
 @cache
 def reference_scope(path: str) -> Scope:
-    """The names of a reference file; ``path`` from the package's root."""
-    return Scope(ast.parse(files("veomni_hook").joinpath(path).read_text("utf-8")))
+    """The names of a pattern file; ``path`` from the package's root."""
+    return Scope(ast.parse(pattern_source(path)))
 
 
 def _made(

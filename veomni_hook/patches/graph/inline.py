@@ -10,11 +10,19 @@ from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, roots
 from veomni_hook.patches.structure.scope import local_names
 from veomni_hook.patches.text.document import FunctionNode
 
-__all__ = ["bound_arguments", "entered", "followed", "receiver_name", "super_method"]
+__all__ = [
+    "HARMLESS",
+    "bound_arguments",
+    "decorator_name",
+    "entered",
+    "followed",
+    "receiver_name",
+    "super_method",
+]
 
 _DEPTH = 6
-# Decorators that leave what a function computes as it is.
-_HARMLESS = (
+#: Decorators that leave what a function computes as it is.
+HARMLESS = (
     "staticmethod",
     "script",
     "use_kernel_func_from_hub",
@@ -32,12 +40,12 @@ def followed(callee: Callee, arguments: Arguments, frame: Frame, trace: Trace) -
     from veomni_hook.patches.graph.statements import run
 
     function, home, on_self = callee
-    static = any(_decorator(decorator) == "staticmethod" for decorator in function.decorator_list)
+    static = any(decorator_name(decorator) == "staticmethod" for decorator in function.decorator_list)
     if (
         isinstance(function, ast.AsyncFunctionDef)
         or not arguments.plain
         or frame.depth >= _DEPTH
-        or any(_decorator(decorator) not in _HARMLESS for decorator in function.decorator_list)
+        or any(decorator_name(decorator) not in HARMLESS for decorator in function.decorator_list)
     ):
         return None
     receiver = receiver_name(function) if on_self and not static else ""
@@ -123,7 +131,8 @@ def bound_arguments(
     return values
 
 
-def _decorator(node: ast.expr) -> str:
+def decorator_name(node: ast.expr) -> str:
+    """The last name of a decorator, whether it is called or not."""
     while isinstance(node, ast.Call):
         node = node.func
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

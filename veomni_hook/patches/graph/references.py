@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 
 from veomni_hook.patches.graph.forms import Form, Unknown, reference_form
 from veomni_hook.patches.graph.matching import ANY, Difference, Match, Rule, find, match
 from veomni_hook.patches.graph.text import brief
+from veomni_hook.patterns import pattern_source
 
 __all__ = ["recognised", "reference_names"]
 
@@ -21,7 +21,7 @@ def reference_names(path: str) -> tuple[str, ...]:
     Args:
         path: the file, from the package's root: ``kernels/rms_norm/reference.py``.
     """
-    tree = ast.parse(files("veomni_hook").joinpath(path).read_text("utf-8"))
+    tree = ast.parse(pattern_source(path))
     listed = next(
         node.value
         for node in tree.body

@@ -6,6 +6,7 @@ import ast
 import builtins
 from collections.abc import Iterator
 
+from veomni_hook.patches.structure.replacements import Replacements
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.statements import module_statements
 from veomni_hook.patches.text.walk import walk_ast
@@ -14,35 +15,49 @@ __all__ = ["Scope"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BUILTINS = frozenset(dir(builtins))
+_ROOTS = ("torch.nn.Module", "builtins.object")
+# With one of these, a class decides itself what its attributes are, or those of classes that derive from it.
+_DYNAMIC = {"__getattribute__", "__init_subclass__"}
 
 
 class Scope:
     """The global names of one module.
 
     A name that the module binds twice in different ways (in ``try`` and ``except``, by ``global`` in a
-    function) has no known meaning.
+    function) has no known meaning, and neither has a method that it may replace.
+
+    Args:
+        tree: the module.
+        source: its text, which makes the search for replacements faster.
 
     Attributes:
         functions: the module's top-level functions that are bound once, by name.
         classes: the same for classes.
         cache: forms that `canonical` has made, by function and class.
+        replaced: what the module replaces of its own definitions.
+        refused: why a method of a class was not told, by the class's name.
     """
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, source: str | None = None) -> None:
         self.functions: dict[str, FunctionNode] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         self.cache: dict[tuple[int, int], object] = {}
+        self.replaced = Replacements(tree, source)
+        self.refused: dict[str, str] = {}
         self._meanings: dict[str, str | None] = {}
         self._star = False
+        self._every: list[ast.ClassDef] = []
         for statement in module_statements(tree):
+            if isinstance(statement, ast.ClassDef):
+                self._every.append(statement)
             for name, meaning in self._bound(statement):
                 known = self._meanings.get(name, meaning)
                 self._meanings[name] = meaning if known == meaning else None
-        for name in _declared_global(tree):
+        for name in _declared_global(tree) if source is None or "global " in source else ():
             self._meanings[name] = None
         for statement in tree.body:
             name = getattr(statement, "name", "")
-            if self._meanings.get(name) != _own(statement):
+            if self._meanings.get(name) != _own(statement) or self.replaced.line(name):
                 continue
             if isinstance(statement, _FUNCTIONS):
                 self.functions[name] = statement
@@ -69,17 +84,24 @@ class Scope:
         Args:
             above: start after ``owner`` itself, as ``super()`` does.
 
-        None if that cannot be told: a class outside this file stands in between, or a class of this file that
-        derives from ``owner`` defines the method, too.
+        None if that cannot be told: a class outside this file stands in between, a class of this file that
+        derives from ``owner`` brings another, or the module replaces it.
         """
-        if not above and any(name in _methods(derived) for derived in self._derived(owner)):
-            return None
-        for number, base in enumerate(self.lineage(owner)):
+        passed: list[ast.ClassDef] = []
+        for base in self.lineage(owner):
             if base is None:
                 return None
-            if (found := _methods(base).get(name)) is not None and (number or not above):
-                return found, base
+            passed.append(base)
+            if name in _methods(base) and (len(passed) > 1 or not above):
+                other = self._other(owner, name, passed[1:] if above else passed, above=above)
+                if other:
+                    self.refused[owner.name] = other
+                return None if other else (_methods(base)[name], base)
         return None
+
+    def why_refused(self, name: str) -> str:
+        """Why a method of a class was not told, to go on in a sentence; empty if all were."""
+        return f"; {self.refused[name]}" if name in self.refused else ""
 
     def lineage(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | None]:
         """``owner`` and its base classes of this file, in order; None where one is defined elsewhere.
@@ -92,7 +114,7 @@ class Scope:
             seen.add(current.name)
             yield current
             bases = [self.dotted(base) for base in current.bases]
-            bases = [base for base in bases if base not in ("torch.nn.Module", "builtins.object")]
+            bases = [base for base in bases if base not in _ROOTS]
             if not bases:
                 return
             own = [base[1:] for base in bases if base.startswith(":")]
@@ -108,10 +130,67 @@ class Scope:
             return f"{base}.{node.attr}" if base else ""
         return ""
 
+    def _other(self, owner: ast.ClassDef, name: str, line: list[ast.ClassDef], *, above: bool) -> str:
+        """Why a method may be another on an instance of ``owner``; empty if it is not.
+
+        Args:
+            line: the classes that are asked for it, up to the one that defines it.
+        """
+        derived = self._derived(owner)
+        for each in line if above else (*derived, *line):
+            if number := self.replaced.line(f"{each.name}.{name}"):
+                return f"{each.name}.{name} may be replaced at line {number}"
+            if not above and (number := self._assigned(each, name)):
+                return f"{each.name} assigns self.{name} at line {number}"
+            if special := _methods(each).keys() & _DYNAMIC:
+                return f"{each.name} defines {', '.join(sorted(special))} (line {each.lineno})"
+        own = {id(base) for base in self.lineage(owner) if base is not None}
+        for each in derived:
+            for base in self.reached(each):
+                if base is None:
+                    return f"{each.name} may inherit another {name} (line {each.lineno})"
+                if id(base) in own or (above and base in derived):
+                    continue
+                if (method := _methods(base).get(name)) is not None:
+                    return f"{each.name} has {base.name}.{name} (line {method.lineno})"
+        return ""
+
+    def reached(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | None]:
+        """A class and what it inherits from; None for a class of another file in front of one of this."""
+        pending, seen = [owner], set[int]()
+        for current in pending:
+            if id(current) in seen:
+                continue
+            seen.add(id(current))
+            yield current
+            names = [self.dotted(base) for base in current.bases]
+            own = [number for number, name in enumerate(names) if name.startswith(":")]
+            for number, name in enumerate(names):
+                found = [each for each in self._every if name == f":{each.name}"]
+                pending += found
+                if not found and name not in _ROOTS and own and number < own[-1]:
+                    yield None
+
+    def _assigned(self, owner: ast.ClassDef, name: str) -> int:
+        """The line where a method of a class assigns ``self.<name>``, or 0."""
+        key = (id(owner), 0)
+        if key not in self.cache:
+            self.cache[key] = {
+                node.attr: node.lineno
+                for method in owner.body
+                if isinstance(method, _FUNCTIONS)
+                for node in walk_ast(method)
+                if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+                if getattr(node.value, "id", "") == "self"
+            }
+        found = self.cache[key]
+        assert isinstance(found, dict)  # noqa: S101
+        return int(found.get(name, 0))
+
     def _derived(self, owner: ast.ClassDef) -> list[ast.ClassDef]:
         found = [owner]
         for base in found:
-            for candidate in self.classes.values():
+            for candidate in self._every:
                 if candidate not in found and any(self.dotted(b) == f":{base.name}" for b in candidate.bases):
                     found.append(candidate)
         return found[1:]
@@ -130,7 +209,7 @@ class Scope:
         elif isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
             yield statement.name, _own(statement)
         elif isinstance(
-            statement, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.With | ast.Delete
+            statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.With | ast.Delete
         ):
             for name in _stored(statement):
                 yield name, f":{statement.lineno}"
@@ -163,11 +242,7 @@ def _stored(statement: ast.AST) -> Iterator[str]:
 
 
 def _declared_global(tree: ast.Module) -> Iterator[str]:
-    """Names that a function declares ``global``, where that is a statement of the function's own block."""
-    for statement in tree.body:
-        members = statement.body if isinstance(statement, ast.ClassDef) else [statement]
-        for member in members:
-            if isinstance(member, _FUNCTIONS):
-                for inner in member.body:
-                    if isinstance(inner, ast.Global):
-                        yield from inner.names
+    """Names that a function declares ``global``."""
+    for node in walk_ast(tree):
+        if isinstance(node, ast.Global):
+            yield from node.names

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from veomni_hook.patches.idioms import rms_norm
 from veomni_hook.patches.readers.added import Added, added_runs, has_self, is_the_call
-from veomni_hook.patches.readers.inherited import defining, initialised_by
+from veomni_hook.patches.readers.inherited import called_otherwise, defining, initialised_by
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.site import Site, Splice, Status, skipped_at_calls, slot_name
 from veomni_hook.patches.routes.splice import free_name
@@ -93,12 +93,13 @@ def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]
         return f"self.{attribute} may be one of {', '.join(name for name, _ in norms)}"
     name, site = norms[0]
     if site is None or site.status is not Status.ROUTED:
-        return f"{name} is no formula of rms_norm"
+        return f"{name} is no formula of rms_norm{view.scope.why_refused(defining(view, name))}"
     if site.variant not in _VARIANTS:
         return f"{name} is {site.variant}, which has no form with an addition"
     forward = view.methods(view.classes[defining(view, name)])["forward"]
-    if any(isinstance(node, ast.Raise | ast.Assert) for node in walk_ast(forward)):
-        return f"{name} checks what it is given"
+    checks = any(isinstance(node, ast.Raise | ast.Assert) for node in walk_ast(forward))
+    if other := called_otherwise(view, name) or (f"{name} checks what it is given" if checks else ""):
+        return other
     for operand in _OPERANDS:
         if not name_of_own(ast.parse(site.captures[operand], mode="eval").body):
             return f"the {operand} of {name} is {site.captures[operand]}"

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from veomni_hook.patches.idioms import load_balancing_loss
 from veomni_hook.patches.idioms.loss_guard import guard, operands
 from veomni_hook.patches.idioms.sequence_classification import is_candidate as classifies_sequences
+from veomni_hook.patches.readers.inherited import linear_otherwise
 from veomni_hook.patches.readers.loss_tail import Tail, loss_calls, passes_vocabulary, read_tail
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
@@ -94,12 +95,9 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
 def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
     """Leave a head alone that is a Linear of this module's own making: no kernel knows what it does."""
     for name, value in initialised(owner):
-        if chain(tail.head) != f"self.{name}" or not isinstance(value, ast.Call):
-            continue
-        made = view.classes.get(chain(value.func))
-        bases = [] if made is None else [view.scope.dotted(base) for base in made.bases]
-        if made is not None and "torch.nn.Linear" in bases and "forward" in view.methods(made):
-            raise Unclear(f"self.{name} is a {made.name}, a Linear with a forward of its own", value)
+        made = chain(value.func) if chain(tail.head) == f"self.{name}" and isinstance(value, ast.Call) else ""
+        if other := linear_otherwise(view, made):
+            raise Unclear(f"self.{name} is a {made}, a Linear with a {other} of its own", value)
 
 
 def _within(view: ModuleView, splice: Splice, node: ast.stmt) -> bool:

@@ -15,8 +15,6 @@ from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["guard", "operands"]
 
-_WIDTH = 110
-
 
 def operands(view: ModuleView, tail: Tail) -> dict[str, str]:
     """What the kernel is asked with, as source text by the names of its operands."""
@@ -46,10 +44,7 @@ def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, insid
         inside: splices of other sites; those in statements that the guard repeats are made there, too.
     """
     asked, kernel, finish = (free_name(function, name) for name in ("asked", "kernel", "finish"))
-    values = ["self", *operands(view, tail).values()]
-    line = f"{asked} = ({', '.join(values)})"
-    if len(line) > _WIDTH - 20:
-        line = f"{asked} = (\n" + "".join(f"    {value},\n" for value in values) + ")"
+    line = f"{asked} = ({', '.join(['self', *operands(view, tail).values()])})"
     given = _spliced(view, tail.output, inside)
     inner = [
         f"{tail.loss}, {tail.logits}, {finish} = {kernel}(*{asked})",

@@ -15,6 +15,7 @@ from types import ModuleType
 from veomni_hook.patches.graph import Node, digest
 from veomni_hook.patches.graph.nodes import constant
 from veomni_hook.patches.idioms import rms_norm, rotary
+from veomni_hook.patches.readers.inherited import called_otherwise
 from veomni_hook.patches.readers.turned_norms import TurnedNorms
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.ask import tuple_of
@@ -139,7 +140,10 @@ class _Search(Method):
         norm, other = (self.norms[attribute] for attribute in attributes)
         weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
         if norm is not other or norm.variant not in _NORMS or weight is None or eps is None:
-            return f"the norms are not of one class that computes one of {', '.join(_NORMS)}"
+            why = self.view.scope.why_refused(norm.target.partition(".")[0])
+            return f"the norms are not of one class that computes one of {', '.join(_NORMS)}{why}"
+        if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
+            return reason
         variant = f"{norm.variant}_{turn.variant}"
         slot = SlotSpec(slot_name(OP, variant), OP, variant)
         norms = [f"{self.receiver}.{attribute}" for attribute in attributes]

@@ -7,6 +7,7 @@ from importlib import import_module
 from types import ModuleType
 
 from veomni_hook.errors import IdiomError
+from veomni_hook.patches.routes.settle import settled
 from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
@@ -46,7 +47,7 @@ def recognise(document: Document) -> list[Site]:
     sites: list[Site] = []
     for idiom in idioms():
         try:
-            view.found[idiom.__name__] = tuple(idiom.find(view))
+            view.found[idiom.__name__] = tuple(settled(view, idiom.find(view)))
             sites += view.found[idiom.__name__]
         except Exception as error:
             raise IdiomError(

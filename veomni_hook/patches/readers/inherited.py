@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from veomni_hook.patches.graph.inline import HARMLESS, decorator_name
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.attributes import initialised
 
-__all__ = ["defining", "initialised_by"]
+__all__ = ["called_otherwise", "defining", "initialised_by", "linear_otherwise"]
 
+_CALLING = {"__call__", "__getattribute__"}
 _HARMLESS = frozenset(("__init__", "extra_repr", "reset_parameters"))
 
 
@@ -27,6 +29,35 @@ def _base(view: ModuleView, owner: ast.ClassDef) -> ast.ClassDef | None:
     base = owner.bases[0] if len(owner.bases) == 1 else None
     found = view.classes.get(base.id) if isinstance(base, ast.Name) else None
     return found if found is not owner else None
+
+
+def called_otherwise(view: ModuleView, name: str) -> str:
+    """Why a call of an instance of a class may be more than its ``forward``; empty if it is that."""
+    owner: ast.ClassDef | None = view.classes[name]
+    while owner is not None:
+        methods = view.methods(owner)
+        for special in _CALLING & methods.keys():
+            return f"{owner.name} defines {special} (line {methods[special].lineno})"
+        forward = methods.get("forward")
+        for decorator in forward.decorator_list if forward is not None else ():
+            if decorator_name(decorator) not in HARMLESS:
+                return f"{owner.name}.forward is decorated with {ast.unparse(decorator)}"
+        owner = _base(view, owner) if forward is None else None
+    return ""
+
+
+def linear_otherwise(view: ModuleView, name: str) -> str:
+    """What a class that derives from Linear has in the place of its forward or call; empty if neither."""
+    made = view.classes.get(name)
+    classes = [each for each in view.scope.reached(made) if each is not None] if made is not None else []
+    bases = {view.scope.dotted(base) for each in classes for base in each.bases}
+    for each in classes if "torch.nn.Linear" in bases else ():
+        for method in ("forward", "__call__"):
+            if method in view.methods(each):
+                return method
+            if line := view.scope.replaced.line(f"{each.name}.{method}"):
+                return f"{method} (set at line {line})"
+    return ""
 
 
 def defining(view: ModuleView, name: str) -> str:

@@ -26,13 +26,15 @@ class Status(StrEnum):
 class Splice:
     """Text that takes the place of ``source[start:end]``; ``start == end`` inserts.
 
-    ``marker`` says that the text is a comment only, which ``diff`` leaves out.
+    ``marker`` says that the text is a comment only, which ``diff`` leaves out. With ``indents`` nothing is
+    replaced: the text goes in front of every line of the range, and of what other splices put there, too.
     """
 
     start: int
     end: int
     text: str
     marker: bool = False
+    indents: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from veomni_hook.patches.routes.splice import before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.runs import Run, loaded, put_together, target
 from veomni_hook.patches.structure.scope import bound_names
-from veomni_hook.patches.text.reindent import string_lines
 from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["guard"]
@@ -92,17 +91,9 @@ def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
 
 
 def _with_else(view: ModuleView, run: Run, code: str, comment: str) -> tuple[Splice, ...]:
-    document = view.document
     splices = before_statement(view, run.function, run.statements[0], f"{code}\nelse:", comment)
-    start = splices[0].start
-    text = document.source[start : document.end(run.statements[-1])]
-    inside = string_lines("if 1:\n" + text)
-    place = start
-    for number, line in enumerate(text.splitlines(keepends=True), start=2):
-        if line.strip() and number not in inside:
-            splices += (Splice(place, place, "    "),)
-        place += len(line)
-    return splices
+    start, end = splices[0].start, view.document.end(run.statements[-1])
+    return (*splices, Splice(start, end, "    ", indents=True))
 
 
 def _indented(statements: Iterable[ast.stmt]) -> str:

@@ -29,7 +29,7 @@ class ModuleView:
         """What the module's global names mean."""
         from veomni_hook.patches.graph.scope import Scope
 
-        return Scope(self.document.tree)
+        return Scope(self.document.tree, self.document.source)
 
     @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:

@@ -1,14 +1,16 @@
-"""Where statements can be put into a function, whatever its layout: at its start, before a statement."""
+"""Where statements stand, and where others can be put: at a function's start, before a statement."""
 
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from dataclasses import dataclass
 
 from veomni_hook.patches.text.document import Document, FunctionNode, has_docstring
 from veomni_hook.patches.text.walk import walk_ast
 
-__all__ = ["Place", "at_start", "before"]
+__all__ = ["Place", "at_start", "before", "logical_line", "statement_at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,31 @@ def before(document: Document, function: FunctionNode, statement: ast.stmt) -> P
         return None
     line = _above_comments(document, function, start)
     return Place(line, line, document.indent(statement))
+
+
+def statement_at(document: Document, root: ast.AST, offset: int) -> ast.AST:
+    """The innermost statement in ``root`` that begins its line and has that of ``offset``; else ``root``."""
+    line = document.lineno(offset)
+    best = root
+    for node in walk_ast(root):
+        if isinstance(node, ast.stmt) and document.begins_line(node):
+            first, last = document.lineno(document.span(node)[0]), node.end_lineno or 0
+            if first <= line <= last and document.span(node)[0] >= document.span(best)[0]:
+                best = node
+    return best
+
+
+def logical_line(document: Document, offset: int) -> tuple[int, int]:
+    """The range, in whole lines without the last newline, of the simple statement or header at ``offset``."""
+    tops = (node for node in document.tree.body if document.span(node)[0] <= offset < document.end(node))
+    top = next(tops, None)
+    first = offset if top is None else document.start(statement_at(document, top, offset))
+    start = document.line_start(first)
+    rest = document.source[start : document.end(top) if top is not None else None]
+    for token in tokenize.generate_tokens(io.StringIO(rest.lstrip(" \t\f")).readline):
+        if token.type in (tokenize.NEWLINE, tokenize.ENDMARKER):
+            return start, document.line_end(document.offset(document.lineno(start) + token.start[0] - 1, 0))
+    raise ValueError(f"no statement ends after line {document.lineno(start)}")
 
 
 def _gap_before(document: Document, node: ast.AST) -> int:

@@ -18,6 +18,7 @@ from veomni_hook.patches.text.names import listed, nearest
 from veomni_hook.patches.text.reindent import reindent
 from veomni_hook.patches.text.source import Snippet, read_snippet
 from veomni_hook.patches.text.statements import import_anchor
+from veomni_hook.patches.text.wrap import wrapped
 from veomni_hook.patches.verbs.targets import top_level
 
 __all__ = ["plan_additions"]
@@ -83,7 +84,7 @@ def _plan_slots(plan: Plan) -> None:
             _append(plan, index, _SLOT_IMPORT, "", gap=1)
         line = _slot_text(slot)
         marker = plan.marker(index, "KERNEL SLOTS", "asked by guards") if first else ""
-        _append(plan, index, line, marker, gap=1 if first else 0)
+        _append(plan, index, wrapped(line), marker, gap=1 if first else 0)
         first = False
 
 

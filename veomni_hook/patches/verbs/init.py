@@ -18,7 +18,6 @@ from veomni_hook.patches.text.edit import Edit, apply_edits
 from veomni_hook.patches.text.names import listed, nearest
 from veomni_hook.patches.text.reindent import reindent
 from veomni_hook.patches.text.source import read_snippet
-from veomni_hook.patches.text.synthesise import render
 from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.signature import check_signature
 from veomni_hook.patches.verbs.targets import members
@@ -97,7 +96,7 @@ def inherited_init(plan: Plan, index: int, node: ast.ClassDef) -> str:
     forward = _FORWARD
     if len(node.bases) == 1 and isinstance(node.bases[0], ast.Name | ast.Attribute):
         # For inspect.signature: what the class said of its __init__ before.
-        forward += f"__init__.__wrapped__ = {render(node.bases[0])}.__init__\n\n"
+        forward += f"__init__.__wrapped__ = {ast.unparse(node.bases[0])}.__init__\n\n"
     return forward + init_factory(plan, index, None)
 
 

@@ -17,6 +17,7 @@ from veomni_hook.patches.structure.pattern import Capture
 from veomni_hook.patches.text.document import Definition, Document, FunctionNode
 from veomni_hook.patches.text.edit import Edit
 from veomni_hook.patches.text.names import listed
+from veomni_hook.patches.text.placement import statement_at
 from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.targets import resolve
 
@@ -87,13 +88,7 @@ def marker(definition: Definition, patch: Patch, config: str) -> str:
 
 def mark_statement(document: Document, function: FunctionNode, offset: int, index: int, comment: str) -> Edit:
     """A comment line above the innermost statement that holds ``offset`` and begins a line of its own."""
-    line = document.lineno(offset)
-    best: ast.AST = function
-    for node in walk_ast(function):
-        if isinstance(node, ast.stmt) and document.begins_line(node):
-            first, last = document.lineno(document.span(node)[0]), node.end_lineno or 0
-            if first <= line <= last and document.span(node)[0] >= document.span(best)[0]:
-                best = node
+    best = statement_at(document, function, offset)
     start = document.line_start(document.span(best)[0])
     return Edit(start, start, f"{document.indent(best)}{comment}{document.newline}", index, marker=True)
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.report import one_line
-from veomni_hook.patches.routes.site import Site
+from veomni_hook.patches.routes.compose import composed
+from veomni_hook.patches.routes.site import Site, Splice
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.structure.scope import local_names, names_in, own_names
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.edit import Edit
 from veomni_hook.patches.text.names import listed
 from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.inplace import mark_statement
@@ -23,12 +26,14 @@ __all__ = ["plan_routes"]
 
 
 def plan_routes(plan: Plan) -> None:
-    """Plan the splices of every route.
+    """Plan the splices of every route; guards and rewrites have been planned.
 
     Raises:
         IdiomError: a splice lies outside the top-level definition that the route names, or its code binds a
-            name that means something else to upstream's.
+            name that means something else to upstream's, or two routes do not fit together.
     """
+    splices: list[tuple[int, Splice]] = []
+    marks: list[Edit] = []
     for index, step in plan.of_kind(PatchType.ROUTE.value):
         site = step.patch.site
         if site is None:
@@ -38,14 +43,18 @@ def plan_routes(plan: Plan) -> None:
             if not any(start <= splice.start and splice.end <= end for start, end in ranges):
                 line = plan.document.lineno(splice.start)
                 raise _defect(plan, index, f"writes outside of it, at line {line}")
-            if splice.marker:
-                plan.mark(index, splice.start, splice.text)
-            else:
-                plan.change(index, splice.start, splice.end, splice.text)
+            splices.append((index, splice))
         if not any(splice.marker for splice in site.splices):
-            _mark(plan, index, site)
+            marks += _mark(plan, index, site)
         if taken := _taken(plan, site):
             raise _defect(plan, index, f"binds names that the function uses itself: {listed(sorted(taken))}")
+    try:
+        edits, shared = composed(plan.document, splices, marks, tuple(plan.edits))
+    except ValueError as error:
+        raise _defect(plan, splices[-1][0], f"does not fit beside other routes: {error}") from error
+    plan.edits += edits
+    for index, holders in shared.items():
+        plan.shared.setdefault(index, set()).update(holders)
 
 
 def _defect(plan: Plan, index: int, what: str) -> IdiomError:
@@ -70,7 +79,7 @@ def _holders(plan: Plan, site: Site) -> list[tuple[int, int]]:
     ]
 
 
-def _mark(plan: Plan, index: int, site: Site) -> None:
+def _mark(plan: Plan, index: int, site: Site) -> Iterator[Edit]:
     """Mark a route that only replaces expressions above the statement that holds the first of them."""
     document = plan.document
     start = min(splice.start for splice in site.splices)
@@ -78,7 +87,7 @@ def _mark(plan: Plan, index: int, site: Site) -> None:
         node = definition.node
         if isinstance(node, FunctionNode) and document.start(node) <= start < document.end(node):
             comment = one_line(f"[ROUTED] {plan.steps[index].reason}")
-            plan.edits.append(mark_statement(document, node, start, index, f"# {comment}"))
+            yield mark_statement(document, node, start, index, f"# {comment}")
             return
 
 
@@ -91,7 +100,7 @@ def _taken(plan: Plan, site: Site) -> set[str]:
     conditions: set[str] = set()
     bound: set[str] = set()
     for splice in site.splices:
-        if not splice.marker and (tree := _parsed(splice.text)) is not None:
+        if not (splice.marker or splice.indents) and (tree := _parsed(splice.text)) is not None:
             # What comprehensions and lambdas bind, they bind for themselves.
             bound |= own_names(tree.body)
             conditions |= {n.target.id for n in walk_ast(tree) if isinstance(n, ast.NamedExpr)}

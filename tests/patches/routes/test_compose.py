@@ -1,0 +1,217 @@
+"""Splices of several routes in one text: each is written as if it were alone, and all fit together."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from veomni_hook.patches.routes.compose import composed
+from veomni_hook.patches.routes.site import Splice
+from veomni_hook.patches.routes.splice import before_statement, in_place
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.text.document import Document, FunctionNode
+from veomni_hook.patches.text.edit import Edit, apply_edits
+from veomni_hook.patches.verbs.inplace import mark_statement
+
+SOURCE = """\
+def f(x):
+    a = x
+    # why
+    b = turn(a)
+
+    c = '''
+    text
+'''
+    if c:
+        d = turn(b)
+    return d
+"""
+
+
+class Text:
+    """One function, and what routes write into it."""
+
+    def __init__(self, source: str = SOURCE) -> None:
+        self.view = ModuleView(Document(source))
+        (node,) = self.view.functions.values()
+        self.function: FunctionNode = node
+        self.splices: list[tuple[int, Splice]] = []
+        self.marks: list[Edit] = []
+
+    def take_over(self, step: int, first: int, last: int) -> None:
+        """A guard around statements of the body, by their numbers."""
+        body = self.function.body
+        code = f"if (k{step} := ask({step})) is not None:\n    pass\nelse:"
+        made = before_statement(self.view, self.function, body[first], code, f"guard {step}")
+        end = self.view.document.end(body[last])
+        self.splices += [
+            (step, splice) for splice in (*made, Splice(made[0].start, end, "    ", indents=True))
+        ]
+
+    def bind(self, step: int, call: int, text: str = "slot.at(self, turn)") -> None:
+        """Another callee in one of the calls of `turn`, marked."""
+        calls = [n for n in ast.walk(self.function) if isinstance(n, ast.Name) and n.id == "turn"]
+        splice = in_place(self.view, calls[call], text)
+        self.splices.append((step, splice))
+        self.marks.append(
+            mark_statement(self.view.document, self.function, splice.start, step, f"# call {step}")
+        )
+
+    def written(self, *, markers: bool = True, others: tuple[Edit, ...] = ()) -> str:
+        edits, _ = composed(self.view.document, self.splices, self.marks, others)
+        text = apply_edits(self.view.document.source, [*edits, *others], markers=markers)
+        ast.parse(text)
+        return text
+
+
+ONE_ELSE = """\
+def f(x):
+    a = x
+    # guard 1
+    if (k1 := ask(1)) is not None:
+        pass
+    else:
+        # why
+        # call 0
+        b = slot.at(self, turn)(a)
+
+        c = '''
+    text
+'''
+        if c:
+            # call 2
+            d = slot.at(self, turn)(b)
+    return d
+"""
+
+
+@pytest.mark.parametrize("order", ["call first", "guard first"])
+def test_a_marker_in_an_else_stands_at_its_statement(order: str) -> None:
+    text = Text()
+    steps = [lambda: text.bind(0, 0), lambda: text.take_over(1, 1, 3), lambda: text.bind(2, 1)]
+    for step in steps if order == "call first" else (steps[1], steps[0], steps[2]):
+        step()
+    assert text.written().replace("[ROUTED] ", "") == ONE_ELSE
+    assert text.written(markers=False) == "".join(
+        line for line in ONE_ELSE.splitlines(keepends=True) if "# call" not in line and "# guard" not in line
+    )
+
+
+def test_an_else_in_an_else() -> None:
+    text = Text()
+    text.take_over(1, 1, 3)
+    text.take_over(2, 3, 3)
+    text.bind(3, 1)
+    wanted = """\
+        # guard 2
+        if (k2 := ask(2)) is not None:
+            pass
+        else:
+            if c:
+                # call 3
+                d = slot.at(self, turn)(b)
+    return d
+"""
+    assert text.written().replace("[ROUTED] ", "").endswith(wanted)
+
+
+def test_two_guards_at_one_statement_go_in_as_they_come() -> None:
+    text = Text()
+    text.take_over(1, 1, 3)
+    text.take_over(2, 1, 1)
+    body = ast.parse(text.written()).body[0].body  # type: ignore[attr-defined]
+    outer = body[1]
+    inner, *rest = outer.orelse
+    assert (ast.unparse(outer.test)[:5], ast.unparse(inner.test)[:5]) == ("(k1 :", "(k2 :")
+    assert [ast.unparse(each) for each in inner.orelse] == ["b = turn(a)"]
+    assert len(rest) == 2 and ast.unparse(body[2]) == "return d"
+
+
+def test_a_guard_that_was_given_before_stays_in_front() -> None:
+    text = Text()
+    made = before_statement(text.view, text.function, text.function.body[1], "if ask(0):\n    return 0", "no")
+    text.splices += [(0, splice) for splice in made]
+    text.take_over(1, 1, 3)
+    first, second = ast.parse(text.written()).body[0].body[1:3]  # type: ignore[attr-defined]
+    assert ast.unparse(first) == "if ask(0):\n    return 0" and len(second.orelse) == 3
+
+
+@pytest.mark.parametrize("ranges", [((1, 2), (2, 3)), ((2, 3), (1, 2)), ((1, 1), (1, 3))])
+def test_guards_that_cross_are_refused(ranges: tuple[tuple[int, int], ...]) -> None:
+    text = Text()
+    for step, (first, last) in enumerate(ranges):
+        text.take_over(step, first, last)
+    with pytest.raises(ValueError, match="two guards cross at line"):
+        text.written()
+
+
+def test_strings_of_inserted_code_stay() -> None:
+    text = Text()
+    code = "note('''\none\n''')"
+    text.take_over(0, 1, 3)
+    made = before_statement(text.view, text.function, text.function.body[2], code, "no")
+    text.splices += [(1, splice) for splice in made]
+    assert "        note('''\none\n''')\n" in text.written()
+
+
+LONG = "a_slot_with_a_long_name_of_its_own.at(self, turn)"
+CALL = """\
+def f(x):
+    first_result, second_result = turn(
+        x, turn(first_operand, second_operand, third_operand, fourth_operand, number))  # why
+    return first_result
+"""
+
+
+def test_a_line_that_becomes_too_long_is_wrapped_as_one_edit() -> None:
+    text = Text(SOURCE.replace("b = turn(a)", "b = turn(a, second_operand, third_operand)"))
+    text.bind(0, 0, f"a_slot_with_a_long_name_of_its_own_and_more{'_' * 30}.at(self, turn)")
+    text.take_over(1, 1, 3)
+    written = text.written()
+    assert "(\n            a, second_operand, third_operand\n        )\n" in written
+    assert max(map(len, written.split("\n"))) <= 120
+    unwrapped = text.view.document.source.replace("turn(a,", f"{text.splices[0][1].text}(a,")
+    alone = Text(text.view.document.source)
+    alone.splices = text.splices[:1]
+    assert ast.dump(ast.parse(alone.written())) == ast.dump(ast.parse(unwrapped))
+
+
+def test_calls_that_share_a_line_share_its_edit() -> None:
+    text = Text(CALL)
+    text.bind(0, 0, LONG)
+    text.bind(1, 1, LONG)
+    edits, shared = composed(text.view.document, text.splices)
+    assert len(edits) == 1 and {0, 1} <= shared.keys() and shared[1] == {edits[0].patch}
+    written = apply_edits(CALL, edits)
+    assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(CALL.replace("turn(", f"{LONG}(")))
+    assert max(map(len, written.split("\n"))) <= 120 and "# why" in written
+
+
+def test_lines_that_others_edit_are_not_wrapped() -> None:
+    text = Text(CALL)
+    text.bind(0, 1, LONG)
+    at = CALL.index("number")
+    other = Edit(at, at + len("number"), "value", 7)
+    assert f"{LONG}(first_operand, second_operand, third_operand, fourth_operand, value)" in text.written(
+        others=(other,)
+    )
+
+
+def test_upstreams_own_long_lines_stay() -> None:
+    long = f"b = turn(a, {', '.join(['operand'] * 14)})"
+    text = Text(SOURCE.replace("b = turn(a)", long))
+    text.take_over(0, 1, 3)
+    assert f"        {long}\n" in text.written()
+
+
+def test_a_line_of_several_in_an_else_is_wrapped() -> None:
+    text = Text(CALL)
+    text.bind(0, 1, LONG)
+    text.take_over(1, 0, 0)
+    written = text.written()
+    assert max(map(len, written.split("\n"))) <= 120
+    (guard, _) = ast.parse(written).body[0].body  # type: ignore[attr-defined]
+    assert ast.unparse(guard.orelse[0]).endswith(
+        f"turn(x, {LONG}(first_operand, second_operand, third_operand, fourth_operand, number))"
+    )

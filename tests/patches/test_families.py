@@ -1,0 +1,80 @@
+"""What people read of the installed families: markers at their statements, lines within 120 columns."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
+from veomni_hook.patches.render import header
+from veomni_hook.patches.text.wrap import WIDTH
+
+#: Guards of every op, one in the else of another, expressions in decorators, splices in long lines.
+FAMILIES = (
+    "afmoe",
+    "beam",
+    "deepseek_v3",
+    "flava",
+    "gemma3",
+    "gemma3n",
+    "glm4_moe",
+    "gpt_oss",
+    "jamba",
+    "llama",
+    "qwen3",
+    "qwen3_moe",
+)
+_MODULES = ("modeling_layers", "modeling_utils", "configuration_utils")
+
+
+def modules(families: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.submodule_search_locations
+    root = Path(spec.submodule_search_locations[0])
+    for path in sorted([*root.glob("models/*/modeling_*.py"), *(root / f"{name}.py" for name in _MODULES)]):
+        if not families or path.parent.name in families:
+            yield ".".join(("transformers", *path.relative_to(root).with_suffix("").parts)), path
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def misplaced(upstream: str, patched: PatchedSource) -> list[str]:
+    """Markers that are not at the column of the statement below them."""
+    known, lines = set(upstream.split("\n")), patched.text.split("\n")
+    found = []
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith("# [") and line not in known:
+            below = next(each for each in lines[number + 1 :] if each.strip() and each.lstrip()[0] != "#")
+            if _indent(line) != _indent(below):
+                found.append(f"{number + 1}: {line}\n{below}")
+    return found
+
+
+def too_long(upstream: str, patched: PatchedSource) -> list[str]:
+    """Lines of ours that are too long.
+
+    Upstream's own lines stay as they are, also where an ``else`` moves them to the right: the code is
+    theirs, to the byte behind its indentation, and a long one of theirs may get longer by that.
+    """
+    known = {line.strip() for line in upstream.split("\n")}
+    lines = [*header(patched.report, "0" * 16), *patched.text.split("\n")]
+    return [line for line in lines if len(line) > WIDTH and line.strip() not in known]
+
+
+@pytest.mark.parametrize("families", [FAMILIES, pytest.param((), marks=pytest.mark.slow, id="all")])
+def test_dumps_are_fit_to_be_read(families: tuple[str, ...]) -> None:
+    found = list(modules(families))
+    assert len(found) >= (len(families) or 400)
+    markers = 0
+    for module, path in found:
+        upstream = path.read_text("utf-8")
+        patched = patch_source(upstream, [], Origin(module, str(path), "transformers", "0"), idioms=True)
+        assert not misplaced(upstream, patched), module
+        assert not too_long(upstream, patched), module
+        markers += patched.text.count("# [ROUTED]")
+    assert markers > (60 if families else 1000)

@@ -1,0 +1,133 @@
+"""The splices of all routes of a module as edits that fit together.
+
+Each idiom writes as if it were alone. Here what goes into the ``else`` of another's guard moves to the right
+with it, and lines that became too long are wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from veomni_hook.patches.routes.site import Splice
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.text.edit import Edit, apply_edits
+from veomni_hook.patches.text.placement import logical_line
+from veomni_hook.patches.text.reindent import string_lines
+from veomni_hook.patches.text.wrap import WIDTH, wrapped
+
+__all__ = ["composed"]
+
+
+def composed(
+    document: Document,
+    splices: Iterable[tuple[int, Splice]],
+    marks: Iterable[Edit] = (),
+    others: Sequence[Edit] = (),
+) -> tuple[list[Edit], dict[int, set[int]]]:
+    """The edits that carry out splices, and which steps are carried out by edits of others.
+
+    Args:
+        document: the module.
+        splices: each with the index of its step, in the order in which they go in. Of several at the place
+            where an ``indents`` splice begins, those before it stay outside of it.
+        marks: comments right above statements, wherever these move.
+        others: edits that are not of routes; lines that they touch are not wrapped.
+
+    Raises:
+        ValueError: the ranges of two ``indents`` splices cross.
+    """
+    given = list(splices)
+    _check_nested(document, [splice for _, splice in given if splice.indents])
+    edits = [Edit(s.start, s.end, s.text, index, s.marker) for index, s in given if not s.indents]
+    before = [number for number, (_, splice) in enumerate(given) if not splice.indents]
+    edits += marks
+    moved: list[Edit] = []
+    for number, (index, splice) in enumerate(given):
+        if splice.indents:
+            for place, edit in enumerate(edits):
+                first = splice.start + (place < len(before) and before[place] < number)
+                if first <= edit.start < splice.end:
+                    edits[place] = _indented(document, edit, splice.text)
+            moved += (Edit(at, at, splice.text, index) for at in _lines(document, splice))
+    return _fitted(document, [*edits, *moved], others)
+
+
+def _check_nested(document: Document, ranges: Sequence[Splice]) -> None:
+    for number, inner in enumerate(ranges):
+        for outer in ranges[:number]:
+            apart = inner.end <= outer.start or outer.end <= inner.start
+            within = outer.start <= inner.start and inner.end <= outer.end
+            if not (apart or within or (inner.start < outer.start and outer.end <= inner.end)):
+                raise ValueError(f"two guards cross at line {document.lineno(inner.start)}")
+
+
+def _lines(document: Document, splice: Splice) -> Iterator[int]:
+    """Where the lines of a range begin that are not blank and not inside a string."""
+    start = document.line_start(splice.start)
+    text = document.source[start : splice.end]
+    inside = _inside_strings(text)
+    while start < splice.end:
+        following = document.next_line(start)
+        number = document.lineno(start) - document.lineno(splice.start)
+        if document.source[start:following].strip() and number not in inside:
+            yield start
+        start = following
+
+
+def _indented(document: Document, edit: Edit, indent: str) -> Edit:
+    """An edit with its lines moved to the right; a line that it only ends is moved by another."""
+    lines = edit.text.split("\n")
+    inside = _inside_strings(edit.text)
+    first = 0 if edit.start == document.line_start(edit.start) else 1
+    for number in range(first, len(lines)):
+        if lines[number].strip() and number not in inside:
+            lines[number] = indent + lines[number]
+    return replace(edit, text="\n".join(lines))
+
+
+def _inside_strings(text: str) -> set[int]:
+    """The numbers, from 0, of the lines of ``text`` that begin inside a string."""
+    return {number - 2 for number in string_lines(f"if 1:\n{text}")}
+
+
+def _fitted(
+    document: Document, edits: Sequence[Edit], others: Sequence[Edit]
+) -> tuple[list[Edit], dict[int, set[int]]]:
+    """Edits with the lines that they write wrapped; upstream's other lines stay as they are."""
+    fitted: list[Edit] = []
+    shared: dict[int, set[int]] = {}
+    done = -1
+    for edit in sorted(edits, key=lambda edit: (edit.start, not edit.inserts)):
+        if edit.start < done:
+            continue  # it is in the line that was wrapped
+        if edit.inserts and edit.start == document.line_start(edit.start):
+            fitted.append(replace(edit, text=wrapped(edit.text)))
+            continue
+        line, parts = _wrapped(document, edit, edits, others)
+        if parts:
+            fitted = [one for one in fitted if one not in parts]
+            done = line.end
+            for part in parts:
+                shared.setdefault(part.patch, set()).add(line.patch)
+        fitted.append(line)
+    return fitted, shared
+
+
+def _wrapped(
+    document: Document, edit: Edit, edits: Sequence[Edit], others: Sequence[Edit]
+) -> tuple[Edit, list[Edit]]:
+    """One edit for a line that an edit makes too long, with those that it stands for; else the edit."""
+    start, end = document.line_start(edit.start), document.line_end(edit.end)
+    if end - start + sum(len(each.text) for each in edits if start <= each.start < end) <= WIDTH:
+        return edit, []
+    start, end = logical_line(document, edit.start)
+    parts = [e for e in edits if start <= e.start < end and not (e.inserts and e.start == start)]
+    alone = not any(each.start <= end and start <= each.end for each in others)
+    if not alone or any(part.marker for part in parts):
+        return edit, []
+    within = (replace(part, start=part.start - start, end=part.end - start) for part in parts)
+    text = apply_edits(document.source[start:end], within)
+    indent = "".join(e.text for e in edits if e.start == start and e.inserts and not e.text.strip())
+    made = wrapped(indent + text).removeprefix(indent)
+    return (Edit(start, end, made, edit.patch), parts) if made != text else (edit, [])

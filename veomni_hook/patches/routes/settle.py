@@ -1,0 +1,47 @@
+"""Sites of code that the module replaces afterwards: recognised, and still not what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from veomni_hook.patches.routes.reliance import relied_on
+from veomni_hook.patches.routes.site import Site, Splice, Status
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["settled"]
+
+
+def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
+    """The sites, those missed, with the line as reason, of which the module may replace what they rely on."""
+    for site in sites:
+        reason = _reason(view, site)
+        if not reason:
+            yield site
+        elif site.status is Status.MISSED:
+            yield replace(site, reason=f"{site.reason}; {reason}" if site.reason else reason)
+        else:
+            yield replace(
+                site, status=Status.MISSED, variant="", reason=reason, captures={}, splices=(), slots=()
+            )
+
+
+def _reason(view: ModuleView, site: Site) -> str:
+    scope = view.scope
+    owner = site.target.rpartition(".")[0]
+    if site.status is Status.MISSED and owner in scope.refused:
+        return scope.refused[owner] if scope.refused[owner] not in site.reason else ""
+    for name in _names(view, site) if scope.replaced else ():
+        if line := scope.replaced.line(name, target=name == site.target):
+            return f"{name} may be replaced at line {line}"
+    return ""
+
+
+def _names(view: ModuleView, site: Site) -> Iterator[str]:
+    """What a site relies on, itself first."""
+    yield site.target
+    found = view.document.find(site.target)
+    if not site.splices and found:
+        start = view.document.start(found[-1].node)
+        site = replace(site, splices=(Splice(start, start, ""),))
+    yield from relied_on(view.document, site)

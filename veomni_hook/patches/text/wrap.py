@@ -1,0 +1,188 @@
+"""Long lines of code, broken inside their brackets: the layout changes and nothing else.
+
+No name, operator or string moves, so the syntax tree stays, save that the last of several items, each in a
+line of its own, gets a comma.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+import tokenize
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+__all__ = ["WIDTH", "wrapped"]
+
+#: Columns that a line of a patched module may have, where this package writes it.
+WIDTH = 120
+
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+# What is shorter stays in its line: `x.transpose(1, 2)`.
+_WORTH = 8
+# At their level commas do not part items.
+_WHOLE = ("lambda", "for")
+_BEFORE = ("and", "or", "if", "else", "for")
+
+
+class _Token(NamedTuple):
+    """A token and the blanks in front of it."""
+
+    gap: str
+    text: str
+
+
+def wrapped(text: str, width: int = WIDTH) -> str:
+    """Break the lines of ``text`` that are longer than ``width``, where they have brackets to break in.
+
+    A comment that has a line of its own is folded; one behind code goes above it.
+
+    Args:
+        text: whole lines of Python, at any indentation; a block may be without its body.
+        width: the most columns of a line.
+    """
+    lines = text.split("\n")
+    if max(map(len, lines)) <= width:
+        return text
+    tokens = _by_line(text)
+    made: list[str] = []
+    for number, line in enumerate(lines):
+        found = tokens.get(number)
+        if len(line) <= width or found is None or line.endswith("\\"):
+            made.append(line)
+        else:
+            made += _folded(found, line[: len(line) - len(line.lstrip())], width)
+    return "\n".join(made)
+
+
+def _by_line(text: str) -> dict[int, list[_Token]]:
+    """The tokens of every line, by its number from 0, but of those that a string over several lines is in."""
+    found: dict[int, list[_Token]] = {}
+    broken: set[int] = set()
+    lines = text.split("\n")
+    ends: dict[int, int] = {}
+    for token, (row, column), (last, end) in _tokens(text):
+        if row != last:
+            broken.update(range(row, last + 1))
+            continue
+        begin = ends.get(row, 0)
+        found.setdefault(row, []).append(_Token(lines[row][begin:column] if begin else "", token))
+        ends[row] = end
+    return {row: tokens for row, tokens in found.items() if row not in broken}
+
+
+def _tokens(text: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
+    """Every token with its start and end, lines from 0; an f-string is one on every release of Python."""
+    lines = text.split("\n")
+    opened: list[tuple[int, int]] = []
+    # The first line may be indented, which the tokenizer takes below a header only.
+    for token in tokenize.generate_tokens(io.StringIO(f"if 1:\n{text}\n").readline):
+        kind = tokenize.tok_name[token.type]
+        start, end = ((row - 2, column) for row, column in (token.start, token.end))
+        if kind.endswith("STRING_START"):
+            opened.append(start)
+        elif kind.endswith("STRING_END"):
+            start = opened.pop()
+            if not opened:
+                yield _between(lines, start, end), start, end
+        elif start[0] >= 0 and token.string.strip() and not opened:
+            yield token.string, start, end
+
+
+def _between(lines: Sequence[str], start: tuple[int, int], end: tuple[int, int]) -> str:
+    # The text counts for lines that hold all of it; others are left alone.
+    return lines[start[0]][start[1] : end[1]] if start[0] == end[0] else ""
+
+
+def _folded(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:
+    """A line as lines."""
+    *code, last = tokens
+    if not last.text.startswith("#"):
+        return _lines(tokens, indent, width)
+    comment = textwrap.wrap(
+        last.text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}#     ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [*comment, *(_lines(code, indent, width) if code else ())]
+
+
+def _lines(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:
+    line = indent + _text(tokens)
+    chosen = _group(tokens, indent, width) if len(line) > width else None
+    if chosen is None:
+        return [line]
+    opening, closing = chosen
+    inner = indent + ("\t" if indent.endswith("\t") else "    ")
+    return [
+        *_lines(tokens[: opening + 1], indent, width),
+        *_inside(tokens[opening + 1 : closing], inner, width),
+        *_lines(tokens[closing:], indent, width),
+    ]
+
+
+def _inside(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:
+    """What stands in brackets: in one line, or each item in its own, or parted before operators."""
+    if len(indent + _text(tokens)) <= width:
+        return [indent + _text(tokens)]
+    outer = [token.text for token, depth in _depths(tokens) if depth == 0]
+    if "," in outer and not set(outer) & set(_WHOLE):
+        items = _parted(tokens, after=(",",))
+        if items[-1][-1].text != ",":
+            items[-1] = [*items[-1], _Token("", ",")]
+        return [line for item in items for line in _lines(item, indent, width)]
+    parts = _parted(tokens, before=_BEFORE) if "lambda" not in outer else [[*tokens]]
+    return [line for part in parts for line in _lines(part, indent, width)]
+
+
+def _group(tokens: Sequence[_Token], indent: str, width: int) -> tuple[int, int] | None:
+    """The brackets to break a line at: the last that leave short lines around them, else the longest."""
+    groups = [(start, end) for start, end in _groups(tokens) if end > start + 1]
+    for start, end in reversed(groups):
+        around = (tokens[: start + 1], tokens[end:])
+        worth = tokens[start].text == "(" and len(_text(tokens[start + 1 : end])) >= _WORTH
+        if worth and all(len(indent + _text(part)) <= width for part in around):
+            return start, end
+    return max(groups, key=lambda group: len(_text(tokens[group[0] + 1 : group[1]])), default=None)
+
+
+def _groups(tokens: Sequence[_Token]) -> list[tuple[int, int]]:
+    """The outermost brackets that open and close in a line, by the places of both."""
+    opened: list[int] = []
+    found: list[tuple[int, int]] = []
+    for place, token in enumerate(tokens):
+        if token.text in _CLOSING:
+            opened.append(place)
+        elif token.text in _CLOSING.values() and opened:
+            start = opened.pop()
+            found = [*(group for group in found if group[0] < start), (start, place)]
+    return found
+
+
+def _depths(tokens: Sequence[_Token]) -> Iterator[tuple[_Token, int]]:
+    depth = 0
+    for token in tokens:
+        depth -= token.text in _CLOSING.values()
+        yield token, depth
+        depth += token.text in _CLOSING
+
+
+def _parted(
+    tokens: Sequence[_Token], *, after: Sequence[str] = (), before: Sequence[str] = ()
+) -> list[list[_Token]]:
+    """Tokens in parts that end after, or begin before, some of their own level."""
+    parts: list[list[_Token]] = [[]]
+    for token, depth in _depths(tokens):
+        if depth == 0 and token.text in before and parts[-1]:
+            parts.append([])
+        parts[-1].append(token)
+        if depth == 0 and token.text in after:
+            parts.append([])
+    return parts if parts[-1] else parts[:-1]
+
+
+def _text(tokens: Sequence[_Token]) -> str:
+    return "".join(token.gap + token.text for token in tokens).lstrip()
