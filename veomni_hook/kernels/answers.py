@@ -88,8 +88,8 @@ class Answers:
             found = self._refusals[backend, reason] = Outcome(EAGER, reason)
         return found
 
-    def traceable(self, device: str) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
-        """Return the kernels to ask under ``torch.compile``, each with its refusals."""
+    def traceable(self, device: str) -> tuple[tuple[Any, tuple[Any, ...], str], ...]:
+        """Return the kernels to ask under ``torch.compile``, each with its refusals and its backend."""
         if self.idle is not None or device == "meta":
             return ()
         selection = self.selection(device).checked(self._named())
@@ -101,7 +101,7 @@ class Answers:
                 logging.WARNING,
                 f": upstream code instead of {self.wanted} under torch.compile: not traceable",
             )
-        return tuple((load_attribute(each.load), self._rules(each)) for each in kept)
+        return tuple((load_attribute(each.load), self._rules(each), each.backend) for each in kept)
 
     def _resolve(self, device: Any) -> tuple[Candidate, ...]:
         if not isinstance(device, str) or device == "meta":

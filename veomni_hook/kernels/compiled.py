@@ -1,7 +1,9 @@
 """What a slot answers under ``torch.compile``, in a form that dynamo follows without a graph break.
 
 What is compiled depends on what the module is bound to and on what is wanted for the op, so a change of
-these, and nothing else, compiles anew. Calls are not noted: the code does not run again.
+these, and nothing else, compiles anew. Calls are not noted: the code does not run again. What is noted, while
+dynamo traces, is what it compiled for each choice; not for which module, since a guard on the module would
+compile every layer anew.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from veomni_hook.kernels.answers import Answers
+from veomni_hook.kernels.answers import Answers, Outcome
 from veomni_hook.kernels.binding import BINDING
 from veomni_hook.kernels.choice import AUTO
 from veomni_hook.kernels.registry import EAGER
@@ -28,6 +30,7 @@ def device_of(operands: tuple[Any, ...]) -> Any:
 
 
 Binder = Callable[..., tuple[Any, ...]]
+_LEFT = Outcome(EAGER, "left to Inductor")
 
 
 class Compiled:
@@ -41,11 +44,19 @@ class Compiled:
         self._binder: Binder
         #: By what is wanted and the device type: kernels, each with its refusals.
         self._kernels: dict[tuple[str, str], Any] = {}
+        traced = self._traced = dict[str, Outcome]()
 
         def look_up(wanted: str, device: str) -> bool:
             found = () if device is None else answers_to(wanted).traceable(device)
             self._kernels[wanted, device] = found
+            if not found:
+                traced[wanted] = _LEFT
             return bool(found)
+
+        def note(wanted: str, backend: str, refusing: str) -> bool:
+            left = Outcome(EAGER, f"{_LEFT.reason}: {refusing} refused the call")
+            traced[wanted] = Outcome(backend, "compiled in") if backend else left
+            return True
 
         def prepare() -> bool:
             self._binder = binder()
@@ -53,9 +64,10 @@ class Compiled:
 
         # What torch.compiler.assume_constant_result does, which imports dynamo: called while it traces,
         # their results are constants. Functions cannot be, since guards need their source.
-        for function in (look_up, prepare):
+        for function in (look_up, note, prepare):
             setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
         self._look_up = look_up
+        self._note = note
         self._prepare = prepare
 
     def kernel(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -63,13 +75,21 @@ class Compiled:
         wanted, device = self._wanted(owner), device_of(operands)
         if wanted == EAGER or not self._look_up(wanted, device):
             return None
-        for run, refusals in self._kernels[wanted, device]:
+        refusing = ""
+        for run, refusals, backend in self._kernels[wanted, device]:
             for refusal in refusals:
                 if refusal(owner, *operands) is not None:
+                    refusing = backend
                     break
             else:
+                self._note(wanted, backend, "")
                 return run  # type: ignore[no-any-return]
+        self._note(wanted, "", refusing)
         return None
+
+    def traced(self, wanted: str) -> Outcome | None:
+        """Return what dynamo compiled last where ``wanted`` was in force; None: it has not met the slot."""
+        return self._traced.get(wanted)
 
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call in the place of ``upstream``, with the same arguments."""

@@ -22,6 +22,7 @@ from veomni_hook.kernels.answers import Answers, Outcome, Site
 from veomni_hook.kernels.binding import BINDING
 from veomni_hook.kernels.choice import Choice
 from veomni_hook.kernels.compiled import Compiled, device_of
+from veomni_hook.kernels.record import Record
 from veomni_hook.kernels.registry import EAGER, load_attribute, registry
 from veomni_hook.kernels.state import STATE
 
@@ -53,7 +54,7 @@ class Slot:
 
     def __init__(self, op: str, variant: str, module_name: str, parameters: str = "") -> None:
         # Patched modules have imported torch; whoever only reads the names here need not.
-        from torch import compiler
+        from torch import compiler, is_grad_enabled
 
         registry.check(op, variant)
         self.op = op
@@ -62,6 +63,7 @@ class Slot:
         self.parameters = parameters
         self._is_compiling = compiler.is_compiling
         self._compiler = compiler
+        self._with_gradients = is_grad_enabled
         self._site = Site(op, variant, module_name, set())
         self._epoch = -1
         self._version = -1
@@ -73,7 +75,7 @@ class Slot:
         self._bind: Callable[..., tuple[Any, ...]] | None = None
         self._compiled = Compiled(op, lambda wanted: self._answers_to(Choice(ops={op: wanted})), self._binder)
         # By id with a weak reference: a WeakKeyDictionary would cost 1.5 us at every call.
-        self._outcomes: dict[int, tuple[ref[Any], list[Outcome]]] = {}
+        self._outcomes: dict[int, Record] = {}
         # Per thread, the module whose call came through `reached` and whose guard has not been asked yet.
         self._waiting: threading.local | None = None
 
@@ -181,8 +183,20 @@ class Slot:
         """
         if (idle := self.answers(owner).idle) is not None:
             return idle
+        held = self.record(owner)
+        return None if held is None else held.latest.last
+
+    def record(self, owner: Any) -> Record | None:
+        """Return the calls of the module ``owner`` that kernels came into question for; None: there are none."""
         held = self._outcomes.get(id(owner))
-        return held[1][0] if held is not None and held[0]() is owner else None
+        return held if held is not None and held.owner() is owner else None
+
+    def traced(self, owner: Any) -> Outcome | None:
+        """Return what ``torch.compile`` made of calls like the module ``owner``'s; None: it has met none.
+
+        It is noted for each choice while the code is traced, and not for each module.
+        """
+        return self._compiled.traced(self.answers(owner).wanted)
 
     def _exported(self) -> bool:
         """Whether a program is being exported, which has to run without this package."""
@@ -238,9 +252,18 @@ class Slot:
         return self._bind
 
     def _note(self, owner: Any, outcome: Outcome) -> None:
-        key = id(owner)
-        held = self._outcomes.get(key)
-        if held is None or held[0]() is not owner:
-            self._outcomes[key] = (ref(owner, lambda _: self._outcomes.pop(key, None)), [outcome])
+        held = self._outcomes.get(id(owner))
+        if held is None or held.owner() is not owner:
+            held = self._begin(owner)
+        training = getattr(owner, "training", False) and self._with_gradients()
+        tally = held.latest = held.training if training else held.evaluation
+        if tally.last is outcome:
+            tally.run += 1
         else:
-            held[1][0] = outcome
+            tally.turn(outcome)
+
+    def _begin(self, owner: Any) -> Record:
+        """Start the record of a module at its first call."""
+        key = id(owner)
+        held = self._outcomes[key] = Record(ref(owner, lambda _: self._outcomes.pop(key, None)))
+        return held
