@@ -10,13 +10,16 @@ from veomni_hook.kernels.choice import AUTO, Choice
 from veomni_hook.kernels.registry import EAGER, Kernel, load_attribute, registry
 from veomni_hook.kernels.select import Selection, excluded, select, system_of
 
-__all__ = ["Answers", "Candidate", "Outcome", "Site"]
+__all__ = ["REPLACED", "Answers", "Candidate", "Outcome", "Site"]
+
+#: In the place of a backend: neither a kernel nor upstream's code runs, but another library's or the user's.
+REPLACED = "replaced"
 
 logger = logging.getLogger("veomni_hook.kernels")
 
 
 class Outcome(NamedTuple):
-    """What the last call of one module got: a backend (``eager``: the upstream code), and why."""
+    """What the last call of one module got: a backend (``eager``: upstream's code) or `REPLACED`, and why."""
 
     backend: str
     reason: str

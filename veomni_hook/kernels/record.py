@@ -20,7 +20,7 @@ class Calls(NamedTuple):
 
     backend: str
     reason: str
-    count: int
+    times: int
 
 
 class Tally:

@@ -151,8 +151,8 @@ class Op:
     the ops whose sites, at the same module and right below it, a kernel of this one stands in for.
     ``offers`` names a function ``(slot, module class)`` that is called for every class whose calls reach a
     guard below another decorator: it may put kernels where users choose between that one's implementations.
-    ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns what the user chose there and
-    does not get because the backend ``wanted`` was chosen by name.
+    ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns what the user chose there
+    and does not get because the backend ``wanted`` was chosen by name.
     """
 
     name: str
@@ -240,7 +240,7 @@ class Registry:
         return sorted(found, key=lambda kernel: (not kernel.automatic, -kernel.priority))
 
     def supplied(self, op: str, variant: str) -> bool:
-        """Return whether some machine has a kernel: one that ``auto`` picks, or other code than the reference."""
+        """Return whether a machine has a kernel: one that ``auto`` picks, or other code than the reference."""
         reference = self.ops()[op].variants[variant].reference
         return any(kernel.automatic or kernel.load != reference for kernel in self.kernels(op, variant))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -58,7 +58,7 @@ def guards_in(module: ModuleType) -> tuple[Guard, ...]:
 
 
 def guards_of(kind: type) -> Iterator[tuple[type, Guard]]:
-    """Yield the guards of the module class ``kind`` as its source has them, each with the class it stands in."""
+    """Yield the guards that sources have for the module class ``kind``, each with the class it stands in."""
     for base in kind.__mro__:
         module = sys.modules.get(base.__module__)
         if module is not None and base.__module__ != "builtins":
@@ -85,7 +85,7 @@ def _source(module: ModuleType) -> str | None:
         return None
 
 
-def _methods(body: list[ast.stmt], inside: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+def _methods(body: Sequence[ast.stmt], inside: str) -> Iterator[tuple[str, ast.FunctionDef]]:
     """Every method with the qualified name of its class, in nested scopes as well."""
     for node in body:
         if isinstance(node, ast.ClassDef):
@@ -95,7 +95,8 @@ def _methods(body: list[ast.stmt], inside: str) -> Iterator[tuple[str, ast.Funct
         elif isinstance(node, ast.FunctionDef):
             yield from _methods(node.body, f"{inside}{node.name}.<locals>.")
         elif isinstance(node, (ast.If, ast.Try, ast.With)):
-            yield from _methods([each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)], inside)
+            body = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
+            yield from _methods(body, inside)
 
 
 def _asked(method: ast.FunctionDef, slots: Mapping[str, Slot]) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 from weakref import ref
 
-from veomni_hook.kernels.answers import Answers, Outcome, Site
+from veomni_hook.kernels.answers import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.binding import BINDING
 from veomni_hook.kernels.choice import Choice
 from veomni_hook.kernels.compiled import Compiled, device_of
@@ -29,7 +29,6 @@ from veomni_hook.kernels.state import STATE
 __all__ = ["Outcome", "Slot"]
 
 _UPSTREAM = Outcome(EAGER, "no kernel can run here")
-_REPLACED = Outcome(EAGER, "the upstream function was replaced by one of another module")
 _INACTIVE = Outcome(EAGER, "veomni_hook is deactivated")
 
 ModuleClass = TypeVar("ModuleClass", bound=type)
@@ -76,6 +75,8 @@ class Slot:
         self._compiled = Compiled(op, lambda wanted: self._answers_to(Choice(ops={op: wanted})), self._binder)
         # By id with a weak reference: a WeakKeyDictionary would cost 1.5 us at every call.
         self._outcomes: dict[int, Record] = {}
+        #: The last function that stood in upstream's place, and what its calls get.
+        self._replacement: tuple[Any, Outcome] = (None, _UPSTREAM)
         # Per thread, the module whose call came through `reached` and whose guard has not been asked yet.
         self._waiting: threading.local | None = None
 
@@ -117,7 +118,7 @@ class Slot:
         if self.answers(owner).idle is not None:
             return upstream
         if type(upstream) is FunctionType and upstream.__module__ != self.module_name:
-            self._note(owner, _REPLACED)
+            self._note(owner, self._replaced_by(upstream))
             return upstream
         return partial(self._call, owner, upstream)
 
@@ -187,7 +188,7 @@ class Slot:
         return None if held is None else held.latest.last
 
     def record(self, owner: Any) -> Record | None:
-        """Return the calls of the module ``owner`` that kernels came into question for; None: there are none."""
+        """Return the calls of the module ``owner`` that kernels came into question for, or None."""
         held = self._outcomes.get(id(owner))
         return held if held is not None and held.owner() is owner else None
 
@@ -251,6 +252,14 @@ class Slot:
             self._bind = binder_for(self.op, self.variant, self.parameters)
         return self._bind
 
+    def _replaced_by(self, function: Any) -> Outcome:
+        """Return the outcome of a call that ``function`` gets, which stands in the place of upstream's."""
+        if self._replacement[0] is not function:
+            from veomni_hook.kernels.standing import name_of
+
+            self._replacement = (function, Outcome(REPLACED, f"replaced by {name_of(function)}"))
+        return self._replacement[1]
+
     def _note(self, owner: Any, outcome: Outcome) -> None:
         held = self._outcomes.get(id(owner))
         if held is None or held.owner() is not owner:
@@ -266,4 +275,7 @@ class Slot:
         """Start the record of a module at its first call."""
         key = id(owner)
         held = self._outcomes[key] = Record(ref(owner, lambda _: self._outcomes.pop(key, None)))
+        from veomni_hook.kernels.stacked import warn_of_first_call
+
+        warn_of_first_call(self.module_name, owner)
         return held

@@ -1,4 +1,4 @@
-"""What stands now where a guard was patched in: Liger, a hook of accelerate's, a subclass, a kernel of the hub.
+"""What stands now where a guard was patched in: Liger's code, a hook of accelerate's, a subclass's method.
 
 A guard in a method that was replaced is never asked. A wrapper may call what it covers, or not: which one it
 does is told by the calls that were noted, so wrappers are named and nothing is concluded from them.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
 
-_UNASKED = "the model was never asked for this loss: output_router_logits is off, or its forward was not called"
+_UNASKED = "the model was never asked for this loss: output_router_logits is off"
 
 OP = Op(
     "load_balancing_loss",

@@ -55,7 +55,7 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
 
 
 def overridden(owner: Any, wanted: str) -> str | None:
-    """Return the ``experts_implementation`` that the backend ``wanted``, which was chosen by name, overrides."""
+    """Return the ``experts_implementation`` that the backend ``wanted``, chosen by name, overrides."""
     if chose_ours(owner):
         return f"experts_implementation={OURS!r}"
     chosen = vars(getattr(owner, "config", object)).get(_CHOICE)
