@@ -28,7 +28,7 @@ __all__ = ["Explanation", "Row", "explain", "places_of", "slots_of"]
 
 
 class Place(NamedTuple):
-    """A slot that modules of a class ask, by its name there, and the guards that ask it with their classes."""
+    """A slot that modules of a class ask, by its name there, and the guards of it with their classes."""
 
     name: str
     slot: Slot
@@ -45,8 +45,9 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
     """
     warn_of_stacked(target)
     if isinstance(target, ModuleType):
-        rows = (_of_module(target, name, slot, device or "cpu") for name, slot in slots_in(target).items())
-        return Explanation(target.__name__, tuple(rows))
+        slots = slots_in(target).items()
+        told = (_of_module(target, name, slot, device or "cpu") for name, slot in slots)
+        return Explanation(target.__name__, tuple(told))
     if not callable(getattr(target, "named_modules", None)):
         raise KernelError(
             f"a {type(target).__name__} has no kernel slots",

@@ -240,7 +240,7 @@ class Registry:
         return sorted(found, key=lambda kernel: (not kernel.automatic, -kernel.priority))
 
     def supplied(self, op: str, variant: str) -> bool:
-        """Return whether a machine has a kernel: one that ``auto`` picks, or other code than the reference."""
+        """Return whether a machine has a kernel: one that ``auto`` picks, or code beside the reference."""
         reference = self.ops()[op].variants[variant].reference
         return any(kernel.automatic or kernel.load != reference for kernel in self.kernels(op, variant))
 

@@ -61,8 +61,8 @@ def _warn(found: dict[str, None]) -> None:
         "two libraries are stacked on one model, Liger and veomni-hook. Liger runs in the place of "
         f"{', '.join(found)}; veomni-hook, or upstream's code, runs everywhere else, and no fused kernel of "
         "veomni-hook takes these places in. Use one of the two: leave out apply_liger_kernel_to_* and "
-        "use_liger_kernel=True (VEOMNI_KERNELS=liger runs Liger's kernels by veomni-hook), or switch veomni-hook "
-        "off with VEOMNI_HOOK=0. veomni_hook.explain(model) tells what runs at each place",
+        "use_liger_kernel=True (VEOMNI_KERNELS=liger runs Liger's kernels by veomni-hook), or switch "
+        "veomni-hook off with VEOMNI_HOOK=0. veomni_hook.explain(model) tells what runs at each place",
         VeomniHookWarning,
         stacklevel=4,
     )
