@@ -122,8 +122,7 @@ class Explanation:
     def _apart(self) -> list[str]:
         """Count the places that no machine has a kernel for."""
         count = sum(not row.supplied for row in self.rows)
-        places = "place is" if count == 1 else "places are"
-        return [f"  {count} of {len(self.rows)} {places} without a kernel on any machine"] if count else []
+        return [f"  {count} of {len(self.rows)} places: no machine has a kernel"] if count else []
 
 
 def _why(row: Row) -> str:

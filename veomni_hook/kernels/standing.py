@@ -45,7 +45,9 @@ def standing(guard: Guard, base: type, kind: type, owner: Any = None) -> Standin
     """
     own = None if owner is None else vars(owner).get(guard.method)
     if own is None:
-        own = next((vars(each)[guard.method] for each in kind.__mro__ if guard.method in vars(each)), None)
+        first = _first(guard, base, kind)
+        if first is base or not _is_patched(first):
+            own = vars(first).get(guard.method)
     if own is not None and not _is_upstream(own, guard):
         return Standing(name_of(own), _leads(own, guard, kind, owner))
     module = sys.modules.get(base.__module__)
@@ -53,12 +55,10 @@ def standing(guard: Guard, base: type, kind: type, owner: Any = None) -> Standin
 
 
 def overridden(guard: Guard, base: type, kind: type) -> bool:
-    """Whether a class of patched code has another method there: upstream overrides it, nobody replaced it."""
-    first = next((each for each in kind.__mro__ if guard.method in vars(each)), base)
-    if first is base:
-        return False
-    module = sys.modules.get(first.__module__)
-    return module is not None and bool(slots_in(module))
+    """Whether patched code has another method there that does not call this one: upstream overrides it."""
+    first = _first(guard, base, kind)
+    method = vars(first).get(guard.method)
+    return first is not base and _is_patched(first) and not _leads(method, guard, kind, None)
 
 
 def name_of(function: Any) -> str:
@@ -76,6 +76,16 @@ def home_of(function: Any) -> str:
     if isinstance(function, FunctionType):
         return str(function.__globals__.get("__name__", "?"))
     return str(getattr(function, "__module__", None) or "?")
+
+
+def _first(guard: Guard, base: type, kind: type) -> type:
+    """The class whose method modules of ``kind`` have."""
+    return next((each for each in kind.__mro__ if guard.method in vars(each)), base)
+
+
+def _is_patched(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    return module is not None and bool(slots_in(module))
 
 
 def _called(guard: Guard, module: ModuleType) -> Standing | None:
@@ -129,7 +139,7 @@ def _leads(found: Any, guard: Guard, kind: type, owner: Any) -> bool:
             return True
         waiting += [(each, depth) for each in _wrapped(one) if callable(each)]
         if isinstance(one, FunctionType) and depth < _NAMED:
-            waiting += [(each, depth + 1) for each in _named(one, kind, owner)]
+            waiting += [(each, depth + 1) for each in _named(one, guard, kind, owner)]
     return False
 
 
@@ -148,10 +158,13 @@ def _wrapped(one: Any) -> Iterator[Any]:
         yield from vars(one).values()
 
 
-def _named(function: FunctionType, kind: type, owner: Any) -> Iterator[Any]:
+def _named(function: FunctionType, guard: Guard, kind: type, owner: Any) -> Iterator[Any]:
     """The functions that a function may name: globals, and methods of the module."""
+    names = _names(function.__code__)
     spaces = [function.__globals__, *map(vars, kind.__mro__), {} if owner is None else vars(owner)]
-    for name in _names(function.__code__):
+    if names.isdisjoint({"super", *(each.__name__ for each in kind.__mro__)}):
+        names.discard(guard.method)  # that of another module, as in self.mlp.forward(x)
+    for name in names:
         found = (space[name] for space in spaces if name in space)
         yield from (each for each in found if isinstance(each, (FunctionType, MethodType, partial)))
 
