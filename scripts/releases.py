@@ -161,8 +161,9 @@ def document(lines: Sequence[str], unseen: Sequence[str]) -> str:
     head = (
         "# Coverage by release",
         "",
-        f"Written by `make releases` on {today}: routed candidates in per cent, with their numbers. What",
-        "counts as a candidate: [coverage.md](coverage.md).",
+        f"Written by `make releases` on {today}: candidates that are recognised and have a kernel slot,",
+        "in per cent, with their numbers. What counts as a candidate: [coverage.md](coverage.md). A formula that",
+        "no machine has a kernel for is recognised, too; `veomni-hook coverage` counts it apart (`no_kernel`).",
         "",
     )
     middle = (

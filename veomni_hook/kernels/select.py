@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.choice import AUTO, Choice
-from veomni_hook.kernels.registry import EAGER, Kernel, Registry, registry
+from veomni_hook.kernels.registry import EAGER, REFERENCE, Kernel, Registry, registry
 from veomni_hook.kernels.system import System
 
 __all__ = ["UNSUPPLIED", "Decision", "Selection", "excluded", "select", "system_of"]
@@ -103,7 +103,8 @@ def excluded(op: str, variant: str, choice: Choice, known: Registry = registry) 
         return None
     if not known.supplied(op, variant):
         return UNSUPPLIED
-    return f"auto picks none of its kernels; by name: {', '.join(kernel.backend for kernel in kernels)}"
+    named = (kernel.backend for kernel in kernels if kernel.backend != REFERENCE)
+    return f"auto picks none of its kernels; by name: {', '.join(named)}"
 
 
 def _decide(kernel: Kernel, wanted: str, system: System) -> Decision:
