@@ -113,8 +113,6 @@ class TestCompiled:
     @pytest.fixture(autouse=True)
     def fresh(self):
         torch._dynamo.reset()
-        SLOT._compiled._traced.clear()
-        GUARD._compiled._traced.clear()
         yield
         torch._dynamo.reset()
 
@@ -142,11 +140,40 @@ class TestCompiled:
         assert (row.backend, row.reason, row.called) == (backend, reason, True)
         assert row.training == row.evaluation == ()
 
-    def test_of_another_choice_nothing_is_claimed(self):
-        self.told("torch", torch.ones(2, 4, 3, 8))
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_parts_of_a_fused_op_that_was_compiled_in(self, patched, inside):
+        set_choice("torch")
+        _, model = pair(patched)
+        compiled = torch.compile(model, backend="eager")
+        compiled(**batch())
+        model = compiled if inside else model
+        reasons = {(row.place.rpartition(".")[2], row.op): row.reason for row in explain(model).rows}
+        assert reasons["input_layernorm", "rms_norm"] == "compiled in"
+        assert "compiled in" in {
+            row.reason for row in explain(model).rows if row.op == "linear_cross_entropy"
+        }
+        assert reasons["q_norm", "rms_norm"] == reasons["self_attn", "rotary"] == "part of qk_norm_rotary"
+
+    def test_of_another_choice_and_another_model_nothing_is_claimed(self):
+        set_choice("torch")
+        model, other = Guarded(), Guarded()
+        torch.compile(model, backend="eager")(torch.ones(2, 8))
+        assert explain(model).rows[0].compiled == "itself" and not explain(other).rows[0].called
         set_choice("auto")
-        (row,) = explain(Guarded()).rows
-        assert not row.called
+        assert not explain(model).rows[0].called
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_layers_that_run_what_was_traced_for_one_of_them(self, known, monkeypatch):
+        if not known:  # as where dynamo does not tell
+            monkeypatch.setattr("veomni_hook.kernels.compiled._traced_owner", lambda: None)
+        set_choice("torch")
+        model = nn.Sequential(Guarded(), Guarded(), Guarded())
+        counter = torch._dynamo.testing.CompileCounter()
+        for layer in model:
+            layer.compile(backend=counter, fullgraph=True)
+        model(torch.ones(2, 8))
+        assert counter.frame_count <= 3
+        assert {(row.backend, row.reason) for row in explain(model).rows} == {("torch", "compiled in")}
 
     def test_calls_that_are_not_compiled_say_more(self):
         self.told("auto", torch.ones(2, 4, 3, 8))
@@ -211,6 +238,7 @@ class TestPrinting:
         model(**batch())
         text = repr(explain(model))
         assert max(map(len, text.splitlines())) <= columns
+        assert [line[:3] for line in text.splitlines()[:2]] == ["Qwe", "  Q"]
         assert "".join(text.split()) == "".join(str(explain(model)).split())
         assert max(map(len, str(explain(model)).splitlines())) > 80
 

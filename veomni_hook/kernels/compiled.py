@@ -2,8 +2,7 @@
 
 What is compiled depends on what the module is bound to and on what is wanted for the op, so a change of
 these, and nothing else, compiles anew. Calls are not noted: the code does not run again. What is noted, while
-dynamo traces, is what it compiled for each choice; not for which module, since a guard on the module would
-compile every layer anew.
+dynamo traces, is what it compiled for a module. Another that runs the same code is not traced again.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from veomni_hook.kernels.answers import Answers, Outcome
 from veomni_hook.kernels.binding import BINDING
@@ -33,6 +33,43 @@ Binder = Callable[..., tuple[Any, ...]]
 _LEFT = Outcome(EAGER, "left to Inductor")
 
 
+class Notes:
+    """What dynamo compiled, by what is wanted: for modules, and last for any."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, WeakKeyDictionary[Any, Outcome]] = {}
+        self._last: dict[str, Outcome] = {}
+        self._complete = True
+
+    def add(self, wanted: str, outcome: Outcome) -> None:
+        """Note what is being compiled; to be called while dynamo traces `Compiled.kernel`."""
+        self._last[wanted] = outcome
+        owner = _traced_owner()
+        if owner is None:
+            self._complete = False
+        else:
+            self._owners.setdefault(wanted, WeakKeyDictionary())[owner] = outcome
+
+    def of(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
+        """Return what was noted for a module; where modules are not known, or it is ``compiled``, for any."""
+        found = self._owners.get(wanted, {}).get(owner)
+        return self._last.get(wanted) if found is None and (compiled or not self._complete) else found
+
+
+def _traced_owner() -> Any:
+    """The ``owner`` of the `Compiled.kernel` that dynamo is tracing; None where this torch does not tell.
+
+    As an argument, dynamo would guard on it and compile every layer anew.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        local: Any = InstructionTranslator.current_tx().output.current_tx.symbolic_locals["owner"]
+        return local.realize().value
+    except (AttributeError, KeyError):  # nothing of this is public
+        return None
+
+
 class Compiled:
     """The compiled form of one slot.
 
@@ -44,18 +81,18 @@ class Compiled:
         self._binder: Binder
         #: By what is wanted and the device type: kernels, each with its refusals.
         self._kernels: dict[tuple[str, str], Any] = {}
-        traced = self._traced = dict[str, Outcome]()
+        notes = self._notes = Notes()
 
         def look_up(wanted: str, device: str) -> bool:
             found = () if device is None else answers_to(wanted).traceable(device)
             self._kernels[wanted, device] = found
             if not found:
-                traced[wanted] = _LEFT
+                notes.add(wanted, _LEFT)
             return bool(found)
 
         def note(wanted: str, backend: str, refusing: str) -> bool:
             left = Outcome(EAGER, f"{_LEFT.reason}: {refusing} refused the call")
-            traced[wanted] = Outcome(backend, "compiled in") if backend else left
+            notes.add(wanted, Outcome(backend, "compiled in") if backend else left)
             return True
 
         def prepare() -> bool:
@@ -87,9 +124,12 @@ class Compiled:
         self._note(wanted, "", refusing)
         return None
 
-    def traced(self, wanted: str) -> Outcome | None:
-        """Return what dynamo compiled last where ``wanted`` was in force; None: it has not met the slot."""
-        return self._traced.get(wanted)
+    def traced(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
+        """Return what dynamo compiled for ``owner`` where ``wanted`` was in force; None: nothing is known.
+
+        ``compiled``: the module is known to be, so that what was traced for another one holds for it.
+        """
+        return self._notes.of(owner, wanted, compiled=compiled)
 
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call in the place of ``upstream``, with the same arguments."""

@@ -88,15 +88,21 @@ def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
     modules = list(model.named_modules())
     known = {kind: places_of(kind) for kind in dict.fromkeys(type(module) for _, module in modules)}
     others = _taken_out(known)
+    compiled = tuple(f"{place}." if place else "" for place, module in modules if _is_compiled(module))
     for place, module in modules:
         kind = type(module)
-        named = kind.__qualname__.rpartition(".")[2]
+        named, inside = kind.__qualname__.rpartition(".")[2], f"{place}.".startswith(compiled)
         for each in known[kind]:
-            row = _row(place, named, each.name, each.slot, module, device)
+            row = _row(place, named, each.name, each.slot, module, device, compiled=inside)
             yield _as_it_stands(row, [standing(guard, base, kind, module) for base, guard in each.guards])
         for guard in others.get(kind, ()) if not known[kind] else ():
-            row = _row(place, named, guard.name, guard.slot, module, device)
+            row = _row(place, named, guard.name, guard.slot, module, device, compiled=inside)
             yield _as_it_stands(row, [Standing(name_of(kind), reaches=False)])
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` was told of this module; of a function that calls it nothing is known."""
+    return module._compiled_call_impl is not None or type(module).__module__ == "torch._dynamo.eval_frame"
 
 
 def _taken_out(known: dict[type, list[Place]]) -> dict[type, list[Guard]]:
@@ -174,7 +180,7 @@ def _as_a_part(row: Row, whole: Row) -> Row:
         if taken and not getattr(row, mode):
             in_training = mode == "training"
             row = replace(row, training=taken) if in_training else replace(row, evaluation=taken)
-    if row.called or whole.backend == EAGER:
+    if (row.called and row.compiled != "kind") or whole.backend == EAGER:
         return row
     return replace(row, backend=whole.backend, reason=reason, called=True)
 
@@ -202,12 +208,22 @@ def _modes_below(row: Row, rows: list[Row]) -> list[str]:
     return [mode for mode in modes if mode == "compiled calls" or not getattr(row, mode)]
 
 
-def _row(place: str, kind: str, name: str, slot: Slot, owner: nn.Module | None, device: str) -> Row:
+def _row(
+    place: str,
+    kind: str,
+    name: str,
+    slot: Slot,
+    owner: nn.Module | None,
+    device: str,
+    *,
+    compiled: bool = False,
+) -> Row:
     answers = slot.answers(owner)
     record = None if owner is None else slot.record(owner)
-    outcome = answers.idle
-    if outcome is None and owner is not None:
-        outcome = slot.outcome(owner) or slot.traced(owner)
+    outcome, how = answers.idle, ""
+    if outcome is None and owner is not None and (outcome := slot.outcome(owner)) is None:
+        outcome = slot.traced(owner) or slot.traced(owner, compiled=compiled)
+        how = "" if outcome is None else "itself" if slot.traced(owner) is not None else "kind"
     called = outcome is not None and answers.idle is None
     if outcome is None:
         selection = answers.selection(device)
@@ -232,6 +248,7 @@ def _row(place: str, kind: str, name: str, slot: Slot, owner: nn.Module | None, 
         evaluation=() if record is None else record.evaluation.calls(),
         note="; ".join(_notes(slot, owner, answers.wanted, outcome, supplied=supplied)),
         supplied=supplied,
+        compiled=how,
     )
 
 
@@ -241,7 +258,7 @@ def _notes(slot: Slot, owner: Any, wanted: str, outcome: Outcome, *, supplied: b
         chosen = load_attribute(overrides)(owner, wanted)
         if chosen is not None and (wanted == EAGER or outcome.backend != EAGER):
             yield f"{wanted}, chosen by name, overrides {chosen}"
-    if not supplied and outcome.backend not in (EAGER, "none"):
+    if not supplied and outcome.backend not in (EAGER, REPLACED, "none"):
         yield f"no kernel exists for this formula on any machine: {outcome.backend} is the formula in PyTorch"
 
 

@@ -41,6 +41,8 @@ class Row:
         evaluation: all other calls.
         note: what else is to be known of the place.
         supplied: whether any machine has a kernel for the variant.
+        compiled: ``itself`` where what is said is what torch.compile made of this place, ``kind`` where it is
+            what it made of another one that runs the same code; else empty.
     """
 
     place: str
@@ -57,6 +59,7 @@ class Row:
     evaluation: tuple[Calls, ...] = ()
     note: str = ""
     supplied: bool = True
+    compiled: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,7 @@ class Explanation:
     def __repr__(self) -> str:
         """Return what is printed, within the width of the terminal."""
         width = max(get_terminal_size((80, 24)).columns, 20)
-        return "\n".join(
-            fill(line, width, initial_indent="  " * line.startswith("  "), subsequent_indent="      ")
-            for line in str(self).splitlines()
-        )
+        return "\n".join(fill(line, width, subsequent_indent="      ") for line in str(self).splitlines())
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""

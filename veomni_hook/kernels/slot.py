@@ -192,12 +192,12 @@ class Slot:
         held = self._outcomes.get(id(owner))
         return held if held is not None and held.owner() is owner else None
 
-    def traced(self, owner: Any) -> Outcome | None:
-        """Return what ``torch.compile`` made of calls like the module ``owner``'s; None: it has met none.
+    def traced(self, owner: Any, *, compiled: bool = False) -> Outcome | None:
+        """Return what ``torch.compile`` made of the calls of the module ``owner``; None: nothing is known.
 
-        It is noted for each choice while the code is traced, and not for each module.
+        ``compiled``: it is known to be, and may run what was traced for another module of its kind.
         """
-        return self._compiled.traced(self.answers(owner).wanted)
+        return self._compiled.traced(owner, self.answers(owner).wanted, compiled=compiled)
 
     def _exported(self) -> bool:
         """Whether a program is being exported, which has to run without this package."""
