@@ -161,8 +161,10 @@ def document(lines: Sequence[str], unseen: Sequence[str]) -> str:
     head = (
         "# Coverage by release",
         "",
-        f"Written by `make releases` on {today}: routed candidates in per cent, with their numbers. What",
-        "counts as a candidate: [coverage.md](coverage.md).",
+        f"Written by `make releases` on {today}: candidates that are recognised and have a kernel slot,",
+        "in per cent, with their numbers. What counts as a candidate: [coverage.md](coverage.md). Formulas",
+        "that no machine has a kernel for are among them; `veomni-hook coverage` counts these apart",
+        "(`no_kernel`).",
         "",
     )
     middle = (

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from tests.patches import fake_idiom
 from veomni_hook.cli.app import app
+from veomni_hook.kernels.registry import Kernel, Op, Variant, registry
 from veomni_hook.patches.idioms import recognise
 
 from .conftest import Command
@@ -66,8 +67,65 @@ def test_the_table_ends_with_the_totals(coverage: Coverage) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["status", "op", "variant", "family", "target", "reason"]
     assert lines[1].split() == ["routed", "scaling", "times", "good", "Good.forward"]
-    assert lines[-1].split() == ["scaling", "3", "2", "66.7", "%", "1", "0", "1", "0"]
+    assert lines[-1].split() == ["scaling", "3", "2", "66.7", "%", "0", "1", "0", "1", "0"]
     assert "transformers 5.4.3, 2 modules" in done.stderr
+
+
+class TestWithoutAKernel:
+    """Two variants of which the registry knows that no machine has a kernel for them, or for one of them."""
+
+    @pytest.fixture(autouse=True)
+    def declared(self) -> Iterator[None]:
+        registry.ops()
+        held = dict(registry._kernels)
+        registry.add_op(Op("scaling", {name: Variant(name, f"nowhere:{name}") for name in ("times", "plus")}))
+        registry.add(Kernel("scaling", "plus", "quick", "nowhere:quick"))
+        registry.add(Kernel("scaling", "times", "torch", "nowhere:times", automatic=False))
+        yield
+        del registry._ops["scaling"]
+        registry._kernels.clear()
+        registry._kernels.update(held)
+        registry.version += 1
+
+    def test_it_is_counted_apart(self, coverage: Coverage) -> None:
+        rows = json.loads(coverage("--json").stdout)
+        found = {row["target"]: (row["status"], row["reason"]) for row in rows}
+        assert found["Zed.forward"] == ("routed", "")
+        status, reason = found["Good.forward"]
+        assert status == "no_kernel" and reason.startswith("no kernel exists for this formula on any machine")
+        (total,) = json.loads(coverage("--json", "--totals").stdout)
+        assert {name: total[name] for name in ("candidates", "routed", "no_kernel", "missed", "share")} == {
+            "candidates": 3,
+            "routed": 1,
+            "no_kernel": 1,
+            "missed": 1,
+            "share": 33.33,
+        }
+        lines = coverage().stdout.splitlines()
+        assert lines[-1].split() == ["scaling", "3", "1", "33.3", "%", "1", "1", "0", "1", "0"]
+
+    def test_it_is_not_what_was_required(self, coverage: Coverage) -> None:
+        assert coverage("--require", "scaling=33").exit_code == 0
+        done = coverage("--require", "scaling=60")
+        assert done.exit_code == 1 and "33.3 % routed, 60 % required" in done.stderr
+
+    def test_it_is_among_what_is_missed(self, coverage: Coverage) -> None:
+        rows = json.loads(coverage("--json", "--missed").stdout)
+        assert [row["target"] for row in rows] == ["Good.forward", "Bad.forward"]
+
+    def test_a_kernel_by_name_is_one(self, coverage: Coverage) -> None:
+        registry.add(Kernel("scaling", "times", "large", "nowhere:large", automatic=False))
+        rows = json.loads(coverage("--json", "good").stdout)
+        assert [(row["status"], row["reason"]) for row in rows] == [
+            ("routed", "auto picks none of its kernels; by name: torch, large")
+        ]
+
+
+def test_experts_of_the_installed_release_that_no_machine_has_a_kernel_for() -> None:
+    done = CliRunner().invoke(app, ["coverage", "--json", "llama4", "switch_transformers", "qwen3_next"])
+    found = {(row["op"], row["variant"]) for row in json.loads(done.stdout) if row["status"] == "no_kernel"}
+    assert ("moe_experts", "batched_gated") in found and ("moe_experts", "modules") in found
+    assert not any(op == "qk_norm_rotary" for op, _ in found)
 
 
 def test_a_family_a_module_or_a_file(coverage: Coverage, package: Path) -> None:

@@ -64,3 +64,13 @@ def test_what_is_not_routed_is_told_where_nothing_else_applies(veomni: Command) 
     facts = veomni("explain", "convnext", "--json", "--fast").json
     assert not facts["applied"] and {row["status"] for row in facts["missed"]} == {"missed"}
     assert veomni("explain", "convnext", "--json", "--fast", VEOMNI_IDIOMS="0").json["missed"] == []
+
+
+def test_slots_that_no_machine_has_a_kernel_for_are_apart(veomni: Command) -> None:
+    facts = veomni("explain", "llama4", "--json", "--fast").json
+    status = {slot["variant"]: slot["status"] for slot in facts["slots"] if slot["op"] == "moe_experts"}
+    assert status == {"batched_gated": "no_kernel"}
+    assert {slot["status"] for slot in facts["slots"] if slot["op"] != "moe_experts"} == {"routed"}
+    text = veomni("explain", "llama4", "--fast").out
+    listed = text.partition("slots that no machine has a kernel for")[2]
+    assert "batched_gated" in listed and "complex_pairs" not in listed

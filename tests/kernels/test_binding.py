@@ -13,8 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from tests.kernels.patched_qwen3 import batch, pair, tiny_config
+from tests.kernels.patched_qwen3 import UPSTREAM, batch, pair, tiny_config
 from veomni_hook.errors import KernelError
+from veomni_hook.finders import state as finders
+from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.kernels.binding import BINDING, bind, binding_of, use_kernels
 from veomni_hook.kernels.explain import explain
 from veomni_hook.kernels.registry import Op, Variant, registry
@@ -103,6 +105,46 @@ class TestBind:
             bind(model, rms_norm="liger")
         assert "rms_norm/inverse_rms has no 'liger' kernel: 1 (Odd)" in caught.value.what
         assert binding_of(model) is None
+
+    def test_a_model_that_is_no_transformers_model(self):
+        with pytest.raises(KernelError, match="no class in it is from a modeling file of transformers"):
+            bind(nn.Linear(2, 2), "eager")
+
+    @pytest.mark.parametrize(
+        ("switch", "active", "asked", "why", "fix"),
+        [
+            ("0", False, False, "the hook is off, VEOMNI_HOOK=0", "unset VEOMNI_HOOK"),
+            (
+                None,
+                False,
+                False,
+                f"the hook is not active, so {UPSTREAM} was not patched",
+                "import veomni_hook.install",
+            ),
+            (
+                "1",
+                True,
+                False,
+                f"too late: {UPSTREAM} was imported before it was active",
+                "import veomni_hook.install",
+            ),
+            (None, True, True, f"the hook found nothing to route in {UPSTREAM}", "VEOMNI_IDIOMS=0"),
+        ],
+    )
+    def test_a_model_that_is_not_patched_says_why(
+        self, patched, monkeypatch, switch, active, asked, why, fix
+    ):
+        upstream, _ = pair(patched)
+        if switch is None:
+            monkeypatch.delenv("VEOMNI_HOOK", raising=False)
+        else:
+            monkeypatch.setenv("VEOMNI_HOOK", switch)
+        monkeypatch.setattr(sys, "meta_path", [*[PatchFinder()] * active, *sys.meta_path])
+        monkeypatch.setattr(finders.STATE, "asked", {UPSTREAM} if asked else set())
+        with pytest.raises(KernelError) as caught:
+            bind(upstream, "eager")
+        assert why in caught.value.what and fix in caught.value.fix
+        assert "_veomni_kernels" not in vars(upstream)
 
     def test_anything_else_is_an_error(self):
         with pytest.raises(KernelError, match="int"):

@@ -83,6 +83,7 @@ def test_totals_count_candidates_and_their_calls_apart(idioms: list[ModuleType])
         "missed": 1,
         "call_sites": 2,
         "unbound_call_sites": 1,
+        "no_kernel": 0,
         "share": 33.33,
     }
 

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from veomni_hook.patches.coverage import Row, Total
 
 HEADERS = ("status", "op", "variant", "family", "target", "reason")
-TOTAL_HEADERS = ("op", "candidates", "routed", "share", "missed", "unbound", "call sites", "unbound calls")
+TOTAL_HEADERS = (
+    "op",
+    "candidates",
+    "routed",
+    "share",
+    "no kernel",
+    "missed",
+    "unbound",
+    "call sites",
+    "unbound calls",
+)
 
 FamiliesArgument = Annotated[
     list[str] | None,
@@ -43,7 +53,7 @@ def coverage(  # noqa: PLR0913 - the options of a command
         list[str] | None,
         typer.Option(
             metavar="OP=PERCENT",
-            help="Exit with 1 where less of an op is routed; may be repeated.",
+            help="Exit with 1 where less of an op is routed to a kernel; may be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -59,10 +69,11 @@ def coverage(  # noqa: PLR0913 - the options of a command
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every candidate of every op: routed to a kernel slot, or not and why. Nothing is imported.
+    """Show every candidate of every op: routed to a kernel, or not and why. Nothing is imported.
 
     A candidate is what looks like the op, by its name or loosely by its structure: `--denominators` tells.
-    One that is not routed has the nearest idiom and the first difference.
+    One that is not routed has the nearest idiom and the first difference. One whose formula no machine has a
+    kernel for is counted apart (no_kernel): it has a slot, and upstream's code runs.
 
     Exits with 1 when a module or an idiom fails, or where --require is not met.
     """
@@ -72,7 +83,7 @@ def coverage(  # noqa: PLR0913 - the options of a command
         _print_denominators(as_json=as_json)
         return
     wanted = _required(require or ())
-    rows = examined(families or (), source, jobs)
+    rows = supplied(examined(families or (), source, jobs))
     found = totals(rows)
     _known(wanted, [total.op for total in found])
     shown = [row for row in rows if _is_shown(row, missed=missed, call_sites=call_sites)]
@@ -111,6 +122,29 @@ def examined(families: Sequence[str], source: str | None, jobs: int | None) -> l
     for module, found in zip(files, survey(examine, files, "reading", jobs=jobs), strict=True):
         rows += [failure(module, found.what)] if isinstance(found, VeomniHookError) else found
     return sorted(rows)
+
+
+def supplied(rows: Iterable[Row]) -> list[Row]:
+    """Return rows as they are for who wants kernels: what no machine has a kernel for is routed to none."""
+    from dataclasses import replace
+
+    from veomni_hook.kernels.choice import Choice
+    from veomni_hook.kernels.registry import registry
+    from veomni_hook.kernels.select import UNSUPPLIED, excluded
+    from veomni_hook.patches.coverage import NO_KERNEL, ROUTED
+
+    def told(row: Row) -> Row:
+        known = registry.ops()[row.op].variants if row.status == ROUTED and row.op in registry.ops() else {}
+        variants = [one for one in row.variant.split("|") if one in known]
+        why = {one: reason for one in variants if (reason := excluded(row.op, one, Choice())) is not None}
+        if not why:
+            return row
+        said = [reason if len(variants) == 1 else f"{one}: {reason}" for one, reason in why.items()]
+        without = len(why) == len(variants) and set(why.values()) == {UNSUPPLIED}
+        reason = "; ".join(filter(None, (*said, row.reason)))
+        return replace(row, status=NO_KERNEL if without else ROUTED, reason=reason)
+
+    return sorted(told(row) for row in rows)
 
 
 def _by_reason(failed: Sequence[Row]) -> dict[str, list[str]]:
@@ -172,6 +206,7 @@ def _print_totals(found: Sequence[Total]) -> None:
             total.candidates,
             total.routed,
             f"{total.share:.1f} %" if total.candidates else None,
+            total.no_kernel,
             total.missed,
             total.unbound,
             total.call_sites,

@@ -27,6 +27,8 @@ def explain(
 
     Lines are those of the stored file, which tracebacks and `dump` show.
     """
+    from veomni_hook.patches.coverage import NO_KERNEL, ROUTED
+
     found = prepared(target, config, device)
     facts = explained(found, select=not fast)
     if as_json:
@@ -39,7 +41,9 @@ def explain(
     _section("applied", ("lines", "kind", "target", "reason", "config"), patches)
     _section("yielded", ("kind", "target", "reason", "config"), facts["yielded"])
     _section("not routed", ("status", "op", "target", "reason"), facts["missed"])
-    _section("kernel slots", ("name", "op", "variant", "kernel", "decisions"), facts["slots"])
+    columns = ("name", "op", "variant", "kernel", "decisions")
+    for title, status in (("kernel slots", ROUTED), ("slots that no machine has a kernel for", NO_KERNEL)):
+        _section(title, columns, [slot for slot in facts["slots"] if slot["status"] == status])
     output.emit_heading("\nleft as installed")
     output.emit(f"  {', '.join(facts['untouched']) or 'nothing'}\n")
 
@@ -64,11 +68,21 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
         facts.update(distribution=distribution, version=_version(distribution), untouched=_definitions(found))
         return {**facts, "applied": [], "yielded": [], "slots": [], "missed": _missed(found)}
     facts.update(found.report.to_dict())
+    facts["slots"] = [{**slot, "status": _status(slot["op"], slot["variant"])} for slot in facts["slots"]]
     if select and facts["slots"]:
         from veomni_hook.cli.kernels import chosen_for
 
         facts["slots"] = [{**slot, **chosen_for(slot["op"], slot["variant"])} for slot in facts["slots"]]
     return facts
+
+
+def _status(op: str, variant: str) -> str:
+    """Whether a machine has a kernel for a slot, in the words of `coverage`."""
+    from veomni_hook.kernels.registry import registry
+    from veomni_hook.patches.coverage import NO_KERNEL, ROUTED
+
+    known = op in registry.ops() and variant in registry.ops()[op].variants
+    return ROUTED if not known or registry.supplied(op, variant) else NO_KERNEL
 
 
 def _version(distribution: str) -> str:

@@ -10,13 +10,16 @@ from veomni_hook.kernels.choice import AUTO, Choice
 from veomni_hook.kernels.registry import EAGER, Kernel, load_attribute, registry
 from veomni_hook.kernels.select import Selection, excluded, select, system_of
 
-__all__ = ["Answers", "Candidate", "Outcome", "Site"]
+__all__ = ["REPLACED", "Answers", "Candidate", "Outcome", "Site"]
+
+#: In the place of a backend: neither a kernel nor upstream's code runs, but another library's or the user's.
+REPLACED = "replaced"
 
 logger = logging.getLogger("veomni_hook.kernels")
 
 
 class Outcome(NamedTuple):
-    """What the last call of one module got: a backend (``eager``: the upstream code), and why."""
+    """What the last call of one module got: a backend (``eager``: upstream's code) or `REPLACED`, and why."""
 
     backend: str
     reason: str
@@ -88,8 +91,8 @@ class Answers:
             found = self._refusals[backend, reason] = Outcome(EAGER, reason)
         return found
 
-    def traceable(self, device: str) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
-        """Return the kernels to ask under ``torch.compile``, each with its refusals."""
+    def traceable(self, device: str) -> tuple[tuple[Any, tuple[Any, ...], str], ...]:
+        """Return the kernels to ask under ``torch.compile``, each with its refusals and its backend."""
         if self.idle is not None or device == "meta":
             return ()
         selection = self.selection(device).checked(self._named())
@@ -101,7 +104,7 @@ class Answers:
                 logging.WARNING,
                 f": upstream code instead of {self.wanted} under torch.compile: not traceable",
             )
-        return tuple((load_attribute(each.load), self._rules(each)) for each in kept)
+        return tuple((load_attribute(each.load), self._rules(each), each.backend) for each in kept)
 
     def _resolve(self, device: Any) -> tuple[Candidate, ...]:
         if not isinstance(device, str) or device == "meta":

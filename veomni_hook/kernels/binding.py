@@ -38,8 +38,9 @@ def bind(model: nn.Module, preset: str | None = None, /, **ops: str | None) -> N
         **ops: the same for single ops; None lets an op follow the process again.
 
     Raises:
-        KernelError: an op or a backend does not exist, or a backend has no kernel for the variant of a site
-            in the model: all of these sites are named, and nothing has been bound.
+        KernelError: an op or a backend does not exist, the model has no kernel slots (why is said), or a
+            backend has no kernel for the variant of a site in the model: all of these sites are named.
+            Nothing has been bound then.
     """
     if not callable(getattr(model, "modules", None)):
         raise KernelError(
@@ -52,6 +53,9 @@ def bind(model: nn.Module, preset: str | None = None, /, **ops: str | None) -> N
         registry.check(op)
         changes[op] = None
     _check_sites(model, choice)
+    from veomni_hook.kernels.stacked import warn_of_stacked
+
+    warn_of_stacked(model)
     for module in model.modules():
         bound = {**(binding_of(module) or {}), **changes}
         kept = {op: backend for op, backend in bound.items() if backend is not None}
@@ -131,15 +135,17 @@ def _binding_what_is_made() -> list[RemovableHandle]:
 
 def _check_sites(model: nn.Module, choice: Choice) -> None:
     """Raise KernelError if a module of ``model`` has a slot that ``choice`` names a backend for in vain."""
-    from veomni_hook.kernels.explain import slots_of
+    from veomni_hook.kernels.explain import places_of
+    from veomni_hook.kernels.unpatched import no_slots
 
+    modules = list(model.named_modules())
+    known = {kind: places_of(kind) for kind in dict.fromkeys(type(module) for _, module in modules)}
+    if not any(known.values()) and not any(_holds_slots(module) for _, module in modules):
+        raise no_slots(model, where=f"bind({type(model).__name__})")
     failing: dict[str, list[str]] = {}
-    known: dict[type, list[tuple[str, Any]]] = {}
-    for place, module in model.named_modules():
+    for place, module in modules:
         kind = type(module)
-        if kind not in known:
-            known[kind] = slots_of(kind)
-        for _, slot in known[kind]:
+        for _, slot, _ in known[kind]:
             wanted = choice.named(slot.op)
             if wanted is None or excluded(slot.op, slot.variant, choice) is not None or wanted == AUTO:
                 continue
@@ -154,6 +160,13 @@ def _check_sites(model: nn.Module, choice: Choice) -> None:
             where=f"bind({type(model).__name__})",
             fix=f"bind these ops to something else, e.g. {', '.join(f'{op}=auto' for op in ops)}",
         )
+
+
+def _holds_slots(module: nn.Module) -> bool:
+    """Whether a module has slots of its own, as one that somebody wrote for these kernels may."""
+    from veomni_hook.kernels.slot import Slot
+
+    return any(isinstance(value, Slot) for value in vars(module).values())
 
 
 def _shortened(sites: list[str]) -> str:

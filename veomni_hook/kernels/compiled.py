@@ -1,7 +1,8 @@
 """What a slot answers under ``torch.compile``, in a form that dynamo follows without a graph break.
 
 What is compiled depends on what the module is bound to and on what is wanted for the op, so a change of
-these, and nothing else, compiles anew. Calls are not noted: the code does not run again.
+these, and nothing else, compiles anew. Calls are not noted: the code does not run again. What is noted, while
+dynamo traces, is what it compiled for a module. Another that runs the same code is not traced again.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from veomni_hook.kernels.answers import Answers
+from veomni_hook.kernels.answers import Answers, Outcome
 from veomni_hook.kernels.binding import BINDING
 from veomni_hook.kernels.choice import AUTO
 from veomni_hook.kernels.registry import EAGER
@@ -29,6 +31,44 @@ def device_of(operands: tuple[Any, ...]) -> Any:
 
 
 Binder = Callable[..., tuple[Any, ...]]
+_LEFT = Outcome(EAGER, "left to Inductor")
+
+
+class Notes:
+    """What dynamo compiled, by what is wanted: for modules, and last for any."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, WeakKeyDictionary[Any, Outcome]] = {}
+        self._last: dict[str, Outcome] = {}
+        self._complete = True
+
+    def add(self, wanted: str, outcome: Outcome) -> None:
+        """Note what is being compiled; to be called while dynamo traces `Compiled.kernel`."""
+        self._last[wanted] = outcome
+        owner = _traced_owner()
+        if owner is None:
+            self._complete = False
+        else:
+            self._owners.setdefault(wanted, WeakKeyDictionary())[owner] = outcome
+
+    def of(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
+        """Return what was noted for a module; where modules are not known, or it is ``compiled``, for any."""
+        found = self._owners.get(wanted, {}).get(owner)
+        return self._last.get(wanted) if found is None and (compiled or not self._complete) else found
+
+
+def _traced_owner() -> Any:
+    """The ``owner`` of the `Compiled.kernel` that dynamo is tracing; None where this torch does not tell.
+
+    As an argument, dynamo would guard on it and compile every layer anew.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        local: Any = InstructionTranslator.current_tx().output.current_tx.symbolic_locals["owner"]
+        return local.realize().value
+    except (AttributeError, KeyError):  # nothing of this is public
+        return None
 
 
 class Compiled:
@@ -50,11 +90,19 @@ class Compiled:
         self._binder: Binder
         #: By what is wanted and the device type: kernels, each with its refusals.
         self._kernels: dict[tuple[str, str], Any] = {}
+        notes = self._notes = Notes()
 
         def look_up(wanted: str, device: str) -> bool:
             found = () if device is None else answers_to(wanted).traceable(device)
             self._kernels[wanted, device] = found
+            if not found:
+                notes.add(wanted, _LEFT)
             return bool(found)
+
+        def note(wanted: str, backend: str, refusing: str) -> bool:
+            left = Outcome(EAGER, f"{_LEFT.reason}: {refusing} refused the call")
+            notes.add(wanted, Outcome(backend, "compiled in") if backend else left)
+            return True
 
         def prepare() -> bool:
             self._binder = binder()
@@ -65,9 +113,10 @@ class Compiled:
 
         # What torch.compiler.assume_constant_result does, which imports dynamo: called while it traces,
         # their results are constants. Functions cannot be, since guards need their source.
-        for function in (look_up, prepare, named):
+        for function in (look_up, note, prepare, named):
             setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
         self._look_up = look_up
+        self._note = note
         self._prepare = prepare
         self._named = named
 
@@ -77,14 +126,26 @@ class Compiled:
         if wanted == EAGER or not self._look_up(wanted, device):
             return None
         if self._skipped.changed_traced(self._named(type(owner)), owner, operands):
+            self._note(wanted, "", "")
             return None
-        for run, refusals in self._kernels[wanted, device]:
+        refusing = ""
+        for run, refusals, backend in self._kernels[wanted, device]:
             for refusal in refusals:
                 if refusal(owner, *operands) is not None:
+                    refusing = backend
                     break
             else:
+                self._note(wanted, backend, "")
                 return run  # type: ignore[no-any-return]
+        self._note(wanted, "", refusing)
         return None
+
+    def traced(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
+        """Return what dynamo compiled for ``owner`` where ``wanted`` was in force; None: nothing is known.
+
+        ``compiled``: the module is known to be, so that what was traced for another one holds for it.
+        """
+        return self._notes.of(owner, wanted, compiled=compiled)
 
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call in the place of ``upstream``, with the same arguments."""

@@ -3,70 +3,36 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veomni_hook.errors import KernelError
+from veomni_hook.kernels.answers import REPLACED
 from veomni_hook.kernels.binding import binding_of
-from veomni_hook.kernels.registry import EAGER, registry
+from veomni_hook.kernels.choice import AUTO
+from veomni_hook.kernels.explanation import MODES, UNASKED, Explanation, Row
+from veomni_hook.kernels.registry import EAGER, load_attribute, registry
+from veomni_hook.kernels.sites import Guard, guards_in, guards_of, slots_in
 from veomni_hook.kernels.slot import Outcome, Slot
+from veomni_hook.kernels.stacked import warn_of_stacked
+from veomni_hook.kernels.standing import Standing, home_of, name_of, overridden, standing
 from veomni_hook.kernels.state import STATE
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Explanation", "Row", "explain"]
+__all__ = ["Explanation", "Row", "explain", "places_of", "slots_of"]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One slot of one place: ``backend`` ran there last, or would if it is not ``called`` yet.
+class Place(NamedTuple):
+    """A slot that modules of a class ask, by its name there, and the guards of it with their classes."""
 
-    Attributes:
-        place: the module's name in the model; empty: the model itself, or a modeling module.
-        kind: its class.
-        slot: the slot's name in the modeling module.
-        op, variant: what the slot is for.
-        backend: ``eager`` is the upstream code; ``none``: a backend was chosen by name that cannot run there,
-            and a call is an error.
-        reason: why.
-        choice: what was wanted, and in brackets who said so unless the settings did.
-        called: whether it, or a fused op that it is a part of, has been asked under the choice in force.
-        settled: no call can change what is said: no kernel comes into question.
-    """
-
-    place: str
-    kind: str
-    slot: str
-    op: str
-    variant: str
-    backend: str
-    reason: str
-    choice: str
-    called: bool
-    settled: bool = False
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The rows of a model or module; printed, equal ones are counted."""
-
-    subject: str
-    rows: tuple[Row, ...]
-
-    def __str__(self) -> str:
-        if not self.rows:
-            return f"{self.subject}: no kernel slots; its modeling code is not patched"
-        counts: dict[tuple[str, ...], int] = {}
-        for row in self.rows:
-            state = row.reason if row.called or row.settled else f"{row.reason}; not called yet"
-            bound = f", {row.choice}" if "(" in row.choice else ""
-            key = (row.kind, f"{row.op}/{row.variant}", row.backend, state + bound)
-            counts[key] = counts.get(key, 0) + 1
-        lines = [f"{kind} x{n}: {op}: {backend} ({why})" for (kind, op, backend, why), n in counts.items()]
-        return "\n".join([f"{self.subject}:", *(f"  {line}" for line in lines)])
+    name: str
+    slot: Slot
+    guards: tuple[tuple[type, Guard], ...]
 
 
 def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Explanation:
@@ -74,12 +40,14 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
 
     ``target`` is a model (any ``nn.Module``) or an imported modeling module. For slots that have not been
     asked yet the answer is what would be asked for tensors on ``device`` (by default that of the model's
-    first parameter, or the CPU). Raises KernelError if ``target`` is neither.
+    first parameter, or the CPU). Warns once a process where Liger's functions stand in patched code. Raises
+    KernelError if ``target`` is neither.
     """
+    warn_of_stacked(target)
     if isinstance(target, ModuleType):
-        slots = [(name, slot) for name, slot in vars(target).items() if isinstance(slot, Slot)]
-        rows = (_row("", target.__name__, name, slot, None, device or "cpu") for name, slot in slots)
-        return Explanation(target.__name__, tuple(rows))
+        slots = slots_in(target).items()
+        told = (_of_module(target, name, slot, device or "cpu") for name, slot in slots)
+        return Explanation(target.__name__, tuple(told))
     if not callable(getattr(target, "named_modules", None)):
         raise KernelError(
             f"a {type(target).__name__} has no kernel slots",
@@ -88,32 +56,19 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
         )
     parameter = next(iter(target.parameters()), None)
     device = device or ("cpu" if parameter is None else parameter.device.type)
-    return Explanation(type(target).__name__, tuple(_with_parts(list(_rows_of(target, device)))))
+    rows = list(_with_parts(list(_rows_of(target, device))))
+    return Explanation(type(target).__name__, tuple(_with_unasked(rows)))
 
 
-def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
-    known: dict[type, list[tuple[str, Slot]]] = {}
-    for place, module in model.named_modules():
-        kind = type(module)
-        if kind not in known:
-            known[kind] = slots_of(kind)
-        for name, slot in known[kind]:
-            yield _row(place, kind.__name__, name, slot, module, device)
-
-
-def _with_parts(rows: list[Row]) -> Iterator[Row]:
-    """Say of places that have not been asked that a fused op around them took what they would compute."""
-    taken: dict[tuple[str, str], Row] = {}
-    for row in rows:
-        if row.called and row.backend != EAGER:
-            taken.update(((row.place, part), row) for part in registry.ops()[row.op].parts)
-    for row in rows:
-        around = row.place.rpartition(".")[0]
-        whole = taken.get((row.place, row.op)) or (taken.get((around, row.op)) if row.place else None)
-        if whole is None or row.called or row.settled:
-            yield row
-        else:
-            yield replace(row, backend=whole.backend, reason=f"part of {whole.op}", called=True)
+def places_of(kind: type) -> list[Place]:
+    """Return the slots that modules of ``kind`` ask, or would if nobody had replaced their methods."""
+    guards: dict[str, list[tuple[type, Guard]]] = {}
+    slots = dict(slots_of(kind))
+    for base, guard in guards_of(kind):
+        if not overridden(guard, base, kind):
+            slots.setdefault(guard.name, guard.slot)
+            guards.setdefault(guard.name, []).append((base, guard))
+    return [Place(name, slot, tuple(guards.get(name, ()))) for name, slot in slots.items()]
 
 
 def slots_of(kind: type) -> list[tuple[str, Slot]]:
@@ -129,11 +84,147 @@ def slots_of(kind: type) -> list[tuple[str, Slot]]:
     return list(found.items())
 
 
-def _row(place: str, kind: str, name: str, slot: Slot, owner: nn.Module | None, device: str) -> Row:
+def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
+    modules = list(model.named_modules())
+    known = {kind: places_of(kind) for kind in dict.fromkeys(type(module) for _, module in modules)}
+    others = _taken_out(known)
+    compiled = tuple(f"{place}." if place else "" for place, module in modules if _is_compiled(module))
+    for place, module in modules:
+        kind = type(module)
+        named, inside = kind.__qualname__.rpartition(".")[2], f"{place}.".startswith(compiled)
+        for each in known[kind]:
+            row = _row(place, named, each.name, each.slot, module, device, compiled=inside)
+            yield _as_it_stands(row, [standing(guard, base, kind, module) for base, guard in each.guards])
+        for guard in others.get(kind, ()) if not known[kind] else ():
+            row = _row(place, named, guard.name, guard.slot, module, device, compiled=inside)
+            yield _as_it_stands(row, [Standing(name_of(kind), reaches=False)])
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` was told of this module; of a function that calls it nothing is known."""
+    return module._compiled_call_impl is not None or type(module).__module__ == "torch._dynamo.eval_frame"
+
+
+def _taken_out(known: dict[type, list[Place]]) -> dict[type, list[Guard]]:
+    """The guards of classes in whose place patched modules have a class of another module, by that one."""
+    bases = {base.__module__ for kind in known for base in kind.__mro__}
+    modules = [module for name in bases if (module := sys.modules.get(name)) and slots_in(module)]
+    found: dict[type, list[Guard]] = {}
+    for module in modules:
+        for guard in guards_in(module):
+            kind = vars(module).get(guard.kind)
+            if isinstance(kind, type) and home_of(kind) != module.__name__:
+                held = found.setdefault(kind, [])
+                if all(each.name != guard.name for each in held):
+                    held.append(guard)
+    return found
+
+
+def _of_module(module: ModuleType, name: str, slot: Slot, device: str) -> Row:
+    row = _row("", module.__name__, name, slot, None, device)
+    guards = [guard for guard in guards_in(module) if guard.name == name]
+    return _as_it_stands(row, [_in_module(guard, module) for guard in guards])
+
+
+def _in_module(guard: Guard, module: ModuleType) -> Standing | None:
+    """What stands in a guard's place in modules that are made of the class of that name now."""
+    kind = vars(module).get(guard.kind)
+    if not isinstance(kind, type):
+        return None
+    for base in kind.__mro__:
+        if base.__module__ == module.__name__ and base.__qualname__ == guard.kind:
+            return standing(guard, base, kind)
+    return Standing(name_of(kind), reaches=False)
+
+
+def _as_it_stands(row: Row, found: list[Standing | None]) -> Row:
+    """Say what stands in the place of guards, unless calls have told what comes of it."""
+    others = [each for each in dict.fromkeys(found) if each is not None]
+    if not others:
+        return row
+    names = ", ".join(each.name for each in others)
+    unreachable = None not in found and not any(each.reaches for each in others)
+    if not row.training and not row.evaluation and unreachable:
+        reason = f"replaced by {names}"
+        return replace(row, backend=REPLACED, reason=reason, called=False, settled=True, note="")
+    if unreachable:
+        return _noted(row, f"now replaced by {names}")
+    return row if row.called or row.settled else _noted(row, f"behind {names}")
+
+
+def _noted(row: Row, note: str) -> Row:
+    return replace(row, note="; ".join(filter(None, (row.note, note))))
+
+
+def _with_parts(rows: list[Row]) -> Iterator[Row]:
+    """Say of places that have not been asked that a fused op around them took what they would compute."""
+    taken: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if row.called and any(backend != EAGER for backend in _backends(row)):
+            taken.update(((row.place, part), row) for part in registry.ops()[row.op].parts)
+    for row in rows:
+        around = row.place.rpartition(".")[0]
+        whole = taken.get((row.place, row.op)) or (taken.get((around, row.op)) if row.place else None)
+        yield row if whole is None or row.settled else _as_a_part(row, whole)
+
+
+def _backends(row: Row) -> list[str]:
+    return [row.backend, *(each.backend for mode in MODES for each in getattr(row, mode))]
+
+
+def _as_a_part(row: Row, whole: Row) -> Row:
+    """Let ``whole`` speak for the calls of a kind that ``row`` did not see."""
+    reason = f"part of {whole.op}"
+    for mode in MODES:
+        taken = tuple(each._replace(reason=reason) for each in getattr(whole, mode) if each.backend != EAGER)
+        if taken and not getattr(row, mode):
+            in_training = mode == "training"
+            row = replace(row, training=taken) if in_training else replace(row, evaluation=taken)
+    if (row.called and row.compiled != "kind") or whole.backend == EAGER:
+        return row
+    return replace(row, backend=whole.backend, reason=reason, called=True)
+
+
+def _with_unasked(rows: list[Row]) -> Iterator[Row]:
+    """Say of places that are not asked, while the modules below them are called, what that means."""
+    for row in rows:
+        said = registry.ops()[row.op].variants[row.variant].unasked
+        modes = [] if not said or row.settled else _modes_below(row, rows)
+        if not modes or (row.called and "training" not in modes):
+            yield row
+        elif row.called:
+            yield _noted(row, f"in training, {said}")
+        else:
+            yield replace(row, backend=UNASKED, reason=f"in {' and '.join(modes)}, {said}", settled=True)
+
+
+def _modes_below(row: Row, rows: list[Row]) -> list[str]:
+    """In which ways the modules below a place are called that is not called in these."""
+    inside = f"{row.place}." if row.place else ""
+    below = [each for each in rows if each.place.startswith(inside) and each.place != row.place]
+    modes = [mode for mode in MODES if any(getattr(each, mode) for each in below)]
+    if not modes and any(each.called for each in below):
+        modes = ["compiled calls"]
+    return [mode for mode in modes if mode == "compiled calls" or not getattr(row, mode)]
+
+
+def _row(
+    place: str,
+    kind: str,
+    name: str,
+    slot: Slot,
+    owner: nn.Module | None,
+    device: str,
+    *,
+    compiled: bool = False,
+) -> Row:
     answers = slot.answers(owner)
-    settled = answers.idle
-    outcome = settled or (None if owner is None else slot.outcome(owner))
-    called = outcome is not None and settled is None
+    record = None if owner is None else slot.record(owner)
+    outcome, how = answers.idle, ""
+    if outcome is None and owner is not None and (outcome := slot.outcome(owner)) is None:
+        outcome = slot.traced(owner) or slot.traced(owner, compiled=compiled)
+        how = "" if outcome is None else "itself" if slot.traced(owner) is not None else "kind"
+    called = outcome is not None and answers.idle is None
     if outcome is None:
         selection = answers.selection(device)
         if selection.failure is not None:
@@ -141,6 +232,7 @@ def _row(place: str, kind: str, name: str, slot: Slot, owner: nn.Module | None, 
         else:
             backend = EAGER if selection.kernel is None else selection.kernel.backend
             outcome = Outcome(backend, f"kernels={selection.wanted} on {device}")
+    supplied = registry.supplied(slot.op, slot.variant)
     return Row(
         place=place,
         kind=kind,
@@ -151,8 +243,23 @@ def _row(place: str, kind: str, name: str, slot: Slot, owner: nn.Module | None, 
         reason=outcome.reason,
         choice=f"{answers.wanted}{_said_by(slot, owner)}",
         called=called,
-        settled=settled is not None,
+        settled=answers.idle is not None,
+        training=() if record is None else record.training.calls(),
+        evaluation=() if record is None else record.evaluation.calls(),
+        note="; ".join(_notes(slot, owner, answers.wanted, outcome, supplied=supplied)),
+        supplied=supplied,
+        compiled=how,
     )
+
+
+def _notes(slot: Slot, owner: Any, wanted: str, outcome: Outcome, *, supplied: bool) -> Iterator[str]:
+    overrides = registry.ops()[slot.op].overrides
+    if overrides is not None and owner is not None and wanted != AUTO:
+        chosen = load_attribute(overrides)(owner, wanted)
+        if chosen is not None and (wanted == EAGER or outcome.backend != EAGER):
+            yield f"{wanted}, chosen by name, overrides {chosen}"
+    if not supplied and outcome.backend not in (EAGER, REPLACED, "none"):
+        yield f"no kernel exists for this formula on any machine: {outcome.backend} is the formula in PyTorch"
 
 
 def _said_by(slot: Slot, owner: nn.Module | None) -> str:

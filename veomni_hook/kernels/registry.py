@@ -132,12 +132,14 @@ class Variant:
 
     ``formula`` says it in a line, ``reference`` names (``module:attribute``) one plain torch function that
     computes it. ``operands`` are the names of what kernels are called with, in order; empty: the parameters
-    of the reference.
+    of the reference. ``unasked`` says what it means where the modules below a site are called and it is not;
+    empty: nothing in particular.
     """
 
     formula: str
     reference: str
     operands: tuple[str, ...] = ()
+    unasked: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ class Op:
     the ops whose sites, at the same module and right below it, a kernel of this one stands in for.
     ``offers`` names a function ``(slot, module class)`` that is called for every class whose calls reach a
     guard below another decorator: it may put kernels where users choose between that one's implementations.
+    ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns what the user chose there
+    and does not get because the backend ``wanted`` was chosen by name.
     """
 
     name: str
@@ -156,6 +160,7 @@ class Op:
     yields: str | None = None
     parts: tuple[str, ...] = ()
     offers: str | None = None
+    overrides: str | None = None
 
 
 class Registry:
@@ -233,6 +238,11 @@ class Registry:
             if op in (None, kernel.op) and variant in (None, kernel.variant)
         ]
         return sorted(found, key=lambda kernel: (not kernel.automatic, -kernel.priority))
+
+    def supplied(self, op: str, variant: str) -> bool:
+        """Return whether a machine has a kernel: one that ``auto`` picks, or code beside the reference."""
+        reference = self.ops()[op].variants[variant].reference
+        return any(kernel.automatic or kernel.load != reference for kernel in self.kernels(op, variant))
 
     def backends(self, op: str | None = None) -> list[str]:
         """Return the names that a choice for ``op`` (None: for all ops) may have."""

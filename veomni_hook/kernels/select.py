@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.choice import AUTO, Choice
-from veomni_hook.kernels.registry import EAGER, Kernel, Registry, registry
+from veomni_hook.kernels.registry import EAGER, REFERENCE, Kernel, Registry, registry
 from veomni_hook.kernels.system import System
 
-__all__ = ["Decision", "Selection", "excluded", "select", "system_of"]
+__all__ = ["UNSUPPLIED", "Decision", "Selection", "excluded", "select", "system_of"]
+
+#: Why the upstream code of a variant runs everywhere that has only its formula in PyTorch.
+UNSUPPLIED = "no kernel exists for this formula on any machine; upstream's code runs"
 
 
 @dataclass(frozen=True)
@@ -75,37 +78,33 @@ def select(op: str, variant: str, choice: Choice, system: System, known: Registr
     failure = remedy = None
     if not accepted and wanted not in (AUTO, EAGER):
         failure, remedy = _failure(op, variant, wanted, kernels, system)
-    decisions.append(_upstream(choice, op, accepted, kernels, failure))
+    reason = excluded(op, variant, choice, known)
+    decisions.append(_upstream(reason, accepted, failure, automatic=wanted == AUTO))
     return Selection(op, variant, wanted, accepted, tuple(decisions), system, failure, remedy or "")
 
 
 def _upstream(
-    choice: Choice, op: str, accepted: tuple[Kernel, ...], kernels: list[Kernel], failure: str | None
+    reason: str | None, accepted: tuple[Kernel, ...], failure: str | None, *, automatic: bool
 ) -> Decision:
-    wanted = choice.backend(op)
     if failure is not None:
         return Decision(EAGER, accepted=False, reason=f"a call is an error: {failure}")
     if accepted:
-        return Decision(EAGER, accepted=wanted == AUTO, reason="the code to fall back to")
-    return Decision(EAGER, accepted=True, reason=_excluded(choice, op, kernels) or "no kernel can run here")
+        return Decision(EAGER, accepted=automatic, reason="the code to fall back to")
+    return Decision(EAGER, accepted=True, reason=reason or "no kernel can run here")
 
 
 def excluded(op: str, variant: str, choice: Choice, known: Registry = registry) -> str | None:
     """Return why the upstream code of ``op``/``variant`` runs on any system, or None if a kernel may."""
-    return _excluded(choice, op, known.kernels(op, variant))
-
-
-def _excluded(choice: Choice, op: str, kernels: list[Kernel]) -> str | None:
     wanted = choice.backend(op)
     if wanted == EAGER:
         return choice.why(op)
-    if wanted == AUTO and not any(kernel.automatic for kernel in kernels):
-        return (
-            "it has no kernel besides the reference"
-            if len(kernels) == 1
-            else "auto picks none of its kernels"
-        )
-    return None
+    kernels = known.kernels(op, variant)
+    if wanted != AUTO or any(kernel.automatic for kernel in kernels):
+        return None
+    if not known.supplied(op, variant):
+        return UNSUPPLIED
+    named = (kernel.backend for kernel in kernels if kernel.backend != REFERENCE)
+    return f"auto picks none of its kernels; by name: {', '.join(named)}"
 
 
 def _decide(kernel: Kernel, wanted: str, system: System) -> Decision:

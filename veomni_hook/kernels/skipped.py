@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
-__all__ = ["Skipped", "home_of"]
+__all__ = ["Skipped"]
 
 _Named = tuple[str, CodeType | None]
 #: Not None, which is the code of what the text does not define exactly once: nothing is equal to that.
@@ -118,7 +118,10 @@ class Skipped:
         return False
 
     def changed_function(self, upstream: Any) -> str | None:
-        """Return why ``upstream``, which a call site would call, is not the recognised function, or None."""
+        """Return what was replaced of all that a call of the function ``upstream`` skips, or None.
+
+        Empty: ``upstream`` itself is not the recognised function.
+        """
         code = getattr(upstream, "__code__", _MISSING)
         hub = None if code is not _MISSING else _of_hub(upstream)
         for recognised, functions in self._by_function:
@@ -129,8 +132,8 @@ class Skipped:
         if not self._by_function and code is not _MISSING:
             # A slot that somebody declared and that names no functions.
             written = getattr(upstream, "__globals__", {}).get("__name__")
-            return None if written == self._module_name else self.replaced_by(upstream)
-        return self.replaced_by(upstream)
+            return None if written == self._module_name else ""
+        return ""
 
     def changed_function_traced(self, upstream: Any) -> bool:
         """`changed_function`, in a form that dynamo follows."""
@@ -143,11 +146,6 @@ class Skipped:
                         return True
                 return False
         return bool(self._by_function) or upstream.__module__ != self._module_name
-
-    @staticmethod
-    def replaced_by(upstream: Any) -> str:
-        """Say what stands in the place of the recognised function."""
-        return f"the upstream function was replaced by {home_of(upstream)}"
 
     def add_reached(self, decorated: type, ends: type) -> None:
         """Compare all methods of a class, too, whose decorators are skipped: what these call is not known.
@@ -199,15 +197,6 @@ class Skipped:
         return found
 
 
-def home_of(standing: Any) -> str:
-    """Return where a callable was written, for messages: not what `functools.wraps` copies."""
-    code = getattr(standing, "__code__", None)
-    if code is not None:
-        return f"{getattr(standing, '__globals__', {}).get('__name__', '')}.{code.co_qualname}"
-    kind = standing if isinstance(standing, type) else type(standing)
-    return f"a {kind.__module__}.{kind.__qualname__}"
-
-
 def _differing(
     checks: _Checks, scope: Mapping[str, Any], owner: Any, operands: tuple[Any, ...]
 ) -> str | None:
@@ -241,7 +230,9 @@ def _own_of_operands(kind: type, name: str, operands: tuple[Any, ...]) -> Any:
 
 
 def _said(name: str, standing: Any) -> str:
-    return f"{name}, whose call a kernel would skip, was replaced by {home_of(standing)}"
+    from veomni_hook.kernels.modules import written_in  # with torch, which is loaded by now
+
+    return f"{name}, whose call a kernel would skip, was replaced by {'.'.join(written_in(standing))}"
 
 
 def _of_hub(standing: Any) -> CodeType | None:

@@ -18,10 +18,11 @@ from functools import partial, wraps
 from typing import Any, TypeVar
 from weakref import ref
 
-from veomni_hook.kernels.answers import Answers, Outcome, Site
+from veomni_hook.kernels.answers import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.binding import BINDING
 from veomni_hook.kernels.choice import Choice
 from veomni_hook.kernels.compiled import Compiled, device_of
+from veomni_hook.kernels.record import Record
 from veomni_hook.kernels.registry import EAGER, load_attribute, registry
 from veomni_hook.kernels.skipped import Skipped
 from veomni_hook.kernels.state import STATE
@@ -62,7 +63,7 @@ class Slot:
         skips: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
         # Patched modules have imported torch; whoever only reads the names here need not.
-        from torch import compiler
+        from torch import compiler, is_grad_enabled
 
         registry.check(op, variant)
         self.op = op
@@ -73,6 +74,7 @@ class Slot:
         self._skipped = Skipped(self.skips, module_name, sys._getframe(1))
         self._is_compiling = compiler.is_compiling
         self._compiler = compiler
+        self._with_gradients = is_grad_enabled
         self._site = Site(op, variant, module_name, set())
         self._epoch = -1
         self._version = -1
@@ -86,7 +88,9 @@ class Slot:
             op, lambda wanted: self._answers_to(Choice(ops={op: wanted})), self._binder, self._skipped
         )
         # By id with a weak reference: a WeakKeyDictionary would cost 1.5 us at every call.
-        self._outcomes: dict[int, tuple[ref[Any], list[Outcome]]] = {}
+        self._outcomes: dict[int, Record] = {}
+        #: The last function that stood in upstream's place, and what its calls get.
+        self._replacement: tuple[Any, Outcome] = (None, _UPSTREAM)
         # Per thread, the module whose call came through `reached` and whose guard has not been asked yet.
         self._waiting: threading.local | None = None
 
@@ -129,7 +133,8 @@ class Slot:
         if (answers := self.answers(owner)).idle is not None:
             return upstream
         if (changed := self._skipped.changed_function(upstream)) is not None:
-            self._note(owner, answers.refused(answers.wanted, changed))
+            found = answers.refused(answers.wanted, changed) if changed else self._replaced_by(upstream)
+            self._note(owner, found)
             return upstream
         return partial(self._call, owner, upstream)
 
@@ -198,8 +203,20 @@ class Slot:
         """
         if (idle := self.answers(owner).idle) is not None:
             return idle
+        held = self.record(owner)
+        return None if held is None else held.latest.last
+
+    def record(self, owner: Any) -> Record | None:
+        """Return the calls of the module ``owner`` that kernels came into question for, or None."""
         held = self._outcomes.get(id(owner))
-        return held[1][0] if held is not None and held[0]() is owner else None
+        return held if held is not None and held.owner() is owner else None
+
+    def traced(self, owner: Any, *, compiled: bool = False) -> Outcome | None:
+        """Return what ``torch.compile`` made of the calls of the module ``owner``; None: nothing is known.
+
+        ``compiled``: it is known to be, and may run what was traced for another module of its kind.
+        """
+        return self._compiled.traced(owner, self.answers(owner).wanted, compiled=compiled)
 
     def _exported(self) -> bool:
         """Whether a program is being exported, which has to run without this package."""
@@ -257,10 +274,30 @@ class Slot:
             self._bind = binder_for(self.op, self.variant, self.parameters)
         return self._bind
 
+    def _replaced_by(self, function: Any) -> Outcome:
+        """Return the outcome of a call that ``function`` gets, which stands in the place of upstream's."""
+        if self._replacement[0] is not function:
+            from veomni_hook.kernels.standing import name_of
+
+            self._replacement = (function, Outcome(REPLACED, f"replaced by {name_of(function)}"))
+        return self._replacement[1]
+
     def _note(self, owner: Any, outcome: Outcome) -> None:
-        key = id(owner)
-        held = self._outcomes.get(key)
-        if held is None or held[0]() is not owner:
-            self._outcomes[key] = (ref(owner, lambda _: self._outcomes.pop(key, None)), [outcome])
+        held = self._outcomes.get(id(owner))
+        if held is None or held.owner() is not owner:
+            held = self._begin(owner)
+        training = getattr(owner, "training", False) and self._with_gradients()
+        tally = held.latest = held.training if training else held.evaluation
+        if tally.last is outcome:
+            tally.run += 1
         else:
-            held[1][0] = outcome
+            tally.turn(outcome)
+
+    def _begin(self, owner: Any) -> Record:
+        """Start the record of a module at its first call."""
+        key = id(owner)
+        held = self._outcomes[key] = Record(ref(owner, lambda _: self._outcomes.pop(key, None)))
+        from veomni_hook.kernels.stacked import warn_of_first_call
+
+        warn_of_first_call(self.module_name, owner)
+        return held

@@ -11,10 +11,13 @@ from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import Document
 
-__all__ = ["ERROR", "ROUTED", "Row", "Total", "denominators", "examine", "totals"]
+__all__ = ["ERROR", "NO_KERNEL", "ROUTED", "Row", "Total", "denominators", "examine", "totals"]
 
 #: The status of a row that stands for a module, or for an idiom in a module, that failed.
 ERROR = "error"
+#: The status of a candidate that has a kernel slot, and a formula that no machine has a kernel for. Who knows
+#: the kernels says so (`veomni_hook.cli.coverage`); for recognisers it is routed.
+NO_KERNEL = "no_kernel"
 ROUTED = Status.ROUTED.value
 
 
@@ -27,8 +30,8 @@ class Row:
         target: what a patch would name as its target; `-` for an error.
         op: the op's name; `-` where the module itself failed.
         variant: the formula; empty unless it is known.
-        status: `routed`, `unbound`, `missed` or `error`.
-        reason: why it is not routed.
+        status: `routed`, `no_kernel`, `unbound`, `missed` or `error`.
+        reason: why it is not routed; else a remark, or nothing.
         lineno: the upstream line.
         counted: whether it is one of the op's candidates; a call site of a candidate is not.
         part: a part of the op's candidates with a total of its own, or nothing.
@@ -59,11 +62,12 @@ class Total:
     Attributes:
         op: the op's name, with `/part` for a part of its candidates that has a total of its own.
         candidates: how many there are.
-        routed: how many of them have a kernel slot.
+        routed: how many of them have a kernel slot, without those of `no_kernel`.
         unbound: how many compute a known formula and have no module that a kernel could belong to.
         missed: how many nothing recognises.
         call_sites: how many calls of candidates were seen.
         unbound_call_sites: how many of those have no module that a kernel could belong to.
+        no_kernel: how many candidates have a kernel slot and a formula that no machine has a kernel for.
     """
 
     op: str
@@ -73,6 +77,7 @@ class Total:
     missed: int
     call_sites: int = 0
     unbound_call_sites: int = 0
+    no_kernel: int = 0
 
     @property
     def share(self) -> float:
@@ -169,4 +174,5 @@ def _total(op: str, rows: Sequence[Row]) -> Total:
         missed=counted.count(Status.MISSED.value),
         call_sites=len(calls),
         unbound_call_sites=calls.count(Status.UNBOUND.value),
+        no_kernel=counted.count(NO_KERNEL),
     )

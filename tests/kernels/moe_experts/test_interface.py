@@ -101,3 +101,21 @@ def test_where_no_kernel_can_run_it_is_an_error(model, monkeypatch):
 def test_it_survives_a_copy_of_the_config_and_is_saved_by_no_name(model, tmp_path):
     model.save_pretrained(tmp_path)
     assert OURS not in (tmp_path / "config.json").read_text()
+
+
+def test_explain_says_what_a_backend_by_name_overrides(patched_moe):
+    made = patched_moe.Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)).to(DEVICE)
+    vars(made.config)["_veomni_experts_choice"] = "grouped_mm"  # what patched transformers notes of a choice
+    set_choice("moe_experts=torch")
+    said = "torch, chosen by name, overrides experts_implementation='grouped_mm'"
+    assert said in taken(made)  # before the first call as after it
+    made(ids())
+    assert said in taken(made) and taken(made).startswith("torch (chosen")
+    for choice in ("auto", "moe_experts=eager"):
+        set_choice(choice)
+        assert "overrides" not in taken(made)
+
+
+def test_explain_says_that_eager_by_name_overrides_ours(model):
+    set_choice("moe_experts=eager")
+    assert "eager, chosen by name, overrides experts_implementation='veomni'" in taken(model)

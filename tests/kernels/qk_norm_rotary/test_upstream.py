@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from veomni_hook.kernels.binding import bind, use_kernels
+from veomni_hook.kernels.binding import BINDING, use_kernels
 from veomni_hook.kernels.qk_norm_rotary.upstream import chosen_apart, refuses
 from veomni_hook.kernels.state import set_choice
 
@@ -145,9 +145,9 @@ def test_parts_that_were_chosen_by_name(choice, apart):
 def test_parts_that_the_attention_is_bound_to():
     set_choice("auto")
     attention = nn.Module()
-    bind(attention, rms_norm="reference")
+    vars(attention)[BINDING] = {"rms_norm": "reference"}
     assert "rms_norm=reference is chosen" in chosen_apart(attention)
-    bind(attention, rms_norm="auto")
+    vars(attention)[BINDING] = {"rms_norm": "auto"}
     assert chosen_apart(attention) is None
     with use_kernels(rotary="eager"):
         assert "rotary=eager is chosen" in chosen_apart(attention)

@@ -24,6 +24,8 @@ OP = Op(
             "t scales and caps; loss_options add smoothing, z-loss, weights and statistics of tokens",
             f"{_HERE}.reference:linear_cross_entropy",
             operands=("model", "hidden_states", "head", "labels", "vocab_size", "loss_kwargs", "options"),
+            unasked="the model was never asked for a loss: its forward got no labels, "
+            "or the trainer computes the loss itself, as TRL's do",
         ),
         "last_token": Variant("score(x)[row, last position of row]", f"{_HERE}.reference:last_token"),
     },

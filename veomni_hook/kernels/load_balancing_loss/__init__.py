@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
 
+_UNASKED = "the model was never asked for this loss: output_router_logits is off"
+
 OP = Op(
     "load_balancing_loss",
     variants={
@@ -15,10 +17,12 @@ OP = Op(
             "num_experts * sum_e share_e * probability_e over all layers' tokens that the mask keeps: "
             "probability = softmax(logits), share = how often e is in its top_k",
             "veomni_hook.kernels.load_balancing_loss.reference:softmax_topk",
+            unasked=_UNASKED,
         ),
         "softmax_topk_in_dtype": Variant(
             "the same with mean probabilities in the dtype of the logits, not in float32",
             "veomni_hook.kernels.load_balancing_loss.reference:softmax_topk_in_dtype",
+            unasked=_UNASKED,
         ),
     },
 )

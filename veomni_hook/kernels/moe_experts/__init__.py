@@ -35,6 +35,7 @@ OP = Op(
     variants={name: Variant(formula, f"{_HERE}.reference:{name}") for name, formula in _FORMULAS.items()},
     yields=f"{_HERE}.provenance:users_choice",
     offers=f"{_HERE}.interface:offer",
+    overrides=f"{_HERE}.provenance:overridden",
 )
 
 # Those that are computed with stacked weights of experts that ids choose.

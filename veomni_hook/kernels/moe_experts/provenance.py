@@ -16,7 +16,17 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-__all__ = ["OURS", "chose_ours", "forget_choice", "note_assignment", "note_request", "users_choice"]
+from veomni_hook.kernels.registry import EAGER
+
+__all__ = [
+    "OURS",
+    "chose_ours",
+    "forget_choice",
+    "note_assignment",
+    "note_request",
+    "overridden",
+    "users_choice",
+]
 
 #: The name of this package's kernels in transformers' list.
 OURS = "veomni"
@@ -42,6 +52,14 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
             "transformers was imported before veomni_hook, which sees no choice"
         )
     return None
+
+
+def overridden(owner: Any, wanted: str) -> str | None:
+    """Return the ``experts_implementation`` that the backend ``wanted``, chosen by name, overrides."""
+    if chose_ours(owner):
+        return f"experts_implementation={OURS!r}"
+    chosen = vars(getattr(owner, "config", object)).get(_CHOICE)
+    return None if chosen is None or wanted == EAGER else f"experts_implementation={chosen!r}"
 
 
 def chose_ours(owner: Any) -> bool:

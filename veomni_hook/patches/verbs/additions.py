@@ -25,7 +25,6 @@ __all__ = ["plan_additions"]
 
 _DEFINITIONS = ("class", "function", "assignment")
 _SLOT_IMPORT = "from veomni_hook.kernels.slot import Slot as VeomniSlot"
-_WIDTH = 120
 
 
 def plan_additions(plan: Plan) -> None:
@@ -89,18 +88,12 @@ def _plan_slots(plan: Plan) -> None:
 
 
 def _slot_text(slot: SlotSpec) -> str:
-    """The assignment that makes a slot, in one line if it is short."""
+    """The assignment that makes a slot."""
     given = ", ".join((json.dumps(slot.op), json.dumps(slot.variant), "__name__"))
     keywords = [f"parameters={json.dumps(slot.parameters)}"] if slot.parameters else []
     if slot.skips:
         keywords.append(f"skips={json.dumps(dict(slot.skips))}")
-    line = f"{slot.name} = VeomniSlot({', '.join([given, *keywords])})"
-    if len(line) <= _WIDTH:
-        return line
-    if slot.skips and len(keywords[-1]) > _WIDTH - 5:
-        keywords[-1] = f"skips={json.dumps(dict(slot.skips), indent=4)}"
-    inner = "".join(f"{reindent(each, '', '    ')},\n" for each in (given, *keywords))
-    return f"{slot.name} = VeomniSlot(\n{inner})"
+    return f"{slot.name} = VeomniSlot({', '.join([given, *keywords])})"
 
 
 def _plan_positioned(plan: Plan, index: int, helper: PositionedHelper) -> None:

@@ -1,0 +1,160 @@
+"""What `explain` returns: rows, and how they are printed: as lines, within a terminal, in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from shutil import get_terminal_size
+from textwrap import fill
+
+from veomni_hook.kernels.answers import REPLACED
+from veomni_hook.kernels.record import Calls
+
+__all__ = ["MODES", "UNASKED", "Explanation", "Row"]
+
+#: The backend of a row whose guard nobody asks, though the model is called.
+UNASKED = "unasked"
+
+MODES = ("training", "evaluation")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One slot of one place: ``backend`` ran there last, or would if it is not ``called`` yet.
+
+    Attributes:
+        place: the module's name in the model; empty: the model itself, or a modeling module.
+        kind: its class.
+        slot: the slot's name in the modeling module.
+        op, variant: what the slot is for.
+        backend: ``eager`` is the upstream code; ``none``: a backend was chosen by name that cannot run there,
+            and a call is an error; ``replaced``: another's function stands there, and the slot is not asked;
+            ``unasked``: the model is called in a way that does not ask it.
+        reason: why.
+        choice: what was wanted, and in brackets who said so unless the settings did.
+        called: whether it, or a fused op that it is a part of, has been asked, or compiled by torch.compile.
+        settled: no call can change what is said: no kernel comes into question.
+        training: the calls in training by backend, that of the last call last (`veomni_hook.kernels.record`
+            says what training is). Calls while no kernel came into question are not counted, nor are those of
+            compiled code.
+        evaluation: all other calls.
+        note: what else is to be known of the place.
+        supplied: whether any machine has a kernel for the variant.
+        compiled: ``itself`` where what is said is what torch.compile made of this place, ``kind`` where it is
+            what it made of another one that runs the same code; else empty.
+    """
+
+    place: str
+    kind: str
+    slot: str
+    op: str
+    variant: str
+    backend: str
+    reason: str
+    choice: str
+    called: bool
+    settled: bool = False
+    training: tuple[Calls, ...] = ()
+    evaluation: tuple[Calls, ...] = ()
+    note: str = ""
+    supplied: bool = True
+    compiled: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of which the same is told, as they are printed."""
+
+    kind: str
+    places: int
+    op: str
+    backend: str
+    why: str
+    calls: str
+
+    def __str__(self) -> str:
+        told = self.why if self.backend in (REPLACED, UNASKED) else f"{self.backend} ({self.why})"
+        return f"{self.kind} x{self.places}: {self.op}: {told}{self.calls and f', {self.calls}'}"
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """The rows of a model or module; printed, equal ones are counted."""
+
+    subject: str
+    rows: tuple[Row, ...]
+
+    def groups(self) -> list[Group]:
+        """Return the rows as they are printed: one for all places of which the same is told."""
+        held: dict[tuple[object, ...], list[Row]] = {}
+        for row in self.rows:
+            modes = [(*((each.backend, each.reason) for each in getattr(row, mode)), mode) for mode in MODES]
+            key = (row.kind, row.op, row.variant, row.backend, _why(row), *modes)
+            held.setdefault(key, []).append(row)
+        return [_group(rows) for rows in held.values()]
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return f"{self.subject}: no kernel slots; its modeling code is not patched"
+        return "\n".join([f"{self.subject}:", *(f"  {group}" for group in self.groups()), *self._apart()])
+
+    def __repr__(self) -> str:
+        """Return what is printed, within the width of the terminal."""
+        width = max(get_terminal_size((80, 24)).columns, 20)
+        return "\n".join(fill(line, width, subsequent_indent="      ") for line in str(self).splitlines())
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        heads = ("class", "places", "op", "backend", "why", "calls")
+        body = [(one.kind, one.places, one.op, one.backend, one.why, one.calls) for one in self.groups()]
+        told = self._apart() if self.rows else [str(self)]
+        return "".join(
+            [
+                f"<table><caption>{escape(self.subject)}</caption>",
+                f"<thead><tr>{_cells('th', heads)}</tr></thead><tbody>",
+                *(f"<tr>{_cells('td', row)}</tr>" for row in body),
+                "</tbody></table>",
+                *(f"<p>{escape(line.strip())}</p>" for line in told),
+            ]
+        )
+
+    def _apart(self) -> list[str]:
+        """Count the places that no machine has a kernel for."""
+        count = sum(not row.supplied for row in self.rows)
+        return [f"  {count} of {len(self.rows)} places: no machine has a kernel"] if count else []
+
+
+def _why(row: Row) -> str:
+    state = row.reason if row.called or row.settled else f"{row.reason}; not called yet"
+    bound = f", {row.choice}" if "(" in row.choice else ""
+    return f"{state}{bound}{row.note and f'; {row.note}'}"
+
+
+def _group(rows: Sequence[Row]) -> Group:
+    first = rows[0]
+    kind, op = first.kind, f"{first.op}/{first.variant}"
+    return Group(kind, len(rows), op, first.backend, _why(first), _calls(rows))
+
+
+def _calls(rows: Sequence[Row]) -> str:
+    """The calls of all rows together; what each backend got, where that is more than the row says."""
+    first = rows[0]
+    told = []
+    for mode in MODES:
+        sums = [sum(getattr(row, mode)[at].times for row in rows) for at in range(len(getattr(first, mode)))]
+        found = [one._replace(times=times) for one, times in zip(getattr(first, mode), sums, strict=True)]
+        if [(one.backend, one.reason) for one in found] == [(first.backend, first.reason)]:
+            told.append(f"{_counted(found[0].times)} in {mode}")
+        elif found:
+            each = ", ".join(f"{one.backend} ({one.reason}) {_counted(one.times)}" for one in found)
+            told.append(f"in {mode}: {each}")
+    return "; ".join(told)
+
+
+def _counted(count: int) -> str:
+    return f"{count:,} call{'' if count == 1 else 's'}"
+
+
+def _cells(tag: str, values: Sequence[object]) -> str:
+    return "".join(f"<{tag}>{escape(str(value))}</{tag}>" for value in values)

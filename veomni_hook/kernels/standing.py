@@ -1,0 +1,185 @@
+"""What stands now where a guard was patched in: Liger's code, a hook of accelerate's, a subclass's method.
+
+A guard in a method that was replaced is never asked. A wrapper may call what it covers, or not: which one it
+does is told by the calls that were noted, so wrappers are named and nothing is concluded from them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from veomni_hook.kernels.sites import Guard, slots_in
+
+__all__ = ["Standing", "home_of", "name_of", "standing"]
+
+#: Whose decorators stand above the methods of models as they are installed.
+_UPSTREAM = ("torch", "transformers", "veomni_hook")
+#: How many objects behind a function are looked at; wrappers are a few deep.
+_REACH = 200
+#: How many calls by name deep.
+_NAMED = 2
+
+
+class Standing(NamedTuple):
+    """Another's function in a guard's place: its full name, and whether it refers to the guarded one."""
+
+    name: str
+    reaches: bool
+
+
+def standing(guard: Guard, base: type, kind: type, owner: Any = None) -> Standing | None:
+    """Return what stands in the place of ``guard``, patched into ``base``, for modules of class ``kind``.
+
+    Args:
+        guard: a guard of a method of ``base``, which is ``kind`` or a base of it.
+        base: the class that it was patched into.
+        kind: the class of the modules.
+        owner: one of them, which may have a method of its own; None: any.
+
+    Returns:
+        None where the guard is asked as it was patched.
+    """
+    own = None if owner is None else vars(owner).get(guard.method)
+    if own is None:
+        first = _first(guard, base, kind)
+        if first is base or not _is_patched(first):
+            own = vars(first).get(guard.method)
+    if own is not None and not _is_upstream(own, guard):
+        return Standing(name_of(own), _leads(own, guard, kind, owner))
+    module = sys.modules.get(base.__module__)
+    return _called(guard, module) if guard.function and module is not None else None
+
+
+def overridden(guard: Guard, base: type, kind: type) -> bool:
+    """Whether patched code has another method there that does not call this one: upstream overrides it."""
+    first = _first(guard, base, kind)
+    method = vars(first).get(guard.method)
+    return first is not base and _is_patched(first) and not _leads(method, guard, kind, None)
+
+
+def name_of(function: Any) -> str:
+    """Return ``module.qualname`` of the code of a callable, whatever ``functools.wraps`` says it is."""
+    function = _peeled(function)
+    if isinstance(function, FunctionType):
+        return f"{home_of(function)}.{function.__code__.co_qualname}"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def home_of(function: Any) -> str:
+    """Return the name of the module that a callable's code, or a class, is from."""
+    function = _peeled(function)
+    if isinstance(function, FunctionType):
+        return str(function.__globals__.get("__name__", "?"))
+    return str(getattr(function, "__module__", None) or "?")
+
+
+def _first(guard: Guard, base: type, kind: type) -> type:
+    """The class whose method modules of ``kind`` have."""
+    return next((each for each in kind.__mro__ if guard.method in vars(each)), base)
+
+
+def _is_patched(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    return module is not None and bool(slots_in(module))
+
+
+def _called(guard: Guard, module: ModuleType) -> Standing | None:
+    """What stands in the place of the function at whose calls the slot is asked: it is called as it is."""
+    function = vars(module).get(guard.function)
+    if not isinstance(function, FunctionType) or function.__globals__ is vars(module):
+        return None
+    if function.__module__ == module.__name__ and _root(function) in (*_UPSTREAM, "kernels"):
+        return None  # a decorator of upstream
+    return Standing(name_of(function), reaches=False)
+
+
+def _peeled(function: Any) -> Any:
+    while isinstance(function, (MethodType, partial, staticmethod, classmethod)):
+        function = function.func if isinstance(function, partial) else function.__func__
+    return function
+
+
+def _root(function: Any) -> str:
+    return home_of(function).partition(".")[0]
+
+
+def _is_guarded(function: Any, guard: Guard) -> bool:
+    return (
+        isinstance(function, FunctionType)
+        and function.__globals__.get(guard.name) is guard.slot
+        and guard.name in _names(function.__code__)
+    )
+
+
+def _is_upstream(found: Any, guard: Guard) -> bool:
+    """Whether it is the guarded function, below decorators of upstream's alone."""
+    function = _peeled(found)
+    while not _is_guarded(function, guard):
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None or isinstance(found, partial) or _root(function) not in _UPSTREAM:
+            return False
+        function = _peeled(inner)
+    return True
+
+
+def _leads(found: Any, guard: Guard, kind: type, owner: Any) -> bool:
+    """Whether ``found`` refers to the guarded function: as what it wraps, in a closure, or by a name."""
+    waiting, seen = [(found, 0)], set[int]()
+    while waiting and len(seen) < _REACH:
+        one, depth = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if _is_guarded(_peeled(one), guard):
+            return True
+        waiting += [(each, depth) for each in _wrapped(one) if callable(each)]
+        if isinstance(one, FunctionType) and depth < _NAMED:
+            waiting += [(each, depth + 1) for each in _named(one, guard, kind, owner)]
+    return False
+
+
+def _wrapped(one: Any) -> Iterator[Any]:
+    """What a wrapper holds."""
+    yield getattr(one, "__wrapped__", None)
+    if isinstance(one, partial):
+        yield from (one.func, *one.args, *one.keywords.values())
+    elif isinstance(one, (MethodType, staticmethod, classmethod)):
+        yield one.__func__
+    elif isinstance(one, FunctionType):
+        yield from (cell.cell_contents for cell in one.__closure__ or () if _is_filled(cell))
+        yield from one.__defaults__ or ()
+        yield from (one.__kwdefaults__ or {}).values()
+    elif not isinstance(one, type) and hasattr(one, "__dict__"):
+        yield from vars(one).values()
+
+
+def _named(function: FunctionType, guard: Guard, kind: type, owner: Any) -> Iterator[Any]:
+    """The functions that a function may name: globals, and methods of the module."""
+    names = _names(function.__code__)
+    spaces = [function.__globals__, *map(vars, kind.__mro__), {} if owner is None else vars(owner)]
+    if names.isdisjoint({"super", *(each.__name__ for each in kind.__mro__)}):
+        names.discard(guard.method)  # that of another module, as in self.mlp.forward(x)
+    for name in names:
+        found = (space[name] for space in spaces if name in space)
+        yield from (each for each in found if isinstance(each, (FunctionType, MethodType, partial)))
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that is not bound yet
+        return False
+
+
+def _names(code: CodeType) -> set[str]:
+    """The globals and attributes that a function's code names, nested functions included."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
