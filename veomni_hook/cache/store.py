@@ -17,7 +17,7 @@ from veomni_hook.cache.trust import Defect, Root, Vanished
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import CodeType
     from typing import Any
 
@@ -86,12 +86,14 @@ class Store:
         code_factory: Callable[[str], CodeType],
         inputs: Mapping[str, str],
         report: Mapping[str, Any],
+        absent: Sequence[tuple[str, str]] = (),
     ) -> Hit | NotStored:
         """Store a patched module and answer as a lookup would.
 
         `code_factory` compiles `text` with the path it is given as ``co_filename`` (it is called again for
         another path when the first folder cannot be written; what it raises is passed on). `inputs` maps the
-        absolute paths of the files that the configs were read from to their `file_digest`; `report` is JSON.
+        absolute paths of the files that the configs were read from to their `file_digest`; `report` is JSON;
+        `absent` is what a later lookup gives back with the entry.
         Raises ValueError when the code carries another ``co_filename``, TypeError when `report` is no JSON.
         """
         import json
@@ -117,10 +119,17 @@ class Store:
             },
             inputs,
             json.dumps(report).encode(),
+            absent,
         )
         return self._publish(manifest, data, code_factory)
 
-    def publish_unpatched(self, stage1: str, module: str, inputs: Mapping[str, str]) -> None:
+    def publish_unpatched(
+        self,
+        stage1: str,
+        module: str,
+        inputs: Mapping[str, str],
+        absent: Sequence[tuple[str, str]] = (),
+    ) -> None:
         """Store that no patch applies to `module`; a failure is kept in `reason`."""
         if not self.root or not entry.is_plain(stage1):
             return
@@ -128,7 +137,7 @@ class Store:
         fields |= {"key": stage1, "module": module, "tag": interpreter_tag()}
         try:
             with Root.create(self.root) as root:
-                _write_manifest(root, entry.Manifest(fields, inputs, b"{}"))
+                _write_manifest(root, entry.Manifest(fields, inputs, b"{}", absent))
         except (OSError, Defect) as error:
             self.reason = _reason(error)
 
@@ -210,7 +219,7 @@ def _lookup(root: Root, stage1: str, module: str) -> Hit | Unpatched:
         raise Defect(f"the key was stored by {manifest.tag}, not by {interpreter_tag()}")
     entry.check_inputs(manifest.inputs)
     if not manifest.patch_hash:
-        return Unpatched(module)
+        return Unpatched(module, manifest.absent)
     descriptor = lease.share(root, manifest.entry)
     try:
         hit = entry.load(root, manifest)

@@ -135,13 +135,15 @@ def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
         The config as the engine uses it.
 
     Raises:
-        ConfigError: the object is no patch config and holds none.
+        ConfigError: the object is no patch config and holds none; under `VEOMNI_STRICT=1` also if no installed
+            module is the config's source module, which else is a warning.
         AlreadyImportedError: under `VEOMNI_STRICT=1`, the config's source module is already imported.
     """
-    from veomni_hook.finders import early
+    from veomni_hook.finders import early, installed
     from veomni_hook.finders.configs import as_configs
 
     found = as_configs(config, where=repr(config))
+    installed.report([(each.name, each.source_module) for each in found], registered=True)
     STATE.registered = [*STATE.registered, *found]
     if STATE.finder is None:
         STATE.finder = PatchFinder()

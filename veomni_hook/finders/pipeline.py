@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 
 from veomni_hook.cache import key
-from veomni_hook.cache.store import Hit, Store, Unpatched, open_store
+from veomni_hook.cache.store import Hit, Miss, Store, Unpatched, open_store
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.finders.finder import REMOTE_LOADING, PatchFinder, is_remote, is_target
 from veomni_hook.finders.handle import bind_slots, current_settings
@@ -193,6 +193,10 @@ def _lookup_or_build(
         return "no patch applies"
     stage = stage1(upstream, settings, names)
     found = store().lookup(stage, upstream.module)
+    if not isinstance(found, Miss) and found.absent:
+        from veomni_hook.finders.installed import report
+
+        report(found.absent)
     if isinstance(found, Unpatched):
         return "no patch applies"
     if isinstance(found, Hit):

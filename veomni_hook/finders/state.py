@@ -27,6 +27,7 @@ class State:
         registered: configs registered in this process, in order.
         asked: targets that an import asked the finder for; any other loaded target passed it by.
         outcomes: what became of each target module that was looked for, by name.
+        said: what has been warned about, once a process.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class State:
         self.registered: list[PatchConfig] = []
         self.asked: set[str] = set()
         self.outcomes: dict[str, Outcome] = {}
+        self.said: set[str] = set()
 
     def reset(self) -> None:
         """Back to the state of a fresh process; loaded modules stay as they are."""
