@@ -162,7 +162,12 @@ def current_settings() -> Settings:
         overrides: dict[str, Any] = {}
         for handle in STATE.handles:
             overrides.update(handle.overrides)
-        STATE.resolved = resolve(overrides=overrides)
+        resolved = resolve(overrides=overrides)
+        if resolved.unknown_environment:
+            from veomni_hook.finders import variables
+
+            variables.report(resolved.unknown_environment, strict=resolved.settings.strict)
+        STATE.resolved = resolved
     return STATE.resolved.settings
 
 
