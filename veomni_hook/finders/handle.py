@@ -36,7 +36,8 @@ class Handle:
         """Undo this activation; calling it twice is harmless.
 
         When no other activation remains, the finder leaves `sys.meta_path` and every slot in modules that are
-        already patched falls through to upstream code. Loaded modules stay loaded.
+        already patched falls through to upstream code. Loaded modules stay loaded. What the activation put
+        into the environment for child processes is taken out.
         """
         if self not in STATE.handles:
             return
@@ -44,6 +45,7 @@ class Handle:
         STATE.resolved = STATE.store = None
         if not STATE.handles and STATE.finder in sys.meta_path:
             sys.meta_path.remove(STATE.finder)
+        _share_with_children()
         bind_slots()
 
     def status(self) -> Status:
@@ -116,6 +118,7 @@ def activate(**settings: Any) -> Handle:
     if STATE.finder not in sys.meta_path:
         sys.meta_path.insert(0, STATE.finder)
     try:
+        _share_with_children()
         bind_slots()
         if "transformers" in sys.modules:
             _report_early_imports()
@@ -169,6 +172,60 @@ def current_settings() -> Settings:
             variables.report(resolved.unknown_environment, strict=resolved.settings.strict)
         STATE.resolved = resolved
     return STATE.resolved.settings
+
+
+def _share_with_children() -> None:
+    """Put the hook into the environment while an activation wants that, with the settings in force.
+
+    Raises:
+        SettingsError: what says so is not legal.
+    """
+    if STATE.inherited is None and not (STATE.handles and _children_are_asked_for()):
+        return
+    from veomni_hook.finders import children
+
+    if STATE.inherited is not None:
+        # First, so that what we have put there is not taken for the user's.
+        children.take_out(STATE.inherited)
+        STATE.inherited = None
+    if STATE.handles and _children_are_asked_for():
+        settings = current_settings()
+        if settings.children and settings.enabled:
+            STATE.inherited = children.put(settings)
+
+
+def _children_are_asked_for() -> bool:
+    """Whether it is worth resolving the settings to know whether children are to inherit the hook."""
+    if any("children" in handle.overrides for handle in STATE.handles):
+        return True
+    if not (os.environ.get("VEOMNI_CHILDREN") or _a_file_mentions_children()):
+        return False
+    from veomni_hook.finders.children import is_inherited
+
+    return any(handle.overrides for handle in STATE.handles) or not is_inherited()
+
+
+def _a_file_mentions_children() -> bool:
+    # Whether it is a settings file of ours that says so is the settings' to find out, at 10 ms.
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # the working directory was deleted
+        return False
+    while True:
+        for name in ("veomni-hook.toml", "pyproject.toml"):
+            path = os.path.join(folder, name)
+            if os.path.isfile(path) and _mentions(path, b"children"):
+                return True
+        if folder == (folder := os.path.dirname(folder)):
+            return False
+
+
+def _mentions(path: str, word: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return word in file.read()
+    except OSError:
+        return False
 
 
 def bind_slots() -> None:

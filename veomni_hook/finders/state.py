@@ -9,6 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from veomni_hook.cache.store import Store
+    from veomni_hook.finders.children import Inherited
     from veomni_hook.finders.finder import PatchFinder
     from veomni_hook.finders.handle import Handle
     from veomni_hook.finders.outcome import Outcome
@@ -28,6 +29,7 @@ class State:
         asked: targets that an import asked the finder for; any other loaded target passed it by.
         outcomes: what became of each target module that was looked for, by name.
         said: what has been warned about, once a process.
+        inherited: what activation put into this process's environment for its children, or None.
     """
 
     def __init__(self) -> None:
@@ -39,6 +41,7 @@ class State:
         self.asked: set[str] = set()
         self.outcomes: dict[str, Outcome] = {}
         self.said: set[str] = set()
+        self.inherited: Inherited | None = None
 
     def reset(self) -> None:
         """Back to the state of a fresh process; loaded modules stay as they are."""
