@@ -21,7 +21,7 @@ from veomni_hook.finders.inputs import input_files
 from veomni_hook.finders.installed import Absent, absent, report
 from veomni_hook.finders.log import note, warn
 from veomni_hook.finders.outcome import Outcome
-from veomni_hook.finders.pipeline import asks_idioms, device_of, from_hit, store
+from veomni_hook.finders.pipeline import asks_idioms, device_of, from_hit, report_refusal, store
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
@@ -75,7 +75,9 @@ def _build(
     report(missing)
     if patched is None:
         if not failed:
-            store().publish_unpatched(stage, upstream.module, inputs, missing)
+            cache = store()
+            cache.publish_unpatched(stage, upstream.module, inputs, missing)
+            report_refusal(cache)
         return failed or "no patch applies"
     stored = stored_form(patched)
     published = NotStored(failed) if failed else publish(upstream, stored, stage, inputs, missing)
@@ -159,7 +161,8 @@ def publish(
     missing: Sequence[Absent] = (),
 ) -> Hit | NotStored:
     """Store a patched module; `NotStored` says why it could not be."""
-    return store().publish(
+    cache = store()
+    published = cache.publish(
         stage,
         module=upstream.module,
         distribution=upstream.distribution,
@@ -171,3 +174,5 @@ def publish(
         report=stored.report.to_dict(),
         absent=missing,
     )
+    report_refusal(cache, temporary=isinstance(published, Hit))
+    return published

@@ -6,6 +6,8 @@ that compute the same thing store equal results.
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from veomni_hook.cache.store import Store
@@ -29,6 +31,7 @@ class State:
         asked: targets that an import asked the finder for; any other loaded target passed it by.
         outcomes: what became of each target module that was looked for, by name.
         said: what has been warned about, once a process.
+        process: the process that loaded the hook; in what is forked from it, `os.getpid()` is another.
         inherited: what activation put into this process's environment for its children, or None.
     """
 
@@ -41,6 +44,7 @@ class State:
         self.asked: set[str] = set()
         self.outcomes: dict[str, Outcome] = {}
         self.said: set[str] = set()
+        self.process = os.getpid()
         self.inherited: Inherited | None = None
 
     def reset(self) -> None:
