@@ -246,6 +246,7 @@ def bind_slots() -> None:
 def _passed_by() -> dict[str, Outcome]:
     """Loaded targets that never asked the finder: too early, or claimed by a finder ahead of ours."""
     from veomni_hook.finders.outcome import Outcome
+    from veomni_hook.finders.passed_by import ahead_of
 
     remote = current_settings().remote_code
     names = [
@@ -254,8 +255,7 @@ def _passed_by() -> dict[str, Outcome]:
         if name not in STATE.asked
         and (remote if is_remote(name) or name == REMOTE_LOADING else is_target(name))
     ]
-    place = sys.meta_path.index(STATE.finder) if STATE.finder in sys.meta_path else 0
-    ahead = ", ".join(getattr(f, "__name__", type(f).__name__) for f in sys.meta_path[:place])
+    ahead = ", ".join(ahead_of(STATE.finder))
     reason = "imported without asking the hook: before it was active"
     if ahead:
         reason += f", or claimed by a finder ahead of it on sys.meta_path ({ahead})"
@@ -263,7 +263,10 @@ def _passed_by() -> dict[str, Outcome]:
 
 
 def _report_early_imports() -> None:
-    if any(is_target(name) or is_remote(name) for name in list(sys.modules)):
+    loaded = [name for name in list(sys.modules) if is_target(name) or is_remote(name)]
+    if len(STATE.handles) == 1:
+        STATE.early = frozenset(loaded)
+    if loaded:
         from veomni_hook.finders import early
 
         early.report(early.affected())

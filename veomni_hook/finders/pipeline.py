@@ -34,9 +34,9 @@ def find_patched(
     finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     """Answer `find_spec` for a target: the patched module's spec, or upstream's where nothing applies."""
+    STATE.asked.add(fullname)
     if nested_import(fullname):
         return None
-    STATE.asked.add(fullname)
     spec = find_upstream(finder, fullname, path, target)
     if spec is None:
         return None

@@ -29,6 +29,10 @@ class State:
         store: the cache, opened with `resolved`.
         registered: configs registered in this process, in order.
         asked: targets that an import asked the finder for; any other loaded target passed it by.
+        early: targets that were loaded when the hook became active.
+        looked_at: how many modules were loaded, and the last of them, when those that another import hook had
+            taken were looked for; None before.
+        taken: targets that another import hook was found to have taken.
         outcomes: what became of each target module that was looked for, by name.
         said: what has been warned about, once a process.
         process: the process that loaded the hook; in what is forked from it, `os.getpid()` is another.
@@ -42,6 +46,9 @@ class State:
         self.store: Store | None = None
         self.registered: list[PatchConfig] = []
         self.asked: set[str] = set()
+        self.early: frozenset[str] = frozenset()
+        self.taken: set[str] = set()
+        self.looked_at: tuple[int, str] | None = None
         self.outcomes: dict[str, Outcome] = {}
         self.said: set[str] = set()
         self.process = os.getpid()
