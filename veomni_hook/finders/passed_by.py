@@ -66,4 +66,7 @@ def _would_be_patched(name: str) -> bool:
     from veomni_hook.finders.pipeline import would_patch
 
     spec = getattr(sys.modules.get(name), "__spec__", None)
-    return spec is not None and would_patch(name, spec)
+    try:
+        return spec is not None and would_patch(name, spec)
+    except VeomniHookError:
+        return True  # it has patches, which do not apply: no error of the module that is imported just now
