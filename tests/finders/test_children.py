@@ -145,7 +145,9 @@ def test_who_inherits(
     )
     hub = [str(ROOT / "tests/data/hub"), str(ROOT / "tests/data/configs"), str(ROOT)]
     code = START[start].format(show=SHOW, deaf=f"import sys; sys.path[:0] = {hub!r}; {SHOW}")
-    top, below = ("import veomni_hook.install", "") if install == "top" else ("", "import veomni_hook.install")
+    top, below = (
+        ("import veomni_hook.install", "") if install == "top" else ("", "import veomni_hook.install")
+    )
     (tmp_path / "script.py").write_text(
         f"import os, sys; sys.path.insert(0, '.')\n{top}\nif __name__ == '__main__':\n    {below}\n    {code}\n"
     )

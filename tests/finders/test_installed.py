@@ -73,7 +73,9 @@ def test_registered_configs(python: Python) -> None:
         "no installed module matches json.dekoder; nearest: json.decoder, json.encoder",
         "no installed module matches email.mim.*; nearest: email.mime, email.mime.text, email.mime.base",
     ]
-    strict = python("import veomni_hook\nveomni_hook.register(veomni_hook.PatchConfig('a.b'))", VEOMNI_STRICT="1")
+    strict = python(
+        "import veomni_hook\nveomni_hook.register(veomni_hook.PatchConfig('a.b'))", VEOMNI_STRICT="1"
+    )
     assert "ConfigError: no installed module matches a.b" in strict.err
 
 

@@ -94,13 +94,12 @@ FORKED = {
 def test_forked_workers_leave_no_folder_behind(python: Python, tmp_path: Path, how: str) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
-    (tmp_path / "work.py").write_text(
-        f"def work(_):\n    import veomni_hook.install\n    {SHOW}\n"
-    )
+    (tmp_path / "work.py").write_text(f"def work(_):\n    import veomni_hook.install\n    {SHOW}\n")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "keys").write_text("")  # found to be unusable when something is to be written
     ran = python(
-        "import os, sys; sys.path.insert(0, '.')\nimport veomni_hook.install\n" + FORKED[how].format(show=SHOW),
+        "import os, sys; sys.path.insert(0, '.')\nimport veomni_hook.install\n"
+        + FORKED[how].format(show=SHOW),
         TMPDIR=str(folder),
     )
     assert "103" in ran.out, ran.err

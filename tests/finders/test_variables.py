@@ -34,7 +34,9 @@ def test_what_is_meant(variable: str, expected: str) -> None:
 
 def test_one_warning_in_a_run_names_the_nearest(python: Python) -> None:
     code = f"{SHOW}\nimport veomni_hook\nwith veomni_hook.activate(): import transformers.models.pair_a.modeling_pair_a"
-    ran = python(code, flags=("-W", "always"), VEOMNI_KERNEL="torch", VEOMNI_USE_LIGER_KERNEL="1", VEOMNI_HOK="")
+    ran = python(
+        code, flags=("-W", "always"), VEOMNI_KERNEL="torch", VEOMNI_USE_LIGER_KERNEL="1", VEOMNI_HOK=""
+    )
     assert ran.out.strip() == "103", ran.err
     said = [line for line in ran.err.splitlines() if "Warning: " in line]
     assert len(said) == 1, ran.err

@@ -150,4 +150,6 @@ if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
-    print(json.dumps({"families": families(), "damaged": damaged(), "other": other_uses(), "listed": listed()}))
+    print(
+        json.dumps({"families": families(), "damaged": damaged(), "other": other_uses(), "listed": listed()})
+    )

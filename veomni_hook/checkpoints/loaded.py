@@ -1,8 +1,8 @@
 """Whether `from_pretrained` left experts at their random initialisation; it only warns, this raises.
 
 The patched `transformers.modeling_utils` calls `give_list`, `before_loading` and `after_loading`, which
-`veomni_hook.patches.idioms.expert_checkpoints` puts there; they run both checks, or add to the list of missing
-tensors where the caller asked for that list.
+`veomni_hook.patches.idioms.expert_checkpoints` puts there; they run both checks, or add to the list of
+missing tensors where the caller asked for that list.
 
 * `check_names` before anything is loaded. transformers stacks single experts in the order of their numbers
   and never looks at the numbers: with expert 3 missing and one too many at the end, every expert from 3 on is
@@ -64,7 +64,7 @@ def before_loading(state_dict: Iterable[str], model: Any) -> None:
 
 
 def after_loading(model: Any, loading_info: Any) -> None:
-    """`check_loaded`; where the caller gets the list, the experts that it does not know of are added to it."""
+    """`check_loaded`; where the caller gets the list, the experts that it lacks are added to it."""
     listed = _LISTED.get()
     _LISTED.set(None)
     if listed is None:

@@ -138,8 +138,8 @@ def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
         The config as the engine uses it.
 
     Raises:
-        ConfigError: the object is no patch config and holds none; under `VEOMNI_STRICT=1` also if no installed
-            module is the config's source module, which else is a warning.
+        ConfigError: the object is no patch config and holds none; under `VEOMNI_STRICT=1` also if no
+            installed module is the config's source module, which else is a warning.
         AlreadyImportedError: under `VEOMNI_STRICT=1`, the config's source module is already imported.
     """
     from veomni_hook.finders import early, installed

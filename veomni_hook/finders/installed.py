@@ -1,7 +1,7 @@
 """Configs for modules that are not installed: they patch nothing, which is said once a process.
 
-Configs are loaded on a miss only, so what is found then is kept with the cache entry (`Absent`), and a hit asks
-again, for these alone. Nothing is imported to find out.
+Configs are loaded on a miss only, so what is found then is kept with the cache entry (`Absent`), and a hit
+asks again, for these alone. Nothing is imported to find out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Targets that never asked the finder: another import hook, installed after this one, took them.
 
-Nobody asks a finder that stands behind another one which answers. So the finder looks for such modules whenever
-it is asked for any name while another stands ahead of it on `sys.meta_path`; at the latest the next module that
+Nobody asks a finder that stands behind another one which answers. So the finder looks for such modules
+whenever it is asked for any name while another stands ahead of it on `sys.meta_path`: the next import that
 the other hook leaves alone shows them.
 """
 
@@ -17,7 +17,8 @@ from veomni_hook.finders.state import STATE
 __all__ = ["ahead_of", "look"]
 
 _FIX = (
-    "activate veomni_hook after it (import veomni_hook.install below the line that installs it): then both apply"
+    "activate veomni_hook after it (import veomni_hook.install below the line that installs it): "
+    "then both apply"
 )
 
 

@@ -124,8 +124,8 @@ def report_refusal(found: Store, *, temporary: bool = False) -> None:
     if temporary or found.mode == "temporary":
         now = "are kept in a temporary folder until this process ends, and patched anew at each start"
     warn_once(
-        f"the cache of patched modules cannot be used: {found.refused}. Modules {now}, so imports are slower. "
-        "Fix: free space there, make the folder writable for this user alone, or name another one in "
+        f"the cache of patched modules cannot be used: {found.refused}. Modules {now}, so imports are "
+        "slower. Fix: free space there, make the folder writable for this user alone, or name another one in "
         "VEOMNI_CACHE_DIR",
         about="cache",
     )

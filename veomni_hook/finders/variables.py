@@ -1,7 +1,7 @@
 """Environment variables that are misspelt: said once a process, for they set nothing.
 
-Other projects have variables that begin with ``VEOMNI_``, too; only what is within two edits of one of ours is
-taken for it.
+Other projects have variables that begin with ``VEOMNI_``, too; only what is within two edits of one of ours
+is taken for it.
 """
 
 from __future__ import annotations

@@ -195,9 +195,7 @@ def _place(plan: Plan, use: Use, placed: Sequence[Placed], patched: Document) ->
     if index >= 0:
         step = plan.steps[index]
         return f"the code for {step.target} ({step.config.name})"
-    shift = sum(
-        len(one.edit.text) - one.edit.end + one.edit.start for one in placed if one.end <= position
-    )
+    shift = sum(len(one.edit.text) - one.edit.end + one.edit.start for one in placed if one.end <= position)
     line = plan.document.lineno(position - shift)
     holder = next(
         (

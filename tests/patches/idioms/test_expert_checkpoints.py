@@ -117,7 +117,11 @@ def test_a_load_that_fails_leaves_nothing_for_the_next():
     ("old", "new", "missed"),
     [
         ('        output_loading_info = kwargs.pop("output_loading_info", False)\n', "", ["from_pretrained"]),
-        ("        if zero3 is None:\n", "        if cls._load_pretrained_model is None:\n            pass\n        if zero3 is None:\n", ["from_pretrained"]),
+        (
+            "        if zero3 is None:\n",
+            "        if cls._load_pretrained_model is None:\n            pass\n        if zero3 is None:\n",
+            ["from_pretrained"],
+        ),
         ("= convert_and_load_state_dict_in_model(", "= convert_and_load(", ["_load_pretrained_model"]),
         ("state_dict=merged", "state_dict=dict(merged)", ["_load_pretrained_model"]),
         ("                model=model,\n", "", ["_load_pretrained_model"]),
@@ -127,8 +131,16 @@ def test_a_load_that_fails_leaves_nothing_for_the_next():
             ["_load_pretrained_model"],
         ),
         ("        return info\n", "        return info, 1\n", ["from_pretrained", "_finalize_model_loading"]),
-        ('            model.append("tied")', "            return info", ["from_pretrained", "_finalize_model_loading"]),
-        ("_finalize_model_loading(model, info)", "_finalize_model_loading(self, info)", ["from_pretrained", "_finalize_model_loading"]),
+        (
+            '            model.append("tied")',
+            "            return info",
+            ["from_pretrained", "_finalize_model_loading"],
+        ),
+        (
+            "_finalize_model_loading(model, info)",
+            "_finalize_model_loading(self, info)",
+            ["from_pretrained", "_finalize_model_loading"],
+        ),
     ],
 )
 def test_what_is_built_differently_is_a_miss(old, new, missed):

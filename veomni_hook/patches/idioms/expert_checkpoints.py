@@ -1,9 +1,9 @@
 """Where transformers loads a checkpoint: experts left at their random initialisation become an error.
 
 Not a kernel's code: calls of `veomni_hook.checkpoints.loaded`, which says what for, go in front of what loads
-and in front of the end, where the loading report is complete. Who asks for that report (``output_loading_info``)
-gets it, with what is missing, instead of the error. Where a release does it in another way, the site is a miss,
-which ``veomni-hook explain`` shows, and nothing is checked.
+and in front of the end, where the loading report is complete. Who asks for that report
+(``output_loading_info``) gets it, with what is missing, instead of the error. Where a release does it in
+another way, the site is a miss, which ``veomni-hook explain`` shows, and nothing is checked.
 """
 
 from __future__ import annotations
