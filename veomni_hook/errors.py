@@ -25,6 +25,7 @@ __all__ = [
     "ReplacementError",
     "SettingsError",
     "SignatureError",
+    "UnresolvedNameError",
     "VeomniHookError",
     "VeomniHookWarning",
 ]
@@ -140,3 +141,13 @@ class ExcludedNameError(PatchError):
     ) -> None:
         super().__init__(what, where=where, fix=fix, target=target)
         self.uses = tuple(uses)
+
+
+class UnresolvedNameError(PatchError):
+    """The code of a patch reads names that nothing in the patched module provides; ``names`` lists them."""
+
+    def __init__(
+        self, what: str, *, where: str, fix: str, target: str = "", names: Iterable[str] = ()
+    ) -> None:
+        super().__init__(what, where=where, fix=fix, target=target)
+        self.names = tuple(names)

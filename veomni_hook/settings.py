@@ -2,7 +2,8 @@
 
 Precedence, lowest first: defaults, settings file (the nearest `veomni-hook.toml` or `pyproject.toml` with a
 `[tool.veomni-hook]` table, searched upward), environment, `activate(...)`. Read at the first module that
-could be patched, not at activation: `import veomni_hook.install` must stay cheap.
+could be patched, not at activation: `import veomni_hook.install` must stay cheap. (`children` is read there,
+where anything says so.)
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Settings:
         idioms: find kernels' code by what it computes, in every modeling module; False leaves the patches
             that configs name.
         remote_code: patch modules of `trust_remote_code` models as well.
+        children: activation puts the hook into this process's environment, for every child process.
     """
 
     enabled: bool = True
@@ -85,6 +87,7 @@ class Settings:
     patches: tuple[str, ...] = ()
     idioms: bool = True
     remote_code: bool = False
+    children: bool = False
 
 
 _PARSERS: dict[str, Callable[[object], object]] = {
@@ -98,6 +101,7 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "patches": _names,
     "idioms": _boolean,
     "remote_code": _boolean,
+    "children": _boolean,
 }
 
 ENVIRONMENT = {
@@ -111,6 +115,7 @@ ENVIRONMENT = {
     "patches": "VEOMNI_PATCHES",
     "idioms": "VEOMNI_IDIOMS",
     "remote_code": "VEOMNI_REMOTE_CODE",
+    "children": "VEOMNI_CHILDREN",
 }
 
 

@@ -77,6 +77,17 @@ def test_a_broken_config_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(findings.problems) == 1 and "broken_config" in findings.problems[0]
 
 
+def test_a_config_for_a_module_that_is_not_installed_is_a_problem(tiny: Command, tmp_path: Path) -> None:
+    (tmp_path / "misnamed.py").write_text(
+        "from veomni_hook import PatchConfig\n"
+        "config = PatchConfig('transformers.models.qwen33.modeling_qwen33')\n"
+    )
+    done = tiny("doctor", "--json", VEOMNI_PATCHES="misnamed")
+    assert done.status == 1
+    (problem,) = [each for each in done.json["problems"] if "misnamed:config patches nothing" in each]
+    assert "no installed module matches transformers.models.qwen33.modeling_qwen33; nearest: " in problem
+
+
 def test_inside_a_hooked_process(tiny: Command) -> None:
     report = tiny("run", "-m", "veomni_hook", "doctor", "--fast", "--json").json
     assert report["hook"]["active here"] is True and report["hook"]["children activate"] is True

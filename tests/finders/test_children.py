@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.finders.conftest import ROOT, TINY, Python
+from veomni_hook.finders import children
 from veomni_hook.finders.children import BOOTSTRAP, environment
 from veomni_hook.settings import Settings
 
@@ -73,3 +74,149 @@ def test_multiprocessing_children(python: Python, tmp_path: Path, method: str) -
         f"if __name__ == '__main__':\n    with mp.get_context({method!r}).Pool(2) as pool: print(pool.map(work.work, [0, 1]))"
     )
     assert child(python, code) == "[103, 103]"
+
+
+def test_what_was_put_is_taken_out_exactly() -> None:
+    for before in ({}, {"PYTHONPATH": ""}, {"PYTHONPATH": f"mine{os.pathsep}"}, {"VEOMNI_KERNELS": "eager"}):
+        environ = dict(before)
+        put = children.put(Settings(kernels="torch"), environ)
+        assert environ["VEOMNI_KERNELS"] == "torch" and children.is_inherited(environ)
+        children.take_out(put, environ)
+        assert environ == before
+
+
+def test_what_others_changed_meanwhile_stays() -> None:
+    environ = {"PYTHONPATH": "mine", "VEOMNI_STRICT": "0"}
+    put = children.put(Settings(kernels="torch", strict=True), environ)
+    environ["PYTHONPATH"] = os.pathsep.join(["theirs", environ["PYTHONPATH"], "more"])
+    environ["VEOMNI_KERNELS"] = "eager"
+    children.take_out(put, environ)
+    assert environ == {
+        "PYTHONPATH": os.pathsep.join(["theirs", "mine", "more"]),
+        "VEOMNI_STRICT": "0",
+        "VEOMNI_KERNELS": "eager",
+    }
+
+
+def test_what_was_there_before_is_not_taken_out() -> None:
+    environ: dict[str, str] = {}
+    outer = children.put(Settings(), environ)
+    whole = dict(environ)
+    children.take_out(children.put(Settings(), environ), environ)
+    assert environ == whole
+    environ["PYTHONPATH"] = BOOTSTRAP
+    children.take_out(outer, environ)
+    assert environ == {}, "others removed a part of what was ours"
+
+
+# What docs/children.md says: who inherits the hook from a script that imports `veomni_hook.install`.
+START = {
+    "subprocess": "import subprocess; print(subprocess.run([sys.executable, '-c', {show!r}], capture_output=True, text=True).stdout)",
+    "os.fork": "pid = os.fork()\n    if not pid: exec({show!r}); sys.stdout.flush(); os._exit(0)\n    os.waitpid(pid, 0)",
+    **{
+        method: f"import multiprocessing as mp, work\n    with mp.get_context({method!r}).Pool(1) as pool: print(pool.map(work.work, [0])[0])"
+        for method in ("spawn", "forkserver", "fork")
+    },
+    "deaf": "import subprocess; print(subprocess.run([sys.executable, '-E', '-c', {deaf!r}], capture_output=True, text=True).stdout)",
+}
+HOOKED, PLAIN = "103", "3"
+
+
+@pytest.mark.parametrize(
+    ("start", "install", "expected", "with_children"),
+    [
+        ("subprocess", "top", PLAIN, HOOKED),
+        ("subprocess", "main", PLAIN, HOOKED),
+        ("spawn", "top", HOOKED, HOOKED),
+        ("spawn", "main", PLAIN, HOOKED),
+        ("forkserver", "top", HOOKED, HOOKED),
+        ("forkserver", "main", PLAIN, HOOKED),
+        ("fork", "top", HOOKED, HOOKED),
+        ("fork", "main", HOOKED, HOOKED),
+        ("os.fork", "main", HOOKED, HOOKED),
+        ("deaf", "top", PLAIN, PLAIN),
+    ],
+)
+def test_who_inherits(
+    python: Python, tmp_path: Path, start: str, install: str, expected: str, with_children: str
+) -> None:
+    (tmp_path / "work.py").write_text(
+        f"def work(_):\n    from {TINY} import TinyNorm\n    return TinyNorm().forward(1)\n"
+    )
+    hub = [str(ROOT / "tests/data/hub"), str(ROOT / "tests/data/configs"), str(ROOT)]
+    code = START[start].format(show=SHOW, deaf=f"import sys; sys.path[:0] = {hub!r}; {SHOW}")
+    top, below = (
+        ("import veomni_hook.install", "") if install == "top" else ("", "import veomni_hook.install")
+    )
+    (tmp_path / "script.py").write_text(
+        f"import os, sys; sys.path.insert(0, '.')\n{top}\nif __name__ == '__main__':\n    {below}\n    {code}\n"
+    )
+    run = "import os, sys; os.execv(sys.executable, [sys.executable, 'script.py'])"
+    for variable, wanted in ((None, expected), ("1", with_children)):
+        ran = python(run, VEOMNI_CHILDREN=variable)
+        assert ran.out.strip() == wanted, ran.err
+
+
+def test_activate_with_children_and_undoing_it(python: Python) -> None:
+    ran = python(
+        f"""
+import json, os, subprocess, sys, veomni_hook
+def child():
+    return subprocess.run([sys.executable, "-c", {SHOW!r}], capture_output=True, text=True).stdout.strip()
+before, got = dict(os.environ), [child()]
+with veomni_hook.activate(children=True, patches=("importing_config",)):
+    got += [child(), os.environ["VEOMNI_PATCHES"], os.environ["VEOMNI_HOOK"]]
+    with veomni_hook.activate(strict=True):
+        got += [os.environ["VEOMNI_STRICT"]]
+        with veomni_hook.activate(children=False):
+            got += [child(), "VEOMNI_STRICT" in os.environ]
+        got += [child()]
+    got += ["VEOMNI_STRICT" in os.environ, child()]
+got += [child(), dict(os.environ) == before]
+print(json.dumps(got))
+"""
+    )
+    assert ran.result == [
+        "3", "103", "importing_config", "1", "1", "3", False, "103", False, "103", "3", True
+    ], ran.err  # fmt: skip
+
+
+def test_an_inner_activation_leaves_the_outer_ones_children(python: Python) -> None:
+    ran = python(
+        """
+import json, os, veomni_hook
+from veomni_hook.finders.children import is_inherited
+outer = veomni_hook.activate(children=True)
+inner = veomni_hook.activate(kernels="eager", children=True)
+got = [is_inherited(), os.environ.get("VEOMNI_KERNELS")]
+outer.deactivate()
+got += [is_inherited(), os.environ.get("VEOMNI_KERNELS")]
+inner.deactivate(); inner.deactivate()
+print(json.dumps([*got, is_inherited(), os.environ.get("VEOMNI_KERNELS"), "VEOMNI_CHILDREN" in os.environ]))
+"""
+    )
+    assert ran.result == [True, "eager", True, "eager", False, None, False], ran.err
+
+
+@pytest.mark.parametrize("name", ["veomni-hook.toml", "pyproject.toml"])
+def test_a_settings_file_says_children(python: Python, tmp_path: Path, name: str) -> None:
+    table = "[tool.veomni-hook]\n" if name == "pyproject.toml" else ""
+    (tmp_path / name).write_text(f"{table}children = true\n")
+    code = (
+        "import os, subprocess, sys, veomni_hook.install\n"
+        f"print(subprocess.run([sys.executable, '-c', {SHOW!r}], capture_output=True, text=True, cwd='/').stdout)"
+    )
+    assert python(code).out.strip() == HOOKED
+    (tmp_path / name).write_text(f"{table}# children = true\n")
+    assert python(code).out.strip() == PLAIN
+    (tmp_path / name).write_text(f"{table}children = true\n")
+    assert python(code, VEOMNI_HOOK="0").out.strip() == PLAIN
+
+
+def test_an_illegal_value_undoes_the_activation(python: Python) -> None:
+    ran = python(
+        "import sys\ntry:\n    import veomni_hook.install\nexcept Exception as error: print(type(error).__name__)\n"
+        "print([f for f in sys.meta_path if 'PatchFinder' in repr(f)])",
+        VEOMNI_CHILDREN="perhaps",
+    )
+    assert ran.out.split() == ["SettingsError", "[]"], ran.err

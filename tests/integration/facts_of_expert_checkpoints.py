@@ -114,6 +114,22 @@ def damaged() -> dict[str, Any]:
     return found
 
 
+def listed() -> dict[str, Any]:
+    """The lists of who asks for them (``output_loading_info``): missing and unexpected tensors of experts."""
+    qwen = model_of(FAMILIES["qwen3_moe"])
+    changes: dict[str, Any] = {
+        "whole": None,
+        "a layer": without(r"layers\.1\..*\.experts\."),
+        "shifted": shifted,
+    }
+    found: dict[str, Any] = {}
+    for name, change in changes.items():
+        with checkpoint(qwen, change) as folder:
+            _, info = type(qwen).from_pretrained(folder, output_loading_info=True)
+        found[name] = {key: sorted(info[key]) for key in ("missing_keys", "unexpected_keys") if info[key]}
+    return found
+
+
 def other_uses() -> dict[str, Any]:
     """What is no damage, or was allowed."""
     model = model_of(FAMILIES["qwen3_moe"])
@@ -134,4 +150,6 @@ if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
-    print(json.dumps({"families": families(), "damaged": damaged(), "other": other_uses()}))
+    print(
+        json.dumps({"families": families(), "damaged": damaged(), "other": other_uses(), "listed": listed()})
+    )

@@ -59,6 +59,18 @@ def test_damaged_checkpoints_are_errors_that_name_the_tensors(facts: dict[str, A
     }
 
 
+def test_who_asks_for_the_list_gets_it_instead_of_an_error(facts: dict[str, Any]) -> None:
+    module = "model.layers.1.mlp.experts"
+    layer = {"missing_keys": [f"{module}.down_proj", f"{module}.gate_up_proj"]}
+    assert facts["patched"]["listed"] == {
+        "whole": {},
+        "a layer": layer,
+        # transformers alone stacks the experts one place off, and its list is empty.
+        "shifted": {"missing_keys": [f"{module}.1.{role}_proj" for role in ("down", "gate", "up")]},
+    }
+    assert facts["plain"]["listed"] == {"whole": {}, "a layer": layer, "shifted": {}}
+
+
 def test_what_is_no_damage_loads(facts: dict[str, Any]) -> None:
     other = dict(facts["patched"]["other"])
     gone = other.pop("the base model, a layer gone")

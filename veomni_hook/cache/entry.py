@@ -19,7 +19,7 @@ from veomni_hook.cache.trust import Defect, Root
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 __all__ = [
@@ -56,10 +56,12 @@ class Manifest:
     """One stage-1 key's answer: a patched entry, or (`patch_hash` empty) that no patch applies.
 
     `text_seal` is the seal of the stored text in hexadecimal, `inputs` maps the files that the configs were
-    read from to their digests, `report` is JSON.
+    read from to their digests, `report` is JSON. `absent` are configs for modules that were not installed:
+    each one's name and source module.
     """
 
     __slots__ = (
+        "absent",
         "distribution",
         "inputs",
         "key",
@@ -72,13 +74,20 @@ class Manifest:
     )
     _FIELDS = ("key", "module", "distribution", "version", "patch_hash", "tag", "text_seal")
 
-    def __init__(self, fields: Mapping[str, str], inputs: Mapping[str, str], report: bytes) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, str],
+        inputs: Mapping[str, str],
+        report: bytes,
+        absent: Sequence[tuple[str, str]] = (),
+    ) -> None:
         """Take the texts named in ``_FIELDS``; raises KeyError when one is missing."""
         self.key, self.module, self.distribution, self.version, self.patch_hash, self.tag, self.text_seal = (
             fields[name] for name in self._FIELDS
         )
         self.inputs = inputs
         self.report = report
+        self.absent = tuple((name, module) for name, module in absent)
 
     @property
     def entry(self) -> str:
@@ -95,7 +104,8 @@ class Manifest:
         import json
 
         fields: dict[str, Any] = {name: getattr(self, name) for name in self._FIELDS}
-        body = json.dumps({**fields, "inputs": dict(self.inputs)}).encode() + b"\n" + self.report + b"\n"
+        fields |= {"inputs": dict(self.inputs), "absent": self.absent}
+        body = json.dumps(fields).encode() + b"\n" + self.report + b"\n"
         return seal(body).hex().encode() + b"\n" + body
 
 
@@ -138,7 +148,7 @@ def read_manifest(root: Root, key: str) -> Manifest:
     head, _, report = body.partition(b"\n")
     try:
         fields = json.loads(head)
-        manifest = Manifest(fields, fields["inputs"], report[:-1])
+        manifest = Manifest(fields, fields["inputs"], report[:-1], fields["absent"])
     except (ValueError, LookupError, TypeError) as error:
         raise Defect(f"{root.full(name)} is no manifest of this cache") from error
     if manifest.key != key:
@@ -207,6 +217,7 @@ def make_hit(root: Root, manifest: Manifest, code: CodeType, text: bytes) -> Hit
         code=code,
         text=text,
         report=manifest.report,
+        absent=manifest.absent,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 from veomni_hook.cache.trust import Defect, Root, ownership_problem
 
@@ -50,17 +51,37 @@ def write_problem(path: str) -> str:
     return "" if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written"
 
 
-def make_temporary() -> Location:
-    """A new private folder that the process making it removes when it ends."""
+def make_temporary(process: int | None = None) -> Location:
+    """A new private folder that the process making it removes when it ends.
+
+    Args:
+        process: the process that loaded the hook; what was forked from it makes no folder.
+    """
     import atexit
     import tempfile
 
+    if _may_end_without_cleaning(process):
+        return Location("", "a forked process makes no temporary folder: it may end without removing it")
     try:
         path = os.path.realpath(tempfile.mkdtemp(prefix=f"{_APPLICATION}-"))
     except OSError as error:
         return Location("", f"no temporary folder can be made: {error.strerror or error}")
     atexit.register(_remove_temporary, path, os.getpid())
     return Location(path)
+
+
+def _may_end_without_cleaning(process: int | None) -> bool:
+    """Whether this process was forked: such ones often end by `os._exit`, which runs no exit handler.
+
+    What was forked before the hook was loaded, other than by multiprocessing, cannot be told.
+    """
+    if process is not None and os.getpid() != process:
+        return True
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is None or not hasattr(os, "fork"):
+        return False
+    forked = (multiprocessing.context.ForkProcess, multiprocessing.context.ForkServerProcess)
+    return isinstance(multiprocessing.current_process(), forked)
 
 
 def _default() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import CodeType
     from typing import Any
 
@@ -16,10 +17,21 @@ __all__ = ["Hit", "Miss", "NotStored", "Unpatched"]
 class Hit:
     """A stored patched module, checked; its entry is in use until this process ends.
 
-    `code` is compiled with `path`, the stored file's absolute path, as ``co_filename``.
+    `code` is compiled with `path`, the stored file's absolute path, as ``co_filename``. `absent` is what was
+    stored with it: configs for modules that were not installed, each one's name and source module.
     """
 
-    __slots__ = ("_report", "_text", "code", "distribution", "module", "patch_hash", "path", "version")
+    __slots__ = (
+        "_report",
+        "_text",
+        "absent",
+        "code",
+        "distribution",
+        "module",
+        "patch_hash",
+        "path",
+        "version",
+    )
 
     def __init__(  # noqa: PLR0913 - one argument a field, every one by keyword
         self,
@@ -32,6 +44,7 @@ class Hit:
         code: CodeType,
         text: bytes,
         report: bytes,
+        absent: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.module = module
         self.distribution = distribution
@@ -41,6 +54,7 @@ class Hit:
         self.code = code
         self._text = text
         self._report = report
+        self.absent = absent
 
     def __repr__(self) -> str:
         return f"Hit({self.module!r}, {self.path!r})"
@@ -59,12 +73,13 @@ class Hit:
 
 
 class Unpatched:
-    """It is known that no patch applies to `module`."""
+    """It is known that no patch applies to `module`; `absent` as in `Hit`."""
 
-    __slots__ = ("module",)
+    __slots__ = ("absent", "module")
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, absent: Sequence[tuple[str, str]] = ()) -> None:
         self.module = module
+        self.absent = absent
 
     def __repr__(self) -> str:
         return f"Unpatched({self.module!r})"

@@ -17,7 +17,7 @@ from veomni_hook.cache.trust import Defect, Root, Vanished
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import CodeType
     from typing import Any
 
@@ -36,6 +36,8 @@ class Store:
 
     `root` is the folder's absolute path (empty: the store holds nothing), `mode` is "disk", "temporary" or
     "memory", `reason` says why the store is not the one that was asked for, or why it last could not write.
+    `refused` says why something was not stored where it was asked for; it is empty while all was, or nothing
+    had to be.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Store:
         self.root = os.path.abspath(root) if os.fspath(root) else ""
         self.mode = mode
         self.reason = reason
+        self.refused = "" if mode == "disk" else reason
         self._substitute = substitute
         self._substitutes: dict[str, Store] = {}
 
@@ -86,12 +89,14 @@ class Store:
         code_factory: Callable[[str], CodeType],
         inputs: Mapping[str, str],
         report: Mapping[str, Any],
+        absent: Sequence[tuple[str, str]] = (),
     ) -> Hit | NotStored:
         """Store a patched module and answer as a lookup would.
 
         `code_factory` compiles `text` with the path it is given as ``co_filename`` (it is called again for
         another path when the first folder cannot be written; what it raises is passed on). `inputs` maps the
-        absolute paths of the files that the configs were read from to their `file_digest`; `report` is JSON.
+        absolute paths of the files that the configs were read from to their `file_digest`; `report` is JSON;
+        `absent` is what a later lookup gives back with the entry.
         Raises ValueError when the code carries another ``co_filename``, TypeError when `report` is no JSON.
         """
         import json
@@ -117,10 +122,17 @@ class Store:
             },
             inputs,
             json.dumps(report).encode(),
+            absent,
         )
         return self._publish(manifest, data, code_factory)
 
-    def publish_unpatched(self, stage1: str, module: str, inputs: Mapping[str, str]) -> None:
+    def publish_unpatched(
+        self,
+        stage1: str,
+        module: str,
+        inputs: Mapping[str, str],
+        absent: Sequence[tuple[str, str]] = (),
+    ) -> None:
         """Store that no patch applies to `module`; a failure is kept in `reason`."""
         if not self.root or not entry.is_plain(stage1):
             return
@@ -128,9 +140,9 @@ class Store:
         fields |= {"key": stage1, "module": module, "tag": interpreter_tag()}
         try:
             with Root.create(self.root) as root:
-                _write_manifest(root, entry.Manifest(fields, inputs, b"{}"))
+                _write_manifest(root, entry.Manifest(fields, inputs, b"{}", absent))
         except (OSError, Defect) as error:
-            self.reason = _reason(error)
+            self.reason = self.refused = _reason(error, self.root)
 
     def info(self) -> CacheInfo:
         """What the cache holds; raises CacheError when its folder is not to be trusted."""
@@ -163,11 +175,12 @@ class Store:
                 with Root.create(self.root) as root:
                     return _publish(root, manifest, text, code_factory)
             except (Vanished, FileNotFoundError) as error:
-                self.reason = _reason(error)
+                self.reason = _reason(error, self.root)
                 time.sleep(_PAUSE)
             except (OSError, Defect) as error:
-                self.reason = _reason(error)
+                self.reason = _reason(error, self.root)
                 break
+        self.refused = self.reason
         if self._substitute is None:
             return NotStored(self.reason)
         if "" not in self._substitutes:
@@ -175,25 +188,29 @@ class Store:
         return self._substitutes[""]._publish(manifest, text, code_factory)
 
 
-def open_store(cache_dir: str | None = None) -> Store:
+def open_store(cache_dir: str | None = None, *, process: int | None = None) -> Store:
     """The store in `cache_dir`, by default in the user's cache folder, which is made (0700) where missing.
 
     A folder that another user could have written is refused. Then, and whenever the folder cannot be written,
     a private temporary folder serves, removed when this process ends; failing that, a store that holds
-    nothing. Never raises OSError.
+    nothing. What was forked from `process`, the one that loaded the hook, makes no temporary folder. Never
+    raises OSError.
     """
     from veomni_hook.cache import location
 
+    def substitute(problem: str) -> Store:
+        return _temporary_store(problem, process)
+
     chosen = location.choose(cache_dir)
     if chosen.problem:
-        return _temporary_store(chosen.problem)
-    return Store(chosen.path, reason=location.write_problem(chosen.path), substitute=_temporary_store)
+        return substitute(chosen.problem)
+    return Store(chosen.path, reason=location.write_problem(chosen.path), substitute=substitute)
 
 
-def _temporary_store(problem: str) -> Store:
+def _temporary_store(problem: str, process: int | None) -> Store:
     from veomni_hook.cache import location
 
-    made = location.make_temporary()
+    made = location.make_temporary(process)
     if made.problem:
         return Store("", mode="memory", reason=f"{problem}; {made.problem}")
     return Store(made.path, mode="temporary", reason=problem)
@@ -210,7 +227,7 @@ def _lookup(root: Root, stage1: str, module: str) -> Hit | Unpatched:
         raise Defect(f"the key was stored by {manifest.tag}, not by {interpreter_tag()}")
     entry.check_inputs(manifest.inputs)
     if not manifest.patch_hash:
-        return Unpatched(module)
+        return Unpatched(module, manifest.absent)
     descriptor = lease.share(root, manifest.entry)
     try:
         hit = entry.load(root, manifest)
@@ -257,7 +274,8 @@ def _write_manifest(root: Root, manifest: entry.Manifest) -> None:
     root.write(f"{entry.KEYS}/{manifest.key}", manifest.encode())
 
 
-def _reason(error: OSError | Defect) -> str:
+def _reason(error: OSError | Defect, root: str) -> str:
     if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+        # Names are relative to the opened root, and an error of write or fsync has none.
+        return f"{os.path.join(root, error.filename or '')}: {error.strerror or error}"
     return str(error)

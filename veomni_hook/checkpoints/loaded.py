@@ -1,7 +1,8 @@
 """Whether `from_pretrained` left experts at their random initialisation; it only warns, this raises.
 
-The patched `transformers.modeling_utils` calls both checks; `veomni_hook.patches.idioms.expert_checkpoints`
-puts the calls there.
+The patched `transformers.modeling_utils` calls `give_list`, `before_loading` and `after_loading`, which
+`veomni_hook.patches.idioms.expert_checkpoints` puts there; they run both checks, or add to the list of
+missing tensors where the caller asked for that list.
 
 * `check_names` before anything is loaded. transformers stacks single experts in the order of their numbers
   and never looks at the numbers: with expert 3 missing and one too many at the end, every expert from 3 on is
@@ -19,9 +20,18 @@ from typing import Any
 
 from veomni_hook.errors import CheckpointError
 
-__all__ = ["allow_incomplete_experts", "check_loaded", "check_names"]
+__all__ = [
+    "after_loading",
+    "allow_incomplete_experts",
+    "before_loading",
+    "check_loaded",
+    "check_names",
+    "give_list",
+]
 
 _ALLOWED: ContextVar[bool] = ContextVar("veomni_incomplete_experts", default=False)
+#: In a `from_pretrained(..., output_loading_info=True)` the missing experts found so far; else None.
+_LISTED: ContextVar[list[str] | None] = ContextVar("veomni_listed_experts", default=None)
 _SHOWN = 20
 _FIX = (
     "complete the checkpoint, or wrap the call in veomni_hook.checkpoints.allow_incomplete_experts() "
@@ -39,6 +49,30 @@ def allow_incomplete_experts() -> Iterator[None]:
         _ALLOWED.reset(token)
 
 
+def give_list(output_loading_info: object) -> None:
+    """Note, right before `from_pretrained` loads, whether its caller gets the list of missing tensors."""
+    _LISTED.set([] if output_loading_info else None)
+
+
+def before_loading(state_dict: Iterable[str], model: Any) -> None:
+    """`check_names`; where the caller gets the list, what is missing is kept for it."""
+    listed = _LISTED.get()
+    if listed is None:
+        check_names(state_dict, model)
+    elif not _ALLOWED.get():
+        listed += _gaps(state_dict, model)
+
+
+def after_loading(model: Any, loading_info: Any) -> None:
+    """`check_loaded`; where the caller gets the list, the experts that it lacks are added to it."""
+    listed = _LISTED.get()
+    _LISTED.set(None)
+    if listed is None:
+        check_loaded(model, loading_info)
+    else:
+        _field(loading_info, "missing_keys").update(listed)
+
+
 def check_names(names: Iterable[str], model: Any = None) -> None:
     """Raise unless every module's single experts are numbered from 0 without a gap, in each projection alike.
 
@@ -48,23 +82,7 @@ def check_names(names: Iterable[str], model: Any = None) -> None:
     Raises:
         CheckpointError: an expert is missing.
     """
-    if _ALLOWED.get():
-        return
-    ignored = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    found: dict[str, dict[str, set[int]]] = {}
-    for name in names:
-        module, _, rest = f".{name}".partition(".experts.")
-        expert, _, projection = rest.partition(".")
-        if expert.isdecimal() and projection and not any(each.search(name) for each in ignored):
-            of_module = found.setdefault(f"{module}.experts"[1:], {})
-            of_module.setdefault(projection.partition(".")[0], set()).add(int(expert))
-    missing = [
-        f"{module}.{expert}.{projection}"
-        for module, projections in found.items()
-        for projection, experts in projections.items()
-        for expert in range(1 + max(max(each) for each in projections.values()))
-        if expert not in experts
-    ]
+    missing = [] if _ALLOWED.get() else _gaps(names, model)
     if missing:
         raise _error(model, [f"{name} is missing" for name in missing], missing)
 
@@ -95,6 +113,25 @@ def check_loaded(model: Any, loading_info: Any) -> None:
             lines.setdefault(name, f"{name} is unexpected")
     if lines:
         raise _error(model, [lines[name] for name in sorted(lines)], sorted(lines))
+
+
+def _gaps(names: Iterable[str], model: Any) -> list[str]:
+    """The projections of single experts that are missing below the highest number in their module."""
+    ignored = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    found: dict[str, dict[str, set[int]]] = {}
+    for name in names:
+        module, _, rest = f".{name}".partition(".experts.")
+        expert, _, projection = rest.partition(".")
+        if expert.isdecimal() and projection and not any(each.search(name) for each in ignored):
+            of_module = found.setdefault(f"{module}.experts"[1:], {})
+            of_module.setdefault(projection.partition(".")[0], set()).add(int(expert))
+    return [
+        f"{module}.{expert}.{projection}"
+        for module, projections in found.items()
+        for projection, experts in projections.items()
+        for expert in range(1 + max(max(each) for each in projections.values()))
+        if expert not in experts
+    ]
 
 
 def _field(loading_info: Any, key: str) -> Any:

@@ -180,6 +180,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
     """Return every config module with who named it and, if loaded, the modules that it patches."""
     from veomni_hook.cli.spec_sources import BUILT_IN, load_sources, names
     from veomni_hook.cli.target_options import import_from_here
+    from veomni_hook.finders.installed import problem
     from veomni_hook.patches.routes.config import NAME
 
     import_from_here()
@@ -193,6 +194,9 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
         rows.append({"config": name, "from": origin, "patches": modules})
         if source is not None and source.error is not None:
             findings.problems.append(_one_line(source.error))
+        for config in source.configs if source is not None and origin != BUILT_IN else ():
+            if why := problem(config.source_module):
+                findings.problems.append(f"the config {config.name} patches nothing: {why}")
     if settings.idioms:
         rows.insert(0, {"config": NAME, "from": BUILT_IN, "patches": ["every modeling module"]})
     return rows

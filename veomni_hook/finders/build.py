@@ -18,9 +18,10 @@ from veomni_hook.cache.store import Hit, NotStored
 from veomni_hook.errors import IdiomError
 from veomni_hook.finders import configs, early
 from veomni_hook.finders.inputs import input_files
+from veomni_hook.finders.installed import Absent, absent, report
 from veomni_hook.finders.log import note, warn
 from veomni_hook.finders.outcome import Outcome
-from veomni_hook.finders.pipeline import asks_idioms, device_of, from_hit, store
+from veomni_hook.finders.pipeline import asks_idioms, device_of, from_hit, report_refusal, store
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
@@ -70,12 +71,16 @@ def _build(
     early.report([name for name in early.modules_of(every) if name != upstream.module])
     patched, failed = patch_with_idioms(upstream, every, settings)
     inputs = input_files(loaded)
+    missing = absent(config for one in loaded for config in one.configs)
+    report(missing)
     if patched is None:
         if not failed:
-            store().publish_unpatched(stage, upstream.module, inputs)
+            cache = store()
+            cache.publish_unpatched(stage, upstream.module, inputs, missing)
+            report_refusal(cache)
         return failed or "no patch applies"
     stored = stored_form(patched)
-    published = NotStored(failed) if failed else publish(upstream, stored, stage, inputs)
+    published = NotStored(failed) if failed else publish(upstream, stored, stage, inputs, missing)
     note(f"patched {upstream.module} ({len(patched.report.applied)} patches)")
     if isinstance(published, Hit):
         return from_hit(published, upstream, "miss", miss), None, published.code
@@ -148,9 +153,16 @@ def stored_form(patched: PatchedSource) -> Stored:
     return Stored(patch_hash, text, patched.report.moved(text.count("\n") - patched.text.count("\n")))
 
 
-def publish(upstream: Upstream, stored: Stored, stage: str, inputs: Mapping[str, str]) -> Hit | NotStored:
+def publish(
+    upstream: Upstream,
+    stored: Stored,
+    stage: str,
+    inputs: Mapping[str, str],
+    missing: Sequence[Absent] = (),
+) -> Hit | NotStored:
     """Store a patched module; `NotStored` says why it could not be."""
-    return store().publish(
+    cache = store()
+    published = cache.publish(
         stage,
         module=upstream.module,
         distribution=upstream.distribution,
@@ -160,4 +172,7 @@ def publish(upstream: Upstream, stored: Stored, stage: str, inputs: Mapping[str,
         code_factory=lambda path: compile(stored.text, path, "exec", dont_inherit=True),
         inputs=inputs,
         report=stored.report.to_dict(),
+        absent=missing,
     )
+    report_refusal(cache, temporary=isinstance(published, Hit))
+    return published

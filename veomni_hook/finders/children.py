@@ -3,17 +3,36 @@
 A folder with a `sitecustomize` goes to the front of PYTHONPATH. Every Python started from that environment
 (multiprocessing's spawn and forkserver, torchrun's workers, subprocess) runs it, takes the folder out of
 `sys.path` again, runs the `sitecustomize` that it hid, and activates. `python -S`, `-I` and `-E` ask for no
-such thing and get none.
+such thing and get none. Who inherits what without it: docs/children.md.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
-from veomni_hook.settings import ENVIRONMENT, Settings
+TYPE_CHECKING = False  # activation imports this module, so it is cheap
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    from veomni_hook.settings import Settings
+
+__all__ = ["BOOTSTRAP", "Inherited", "environment", "is_inherited", "put", "take_out"]
 
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap")
+_PATH = "PYTHONPATH"
+
+
+class Inherited:
+    """What `put` changed in an environment, so that `take_out` can undo just that.
+
+    Attributes:
+        variables: each changed variable's value, and the one that it had before (None: it was not set).
+        entries: what was added to PYTHONPATH.
+    """
+
+    def __init__(self, variables: dict[str, tuple[str, str | None]], entries: list[str]) -> None:
+        self.variables = variables
+        self.entries = entries
 
 
 def environment(settings: Settings, environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -23,20 +42,67 @@ def environment(settings: Settings, environ: Mapping[str, str] | None = None) ->
         settings: every field that differs from its default travels in its own variable.
         environ: the environment that the children start from; `os.environ` by default.
     """
+    from veomni_hook.settings import ENVIRONMENT
+
     environ = os.environ if environ is None else environ
-    path = environ.get("PYTHONPATH", "")
-    entries = path.split(os.pathsep) if path else []  # an empty entry means the working directory
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    entries = [BOOTSTRAP, *(part for part in entries if part != BOOTSTRAP)]
+    entries = [BOOTSTRAP, *(part for part in _entries(environ) if part != BOOTSTRAP)]
     if os.path.basename(root) not in ("site-packages", "dist-packages") and root not in entries:
         entries.append(root)
-    variables = {"PYTHONPATH": os.pathsep.join(entries)}
+    variables = {_PATH: os.pathsep.join(entries)}
     for name, variable in ENVIRONMENT.items():
         value = getattr(settings, name)
-        if value != getattr(Settings, name):
+        if value != getattr(type(settings), name):
             variables[variable] = _spell(value)
     variables[ENVIRONMENT["enabled"]] = "1" if settings.enabled else "0"
     return variables
+
+
+def is_inherited(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether children of this environment activate the hook already."""
+    return BOOTSTRAP in _entries(os.environ if environ is None else environ)
+
+
+def put(settings: Settings, environ: MutableMapping[str, str] | None = None) -> Inherited:
+    """Put the hook with these settings into an environment, by default this process's own.
+
+    Returns:
+        What was changed, for `take_out`.
+    """
+    environ = os.environ if environ is None else environ
+    wanted = environment(settings, environ)
+    before = _entries(environ)
+    changed = {name: (value, environ.get(name)) for name, value in wanted.items()}
+    environ.update(wanted)
+    added = [entry for entry in _entries(environ) if entry not in before]
+    return Inherited({name: pair for name, pair in changed.items() if pair[0] != pair[1]}, added)
+
+
+def take_out(inherited: Inherited, environ: MutableMapping[str, str] | None = None) -> None:
+    """Undo a `put`, and nothing that others have changed since."""
+    environ = os.environ if environ is None else environ
+    for name, (ours, before) in inherited.variables.items():
+        if environ.get(name) == ours:
+            _restore(environ, name, before)
+        elif name == _PATH:
+            entries = _entries(environ)
+            for entry in inherited.entries:
+                if entry in entries:
+                    entries.remove(entry)
+            nothing = None if before is None else ""
+            _restore(environ, name, os.pathsep.join(entries) if entries else nothing)
+
+
+def _entries(environ: Mapping[str, str]) -> list[str]:
+    path = environ.get(_PATH, "")
+    return path.split(os.pathsep) if path else []  # an empty entry means the working directory
+
+
+def _restore(environ: MutableMapping[str, str], name: str, value: str | None) -> None:
+    if value is None:
+        environ.pop(name, None)
+    else:
+        environ[name] = value
 
 
 def _spell(value: object) -> str:

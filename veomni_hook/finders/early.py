@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import AlreadyImportedError, AlreadyImportedWarning
+from veomni_hook.finders.state import STATE
 
 if TYPE_CHECKING:
     from veomni_hook.patches.spec import PatchConfig
@@ -63,6 +64,7 @@ def report(names: Iterable[str]) -> None:
     loaded = [
         (name, sys.modules[name])
         for name in dict.fromkeys(names)
+        if name not in STATE.taken  # not too early, and said already
         if isinstance(sys.modules.get(name), ModuleType) and not is_patched(sys.modules[name])
     ]
     if not loaded:

@@ -46,12 +46,14 @@ class PatchFinder:
 
     Attributes:
         registered: names of other modules that configs registered in this process patch.
+        looking: whether it is just looking for targets that others took, which imports modules.
         patterns: whether a name is among the modules that such configs name by pattern, one test a config.
     """
 
     def __init__(self) -> None:
         self.registered: frozenset[str] = frozenset()
         self.patterns: tuple[Callable[[str], bool], ...] = ()
+        self.looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -60,7 +62,10 @@ class PatchFinder:
 
         Raises:
             PatchError: a patch that was declared for this module does not apply.
+            VeomniHookError: in strict mode, another finder took a target before this one was asked.
         """
+        if sys.meta_path[0] is not self and not self.looking and self in sys.meta_path:
+            self._look_for_taken()
         if not (
             is_target(fullname)
             or is_remote(fullname)
@@ -71,6 +76,15 @@ class PatchFinder:
         from veomni_hook.finders import pipeline
 
         return pipeline.find_patched(self, fullname, path, target)
+
+    def _look_for_taken(self) -> None:
+        self.looking = True
+        try:
+            from veomni_hook.finders import passed_by
+
+            passed_by.look(self)
+        finally:
+            self.looking = False
 
     def __repr__(self) -> str:
         place = sys.meta_path.index(self) if self in sys.meta_path else None

@@ -36,7 +36,8 @@ class Handle:
         """Undo this activation; calling it twice is harmless.
 
         When no other activation remains, the finder leaves `sys.meta_path` and every slot in modules that are
-        already patched falls through to upstream code. Loaded modules stay loaded.
+        already patched falls through to upstream code. Loaded modules stay loaded. What the activation put
+        into the environment for child processes is taken out.
         """
         if self not in STATE.handles:
             return
@@ -44,6 +45,7 @@ class Handle:
         STATE.resolved = STATE.store = None
         if not STATE.handles and STATE.finder in sys.meta_path:
             sys.meta_path.remove(STATE.finder)
+        _share_with_children()
         bind_slots()
 
     def status(self) -> Status:
@@ -116,6 +118,7 @@ def activate(**settings: Any) -> Handle:
     if STATE.finder not in sys.meta_path:
         sys.meta_path.insert(0, STATE.finder)
     try:
+        _share_with_children()
         bind_slots()
         if "transformers" in sys.modules:
             _report_early_imports()
@@ -135,13 +138,15 @@ def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
         The config as the engine uses it.
 
     Raises:
-        ConfigError: the object is no patch config and holds none.
+        ConfigError: the object is no patch config and holds none; under `VEOMNI_STRICT=1` also if no
+            installed module is the config's source module, which else is a warning.
         AlreadyImportedError: under `VEOMNI_STRICT=1`, the config's source module is already imported.
     """
-    from veomni_hook.finders import early
+    from veomni_hook.finders import early, installed
     from veomni_hook.finders.configs import as_configs
 
     found = as_configs(config, where=repr(config))
+    installed.report([(each.name, each.source_module) for each in found], registered=True)
     STATE.registered = [*STATE.registered, *found]
     if STATE.finder is None:
         STATE.finder = PatchFinder()
@@ -160,8 +165,67 @@ def current_settings() -> Settings:
         overrides: dict[str, Any] = {}
         for handle in STATE.handles:
             overrides.update(handle.overrides)
-        STATE.resolved = resolve(overrides=overrides)
+        resolved = resolve(overrides=overrides)
+        if resolved.unknown_environment:
+            from veomni_hook.finders import variables
+
+            variables.report(resolved.unknown_environment, strict=resolved.settings.strict)
+        STATE.resolved = resolved
     return STATE.resolved.settings
+
+
+def _share_with_children() -> None:
+    """Put the hook into the environment while an activation wants that, with the settings in force.
+
+    Raises:
+        SettingsError: what says so is not legal.
+    """
+    if STATE.inherited is None and not (STATE.handles and _children_are_asked_for()):
+        return
+    from veomni_hook.finders import children
+
+    if STATE.inherited is not None:
+        # First, so that what we have put there is not taken for the user's.
+        children.take_out(STATE.inherited)
+        STATE.inherited = None
+    if STATE.handles and _children_are_asked_for():
+        settings = current_settings()
+        if settings.children and settings.enabled:
+            STATE.inherited = children.put(settings)
+
+
+def _children_are_asked_for() -> bool:
+    """Whether it is worth resolving the settings to know whether children are to inherit the hook."""
+    if any("children" in handle.overrides for handle in STATE.handles):
+        return True
+    if not (os.environ.get("VEOMNI_CHILDREN") or _a_file_mentions_children()):
+        return False
+    from veomni_hook.finders.children import is_inherited
+
+    return any(handle.overrides for handle in STATE.handles) or not is_inherited()
+
+
+def _a_file_mentions_children() -> bool:
+    # Whether it is a settings file of ours that says so is the settings' to find out, at 10 ms.
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # the working directory was deleted
+        return False
+    while True:
+        for name in ("veomni-hook.toml", "pyproject.toml"):
+            path = os.path.join(folder, name)
+            if os.path.isfile(path) and _mentions(path, b"children"):
+                return True
+        if folder == (folder := os.path.dirname(folder)):
+            return False
+
+
+def _mentions(path: str, word: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return word in file.read()
+    except OSError:
+        return False
 
 
 def bind_slots() -> None:
@@ -182,6 +246,7 @@ def bind_slots() -> None:
 def _passed_by() -> dict[str, Outcome]:
     """Loaded targets that never asked the finder: too early, or claimed by a finder ahead of ours."""
     from veomni_hook.finders.outcome import Outcome
+    from veomni_hook.finders.passed_by import ahead_of
 
     remote = current_settings().remote_code
     names = [
@@ -190,8 +255,7 @@ def _passed_by() -> dict[str, Outcome]:
         if name not in STATE.asked
         and (remote if is_remote(name) or name == REMOTE_LOADING else is_target(name))
     ]
-    place = sys.meta_path.index(STATE.finder) if STATE.finder in sys.meta_path else 0
-    ahead = ", ".join(getattr(f, "__name__", type(f).__name__) for f in sys.meta_path[:place])
+    ahead = ", ".join(ahead_of(STATE.finder))
     reason = "imported without asking the hook: before it was active"
     if ahead:
         reason += f", or claimed by a finder ahead of it on sys.meta_path ({ahead})"
@@ -199,7 +263,10 @@ def _passed_by() -> dict[str, Outcome]:
 
 
 def _report_early_imports() -> None:
-    if any(is_target(name) or is_remote(name) for name in list(sys.modules)):
+    loaded = [name for name in list(sys.modules) if is_target(name) or is_remote(name)]
+    if len(STATE.handles) == 1:
+        STATE.early = frozenset(loaded)
+    if loaded:
         from veomni_hook.finders import early
 
         early.report(early.affected())

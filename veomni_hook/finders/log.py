@@ -7,6 +7,7 @@ import sys
 import warnings
 
 from veomni_hook.errors import VeomniHookWarning
+from veomni_hook.finders.state import STATE
 
 LOGGER = logging.getLogger("veomni_hook")
 
@@ -25,5 +26,18 @@ def say(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Warn once about something that did not go as asked."""
+    """Warn about something that did not go as asked."""
     warnings.warn(message, VeomniHookWarning, stacklevel=2)
+
+
+def warn_once(message: str, about: str = "") -> None:
+    """Warn once a process, whatever the warnings filter repeats.
+
+    Args:
+        message: the warning.
+        about: what it is about, where the text can differ from one time to the next.
+    """
+    about = about or message
+    if about not in STATE.said:
+        STATE.said.add(about)
+        warnings.warn(message, VeomniHookWarning, stacklevel=2)

@@ -13,12 +13,12 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 
 from veomni_hook.cache import key
-from veomni_hook.cache.store import Hit, Store, Unpatched, open_store
+from veomni_hook.cache.store import Hit, Miss, Store, Unpatched, open_store
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.finders.finder import REMOTE_LOADING, PatchFinder, is_remote, is_target
 from veomni_hook.finders.handle import bind_slots, current_settings
 from veomni_hook.finders.loader import PatchedLoader
-from veomni_hook.finders.log import warn
+from veomni_hook.finders.log import warn, warn_once
 from veomni_hook.finders.nested import nested_import
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
@@ -34,9 +34,9 @@ def find_patched(
     finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     """Answer `find_spec` for a target: the patched module's spec, or upstream's where nothing applies."""
+    STATE.asked.add(fullname)
     if nested_import(fullname):
         return None
-    STATE.asked.add(fullname)
     spec = find_upstream(finder, fullname, path, target)
     if spec is None:
         return None
@@ -106,10 +106,29 @@ def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
 def store() -> Store:
     """The cache of this process, opened at first use."""
     if STATE.store is None:
-        STATE.store = open_store(current_settings().cache_dir)
-        if STATE.store.reason:
-            warn(STATE.store.reason)
+        STATE.store = open_store(current_settings().cache_dir, process=STATE.process)
+        report_refusal(STATE.store)
     return STATE.store
+
+
+def report_refusal(found: Store, *, temporary: bool = False) -> None:
+    """Warn once a process that the cache cannot be used, with what happens now and what to do.
+
+    Args:
+        found: the cache; nothing is said if it has stored whatever it had to.
+        temporary: whether what was refused went into a temporary folder.
+    """
+    if not found.refused:
+        return
+    now = "are patched in memory at each start"
+    if temporary or found.mode == "temporary":
+        now = "are kept in a temporary folder until this process ends, and patched anew at each start"
+    warn_once(
+        f"the cache of patched modules cannot be used: {found.refused}. Modules {now}, so imports are "
+        "slower. Fix: free space there, make the folder writable for this user alone, or name another one in "
+        "VEOMNI_CACHE_DIR",
+        about="cache",
+    )
 
 
 def device_of(settings: Settings) -> str:
@@ -192,6 +211,10 @@ def _lookup_or_build(
         return "no patch applies"
     stage = stage1(upstream, settings, names)
     found = store().lookup(stage, upstream.module)
+    if not isinstance(found, Miss) and found.absent:
+        from veomni_hook.finders.installed import report
+
+        report(found.absent)
     if isinstance(found, Unpatched):
         return "no patch applies"
     if isinstance(found, Hit):

@@ -15,6 +15,7 @@ from veomni_hook.errors import ConfigError
 from veomni_hook.finders import build, pipeline
 from veomni_hook.finders import configs as config_loading
 from veomni_hook.finders.inputs import input_files
+from veomni_hook.finders.installed import absent
 from veomni_hook.finders.locate import locate
 from veomni_hook.finders.state import STATE
 from veomni_hook.settings import Settings
@@ -94,18 +95,19 @@ def prepare(
     names = pipeline.config_names(module, settings)
     loaded = config_loading.load(names)
     every = config_loading.for_module(loaded, STATE.registered)
+    missing = absent(config for one in loaded for config in one.configs)
     patched, failed = build.patch_with_idioms(upstream, every, settings)
     publish = publish and not failed
     stage = pipeline.stage1(upstream, settings, names)
     if patched is None:
         if publish:
-            pipeline.store().publish_unpatched(stage, module, input_files(loaded))
+            pipeline.store().publish_unpatched(stage, module, input_files(loaded), missing)
         return _prepared(upstream, None, None, failed or "no patch applies", "")
     found: object = pipeline.store().lookup(stage, module)
     cache = "hit"
     if publish and not isinstance(found, Hit):
         cache = "miss"
-        found = build.publish(upstream, build.stored_form(patched), stage, input_files(loaded))
+        found = build.publish(upstream, build.stored_form(patched), stage, input_files(loaded), missing)
     if isinstance(found, Hit):
         return _prepared(upstream, patched, found.path, "", cache)
     return _prepared(upstream, patched, None, failed or getattr(found, "reason", "not stored"), "memory")

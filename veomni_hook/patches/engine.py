@@ -29,7 +29,7 @@ from veomni_hook.patches.verbs.methods import plan_methods
 from veomni_hook.patches.verbs.replace import plan_replacements
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
 from veomni_hook.patches.verbs.route import plan_routes
-from veomni_hook.patches.verify import check_names, check_overlaps, check_text, untouched
+from veomni_hook.patches.verify import check_names, check_overlaps, check_provided, check_text, untouched
 
 __all__ = ["Origin", "PatchedSource", "applicable", "patch_source"]
 
@@ -142,6 +142,7 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
     patched = check_text(plan, text, placed)
     kept = untouched(plan, placed, patched)
     check_names(plan, names, placed, patched)
+    check_provided(plan, placed, patched)
     report = replace(
         report,
         applied=tuple(_applied(plan, index, placed, patched) for index in range(len(plan.steps))),

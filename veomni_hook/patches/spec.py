@@ -33,6 +33,7 @@ __all__ = [
     "SlotHandle",
     "SlotSpec",
     "create_patch_from_external",
+    "is_pattern",
 ]
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class PatchConfig:
     @property
     def is_pattern(self) -> bool:
         """Whether `source_module` is a pattern."""
-        return any(character in self.source_module for character in "*?[")
+        return is_pattern(self.source_module)
 
     def applies_to(self, module: str) -> bool:
         """Whether the config is for the module of this name."""
@@ -365,6 +366,11 @@ class PatchConfig:
             return given
 
         return register if replacement is None else register(replacement)
+
+
+def is_pattern(source_module: str) -> bool:
+    """Whether a source module is a pattern."""
+    return any(character in source_module for character in "*?[")
 
 
 _DESCRIPTIONS = {

@@ -1,4 +1,4 @@
-"""What is checked after splicing: the result is valid, nothing else moved, no name went missing."""
+"""What is checked after splicing: the result is valid, nothing else moved, no name is missing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from veomni_hook.errors import (
     PatchConflictError,
     PatchError,
     PatchTargetError,
+    UnresolvedNameError,
 )
 from veomni_hook.patches.plan import Plan
+from veomni_hook.patches.remedies import remedy
+from veomni_hook.patches.routes.config import NAME as ROUTES
 from veomni_hook.patches.spec import PatchType
+from veomni_hook.patches.structure.scope import bound_names
+from veomni_hook.patches.structure.unresolved import provided_names, unresolved_names, unresolved_uses
 from veomni_hook.patches.structure.uses import Use, global_bindings, global_uses, has_star_import
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Edit, Placed
 from veomni_hook.patches.text.names import listed
 
-__all__ = ["check_names", "check_overlaps", "check_text", "untouched"]
+__all__ = ["check_names", "check_overlaps", "check_provided", "check_text", "untouched"]
 
 
 def check_overlaps(plan: Plan, edits: Sequence[Edit]) -> None:
@@ -142,16 +147,55 @@ def check_names(
         )
 
 
+def check_provided(plan: Plan, placed: Sequence[Placed], patched: Document) -> None:
+    """See that the code of configs reads no global name that nothing provides; upstream's own is not judged.
+
+    Raises:
+        IdiomError: the code of a route does.
+        UnresolvedNameError: the code of a config does; names what to write for each name.
+    """
+    if all(step.config.name == ROUTES for step in plan.steps):
+        return  # written by this package for every release, and a tenth of what their module costs
+    missing = unresolved_names(patched.source, patched.tree)
+    if missing:
+        missing -= unresolved_names(plan.document.source, plan.document.tree)
+    if not missing:
+        return
+    uses = {use.name: use for use in reversed(unresolved_uses(patched.tree, missing))}
+    bound = provided_names(patched.source, patched.tree)
+    places, remedies, first = [], [], len(plan.steps)
+    for name in sorted(missing):
+        use = uses.get(name)
+        index = -1 if use is None else _step_at(placed, patched.start(use.node))
+        first = min(first, index if index >= 0 else first)
+        places.append(f"{name} in {'a patch' if use is None else _place(plan, use, placed, patched)}")
+        step = plan.steps[index] if index >= 0 else None
+        remedies.append(remedy(name, step, bound | _bound_around(patched, use)))
+    first = first if first < len(plan.steps) else 0
+    what = f"a patch uses {listed(sorted(missing))}, which neither the module nor the patch provides"
+    where = f"{plan.where(first)}; {'; '.join(places)}"
+    if plan.steps[first].kind == PatchType.ROUTE.value:
+        raise IdiomError(what, where=where, fix="report this as a defect of veomni-hook")
+    raise UnresolvedNameError(
+        what, where=where, fix="; ".join(remedies), target=plan.steps[first].target, names=sorted(missing)
+    )
+
+
+def _bound_around(patched: Document, use: Use | None) -> set[str]:
+    """What the top-level statement that holds a use binds, in any scope: a local name may be meant."""
+    lineno = use.node.lineno if use is not None else 0
+    holders = (n for n in patched.tree.body if n.lineno <= lineno <= (n.end_lineno or n.lineno))
+    return bound_names(list(holders))
+
+
 def _place(plan: Plan, use: Use, placed: Sequence[Placed], patched: Document) -> str:
     """Where a use lies: a line of upstream's file, or a patch's code."""
     position = patched.start(use.node)
-    shift = 0
-    for one in placed:
-        if one.start <= position < one.end and one.edit.patch >= 0:
-            step = plan.steps[one.edit.patch]
-            return f"the code for {step.target} ({step.config.name})"
-        if one.end <= position:
-            shift += len(one.edit.text) - one.edit.end + one.edit.start
+    index = _step_at(placed, position)
+    if index >= 0:
+        step = plan.steps[index]
+        return f"the code for {step.target} ({step.config.name})"
+    shift = sum(len(one.edit.text) - one.edit.end + one.edit.start for one in placed if one.end <= position)
     line = plan.document.lineno(position - shift)
     holder = next(
         (
@@ -163,3 +207,9 @@ def _place(plan: Plan, use: Use, placed: Sequence[Placed], patched: Document) ->
         "module level",
     )
     return f"line {line} ({holder})"
+
+
+def _step_at(placed: Sequence[Placed], position: int) -> int:
+    """The index of the step whose text stands at an offset of the result; -1 where it is upstream's."""
+    spots = (one.edit.patch for one in placed if one.start <= position < one.end)
+    return next((index for index in spots if index >= 0), -1)

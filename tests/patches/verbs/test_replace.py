@@ -86,6 +86,7 @@ def test_class_brings_its_own_decorators_only(patched: Any, run: Any) -> None:
         UPSTREAM,
         """
         import functools
+        config.add_import("functools", is_from_import=False)
         # about
         @config.replace_class("A")
         @functools.total_ordering
@@ -98,16 +99,8 @@ def test_class_brings_its_own_decorators_only(patched: Any, run: Any) -> None:
     )
     assert "# about\n@functools.total_ordering\nclass A:\n    # inside\n" in result.plain
     assert '"""Gone."""' not in result.plain
-    module = run_with_functools(result)
+    module = run(result)
     assert module["A"]().forward(1) == (module["A"], 1, 2)
-
-
-def run_with_functools(result: Any) -> dict[str, Any]:
-    import functools
-
-    namespace: dict[str, Any] = {"functools": functools, "__name__": "m"}
-    exec(compile(result.text, "m", "exec", dont_inherit=True), namespace)
-    return namespace
 
 
 def test_name_map(patched: Any, run: Any) -> None:

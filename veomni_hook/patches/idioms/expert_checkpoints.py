@@ -1,15 +1,23 @@
 """Where transformers loads a checkpoint: experts left at their random initialisation become an error.
 
 Not a kernel's code: calls of `veomni_hook.checkpoints.loaded`, which says what for, go in front of what loads
-and in front of the end, where the loading report is complete. Where a release does it in another way, the
-site is a miss, which ``veomni-hook explain`` shows, and nothing is checked.
+and in front of the end, where the loading report is complete. Who asks for that report
+(``output_loading_info``) gets it, with what is missing, instead of the error. Where a release does it in
+another way, the site is a miss, which ``veomni-hook explain`` shows, and nothing is checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from veomni_hook.patches.readers.checkpoint_loading import FINISH, LOAD, loading_calls, reports
+from veomni_hook.patches.readers.checkpoint_loading import (
+    FINISH,
+    LOAD,
+    START,
+    asks_for_list,
+    loading_calls,
+    reports,
+)
 from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.routes.splice import before_statement
 from veomni_hook.patches.routes.view import ModuleView
@@ -19,19 +27,25 @@ __all__ = ["CANDIDATES", "OP", "find"]
 OP = "moe_experts"
 CANDIDATES = "nothing is counted: this is where checkpoints are loaded, not experts"
 
-_CODE = "from veomni_hook.checkpoints.loaded import {0}\n\n{0}({1}, {2})"
+_CODE = "from veomni_hook.checkpoints.loaded import {0}\n\n{0}({1})"
 _COMMENT = "experts that a checkpoint lacks are an error"
-_CHECKS = {LOAD: ("check_names", loading_calls), FINISH: ("check_loaded", reports)}
+_CHECKS = {
+    START: ("give_list", asks_for_list),
+    LOAD: ("before_loading", loading_calls),
+    FINISH: ("after_loading", reports),
+}
 
 
 def find(view: ModuleView) -> Iterator[Site]:
-    """The two methods of transformers' own model class; nothing elsewhere."""
+    """The three methods of transformers' own model class; nothing elsewhere."""
     for owner in view.classes.values() if LOAD in view.document.source else ():
         methods = view.methods(owner)
         for name, (check, read) in _CHECKS.items() if _CHECKS.keys() <= methods.keys() else ():
             splices: list[Splice] = []
-            for statement, names in read(methods[name]).items():
-                code = _CODE.format(check, *names)
+            # A list that nothing is added to at the end would say less than the error that it replaces.
+            known = name != START or reports(methods[FINISH])
+            for statement, names in read(methods[name]).items() if known else ():
+                code = _CODE.format(check, ", ".join(names))
                 splices += before_statement(view, methods[name], statement, code, _COMMENT)
             status = Status.ROUTED if splices else Status.MISSED
             reason = "checks the checkpoint's experts" if splices else "loads in a way that is not known here"

@@ -8,15 +8,34 @@ from collections.abc import Iterator, Mapping
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.walk import walk_ast
 
-__all__ = ["FINISH", "LOAD", "loading_calls", "reports"]
+__all__ = ["FINISH", "LOAD", "START", "asks_for_list", "loading_calls", "reports"]
 
-LOAD, FINISH = "_load_pretrained_model", "_finalize_model_loading"
+START, LOAD, FINISH = "from_pretrained", "_load_pretrained_model", "_finalize_model_loading"
 
-#: Statements, and the two names that each is about.
-Loading = Mapping[ast.stmt, tuple[str, str]]
+#: Statements, and the names that each is about.
+Loading = Mapping[ast.stmt, tuple[str, ...]]
+
+_LIST = "output_loading_info"
 
 _CONVERT = "convert_and_load_state_dict_in_model"
 _ZERO3 = "_load_state_dict_into_zero3_model"
+
+
+def asks_for_list(function: FunctionNode) -> Loading:
+    """The statement of `START` that leads to `LOAD`, with the name of what the caller said of the list."""
+    known = any(isinstance(n, ast.Name) and n.id == _LIST for n in _targets(function))
+    leading = [statement for statement in function.body if _refers(statement, LOAD)]
+    return {leading[0]: (_LIST,)} if known and len(leading) == 1 else {}
+
+
+def _targets(function: FunctionNode) -> Iterator[ast.expr]:
+    for statement in function.body:
+        if isinstance(statement, ast.Assign):
+            yield from statement.targets
+
+
+def _refers(statement: ast.stmt, name: str) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == name for node in walk_ast(statement))
 
 
 def loading_calls(function: FunctionNode) -> Loading:

@@ -1,0 +1,106 @@
+"""A full disk, an unusable cache: one warning a process that says what happens now and what to do; no folder stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.finders.conftest import TINY, Python
+
+SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1), flush=True)"
+MORE = "import transformers.models.pair_a.modeling_pair_a, transformers.models.still.modeling_still\n"
+RUN = f"import veomni_hook.install\n{SHOW}\n{MORE}"
+FULL = """
+import errno, os
+def full(*arguments): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+"""
+TEMPORARY = "are kept in a temporary folder until this process ends, and patched anew at each start"
+MEMORY = "are patched in memory at each start"
+
+
+def warnings_of(err: str) -> list[str]:
+    return [line for line in err.splitlines() if "Warning: " in line]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason", "now"),
+    [
+        # Every write fails, wherever; as a quota or a full root partition.
+        (f"{FULL}os.write = full\n", "No space left on device", MEMORY),
+        (f"{FULL}os.fsync = full\n", "No space left on device", MEMORY),
+        # The kernel itself refuses: files may not grow beyond 10 bytes.
+        (
+            "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))\n",
+            "File too large",
+            MEMORY,
+        ),
+        # The cache's disk is full, that of temporary folders is not.
+        (
+            f"{FULL}import shutil, veomni_hook.cache.trust as trust\nwrite = trust.Root.write\n"
+            "trust.Root.write = lambda root, *a: full() if root.path.endswith('cache') else write(root, *a)\n",
+            "No space left on device",
+            TEMPORARY,
+        ),
+    ],
+)
+def test_a_full_disk_is_one_warning(
+    python: Python, tmp_path: Path, spoil: str, reason: str, now: str
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    ran = python(spoil + RUN, flags=("-W", "always"), TMPDIR=str(folder))
+    assert ran.out.strip() == "103", ran.err
+    (said,) = warnings_of(ran.err)
+    assert f"the cache of patched modules cannot be used: {tmp_path / 'cache'}" in said
+    assert f"{reason}. Modules {now}, so imports are slower." in said
+    assert "Fix: free space there" in said and "VEOMNI_CACHE_DIR" in said
+    assert list(folder.iterdir()) == []
+
+
+def test_a_refused_folder_is_one_warning(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = python(RUN, flags=("-W", "always"), VEOMNI_CACHE_DIR=str(tmp_path / "file"))
+    (said,) = warnings_of(ran.err)
+    assert f"{tmp_path / 'file'} is a regular file" in said or f"{tmp_path / 'file'}: " in said
+    assert TEMPORARY in said
+
+
+def test_a_cache_that_cannot_be_written_and_holds_everything_is_no_problem(
+    python: Python, tmp_path: Path
+) -> None:
+    """As one that was filled when an image was built."""
+    assert warnings_of(python(RUN).err) == []
+    deny = "import os; os.access = lambda *a, **k: False\n"  # the superuser may write anywhere
+    ran = python(deny + RUN + "print(veomni_hook.install.handle.status())", flags=("-W", "always"))
+    assert f"{TINY}: patched (hit)" in ran.out
+    assert warnings_of(ran.err) == []
+
+
+FORKED = {
+    "os.fork": "pid = os.fork()\nif not pid:\n    {show}\n    os._exit(0)\nos.waitpid(pid, 0)",
+    "multiprocessing, fork": "import multiprocessing as mp, work\nmp.get_context('fork').Pool(1).map(work.work, [0])",
+    "multiprocessing, forkserver": (
+        "import multiprocessing as mp, work\nif __name__ == '__main__': mp.get_context('forkserver').Pool(1).map(work.work, [0])"
+    ),
+    "fork after the store was opened": (
+        "import transformers.models.auto.modeling_auto\n"
+        "pid = os.fork()\nif not pid:\n    {show}\n    os._exit(0)\nos.waitpid(pid, 0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", FORKED)
+def test_forked_workers_leave_no_folder_behind(python: Python, tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    (tmp_path / "work.py").write_text(f"def work(_):\n    import veomni_hook.install\n    {SHOW}\n")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "keys").write_text("")  # found to be unusable when something is to be written
+    ran = python(
+        "import os, sys; sys.path.insert(0, '.')\nimport veomni_hook.install\n"
+        + FORKED[how].format(show=SHOW),
+        TMPDIR=str(folder),
+    )
+    assert "103" in ran.out, ran.err
+    assert [path.name for path in folder.iterdir() if path.name.startswith("veomni-hook-")] == []

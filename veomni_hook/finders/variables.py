@@ -1,0 +1,44 @@
+"""Environment variables that are misspelt: said once a process, for they set nothing.
+
+Other projects have variables that begin with ``VEOMNI_``, too; only what is within two edits of one of ours
+is taken for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from veomni_hook.errors import SettingsError
+from veomni_hook.finders.log import warn_once
+from veomni_hook.patches.text.names import distance, is_near_miss
+from veomni_hook.settings import ENVIRONMENT
+
+__all__ = ["meant", "report"]
+
+
+def meant(variable: str) -> str:
+    """The variable of ours that is within two edits of this one; empty if there is none."""
+    near = [name for name in ENVIRONMENT.values() if is_near_miss(variable, name)]
+    return min(near, key=lambda name: distance(variable, name), default="")
+
+
+def report(unknown: Iterable[str], *, strict: bool) -> None:
+    """Warn once a process about each variable that is set and misspelt.
+
+    Raises:
+        SettingsError: in strict mode.
+    """
+    for variable in unknown:
+        name = meant(variable) if os.environ.get(variable) else ""
+        if name and strict:
+            raise SettingsError(
+                f"{variable} is none of veomni-hook's variables and sets nothing",
+                where="environment",
+                fix=f"set {name}, or unset {variable}",
+            )
+        if name:
+            warn_once(
+                f"the environment variable {variable} is none of veomni-hook's and sets nothing. "
+                f"Fix: set {name} if that is meant"
+            )
