@@ -180,10 +180,12 @@ def open_store(cache_dir: str | None = None) -> Store:
 
     A folder that another user could have written is refused. Then, and whenever the folder cannot be written,
     a private temporary folder serves, removed when this process ends; failing that, a store that holds
-    nothing. Never raises OSError.
+    nothing. `os.devnull` as the folder asks for a store that holds nothing. Never raises OSError.
     """
     from veomni_hook.cache import location
 
+    if cache_dir == location.NOWHERE:
+        return Store("", mode="memory")
     chosen = location.choose(cache_dir)
     if chosen.problem:
         return _temporary_store(chosen.problem)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import stat
 
-__all__ = ["TEMPORARY_SUFFIX", "Defect", "Root", "Vanished", "ownership_problem"]
+from veomni_hook.ownership import ownership_problem
+
+__all__ = ["TEMPORARY_SUFFIX", "Defect", "Root", "Vanished"]
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 # Without O_NONBLOCK a named pipe in a file's place would stop the import until someone writes to it.
@@ -19,8 +21,6 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 _FOLDER = os.O_RDONLY | _NOFOLLOW | getattr(os, "O_DIRECTORY", 0)
 _BY_DESCRIPTOR = {os.open, os.stat, os.mkdir, os.rename, os.unlink, os.rmdir} <= os.supports_dir_fd
-_SUPERUSER = 0
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 TEMPORARY_SUFFIX = ".tmp"  # of the files that `Root.write` writes aside
 
 
@@ -30,21 +30,6 @@ class Defect(Exception):
 
 class Vanished(Defect):
     """Something is not there, or just being removed: a writer may try once more."""
-
-
-def ownership_problem(status: os.stat_result, *, links: bool = False) -> str:
-    """Why another user could have written this file or folder; empty when none could.
-
-    With `links`, `status` is that of a symbolic link, whose mode bits mean nothing.
-    """
-    if not hasattr(os, "geteuid"):
-        return ""
-    user = os.geteuid()
-    if status.st_uid not in (user, _SUPERUSER):
-        return f"belongs to user {status.st_uid}, not to user {user}"
-    if not links and status.st_mode & _WRITABLE_BY_OTHERS:
-        return f"can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})"
-    return ""
 
 
 class Root:

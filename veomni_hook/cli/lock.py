@@ -35,7 +35,10 @@ def find_lock(given: str | None) -> str | None:
             fix = f"name another file, or write it: veomni-hook check --write-lock --lock {given}"
             raise LockError("there is no such lock file", where=given, fix=fix)
         return given
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was deleted
+        return None
     while True:
         path = os.path.join(folder, NAME)
         if os.path.isfile(path):
