@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from veomni_hook import ownership
+from veomni_hook.cache import trust
 from veomni_hook.cache.trust import Defect, Root, Vanished
 
 

@@ -7,6 +7,7 @@ upstream's lines stay as they are; elsewhere the run goes to the ``else`` of the
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 
 from veomni_hook.patches.routes.site import Splice
@@ -21,6 +22,7 @@ __all__ = ["guard"]
 
 # Beyond this a guard would repeat more of upstream than it adds.
 _LONGEST_TAIL = 4
+_LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 def guard(
@@ -98,9 +100,12 @@ def _with_else(view: ModuleView, run: Run, code: str, comment: str) -> tuple[Spl
     text = document.source[start : document.end(run.statements[-1])]
     inside = string_lines("if 1:\n" + text)
     place = start
-    for number, line in enumerate(text.splitlines(keepends=True), start=2):
-        if line.strip() and number not in inside:
-            splices += (Splice(place, place, "    "),)
+    # Not by `splitlines`, for which a form feed ends a line, too.
+    for number, line in enumerate(_LINES.findall(text), start=2):
+        if (code := line.lstrip(" \t\f")).strip() and number not in inside:
+            # After the indentation: four columns in front of a tab may be none.
+            at = place + len(line) - len(code)
+            splices += (Splice(at, at, "    "),)
         place += len(line)
     return splices
 
