@@ -229,6 +229,7 @@ def _resolved(findings: Findings) -> Resolved:
         return resolve(environ={}, start_dir=os.sep)
     for name in resolved.unknown_environment:
         findings.hazards.append(f"{name} is set, but no setting has that name")
+    findings.hazards.extend(f"a settings file is ignored: {reason}" for reason in resolved.ignored)
     return resolved
 
 
