@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 from veomni_hook.errors import SettingsError, VeomniHookWarning
+from veomni_hook.plugins import ALL, NONE
 from veomni_hook.settings_file import nearest
 
 _WORDS = {
@@ -56,6 +57,16 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(name for name in value if name)
 
 
+def _plugins(value: object) -> str:
+    word = str(value).strip().lower()
+    if word in _WORDS or word in (ALL, NONE):
+        return ALL if _WORDS.get(word, word == ALL) else NONE
+    try:
+        return ",".join(_names(value)) or NONE
+    except ValueError:
+        raise ValueError("0, 1, all, none, or names of distributions or entry points") from None
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the user chose.
@@ -72,6 +83,8 @@ class Settings:
         idioms: find kernels' code by what it computes, in every modeling module; False leaves the patches
             that configs name.
         remote_code: patch modules of `trust_remote_code` models as well.
+        plugins: which entry points of installed distributions are in force: `all`, `none`, or names of
+            distributions or entry points, comma-separated.
     """
 
     enabled: bool = True
@@ -84,6 +97,7 @@ class Settings:
     patches: tuple[str, ...] = ()
     idioms: bool = True
     remote_code: bool = False
+    plugins: str = ALL
 
 
 _PARSERS: dict[str, Callable[[object], object]] = {
@@ -97,6 +111,7 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "patches": _names,
     "idioms": _boolean,
     "remote_code": _boolean,
+    "plugins": _plugins,
 }
 
 ENVIRONMENT = {
@@ -110,6 +125,7 @@ ENVIRONMENT = {
     "patches": "VEOMNI_PATCHES",
     "idioms": "VEOMNI_IDIOMS",
     "remote_code": "VEOMNI_REMOTE_CODE",
+    "plugins": "VEOMNI_PLUGINS",
 }
 
 

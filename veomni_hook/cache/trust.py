@@ -158,7 +158,7 @@ class Root:
             os.close(descriptor)
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace `name` (or a link there) by `data` in one step, synced before it is seen; raises OSError."""
+        """Replace `name`, also a link, by `data` in one step, synced before it is seen; raises OSError."""
         folder, slash, _ = name.rpartition("/")
         temporary = f"{folder}{slash}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
         descriptor = self.open_raw(temporary, _CREATE)

@@ -44,7 +44,7 @@ def dump(upstream: pipeline.Upstream, settings: Settings) -> str | None:
     wrong, which is no time to trust a cache. No symbolic link is followed, neither `dump_dir` nor what lies
     in it. A folder that cannot be written, or that another user could write or swap, is a warning.
     """
-    loaded = config_loading.load(pipeline.config_names(upstream.module, settings))
+    _, loaded = pipeline.load_configs(upstream.module, settings)
     every = config_loading.for_module(loaded, STATE.registered)
     patched, _ = build.patch_with_idioms(upstream, every, settings)
     if patched is None:

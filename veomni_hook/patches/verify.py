@@ -12,7 +12,7 @@ from veomni_hook.errors import (
     PatchTargetError,
 )
 from veomni_hook.patches.plan import Plan
-from veomni_hook.patches.spec import PatchType
+from veomni_hook.patches.spec import PatchConfig, PatchType
 from veomni_hook.patches.structure.uses import Use, global_bindings, global_uses, has_star_import
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Edit, Placed
@@ -65,11 +65,15 @@ def check_text(plan: Plan, text: str, placed: Sequence[Placed]) -> Document:
         shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         raise PatchError(
             f"the patched source is not valid Python: {error} ({shown})",
-            where=f"{plan.origin}; in the text of {listed(f'{s.target} ({s.config.name})' for s in guilty)}",
+            where=f"{plan.origin}; in the text of {listed(f'{s.target} ({_said(s.config)})' for s in guilty)}",
             fix="correct the code of that patch",
             target=guilty[0].target if guilty else "",
         ) from error
     return patched
+
+
+def _said(config: PatchConfig) -> str:
+    return ", ".join(dict.fromkeys((config.name, config.origin)))
 
 
 def untouched(plan: Plan, placed: Sequence[Placed], patched: Document) -> tuple[str, ...]:
