@@ -28,6 +28,7 @@ __all__ = [
     "distribution",
     "give_up",
     "in_force",
+    "note_failure",
     "remedy",
     "state_of",
     "unknown_names",
@@ -105,9 +106,14 @@ def give_up(point: EntryPoint, error: VeomniHookError, *, strict: bool | None = 
         raise error
     if point in _STATE.failed:
         return
-    _STATE.failed = {**_STATE.failed, point: error.what}
-    _STATE.found = {}
+    note_failure(point, error.what)
     _warn(f"{described(point)} is left out of this process: {error.what}. Fix: {remedy(point)}")
+
+
+def note_failure(point: EntryPoint, reason: str) -> None:
+    """Take a plugin that fails out of force in this process."""
+    _STATE.failed = {**_STATE.failed, point: reason}
+    _STATE.found = {}
 
 
 def described(point: EntryPoint) -> str:

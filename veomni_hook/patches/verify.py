@@ -63,9 +63,10 @@ def check_text(plan: Plan, text: str, placed: Sequence[Placed]) -> Document:
             and text.count("\n", 0, one.start) < line <= text.count("\n", 0, one.end) + 1
         ]
         shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        texts = listed(f"{step.target} ({_said(step.config)})" for step in guilty)
         raise PatchError(
             f"the patched source is not valid Python: {error} ({shown})",
-            where=f"{plan.origin}; in the text of {listed(f'{s.target} ({_said(s.config)})' for s in guilty)}",
+            where=f"{plan.origin}; in the text of {texts}",
             fix="correct the code of that patch",
             target=guilty[0].target if guilty else "",
         ) from error
