@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from veomni_hook.errors import SettingsError
+from veomni_hook import ownership, settings, settings_file
+from veomni_hook.errors import SettingsError, VeomniHookWarning
 from veomni_hook.settings import ENVIRONMENT, Settings, resolve
 
 
@@ -98,3 +103,207 @@ def test_unknown_variables_of_ours_are_listed_not_refused(tmp_path: Path) -> Non
 
 def test_paths_are_accepted_for_folders(tmp_path: Path) -> None:
     assert resolve({}, str(tmp_path), {"cache_dir": tmp_path}).settings.cache_dir == str(tmp_path)
+
+
+class TestFilesOfOthers:
+    """Which settings files are obeyed."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(settings, "_said", set())
+
+    @pytest.fixture
+    def give_away(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+        """Make a path another user's; without the right to, make this process another user to itself."""
+
+        def give(path: Path) -> None:
+            if os.geteuid() == 0:
+                os.chown(path, 4242, 4242, follow_symlinks=False)
+            else:
+                user = os.geteuid()
+                monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+
+        return give
+
+    def refused(self, folder: Path, part: str) -> None:
+        with pytest.warns(VeomniHookWarning, match="is ignored") as caught:
+            resolved = resolve({}, str(folder))
+        assert resolved.settings == Settings()
+        assert resolved.file is None
+        (said,) = caught
+        (ignored,) = resolved.ignored
+        assert part in str(said.message) and part in ignored
+        assert "chown" in str(said.message) and "environment" in str(said.message)
+
+    @pytest.mark.parametrize("name", ["veomni-hook.toml", "pyproject.toml"])
+    def test_a_file_of_another_user_is_ignored_once(
+        self, tmp_path: Path, give_away: Callable[[Path], None], name: str
+    ) -> None:
+        head = "" if name == "veomni-hook.toml" else "[tool.veomni-hook]\n"
+        (tmp_path / name).write_text(f'{head}dump_dir = "elsewhere"\ndump_patched = true\n')
+        assert resolve({}, str(tmp_path)).settings.dump_dir == "elsewhere"
+        give_away(tmp_path / name)
+        self.refused(tmp_path, "belongs to user")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            resolve({}, str(tmp_path))  # said already
+
+    def test_the_superuser_obeys_no_other_users_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "veomni-hook.toml"
+        path.write_text("strict = true\n")
+        if os.geteuid() == 0:
+            os.chown(path, 1000, 1000)
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        self.refused(tmp_path, "not to user 0")
+
+    def test_a_file_of_the_superusers_is_obeyed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "veomni-hook.toml").write_text("strict = true\n")
+        monkeypatch.setattr(ownership, "_SUPERUSER", os.geteuid())
+        monkeypatch.setattr(os, "geteuid", lambda: 4243)
+        assert resolve({}, str(tmp_path)).settings.strict
+
+    @pytest.mark.parametrize(
+        ("mode", "obeyed"), [(0o644, True), (0o600, True), (0o646, False), (0o666, False)]
+    )
+    def test_a_file_that_every_user_can_write(self, tmp_path: Path, mode: int, obeyed: bool) -> None:
+        path = tmp_path / "veomni-hook.toml"
+        path.write_text("strict = true\n")
+        path.chmod(mode)
+        if obeyed:
+            assert resolve({}, str(tmp_path)).settings.strict
+        else:
+            self.refused(tmp_path, f"can be written by other users (mode {mode:04o})")
+
+    @pytest.mark.parametrize(
+        ("user", "group", "members", "obeyed"),
+        [
+            ("me", "me", [], True),
+            ("me", "me", ["me"], True),
+            ("me", "me", ["me", "you"], False),
+            ("me", "staff", [], False),
+        ],
+    )
+    def test_a_file_that_a_group_can_write(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        user: str,
+        group: str,
+        members: list[str],
+        obeyed: bool,
+    ) -> None:
+        path = tmp_path / "veomni-hook.toml"
+        path.write_text("strict = true\n")
+        path.chmod(0o664)
+        gid = path.stat().st_gid
+        monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_gid=gid, pw_name=user))
+        monkeypatch.setattr("grp.getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=members))
+        if obeyed:
+            assert resolve({}, str(tmp_path)).settings.strict
+            monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_gid=gid + 1, pw_name=user))
+        self.refused(tmp_path, "can be written by other users (mode 0664)")
+
+    def test_a_group_without_a_name_is_nobodys_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def unknown(_: int) -> None:
+            raise KeyError
+
+        path = tmp_path / "veomni-hook.toml"
+        path.write_text("strict = true\n")
+        path.chmod(0o664)
+        monkeypatch.setattr("pwd.getpwuid", unknown)
+        self.refused(tmp_path, "mode 0664")
+
+    @pytest.mark.parametrize(("mode", "obeyed"), [(0o777, False), (0o1777, True), (0o775, True)])
+    def test_a_folder_in_which_everyone_could_swap_the_file(
+        self, tmp_path: Path, mode: int, obeyed: bool
+    ) -> None:
+        folder = tmp_path / "shared"
+        folder.mkdir()
+        (folder / "veomni-hook.toml").write_text("strict = true\n")
+        folder.chmod(mode)
+        if obeyed:
+            assert resolve({}, str(folder)).settings.strict
+        else:
+            self.refused(folder, "has no sticky bit")
+
+    def test_a_link_of_another_user_to_a_file_of_ones_own(
+        self, tmp_path: Path, give_away: Callable[[Path], None]
+    ) -> None:
+        (tmp_path / "own").mkdir()
+        (tmp_path / "own" / "veomni-hook.toml").write_text("strict = true\n")
+        (tmp_path / "shared").mkdir()
+        link = tmp_path / "shared" / "veomni-hook.toml"
+        link.symlink_to(tmp_path / "own" / "veomni-hook.toml")
+        assert resolve({}, str(tmp_path / "shared")).settings.strict
+        give_away(link)
+        with pytest.warns(VeomniHookWarning, match="belongs to user"):
+            assert not resolve({}, str(tmp_path / "shared")).settings.strict
+
+    def test_the_search_goes_on_above_an_ignored_file(
+        self, tmp_path: Path, give_away: Callable[[Path], None]
+    ) -> None:
+        (tmp_path / "veomni-hook.toml").write_text('kernels = "eager"\n')
+        (tmp_path / "in").mkdir()
+        inner = tmp_path / "in" / "veomni-hook.toml"
+        inner.write_text('kernels = "torch"\n')
+        inner.chmod(0o666)
+        with pytest.warns(VeomniHookWarning, match="mode 0666"):
+            resolved = resolve({}, str(tmp_path / "in"))
+        assert resolved.settings.kernels == "eager"
+
+    def test_strict_mode_makes_it_an_error(self, tmp_path: Path) -> None:
+        path = tmp_path / "veomni-hook.toml"
+        path.write_text("")
+        path.chmod(0o666)
+        with pytest.raises(SettingsError, match="may not be used") as caught:
+            resolve({"VEOMNI_STRICT": "1"}, str(tmp_path))
+        assert caught.value.where == str(path) and "chown" in caught.value.fix
+
+    @pytest.mark.parametrize(
+        "text", ["[tool.veomni-hook\n", "veomni-hook = " + "[" * 5000, "# veomni-hook\nx = 1\n"]
+    )
+    def test_others_cannot_stop_an_import_with_a_pyproject_of_theirs(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "pyproject.toml"
+        path.write_text(text)
+        path.chmod(0o666)
+        resolved = resolve({}, str(tmp_path))
+        assert (resolved.file, resolved.ignored) == (None, ())
+
+    def test_a_file_that_cannot_be_read_is_ignored_with_a_reason(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "veomni-hook.toml"
+        path.write_text("strict = true\n")
+
+        def closed(name: str, *_: object) -> int:
+            raise PermissionError(13, "Permission denied", name)
+
+        monkeypatch.setattr(settings_file.os, "open", closed)
+        self.refused(tmp_path, "cannot be read: Permission denied")
+
+    def test_a_system_without_user_ids_obeys_any_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "veomni-hook.toml"
+        path.write_text("strict = true\n")
+        path.chmod(0o666)
+        monkeypatch.delattr(os, "geteuid")
+        assert resolve({}, str(tmp_path)).settings.strict
+
+
+def test_bytes_that_are_no_text_are_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "veomni-hook.toml").write_bytes(b"kernels = '\xff'\n")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        resolve({}, str(tmp_path))
+
+
+def test_a_folder_with_a_null_byte_is_illegal(tmp_path: Path) -> None:
+    (tmp_path / "veomni-hook.toml").write_text('cache_dir = "a\\u0000b"\n')
+    with pytest.raises(SettingsError, match="illegal value"):
+        resolve({}, str(tmp_path))

@@ -9,13 +9,13 @@ where anything says so.)
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
-from veomni_hook.errors import SettingsError
-
-TABLE = "veomni-hook"
-FILE_NAME = "veomni-hook.toml"
+from veomni_hook.errors import SettingsError, VeomniHookWarning
+from veomni_hook.plugins import ALL, NONE
+from veomni_hook.settings_file import nearest
 
 _WORDS = {
     "1": True,
@@ -39,7 +39,7 @@ def _boolean(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in str(os.fspath(value)):
         raise ValueError("a non-empty string")
     return str(os.fspath(value))
 
@@ -56,6 +56,16 @@ def _names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise ValueError("module names, comma-separated or as a list")
     return tuple(name for name in value if name)
+
+
+def _plugins(value: object) -> str:
+    word = str(value).strip().lower()
+    if word in _WORDS or word in (ALL, NONE):
+        return ALL if _WORDS.get(word, word == ALL) else NONE
+    try:
+        return ",".join(_names(value)) or NONE
+    except ValueError:
+        raise ValueError("0, 1, all, none, or names of distributions or entry points") from None
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,8 @@ class Settings:
             that configs name.
         remote_code: patch modules of `trust_remote_code` models as well.
         children: activation puts the hook into this process's environment, for every child process.
+        plugins: which entry points of installed distributions are in force: `all`, `none`, or names of
+            distributions or entry points, comma-separated.
     """
 
     enabled: bool = True
@@ -88,6 +100,7 @@ class Settings:
     idioms: bool = True
     remote_code: bool = False
     children: bool = False
+    plugins: str = ALL
 
 
 _PARSERS: dict[str, Callable[[object], object]] = {
@@ -102,6 +115,7 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "idioms": _boolean,
     "remote_code": _boolean,
     "children": _boolean,
+    "plugins": _plugins,
 }
 
 ENVIRONMENT = {
@@ -116,6 +130,7 @@ ENVIRONMENT = {
     "idioms": "VEOMNI_IDIOMS",
     "remote_code": "VEOMNI_REMOTE_CODE",
     "children": "VEOMNI_CHILDREN",
+    "plugins": "VEOMNI_PLUGINS",
 }
 
 
@@ -130,12 +145,16 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The settings with the provenance of each field."""
+    """The settings with the provenance of each field; `ignored` says which files were not obeyed, and why."""
 
     settings: Settings
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
     file: str | None = None
     unknown_environment: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+_said: set[str] = set()
 
 
 def resolve(
@@ -143,7 +162,7 @@ def resolve(
     start_dir: str | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Resolved:
-    """Resolve every setting from its four sources.
+    """Resolve every setting from its four sources; warns, once a process, of a settings file that is ignored.
 
     Args:
         environ: the environment; `os.environ` by default.
@@ -151,10 +170,11 @@ def resolve(
         overrides: what `activate(...)` was given.
 
     Raises:
-        SettingsError: a value is not legal, a key is unknown, or the file cannot be read.
+        SettingsError: a value is not legal, a key is unknown, or the file is no TOML; in strict mode also: a
+            settings file is ignored.
     """
     environ = os.environ if environ is None else environ
-    path, table = _settings_file(start_dir)
+    path, table, ignored = nearest(start_dir)
     layers: list[tuple[str, dict[str, object]]] = [("default", {f.name: f.default for f in fields(Settings)})]
     if path is not None:
         layers.append((path, _checked(table, f"settings file {path}")))
@@ -175,7 +195,9 @@ def resolve(
     known = {*ENVIRONMENT.values(), "VEOMNI_HOOK"}
     unknown = tuple(sorted(v for v in environ if v.startswith("VEOMNI_") and v not in known))
     values = {name: found.value for name, found in provenance.items()}
-    return Resolved(Settings(**values), provenance, path, unknown)  # type: ignore[arg-type]
+    settings = Settings(**values)  # type: ignore[arg-type]
+    _report(ignored, settings)
+    return Resolved(settings, provenance, path, unknown, tuple(f"{p}: {why}" for p, why in ignored.items()))
 
 
 def _checked(values: Mapping[str, object], where: str) -> dict[str, object]:
@@ -195,42 +217,18 @@ def _checked(values: Mapping[str, object], where: str) -> dict[str, object]:
     return checked
 
 
-def _settings_file(start_dir: str | None) -> tuple[str | None, dict[str, object]]:
-    try:
-        folder = os.path.abspath(start_dir or os.getcwd())
-    except FileNotFoundError:  # the working directory was deleted
-        return None, {}
-    while True:
-        own = os.path.join(folder, FILE_NAME)
-        if os.path.isfile(own):
-            return own, _read(own)
-        project = os.path.join(folder, "pyproject.toml")
-        if os.path.isfile(project) and _mentions_table(project):
-            tool = _read(project).get("tool", {})
-            if isinstance(tool, dict) and isinstance(tool.get(TABLE), dict):
-                return project, tool[TABLE]
-        parent = os.path.dirname(folder)
-        if parent == folder:
-            return None, {}
-        folder = parent
-
-
-def _mentions_table(path: str) -> bool:
-    # tomllib costs 10 ms to import; most projects have no table of ours.
-    try:
-        with open(path, "rb") as file:
-            return TABLE.encode() in file.read()
-    except OSError:
-        return False
-
-
-def _read(path: str) -> dict[str, object]:
-    import tomllib
-
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(
-            f"the settings file cannot be read: {error}", where=path, fix="correct the file or remove it"
-        ) from error
+def _report(ignored: Mapping[str, str], settings: Settings) -> None:
+    for path, problem in ignored.items():
+        fix = (
+            "make it and the folders above it yours alone (chown, chmod go-w), or set its values in the "
+            "environment (VEOMNI_KERNELS=…)"
+        )
+        if settings.strict:
+            raise SettingsError(f"the settings file may not be used: {problem}", where=path, fix=fix)
+        if path not in _said:
+            _said.add(path)
+            warnings.warn(
+                f"the settings file {path} is ignored: {problem}. To use it, {fix}",
+                VeomniHookWarning,
+                stacklevel=3,
+            )

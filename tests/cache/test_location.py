@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from veomni_hook.cache import location
-from veomni_hook.cache.store import Hit, NotStored, Store, open_store
+from veomni_hook.cache.store import Hit, Miss, NotStored, Store, open_store
 
 from .conftest import KEY, MODULE, NOBODY, Publisher
 
@@ -64,6 +64,115 @@ def test_user_without_a_home_gets_no_folder_named_tilde(
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert "no home folder" in _refused(Path("~/one"), temporary_folders)
     assert not (tmp_path / "~").exists()
+
+
+def _as_container_user(work: Callable[[], Any], in_child: Callable[..., Any], **variables: str) -> Any:
+    """Work as a user whom no passwd entry names, without HOME except where it is given."""
+
+    def alone() -> Any:
+        for name in ("HOME", "XDG_CACHE_HOME"):
+            os.environ.pop(name, None)
+        os.environ.update(variables)
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(54321)
+            os.setuid(54321)
+        else:
+            import pwd
+
+            def unknown(user: int) -> None:
+                raise KeyError(user)
+
+            pwd.getpwuid = unknown
+        return work()
+
+    return in_child(alone)
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({}, "this user has no home folder, and VEOMNI_CACHE_DIR names no other"),
+        ({"HOME": ""}, "this user has no home folder"),
+        ({"HOME": "/nonexistent/home"}, "/nonexistent"),
+        ({"HOME": "/proc"}, "/proc/.cache"),
+        ({"XDG_CACHE_HOME": "/proc"}, "/proc/veomni-hook"),
+    ],
+)
+def test_user_without_a_passwd_entry_gets_a_temporary_folder(
+    open_folder: Path,
+    publish: Publisher,
+    in_child: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    reason: str,
+) -> None:
+    import platformdirs
+
+    assert platformdirs  # loaded before the child gives up its rights
+    open_folder.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+
+    def work() -> list[str]:
+        store = open_store(None)
+        found = [store.mode, store.reason, publish.hit(store).path]
+        location._remove_temporary(store.root, os.getpid())
+        return found
+
+    mode, why, path = _as_container_user(work, in_child, **variables)
+    assert mode == "temporary"
+    assert reason in why
+    assert path.startswith(str(open_folder / "veomni-hook-"))
+
+
+def test_relative_variable_for_caches_is_no_error(
+    in_child: Callable[..., Any], open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+    open_folder.chmod(0o1777)
+
+    def work() -> str:
+        os.chdir(open_folder)
+        return open_store(None).mode
+
+    # Some releases of platformdirs take it as it is, others find no home then.
+    assert _as_container_user(work, in_child, XDG_CACHE_HOME="relative") in ("temporary", "disk")
+
+
+@pytest.mark.parametrize("through_default", [False, True])
+def test_relative_folder_without_a_working_directory(
+    tmp_path: Path, in_child: Callable[..., Any], through_default: bool, temporary_folders: Path
+) -> None:
+    import platformdirs
+
+    def work() -> list[str]:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+        if through_default:
+            platformdirs.user_cache_dir = lambda *_, **__: "relative"
+        store = open_store(None if through_default else "relative")
+        found = [store.mode, store.reason]
+        location._remove_temporary(store.root, os.getpid())
+        return found
+
+    assert in_child(work) == [
+        "temporary",
+        "relative is relative, and there is no working directory: No such file or directory",
+    ]
+
+
+def test_the_null_device_asks_for_no_cache_on_the_disk(
+    publish: Publisher, temporary_folders: Path
+) -> None:
+    store = open_store(os.devnull)
+    assert (store.mode, store.root, store.reason) == ("memory", "", "")
+    assert isinstance(publish(store), NotStored)
+    store.publish_unpatched(KEY, MODULE, {})
+    assert isinstance(store.lookup(KEY, MODULE), Miss)
+    assert store.info().mode == "memory"
+    assert os.listdir(temporary_folders) == []
 
 
 def test_own_links_are_followed(root: Path, tmp_path: Path) -> None:

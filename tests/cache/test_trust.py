@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from veomni_hook import ownership
 from veomni_hook.cache import trust
 from veomni_hook.cache.trust import Defect, Root, Vanished
 
@@ -118,7 +119,7 @@ def test_folder_of_another_user_is_refused(
 def test_folder_of_the_superuser_is_accepted(
     opened: Root, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "_SUPERUSER", os.geteuid())
+    monkeypatch.setattr(ownership, "_SUPERUSER", os.geteuid())
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     Root(str(root)).check_folders("a/b")

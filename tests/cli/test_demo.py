@@ -98,6 +98,20 @@ def test_the_verdict_is_the_exit_status(monkeypatch, tmp_path, capfd, found, sta
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["tokens"] == 512
 
 
+def test_the_default_folder_is_no_link(monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "measure", lambda *_: report())
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "demo_output").symlink_to(home)
+    with pytest.raises(UsageError) as raised:
+        demo.demo(steps=3, seed=0)
+    assert "is a symbolic link" in raised.value.what and "--output" in raised.value.fix
+    assert list(home.iterdir()) == []
+    demo.demo(steps=3, seed=0, folder=tmp_path / "demo_output")  # named by hand
+    assert (home / "report.json").exists()
+
+
 @pytest.mark.parametrize("missing", [("accelerate",), ("matplotlib",), ("accelerate", "matplotlib")])
 def test_without_the_extra_it_says_what_to_install(monkeypatch, missing):
     monkeypatch.setattr(demo, "find_spec", lambda name: None if name in missing else object())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,24 @@ def test_the_lock_records_all_families_or_those_named(check: Check, installed: I
     assert {*recorded()} == {TINY, "transformers.models.other.modeling_other"}
     assert check("--write-lock", "tiny").exit_code == 0
     assert recorded() == {TINY: ["TinyNorm.forward"]}
+
+
+def test_a_lock_that_nobody_named_is_not_written_through_another_users_link(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = Path(lock.NAME)
+    link.symlink_to(tmp_path / "absent")
+    if os.geteuid() == 0:
+        os.chown(link, 4242, 4242, follow_symlinks=False)
+    else:
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    done = check("--write-lock")
+    assert done.exit_code != 0
+    assert "belongs to user" in done.stderr or "belongs to user" in str(done.exception)
+    assert not (tmp_path / "absent").exists()
+    assert check("--write-lock", "--lock", lock.NAME).exit_code == 0
+    assert (tmp_path / "absent").exists()
 
 
 def test_written_again_it_has_the_families_that_it_had(check: Check, installed: Installed) -> None:

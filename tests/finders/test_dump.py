@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.finders.conftest import TINY, Python
 
@@ -41,3 +44,90 @@ def test_a_dump_folder_that_cannot_be_made_is_a_warning(python: Python, tmp_path
     ran = python(CODE, VEOMNI_DUMP_PATCHED="1", VEOMNI_DUMP_DIR="file")
     assert ran.code == 0
     assert "cannot be dumped to file" in ran.err
+
+
+VICTIM = "precious = 1\n"
+
+
+def test_a_settings_file_of_another_user_writes_nothing(python: Python, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o1777)
+    shared.chmod(0o1777)
+    theirs = shared / "veomni-hook.toml"
+    theirs.write_text(f"dump_patched = true\ndump_dir = {str(tmp_path / 'home')!r}\n")
+    theirs.chmod(0o666)
+    if os.geteuid() == 0:
+        theirs.chmod(0o644)
+        os.chown(theirs, 4242, 4242)
+    ran = python(f"import os; os.chdir({str(shared)!r})\nfor _ in range(2):\n    {CODE}")
+    assert ran.code == 0, ran.err
+    assert not (tmp_path / "home").exists()
+    assert ran.err.count("is ignored: it ") == 1 and str(theirs) in ran.err
+    strict = python(f"import os; os.chdir({str(shared)!r})\n{CODE}", VEOMNI_STRICT="1")
+    assert strict.code == 1 and "SettingsError" in strict.err
+
+
+@pytest.mark.parametrize("link", ["", "models", "models/tiny", "models/tiny/modeling_tiny.py"])
+def test_a_dump_follows_no_link(python: Python, tmp_path: Path, link: str) -> None:
+    home = tmp_path / "home"
+    inside = home / "models" / "tiny"
+    inside.mkdir(parents=True)
+    (inside / "modeling_tiny.py").write_text(VICTIM)
+    place = tmp_path / "out" / link if link else tmp_path / "out"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(home / link)
+    ran = python(CODE, VEOMNI_DUMP_PATCHED="1", VEOMNI_DUMP_DIR="out")
+    assert ran.code == 0, ran.err
+    assert (inside / "modeling_tiny.py").read_text() == VICTIM
+    assert not (inside / "modeling_tiny.diff").exists()
+    if link.endswith(".py"):  # the link itself is replaced
+        assert not place.is_symlink() and "a hundred more" not in VICTIM and "+ 100" in place.read_text()
+    else:
+        assert "cannot be dumped to out" in ran.err and "is a symbolic link" in ran.err
+        assert "VEOMNI_DUMP_DIR" in ran.err
+
+
+@pytest.mark.parametrize("below", ["", "models"])
+def test_a_folder_of_another_user_is_not_written(python: Python, tmp_path: Path, below: str) -> None:
+    folder = tmp_path / "out" / below
+    folder.mkdir(parents=True)
+    if os.geteuid() == 0:
+        os.chown(folder, 4242, 4242)
+    else:
+        folder.chmod(0o777)
+    ran = python(CODE, VEOMNI_DUMP_PATCHED="1", VEOMNI_DUMP_DIR="out")
+    assert ran.code == 0, ran.err
+    assert "cannot be dumped to out" in ran.err and "user" in ran.err
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("mode", "written"), [(0o1777, True), (0o777, False), (0o2775, False), (0o755, True)]
+)
+def test_a_folder_that_another_user_could_swap_is_not_written(
+    python: Python, tmp_path: Path, mode: int, written: bool
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    if os.geteuid() == 0:
+        os.chown(shared, 0, 4242)  # a group that is not the user's own
+    elif mode == 0o2775:
+        pytest.skip("needs a folder of a group of several users")
+    shared.chmod(mode)
+    ran = python(CODE, VEOMNI_DUMP_PATCHED="1", VEOMNI_DUMP_DIR="shared/out")
+    assert (shared / "out" / "models" / "tiny" / "modeling_tiny.py").exists() == written, ran.err
+    assert written or "above it, can be written" in ran.err
+
+
+def test_a_module_without_a_package_is_dumped_into_the_folder(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text("def which():\n    return 1\n")
+    ran = python(
+        "import sys; sys.path.insert(0, '.')\nimport veomni_hook.install\n"
+        "from veomni_hook import PatchConfig, register\nconfig = PatchConfig('alone')\n"
+        "config.add_post_import_block('EARLIER = 1')\nregister(config)\nimport alone; print(alone.EARLIER)",
+        VEOMNI_DUMP_PATCHED="1",
+        VEOMNI_PATCHES=None,
+    )
+    assert ran.out == "1\n", ran.err
+    assert sorted(path.name for path in (tmp_path / "veomni_patched").iterdir()) == ["alone.diff", "alone.py"]
+    assert not (tmp_path / "veomni_patched.py").exists()

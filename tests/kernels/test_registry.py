@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -140,9 +141,9 @@ class TestEntryPoints:
 
     @pytest.fixture
     def announce(self, tmp_path):
-        def run(value, code):
+        def run(value, code, **variables):
             info = tmp_path / "announcing-1.0.dist-info"
-            info.mkdir()
+            info.mkdir(exist_ok=True)
             (info / "METADATA").write_text("Metadata-Version: 2.1\nName: announcing\nVersion: 1.0\n")
             (info / "entry_points.txt").write_text(f"[veomni_hook.kernels]\ntheirs = {value}\n")
             (tmp_path / "theirs.py").write_text(
@@ -150,9 +151,18 @@ class TestEntryPoints:
                 "ONE = Kernel('rms_norm', 'unweighted', 'theirs', 'theirs:run', description='a test')\n"
                 "KERNELS = (ONE, Kernel('rotary', 'pairs', 'theirs', 'theirs:run'))\n"
                 "WRONG = 3\n"
+                "TWICE = (*KERNELS, ONE)\n"
+                "ODD = (ONE, Kernel(['rotary'], 'pairs', 'theirs', 'theirs:run'))\n"
+                "REFERENCE = Kernel('rms_norm', 'unweighted', 'reference', 'theirs:run', automatic=False)\n"
+                "FIRST = Kernel('rms_norm', 'cast_before_weight', 'theirs', 'broken:run', priority=99)\n"
             )
+            (tmp_path / "exits.py").write_text("raise SystemExit(3)\n")
+            (tmp_path / "broken.py").write_text("raise RuntimeError('no device')\n")
             script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"
-            return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+            environ = {**os.environ, **{name: value for name, value in variables.items() if value}}
+            return subprocess.run(
+                [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False
+            )
 
         return run
 
@@ -173,13 +183,100 @@ class TestEntryPoints:
         [
             ("theirs:WRONG", "is no veomni_hook.Kernel"),
             ("nowhere:ONE", "cannot be loaded: ModuleNotFoundError"),
+            ("theirs:TWICE", "has a 'theirs' kernel already"),
+            ("theirs:ODD", "TypeError: unhashable"),
+            ("exits", "cannot be loaded: SystemExit: 3"),
+            ("theirs:", "cannot be loaded"),
         ],
     )
-    def test_what_is_wrong_names_the_distribution(self, announce, value, said):
-        code = "from veomni_hook.kernels.registry import registry\nregistry.ops()"
+    def test_what_is_wrong_names_the_distribution_and_leaves_it_out(self, announce, value, said):
+        code = (
+            "from veomni_hook.kernels.registry import registry\n"
+            "for _ in range(2):\n    print('theirs' in registry.backends(), len(registry.kernels()) > 20)\n"
+        )
         done = announce(value, code)
+        assert done.stdout == "False True\n" * 2, done.stderr
+        assert said in done.stderr
+        assert done.stderr.count("entry point 'theirs' of announcing (veomni_hook.kernels) is left out") == 1
+        assert "VEOMNI_PLUGINS=0" in done.stderr
+        strict = announce(value, code, VEOMNI_STRICT="1")
+        assert strict.returncode == 1 and "KernelError" in strict.stderr and "announcing" in strict.stderr
+
+    def test_under_strict_everyone_who_asks_is_told(self, announce):
+        code = (
+            "from veomni_hook.errors import KernelError\nfrom veomni_hook.kernels.registry import registry\n"
+            "for _ in range(2):\n    try: registry.kernels()\n    except KernelError as e: print(e.where)\n"
+        )
+        done = announce("theirs:WRONG", code, VEOMNI_STRICT="1")
+        assert done.stdout == "entry point 'theirs' of announcing (veomni_hook.kernels)\n" * 2
+
+    @pytest.mark.parametrize(
+        ("plugins", "known"),
+        [
+            (None, True),
+            ("0", False),
+            ("none", False),
+            ("other", False),
+            ("Announcing", True),
+            ("other,theirs", True),
+        ],
+    )
+    def test_the_setting_switches_them(self, announce, plugins, known):
+        code = (
+            "from veomni_hook.kernels.registry import registry\n"
+            "print('theirs' in registry.backends(), 'theirs' in sys.modules)"
+        )
+        done = announce("theirs", code, VEOMNI_PLUGINS=plugins)
+        assert done.stdout == f"{known} {known}\n", done.stderr
+
+    def test_an_activation_switches_them(self, announce):
+        code = (
+            "import veomni_hook\nfrom veomni_hook.finders.handle import current_settings\n"
+            "from veomni_hook.kernels.registry import registry\n"
+            "def known(): current_settings(); return 'theirs' in registry.backends(), registry.version\n"
+            "print(known()[0], end=' ')\n"
+            "with veomni_hook.activate(plugins=False):\n    print(known()[0], end=' ')\n"
+            "before = known()[1]\n"
+            "with veomni_hook.activate(plugins=['announcing']):\n    print(known()[0], known()[1] > before)"
+        )
+        assert announce("theirs", code).stdout == "True False True False\n"
+
+    def test_a_reference_of_theirs_gives_ours_back(self, announce):
+        code = (
+            "import veomni_hook\nfrom veomni_hook.finders.handle import current_settings\n"
+            "from veomni_hook.kernels.registry import registry\n"
+            "def load(): current_settings(); return next(k.load for k in registry.kernels('rms_norm', 'unweighted') "
+            "if k.backend == 'reference')\n"
+            "theirs = load()\nwith veomni_hook.activate(plugins=False):\n    print(theirs, load() != theirs)"
+        )
+        assert announce("theirs:REFERENCE", code).stdout == "theirs:run True\n"
+
+    def test_code_that_fails_at_a_call_leaves_the_plugin_out_under_auto(self, announce):
+        code = (
+            "import logging\nfrom veomni_hook.errors import KernelError\n"
+            "from veomni_hook.kernels.answers import Answers, Site\n"
+            "from veomni_hook.kernels.choice import parse_choice\n"
+            "site = Site('rms_norm', 'cast_before_weight', 'm', set())\n"
+            "print([c.backend for c in Answers(site, parse_choice('auto')).candidates('cpu')])\n"
+            "try: Answers(site, parse_choice('theirs'))\nexcept KernelError as error: print(error.what)"
+        )
+        done = announce("theirs:FIRST", code)
+        assert done.stdout == "['torch']\nno backend is called 'theirs'\n", done.stderr
+        assert "RuntimeError: no device" in done.stderr and "announcing" in done.stderr
+        named = "print(Answers(site, parse_choice('theirs')).candidates('cpu'))"
+        done = announce("theirs:FIRST", code[: code.index("print([")] + named)
         assert done.returncode == 1
-        assert said in done.stderr and "entry point 'theirs' of announcing" in done.stderr
+        assert "RuntimeError: no device" in done.stderr and "VEOMNI_PLUGINS=0" in done.stderr
+
+    def test_a_list_that_cannot_be_read_takes_no_other_with_it(self, announce, tmp_path):
+        other = tmp_path / "garbled-1.0.dist-info"
+        other.mkdir()
+        (other / "METADATA").write_text("Metadata-Version: 2.1\nName: garbled\nVersion: 1.0\n")
+        (other / "entry_points.txt").write_text("[veomni_hook.kernels]\nno equals sign\n")
+        code = "from veomni_hook.kernels.registry import registry\nprint('theirs' in registry.backends())"
+        done = announce("theirs", code)
+        assert done.stdout == "True\n", done.stderr
+        assert "garbled" in done.stderr
 
 
 @pytest.mark.parametrize("reference", ["no_such_module:x", "veomni_hook.errors:NoSuchError"])

@@ -7,12 +7,15 @@ user or to the superuser. The folder itself must be this user's alone to write.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 
-from veomni_hook.cache.trust import Defect, Root, ownership_problem
+from veomni_hook.cache.trust import Defect, Root
+from veomni_hook.ownership import swap_problem
 
-__all__ = ["Location", "choose", "make_temporary", "write_problem"]
+__all__ = ["NOWHERE", "Location", "choose", "make_temporary", "write_problem"]
+
+#: The folder to name for a cache in memory alone; nothing can lie in it.
+NOWHERE = os.devnull
 
 _APPLICATION = "veomni-hook"
 
@@ -28,13 +31,16 @@ class Location:
 
 
 def choose(cache_dir: str | None) -> Location:
-    """`cache_dir`, or the user's cache folder; made private (0700) where missing. Never raises OSError."""
-    path = os.path.expanduser(cache_dir or _default())
-    if path.startswith("~"):
-        return Location(path, f"{path}: this user has no home folder")
-    path = os.path.abspath(path)
-    problem = _swappable(path)
-    if problem:
+    """`cache_dir`, or the user's cache folder; made private (0700) where missing. Never raises."""
+    path = os.path.expanduser(cache_dir) if cache_dir else _default()
+    if not path or path.startswith("~"):
+        path = path or "the user's cache folder"
+        return Location(path, f"{path}: this user has no home folder, and VEOMNI_CACHE_DIR names no other")
+    try:
+        path = os.path.abspath(path)
+    except OSError as error:
+        return Location(path, f"{path} is relative, and there is no working directory: {error.strerror}")
+    if problem := swap_problem(path, what="the cache"):
         return Location(path, problem)
     real = os.path.realpath(path)
     try:
@@ -85,37 +91,13 @@ def _may_end_without_cleaning(process: int | None) -> bool:
 
 
 def _default() -> str:
+    """The user's cache folder; empty where this user has neither a home nor a variable that names one."""
     import platformdirs
 
-    return platformdirs.user_cache_dir(_APPLICATION, appauthor=False)
-
-
-def _swappable(path: str) -> str:
-    """Why another user could put something else in the place of `path`; empty when none could.
-
-    Group-writable folders above it pass: with one group a user they are the rule, and what is executed comes
-    through the descriptor that `Root` has checked.
-    """
-    if not hasattr(os, "geteuid"):
+    try:
+        return platformdirs.user_cache_dir(_APPLICATION, appauthor=False)
+    except RuntimeError:
         return ""
-    for place in (path, *_above(path), *_above(os.path.realpath(path))):
-        try:
-            status = os.lstat(place)
-        except OSError:
-            continue  # not there yet: made private
-        if stat.S_ISLNK(status.st_mode):
-            if problem := ownership_problem(status, links=True):
-                return f"the symbolic link {place} {problem}"
-        elif place != path and status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-            return f"{place}, above the cache, can be written by every user and has no sticky bit"
-    return ""
-
-
-def _above(path: str) -> list[str]:
-    places = []
-    while path != (path := os.path.dirname(path)):
-        places.append(path)
-    return places
 
 
 def _remove_temporary(path: str, process: int) -> None:

@@ -193,14 +193,16 @@ def open_store(cache_dir: str | None = None, *, process: int | None = None) -> S
 
     A folder that another user could have written is refused. Then, and whenever the folder cannot be written,
     a private temporary folder serves, removed when this process ends; failing that, a store that holds
-    nothing. What was forked from `process`, the one that loaded the hook, makes no temporary folder. Never
-    raises OSError.
+    nothing. What was forked from `process`, the one that loaded the hook, makes no temporary folder.
+    `os.devnull` as the folder asks for a store that holds nothing. Never raises OSError.
     """
     from veomni_hook.cache import location
 
     def substitute(problem: str) -> Store:
         return _temporary_store(problem, process)
 
+    if cache_dir == location.NOWHERE:
+        return Store("", mode="memory")
     chosen = location.choose(cache_dir)
     if chosen.problem:
         return substitute(chosen.problem)

@@ -1,4 +1,4 @@
-"""Access to the cache's folder that no other user can have had a hand in.
+"""Access to a folder that no other user can have had a hand in: the cache's, or one for dumps.
 
 A `Root` opens the folder once and reaches everything below through that descriptor, so whoever can rename
 the folders above cannot swap what is executed. Each folder below and each file must belong to this user (or
@@ -11,7 +11,13 @@ from __future__ import annotations
 import os
 import stat
 
-__all__ = ["TEMPORARY_SUFFIX", "Defect", "Root", "Vanished", "ownership_problem"]
+from veomni_hook.ownership import ownership_problem
+
+TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["TEMPORARY_SUFFIX", "Defect", "Root", "Vanished"]
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 # Without O_NONBLOCK a named pipe in a file's place would stop the import until someone writes to it.
@@ -19,8 +25,6 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 _FOLDER = os.O_RDONLY | _NOFOLLOW | getattr(os, "O_DIRECTORY", 0)
 _BY_DESCRIPTOR = {os.open, os.stat, os.mkdir, os.rename, os.unlink, os.rmdir} <= os.supports_dir_fd
-_SUPERUSER = 0
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 TEMPORARY_SUFFIX = ".tmp"  # of the files that `Root.write` writes aside
 
 
@@ -32,25 +36,19 @@ class Vanished(Defect):
     """Something is not there, or just being removed: a writer may try once more."""
 
 
-def ownership_problem(status: os.stat_result, *, links: bool = False) -> str:
-    """Why another user could have written this file or folder; empty when none could.
-
-    With `links`, `status` is that of a symbolic link, whose mode bits mean nothing.
-    """
-    if not hasattr(os, "geteuid"):
-        return ""
-    user = os.geteuid()
-    if status.st_uid not in (user, _SUPERUSER):
-        return f"belongs to user {status.st_uid}, not to user {user}"
-    if not links and status.st_mode & _WRITABLE_BY_OTHERS:
-        return f"can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})"
-    return ""
-
-
 class Root:
-    """The opened folder of a cache; names are relative to it, with ``/``. Close it with `close()`."""
+    """An opened folder; names are relative to it, with ``/``. Close it with `close()`.
+
+    Attributes:
+        folder_mode: of the folders that it makes.
+        file_mode: of the files that it makes.
+        private_group: whether the group may write that holds this user alone.
+    """
 
     __slots__ = ("descriptor", "path")
+    folder_mode = 0o700
+    file_mode = 0o600
+    private_group = False
 
     def __init__(self, path: str) -> None:
         """Open `path`, a normalised absolute path. Raises Defect if it is missing or not to be trusted."""
@@ -62,7 +60,7 @@ class Root:
                 status = os.fstat(self.descriptor)
             else:
                 status = os.lstat(path)
-            _check(status, path, folder=True)
+            self._check(status, path, folder=True)
         except OSError as error:
             self.close()
             raise _defect(error, path) from error
@@ -71,8 +69,8 @@ class Root:
             raise
 
     @classmethod
-    def create(cls, path: str) -> Root:
-        """Open `path`, made with the folders above it (0700) where missing. Raises OSError or Defect."""
+    def create(cls, path: str) -> Self:
+        """Open `path`, made with the folders above it where missing. Raises OSError or Defect."""
         missing: list[str] = []
         folder = path
         while not os.path.lexists(folder):
@@ -80,12 +78,12 @@ class Root:
             folder = os.path.dirname(folder)
         for folder in reversed(missing):
             try:
-                os.mkdir(folder, 0o700)
+                os.mkdir(folder, cls.folder_mode)
             except FileExistsError:
                 continue  # another writer was faster; the root is checked as it is opened
         return cls(path)
 
-    def __enter__(self) -> Root:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -114,23 +112,23 @@ class Root:
                 end = len(name)
             folder = name[:end]
             try:
-                _check(self.status(folder), self.full(folder), folder=True)
+                self._check(self.status(folder), self.full(folder), folder=True)
             except OSError as error:
                 raise _defect(error, self.full(folder)) from error
 
     def make_folders(self, name: str) -> None:
-        """Make `name` and the folders above it, each 0700. Raises OSError, or Defect for a bad one."""
+        """Make `name` and the folders above it. Raises OSError, or Defect for a bad one."""
         parts = name.split("/")
         for end in range(1, len(parts) + 1):
             try:
-                os.mkdir(self._at("/".join(parts[:end])), 0o700, dir_fd=self.descriptor)
+                os.mkdir(self._at("/".join(parts[:end])), self.folder_mode, dir_fd=self.descriptor)
             except FileExistsError:
                 pass  # checked below, with all the others
         self.check_folders(name)
 
     def open_raw(self, name: str, flags: int) -> int:
         """A descriptor of `name`, itself no symbolic link, unchecked otherwise; raises OSError."""
-        return os.open(self._at(name), flags | _NOFOLLOW, 0o600, dir_fd=self.descriptor)
+        return os.open(self._at(name), flags | _NOFOLLOW, self.file_mode, dir_fd=self.descriptor)
 
     def open_file(self, name: str, *, create: bool = False) -> int:
         """A descriptor of the regular file `name`; raises Defect. Check the folders above it beforehand."""
@@ -139,7 +137,7 @@ class Root:
         except OSError as error:
             raise _defect(error, self.full(name)) from error
         try:
-            _check(os.fstat(descriptor), self.full(name), folder=False)
+            self._check(os.fstat(descriptor), self.full(name), folder=False)
         except Defect:
             os.close(descriptor)
             raise
@@ -160,9 +158,9 @@ class Root:
             os.close(descriptor)
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace `name` by `data` in one step (0600, on the disk before it is seen). Raises OSError."""
-        folder = name.rpartition("/")[0]
-        temporary = f"{folder}/.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
+        """Replace `name`, also a link, by `data` in one step, synced before it is seen; raises OSError."""
+        folder, slash, _ = name.rpartition("/")
+        temporary = f"{folder}{slash}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
         descriptor = self.open_raw(temporary, _CREATE)
         try:
             try:
@@ -206,17 +204,16 @@ class Root:
         finally:
             os.close(descriptor)
 
+    def _check(self, status: os.stat_result, path: str, *, folder: bool) -> None:
+        wanted = stat.S_ISDIR if folder else stat.S_ISREG
+        if not wanted(status.st_mode):
+            raise Defect(f"{path} is {_kind(status.st_mode)}, not a {'folder' if folder else 'regular file'}")
+        problem = ownership_problem(status, private_group=self.private_group)
+        if problem:
+            raise Defect(f"{path} {problem}")
+
     def _at(self, name: str) -> str:
         return name if self.descriptor is not None else self.full(name)
-
-
-def _check(status: os.stat_result, path: str, *, folder: bool) -> None:
-    wanted = stat.S_ISDIR if folder else stat.S_ISREG
-    if not wanted(status.st_mode):
-        raise Defect(f"{path} is {_kind(status.st_mode)}, not a {'folder' if folder else 'regular file'}")
-    problem = ownership_problem(status)
-    if problem:
-        raise Defect(f"{path} {problem}")
 
 
 def _kind(mode: int) -> str:

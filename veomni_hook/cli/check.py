@@ -73,7 +73,7 @@ def check(
 
     Exits with 1 when a patch does not apply, or for a change that matters.
     """
-    from veomni_hook.cli.lock import NAME, compared, find_lock
+    from veomni_hook.cli.lock import NAME, check_place, compared, find_lock
     from veomni_hook.cli.spec_sources import OPTION, load_sources, names
     from veomni_hook.cli.verdict import FAILS
     from veomni_hook.settings import resolve
@@ -86,6 +86,8 @@ def check(
     path = find_lock(lock) if lock is None or not write_lock else lock
     comparison = None
     if write_lock:
+        if lock is None:
+            check_place(path or NAME)
         _write(path or NAME, targets or (), sources, jobs)
     elif path is not None:
         comparison = compared(path, wanted, sources, jobs)

@@ -30,6 +30,7 @@ EXTRA = ("accelerate", "matplotlib")
 # Relative, at every step. Kernels that fuse or reorder float32 sums differ in the last bits of a gradient,
 # and Adam's first steps are the sign of the gradient, which magnifies that. Measured on a CPU: some 1e-7.
 TOLERANCE = 1e-4
+FOLDER = Path("demo_output")
 MEBIBYTE = 2**20
 
 
@@ -38,7 +39,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the weights and the text.")] = 0,
     folder: Annotated[
         Path, typer.Option("--output", help="Folder for the plot, the report and the patched sources.")
-    ] = Path("demo_output"),
+    ] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,  # noqa: FBT002
 ) -> None:
     """Train a small Qwen3 with transformers' Trainer, once without and once with the hook, and compare."""
@@ -50,7 +51,7 @@ def demo(
             fix="pip install 'veomni-hook[demo]'",
         )
     script = training_script()
-    folder.mkdir(parents=True, exist_ok=True)
+    _check_folder(folder if folder == FOLDER else folder.resolve())
     report = measure(script, folder, ["--steps", str(steps), "--seed", str(seed)], steps)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     from veomni_hook.cli.plot import write_plot
@@ -80,6 +81,21 @@ def training_script() -> Path:
         where=str(package),
         fix="install veomni-hook again; its wheel carries the script",
     )
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder where missing; see that no other user could send what is written elsewhere."""
+    from veomni_hook.cache.trust import Defect
+    from veomni_hook.finders.dump import open_folder
+
+    try:
+        open_folder(str(folder)).close()
+    except (OSError, Defect) as error:
+        raise UsageError(
+            f"nothing can be written there: {error}",
+            where=str(folder),
+            fix="name a folder of your own: veomni-hook demo --output FOLDER",
+        ) from error
 
 
 def measure(script: Path, folder: Path, arguments: list[str], steps: int) -> dict[str, Any]:

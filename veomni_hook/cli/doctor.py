@@ -55,6 +55,7 @@ def doctor(
     }
     if not fast:
         sections["hardware"] = hardware(findings)
+    sections["plugins"] = installed_plugins(findings, resolved.settings)
     if as_json:
         output.emit_json({**sections, "problems": findings.problems, "hazards": findings.hazards})
     else:
@@ -180,8 +181,10 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
     """Return every config module with who named it and, if loaded, the modules that it patches."""
     from veomni_hook.cli.spec_sources import BUILT_IN, load_sources, names
     from veomni_hook.cli.target_options import import_from_here
+    from veomni_hook.finders.configs import PluginError
     from veomni_hook.finders.installed import problem
     from veomni_hook.patches.routes.config import NAME
+    from veomni_hook.plugins import note_failure
 
     import_from_here()
     named = names(settings)
@@ -194,6 +197,8 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
         rows.append({"config": name, "from": origin, "patches": modules})
         if source is not None and source.error is not None:
             findings.problems.append(_one_line(source.error))
+            if isinstance(source.error, PluginError):
+                note_failure(source.error.point, source.error.what)
         for config in source.configs if source is not None and origin != BUILT_IN else ():
             if why := problem(config.source_module):
                 findings.problems.append(f"the config {config.name} patches nothing: {why}")
@@ -223,16 +228,43 @@ def hardware(findings: Findings) -> dict[str, object]:
     return found
 
 
+def installed_plugins(findings: Findings, settings: Settings) -> list[dict[str, object]]:
+    """Return what installed distributions announce, and whether it is in force, or why not."""
+    from veomni_hook import plugins
+
+    for name, reason in plugins.unreadable().items():
+        findings.hazards.append(f"the entry points of {name} cannot be read: {reason}")
+    for name in plugins.unknown_names(settings.plugins):
+        findings.problems.append(
+            f"the setting `plugins` names {name}, which nothing installed is called; fix: correct the name"
+        )
+    return [
+        {
+            "plugin": point.name,
+            "distribution": plugins.distribution(point),
+            "announces": point.value,
+            "group": group,
+            "state": plugins.state_of(point, settings.plugins) or "in force",
+        }
+        for group in (plugins.PATCHES, plugins.KERNELS)
+        for point in plugins.announced(group)
+    ]
+
+
 def _resolved(findings: Findings) -> Resolved:
+    from veomni_hook import plugins
     from veomni_hook.settings import resolve
 
     try:
         resolved = resolve()
     except VeomniHookError as error:
         findings.problems.append(_one_line(error))
-        return resolve(environ={}, start_dir=os.sep)
+        resolved = resolve(environ={}, start_dir=os.sep)
+    # Not strict: one that fails is a finding, and the report goes on.
+    plugins.choose(resolved.settings.plugins, strict=False)
     for name in resolved.unknown_environment:
         findings.hazards.append(f"{name} is set, but no setting has that name")
+    findings.hazards.extend(f"a settings file is ignored: {reason}" for reason in resolved.ignored)
     return resolved
 
 

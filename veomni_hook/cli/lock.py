@@ -14,6 +14,7 @@ from veomni_hook.cli.sources import SourceTree, read_source, source_tree
 from veomni_hook.cli.targets import family_of
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.errors import LockError, VeomniHookError
+from veomni_hook.ownership import swap_problem
 
 if TYPE_CHECKING:
     from veomni_hook.cli.spec_sources import Source
@@ -35,7 +36,10 @@ def find_lock(given: str | None) -> str | None:
             fix = f"name another file, or write it: veomni-hook check --write-lock --lock {given}"
             raise LockError("there is no such lock file", where=given, fix=fix)
         return given
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was deleted
+        return None
     while True:
         path = os.path.join(folder, NAME)
         if os.path.isfile(path):
@@ -59,6 +63,17 @@ def read_lock(path: str) -> Lock:
     except (OSError, UnicodeDecodeError) as error:
         raise LockError(f"the lock cannot be read: {error}", where=path, fix="make it readable") from error
     return loads(text, path)
+
+
+def check_place(path: str) -> None:
+    """See that a lock that nobody named by hand is not written to where another user would have it.
+
+    Raises:
+        LockError: it, or a folder above it, is a symbolic link of another user's, or others could swap it.
+    """
+    if problem := swap_problem(os.path.abspath(path), what="it"):
+        fix = "remove it, work in a folder of your own, or name the file: --lock FILE"
+        raise LockError(f"the lock is not written: {problem}", where=path, fix=fix)
 
 
 def write_lock(path: str, lock: Lock) -> None:

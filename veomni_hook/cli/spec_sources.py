@@ -23,7 +23,7 @@ class Source:
     """One config module.
 
     Attributes:
-        origin: who named it: `built-in`, `settings`, `entry point` or `--config`.
+        origin: who named it: `built-in`, `settings`, `entry point of` a distribution, or `--config`.
         name: the module's name, with `:attribute` where one was given.
         configs: what it holds; empty when it cannot be loaded.
         error: why it cannot be loaded, or None.
@@ -37,13 +37,17 @@ class Source:
 
 def names(settings: Settings) -> list[tuple[str, str]]:
     """Return (origin, name) of every config module, without loading one."""
-    from veomni_hook.finders.pipeline import announced_configs
+    from veomni_hook.finders.configs import points_in_force
     from veomni_hook.patches.models import all_spec_modules
+    from veomni_hook.plugins import distribution
 
     return [
         *((BUILT_IN, name) for name in all_spec_modules()),
         *((SETTINGS, name) for name in settings.patches),
-        *((ENTRY_POINT, name) for name in announced_configs()),
+        *(
+            (f"{ENTRY_POINT} of {distribution(point)}", name)
+            for name, point in points_in_force(settings.plugins).items()
+        ),
     ]
 
 
@@ -66,10 +70,11 @@ def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
 
 
 def _load(origin: str, name: str) -> Source:
-    from veomni_hook.finders.configs import load
+    from veomni_hook.finders.configs import load, points_in_force
+    from veomni_hook.plugins import ALL
 
     try:
-        (loaded,) = load([name])
+        (loaded,) = load([name], points_in_force(ALL) if origin.startswith(ENTRY_POINT) else {})
     except VeomniHookError as error:
         return Source(origin, name, error=error)
     return Source(origin, name, loaded.configs)

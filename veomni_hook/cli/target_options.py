@@ -66,7 +66,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 def import_from_here() -> None:
     """Let configs be imported from the working directory, as `python -m` does; installed modules win."""
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except OSError:  # it was deleted, so nothing lies in it
+        return
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
 

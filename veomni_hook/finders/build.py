@@ -21,7 +21,15 @@ from veomni_hook.finders.inputs import input_files
 from veomni_hook.finders.installed import Absent, absent, report
 from veomni_hook.finders.log import note, warn
 from veomni_hook.finders.outcome import Outcome
-from veomni_hook.finders.pipeline import asks_idioms, device_of, from_hit, report_refusal, store
+from veomni_hook.finders.pipeline import (
+    asks_idioms,
+    device_of,
+    from_hit,
+    load_configs,
+    lookup_or_build,
+    report_refusal,
+    store,
+)
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
@@ -66,7 +74,9 @@ def _without_collector() -> Iterator[None]:
 def _build(
     upstream: Upstream, settings: Settings, names: Sequence[str], stage: str, miss: str
 ) -> tuple[Outcome, str | None, CodeType | None] | str:
-    loaded = configs.load(names)
+    kept, loaded = load_configs(upstream.module, settings)
+    if kept != tuple(names):  # a plugin failed: the key is that of a process without it
+        return lookup_or_build(upstream, settings)
     every = configs.for_module(loaded, STATE.registered)
     early.report([name for name in early.modules_of(every) if name != upstream.module])
     patched, failed = patch_with_idioms(upstream, every, settings)

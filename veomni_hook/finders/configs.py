@@ -10,16 +10,30 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any
 
+from veomni_hook import plugins
 from veomni_hook.errors import ConfigError, VeomniHookWarning
 from veomni_hook.finders.nested import LOADING
 from veomni_hook.patches.adopt import adopt, is_patch_config
 from veomni_hook.patches.spec import PatchConfig
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+_NO_POINTS: Mapping[str, EntryPoint] = MappingProxyType({})
+
+
+class PluginError(ConfigError):
+    """A config module that an installed distribution announces cannot be loaded; ``point`` announces it."""
+
+    def __init__(self, what: str, *, point: EntryPoint) -> None:
+        super().__init__(what, where=plugins.described(point), fix=plugins.remedy(point))
+        self.point = point
 
 
 @dataclass(frozen=True)
@@ -37,14 +51,24 @@ class Loaded:
     configs: tuple[PatchConfig, ...]
 
 
-def load(names: Iterable[str]) -> list[Loaded]:
+def load(names: Iterable[str], points: Mapping[str, EntryPoint] = _NO_POINTS) -> list[Loaded]:
     """Import config modules by name (`package.module` or `package.module:attribute`).
 
+    Args:
+        names: the config modules.
+        points: for those of them that installed distributions announce, the entry points.
+
     Raises:
-        ConfigError: a module cannot be imported, or holds no patch config.
+        ConfigError: a module cannot be imported, or holds no patch config; PluginError where it is announced.
     """
     with _serving_upstream():
-        return [_load(name) for name in names]
+        return [_load_announced(name, points[name]) if name in points else _load(name) for name in names]
+
+
+def points_in_force(setting: str, named: Iterable[str] = ()) -> dict[str, EntryPoint]:
+    """The entry points in force that announce config modules, by name, but for those ``named`` by hand."""
+    found = plugins.in_force(plugins.PATCHES, setting)
+    return {point.value: point for point in found if point.value not in named}
 
 
 def as_configs(found: Any, where: str) -> tuple[PatchConfig, ...]:
@@ -81,7 +105,9 @@ def _load(name: str) -> Loaded:
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: a config does not decide whether the script runs
         raise ConfigError(
             f"the patch config {module_name} cannot be imported: {type(error).__name__}: {error}",
             where=f"config module {module_name}",
@@ -98,6 +124,18 @@ def _load(name: str) -> Loaded:
                 fix="name an attribute of that module that holds a PatchConfig",
             ) from None
     return Loaded(name, module, as_configs(found, where=f"config {name}"))
+
+
+def _load_announced(name: str, point: EntryPoint) -> Loaded:
+    """Load what an installed distribution announces; messages about its configs name the distribution."""
+    try:
+        loaded = _load(name)
+    except ConfigError as error:
+        raise PluginError(error.what, point=point) from error
+    said = f", {plugins.described(point)}, which VEOMNI_PLUGINS=0 leaves out"
+    for config in loaded.configs:
+        config.origin = config.origin.removesuffix(said) + said
+    return loaded
 
 
 @contextmanager

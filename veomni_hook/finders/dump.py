@@ -5,35 +5,66 @@ from __future__ import annotations
 import os
 from importlib.util import decode_source
 
+from veomni_hook.cache.trust import Defect, Root
 from veomni_hook.finders import build, pipeline
 from veomni_hook.finders import configs as config_loading
 from veomni_hook.finders.log import say, warn
 from veomni_hook.finders.state import STATE
+from veomni_hook.ownership import swap_problem
 from veomni_hook.patches.render import dump_text, unified_diff
 from veomni_hook.settings import Settings
+
+
+class Folder(Root):
+    """A folder that people read in: the umask says who may; nobody else may write."""
+
+    __slots__ = ()
+    folder_mode = 0o755
+    file_mode = 0o644
+    private_group = True
+
+
+def open_folder(path: str) -> Folder:
+    """Open a folder of this user's to write in, made where missing.
+
+    Raises:
+        OSError: it cannot be made or opened.
+        Defect: another user could have written in it or could swap it, or it is a symbolic link.
+    """
+    path = os.path.abspath(os.path.expanduser(path))
+    if problem := swap_problem(path, what="it", owners=True):
+        raise Defect(problem)
+    return Folder.create(path)
 
 
 def dump(upstream: pipeline.Upstream, settings: Settings) -> str | None:
     """Write `<dump_dir>/<module path>.py` and `.diff`; returns the path, None when nothing applies.
 
     The module is patched afresh: a stored entry holds no diff, and a dump is asked for when something looks
-    wrong, which is no time to trust a cache. A folder that cannot be written is a warning.
+    wrong, which is no time to trust a cache. No symbolic link is followed, neither `dump_dir` nor what lies
+    in it. A folder that cannot be written, or that another user could write or swap, is a warning.
     """
-    loaded = config_loading.load(pipeline.config_names(upstream.module, settings))
+    _, loaded = pipeline.load_configs(upstream.module, settings)
     every = config_loading.for_module(loaded, STATE.registered)
     patched, _ = build.patch_with_idioms(upstream, every, settings)
     if patched is None:
         return None
     stored = build.stored_form(patched)
-    path = os.path.join(settings.dump_dir, *upstream.module.split(".")[1:]) + ".py"
+    parts = upstream.module.split(".")
+    name = "/".join(parts[1:] or parts)
     diff = unified_diff(decode_source(upstream.data), patched, upstream.module)
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        for name, text in ((path, dump_text(stored.text, upstream.module)), (path[:-3] + ".diff", diff)):
-            with open(name, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-    except OSError as error:
-        warn(f"the patched source of {upstream.module} cannot be dumped to {settings.dump_dir}: {error}")
+        with open_folder(settings.dump_dir) as folder:
+            if "/" in name:
+                folder.make_folders(name.rpartition("/")[0])
+            for suffix, text in ((".py", dump_text(stored.text, upstream.module)), (".diff", diff)):
+                folder.write(f"{name}{suffix}", text.encode())
+    except (OSError, Defect) as error:
+        warn(
+            f"the patched source of {upstream.module} cannot be dumped to {settings.dump_dir}: {error}. "
+            "Name a folder of your own in VEOMNI_DUMP_DIR"
+        )
         return None
+    path = os.path.join(settings.dump_dir, *name.split("/")) + ".py"
     say(f"dumped {upstream.module}: {path}, {path[:-3]}.diff")
     return path

@@ -166,6 +166,7 @@ def current_settings() -> Settings:
         for handle in STATE.handles:
             overrides.update(handle.overrides)
         resolved = resolve(overrides=overrides)
+        _choose_plugins(resolved.settings)
         if resolved.unknown_environment:
             from veomni_hook.finders import variables
 
@@ -226,6 +227,23 @@ def _mentions(path: str, word: bytes) -> bool:
             return word in file.read()
     except OSError:
         return False
+
+
+def _choose_plugins(settings: Settings) -> None:
+    from veomni_hook import plugins
+
+    plugins.choose(settings.plugins, strict=settings.strict)
+    for name in plugins.unknown_names(settings.plugins):
+        what = (
+            f"the setting `plugins` names {name}, and no installed distribution or entry point is called so"
+        )
+        if settings.strict:
+            from veomni_hook.errors import SettingsError
+
+            raise SettingsError(what, where="VEOMNI_PLUGINS or the settings file", fix=plugins.NAMES_FIX)
+        from veomni_hook.finders.log import warn
+
+        warn(f"{what}. Fix: {plugins.NAMES_FIX}")
 
 
 def bind_slots() -> None:

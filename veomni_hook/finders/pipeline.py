@@ -24,8 +24,12 @@ from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream, find_upstream, read_upstream
 from veomni_hook.patches.models import spec_modules
-from veomni_hook.plugins import PATCHES, announced
+from veomni_hook.plugins import PATCHES, give_up, in_force
 from veomni_hook.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from veomni_hook.finders.configs import Loaded
 
 __all__ = ["Upstream", "read_upstream"]
 
@@ -61,7 +65,7 @@ def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
         from veomni_hook.finders.dump import dump
 
         dump(upstream, settings)
-    found = _lookup_or_build(upstream, settings)
+    found = lookup_or_build(upstream, settings)
     if isinstance(found, str):
         STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=found, origin=upstream.path)
         return None
@@ -87,13 +91,29 @@ def would_patch(fullname: str, spec: ModuleSpec) -> bool:
     if not _in_question(fullname, settings):
         return False
     upstream, _ = read_upstream(fullname, spec)
-    return upstream is not None and not isinstance(_lookup_or_build(upstream, settings), str)
+    return upstream is not None and not isinstance(lookup_or_build(upstream, settings), str)
 
 
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
     """Names of the config modules to ask about a target: built-in specs, settings, entry points."""
     builtin = () if fullname == REMOTE_LOADING and not settings.remote_code else spec_modules(fullname)
-    return (*builtin, *settings.patches, *announced_configs())
+    return (*builtin, *settings.patches, *announced_configs(settings))
+
+
+def load_configs(fullname: str, settings: Settings) -> tuple[tuple[str, ...], list[Loaded]]:
+    """The config modules to ask about a target, loaded; plugins that fail are left out from now on.
+
+    Raises:
+        ConfigError: one that the settings name cannot be loaded; in strict mode a plugin, too.
+    """
+    from veomni_hook.finders import configs
+
+    while True:
+        names = config_names(fullname, settings)
+        try:
+            return names, configs.load(names, configs.points_in_force(settings.plugins, settings.patches))
+        except configs.PluginError as error:
+            give_up(error.point, error, strict=settings.strict)
 
 
 def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
@@ -177,9 +197,9 @@ def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
     )
 
 
-def announced_configs() -> tuple[str, ...]:
-    """Names of the config modules that installed distributions announce by entry point."""
-    return tuple(point.value for point in announced(PATCHES))
+def announced_configs(settings: Settings) -> tuple[str, ...]:
+    """Names of the config modules that installed distributions announce, as far as they are in force."""
+    return tuple(point.value for point in in_force(PATCHES, settings.plugins))
 
 
 def _in_question(fullname: str, settings: Settings) -> bool:
@@ -198,7 +218,7 @@ def _has_models_code(fullname: str, settings: Settings) -> bool:
     return settings.idioms and known
 
 
-def _lookup_or_build(
+def lookup_or_build(
     upstream: Upstream, settings: Settings
 ) -> tuple[Outcome, str | None, CodeType | None] | str:
     """Return the outcome with text and code of the patched module, or why nothing applies."""

@@ -92,8 +92,7 @@ def prepare(
             "the configs were given, so the cache was not asked" if patched else "none of the configs applies"
         )
         return _prepared(upstream, patched, None, reason, "memory")
-    names = pipeline.config_names(module, settings)
-    loaded = config_loading.load(names)
+    names, loaded = pipeline.load_configs(module, settings)
     every = config_loading.for_module(loaded, STATE.registered)
     missing = absent(config for one in loaded for config in one.configs)
     patched, failed = build.patch_with_idioms(upstream, every, settings)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from veomni_hook.errors import KernelError
 from veomni_hook.kernels.choice import AUTO, Choice
 from veomni_hook.kernels.registry import EAGER, Kernel, load_attribute, registry
 from veomni_hook.kernels.select import Selection, excluded, select, system_of
+from veomni_hook.plugins import described, give_up, remedy
 
 __all__ = ["REPLACED", "Answers", "Candidate", "Outcome", "Site"]
 
@@ -104,22 +106,37 @@ class Answers:
                 logging.WARNING,
                 f": upstream code instead of {self.wanted} under torch.compile: not traceable",
             )
-        return tuple((load_attribute(each.load), self._rules(each), each.backend) for each in kept)
+        return tuple((run, rules, each.backend) for each, run, rules in self._loaded(kept))
 
     def _resolve(self, device: Any) -> tuple[Candidate, ...]:
         if not isinstance(device, str) or device == "meta":
             return ()  # a proxy of a tracer, or nothing to compute
         taken = "chosen" if self.wanted != AUTO else "picked by auto"
+        selection = self.selection(device).checked(self._named())
         found = tuple(
-            Candidate(
-                load_attribute(each.load), self._rules(each), each.backend, Outcome(each.backend, taken)
-            )
-            for each in self.selection(device).checked(self._named()).candidates
+            Candidate(run, rules, each.backend, Outcome(each.backend, taken))
+            for each, run, rules in self._loaded(selection.candidates)
         )
         names = ", ".join(candidate.backend for candidate in found) or EAGER
         self._site.say(logging.INFO, f" on {device}: {names} ({self.wanted})")
         self._candidates[device] = found
         return found
+
+    def _loaded(
+        self, kernels: Iterable[Kernel]
+    ) -> Iterator[tuple[Kernel, Callable[..., Any], tuple[Callable[..., Any], ...]]]:
+        """The kernels with their code and rules; under ``auto`` without those of a plugin that fails."""
+        for each in kernels:
+            try:
+                yield each, load_attribute(each.load), self._rules(each)
+            except KernelError as error:
+                point = registry.announced_by(each)
+                if point is None:
+                    raise
+                failure = KernelError(error.what, where=described(point), fix=remedy(point))
+                if self.wanted != AUTO:  # asked for by name: a promise that is kept or an error
+                    raise failure from error
+                give_up(point, failure)
 
     def _rules(self, kernel: Kernel) -> tuple[Callable[..., Any], ...]:
         rules: tuple[str | None, ...] = (kernel.refuses,)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.system import System
-from veomni_hook.plugins import KERNELS, announced
+from veomni_hook.plugins import KERNELS, described, give_up, in_force, remedy
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -174,7 +174,10 @@ class Registry:
         self._ops: dict[str, Op] = {}
         self._derived: set[tuple[str, str, str]] = set()
         self._kernels: dict[tuple[str, str, str], Kernel] = {}
-        self._loaded = False
+        self._loading = False
+        self._declared = 0
+        self._plugged: tuple[EntryPoint, ...] = ()
+        self._announced: dict[tuple[str, str, str], EntryPoint] = {}
         self.version = 0
 
     def add_op(self, op: Op) -> None:
@@ -185,17 +188,7 @@ class Registry:
             )
         self._ops[op.name] = op
         for name, variant in op.variants.items():
-            kernel = Kernel(
-                op=op.name,
-                variant=name,
-                backend=REFERENCE,
-                load=variant.reference,
-                description=_REFERENCE_DESCRIPTION,
-                automatic=False,
-            )
-            key = (op.name, name, REFERENCE)
-            self._kernels[key] = kernel
-            self._derived.add(key)
+            self._derive(op.name, name, variant)
 
     def add(self, kernel: Kernel) -> None:
         """Declare ``kernel``. Raises KernelError for an unknown op or variant, and for a duplicate."""
@@ -210,6 +203,10 @@ class Registry:
         self._derived.discard(key)
         self._kernels[key] = kernel
         self.version += 1
+
+    def announced_by(self, kernel: Kernel) -> EntryPoint | None:
+        """Return the entry point that a kernel comes from; None for built-in and registered ones."""
+        return self._announced.get((kernel.op, kernel.variant, kernel.backend))
 
     def check(self, op: str, variant: str | None = None) -> None:
         """Raise KernelError, with the valid names, unless ``op`` (and ``variant``) exist."""
@@ -258,37 +255,82 @@ class Registry:
         return tuple(op for op in self.ops() if op in listed)
 
     def _load_declarations(self) -> None:
-        if self._loaded:
+        if self._loading:  # adding asks for the declarations, too
             return
-        self._loaded = True
-        for name in OP_PACKAGES:
-            declaration = import_module(f"veomni_hook.kernels.{name}")
-            self.add_op(declaration.OP)
-            for kernel in declaration.KERNELS:
-                self.add(kernel)
-        for point in announced(KERNELS):
+        self._loading = True
+        try:
+            for name in OP_PACKAGES[self._declared :]:
+                self._declared += 1
+                declaration = import_module(f"veomni_hook.kernels.{name}")
+                self.add_op(declaration.OP)
+                for kernel in declaration.KERNELS:
+                    self.add(kernel)
+            if in_force(KERNELS) != self._plugged:
+                self._plug(in_force(KERNELS))
+        finally:
+            self._loading = False
+
+    def _plug(self, points: tuple[EntryPoint, ...]) -> None:
+        """Have the kernels of these entry points and of no others; one that fails gives none."""
+        for key in self._announced:
+            self._remove(*key)
+        self._announced, self._plugged = {}, ()
+        self.version += 1
+        for point in points:
+            self._add_announced(point)
+        self._plugged = in_force(KERNELS)  # without those that failed
+
+    def _add_announced(self, point: EntryPoint) -> None:
+        added: list[tuple[str, str, str]] = []
+        try:
             for kernel in _announced_kernels(point):
                 self.add(kernel)
+                added.append((kernel.op, kernel.variant, kernel.backend))
+        except KeyboardInterrupt:
+            raise
+        except (
+            BaseException
+        ) as error:  # SystemExit, too: a distribution does not decide whether a script runs
+            for key in added:
+                self._remove(*key)
+            what = error.what if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
+            failure = KernelError(
+                f"{point.value} cannot be loaded: {what}", where=described(point), fix=remedy(point)
+            )
+            failure.__cause__ = error
+            give_up(point, failure)
+        else:
+            self._announced.update(dict.fromkeys(added, point))
+
+    def _remove(self, op: str, variant: str, backend: str) -> None:
+        del self._kernels[op, variant, backend]
+        if backend == REFERENCE:
+            self._derive(op, variant, self._ops[op].variants[variant])
+
+    def _derive(self, op: str, name: str, variant: Variant) -> None:
+        """Give a variant the kernel of backend ``reference`` that its declaration names."""
+        kernel = Kernel(
+            op=op,
+            variant=name,
+            backend=REFERENCE,
+            load=variant.reference,
+            description=_REFERENCE_DESCRIPTION,
+            automatic=False,
+        )
+        self._kernels[op, name, REFERENCE] = kernel
+        self._derived.add((op, name, REFERENCE))
 
 
 def _announced_kernels(point: EntryPoint) -> Iterable[Kernel]:
-    """The kernels that an entry point names."""
-    where = f"entry point {point.name!r} of {point.dist.name if point.dist else 'a distribution'}"
-    try:
-        found = point.load()
-    except Exception as error:
-        raise KernelError(
-            f"{point.value} cannot be loaded: {type(error).__name__}: {error}",
-            where=where,
-            fix="mend or uninstall that distribution",
-        ) from error
+    """The kernels that an entry point names; raises whatever loading it raises."""
+    found = point.load()
     found = getattr(found, "KERNELS", found)
     kernels = (found,) if isinstance(found, Kernel) else found
     if not isinstance(kernels, tuple | list) or not all(isinstance(each, Kernel) for each in kernels):
         raise KernelError(
-            f"{point.value} is no veomni_hook.Kernel",
-            where=where,
-            fix="name a Kernel, a tuple of them, or a module that holds one as KERNELS",
+            "it is no veomni_hook.Kernel, no tuple of them, and no module that holds one as KERNELS",
+            where=described(point),
+            fix=remedy(point),
         )
     return kernels
 
@@ -310,9 +352,9 @@ def load_attribute(reference: str) -> Callable[..., Any]:
     module_name, attribute = reference.split(":")
     try:
         return getattr(import_module(module_name), attribute)  # type: ignore[no-any-return]
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:
         raise KernelError(
-            f"kernel code {reference!r} cannot be loaded: {error}",
+            f"kernel code {reference!r} cannot be loaded: {type(error).__name__}: {error}",
             where="kernel registry",
             fix="correct the kernel's load, refuses or loses, or install what it imports",
         ) from error

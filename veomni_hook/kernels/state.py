@@ -55,6 +55,7 @@ def set_choice(text: str) -> None:
     Every patched module that is imported asks for the choice in force; only another one
     makes slots look anew.
     """
+    registry.ops()  # plugins that came into force or went out of it make another version
     choice = _parsed(text, registry.version)
     if choice != STATE.choice:
         STATE.choice = choice

@@ -11,16 +11,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from veomni_hook.errors import ConfigError, PatchTargetError
+from veomni_hook.errors import ConfigError, IdiomError, PatchTargetError, VeomniHookError
 from veomni_hook.patches.adopt import adopt
 from veomni_hook.patches.conflicts import declared_steps, same_config
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin, Plan
 from veomni_hook.patches.report import AppliedPatch, PatchReport
-from veomni_hook.patches.routes.config import missed, routes
+from veomni_hook.patches.routes.config import NAME, missed, routes
+from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Placed, apply_edits, place_edits
+from veomni_hook.patches.text.names import listed
 from veomni_hook.patches.verbs.additions import plan_additions
 from veomni_hook.patches.verbs.exclude import plan_exclusions
 from veomni_hook.patches.verbs.guard import plan_guard
@@ -102,7 +104,8 @@ def patch_source(
 
     Raises:
         ConfigError: a config is for another module or device.
-        IdiomError: an idiom fails on the module, or what it wants to write is wrong.
+        IdiomError: an idiom fails on the module, or what it wants to write is wrong: whatever is raised
+            that the configs alone do not raise.
         PatchError: a patch does not apply exactly once, conflicts with another, or breaks the module; each
             cause has its own class in `veomni_hook.errors`.
         SyntaxError: ``source`` is not valid Python.
@@ -116,7 +119,22 @@ def patch_source(
                 fix="pass the configs that applicable() returns",
             )
     document = Document(source, origin.module)
-    sites = recognise(document) if idioms else []
+    if not idioms:
+        return _patched(document, configs, [], origin)
+    sites = recognise(document)
+    try:
+        return _patched(document, configs, sites, origin)
+    except IdiomError:
+        raise
+    except Exception as error:
+        _patched(document, configs, [], origin)  # what it raises is not the idioms' doing
+        raise _failed_routes(error, sites, origin) from error
+
+
+def _patched(
+    document: Document, configs: Sequence[PatchConfig], sites: Sequence[Site], origin: Origin
+) -> PatchedSource:
+    source = document.source
     found = routes(sites, origin.module)
     steps, yielded = declared_steps([*([found] if found else []), *configs], origin, document)
     report = PatchReport(
@@ -130,6 +148,19 @@ def patch_source(
         names = dict.fromkeys(d.qualname for d in document.definitions() if len(d.parents) == 1)
         return PatchedSource(source, source, replace(report, untouched=tuple(names)))
     return _carried_out(Plan(document, origin, steps), report)
+
+
+def _failed_routes(error: Exception, sites: Sequence[Site], origin: Origin) -> IdiomError:
+    """The error of what idioms found and cannot write, or what cannot stand beside the configs."""
+    target = getattr(error, "target", "")
+    ops = {site.op for site in sites if site.splices and (not target or site.target == target)}
+    what = error.what if isinstance(error, VeomniHookError) else f"{type(error).__name__}: {error}"
+    return IdiomError(
+        f"what the idioms of {listed(sorted(ops)) if ops else NAME} write fails: {what}",
+        where=error.where if isinstance(error, VeomniHookError) else str(origin),
+        fix="report this as a defect of veomni-hook",
+        target=target,
+    )
 
 
 def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:

@@ -15,7 +15,7 @@ from veomni_hook.errors import (
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.remedies import remedy
 from veomni_hook.patches.routes.config import NAME as ROUTES
-from veomni_hook.patches.spec import PatchType
+from veomni_hook.patches.spec import PatchConfig, PatchType
 from veomni_hook.patches.structure.scope import bound_names
 from veomni_hook.patches.structure.unresolved import provided_names, unresolved_names, unresolved_uses
 from veomni_hook.patches.structure.uses import Use, global_bindings, global_uses, has_star_import
@@ -68,13 +68,18 @@ def check_text(plan: Plan, text: str, placed: Sequence[Placed]) -> Document:
             and text.count("\n", 0, one.start) < line <= text.count("\n", 0, one.end) + 1
         ]
         shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        texts = listed(f"{step.target} ({_said(step.config)})" for step in guilty)
         raise PatchError(
             f"the patched source is not valid Python: {error} ({shown})",
-            where=f"{plan.origin}; in the text of {listed(f'{s.target} ({s.config.name})' for s in guilty)}",
+            where=f"{plan.origin}; in the text of {texts}",
             fix="correct the code of that patch",
             target=guilty[0].target if guilty else "",
         ) from error
     return patched
+
+
+def _said(config: PatchConfig) -> str:
+    return ", ".join(dict.fromkeys((config.name, config.origin)))
 
 
 def untouched(plan: Plan, placed: Sequence[Placed], patched: Document) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """An idiom for tests, the only one after `install()`: a scaling `forward` returns a thousand more."""
 
 import types
+from dataclasses import replace
 
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.routes.site import Site, Status
@@ -19,6 +20,12 @@ def find(view):
 
 def fail(view):
     raise RuntimeError("a defect")
+
+
+def garble(view):
+    """What it writes is no Python."""
+    for site in find(view):
+        yield replace(site, splices=tuple(replace(one, text="\t(\n") for one in site.splices))
 
 
 def install(find=find):

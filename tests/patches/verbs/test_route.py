@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.patches import doubling
-from veomni_hook.errors import IdiomError, PatchConflictError
+from veomni_hook.errors import IdiomError
 from veomni_hook.patches.render import unified_diff
 from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.routes.splice import before_body
@@ -307,5 +307,5 @@ def test_code_of_a_route_that_is_no_python_is_named(patched: Any, idioms: Any) -
 
 def test_the_name_of_a_slot_must_be_free(patched: Any, idioms: Any) -> None:
     idioms(doubling.double)
-    with pytest.raises(PatchConflictError, match="has the name of something that the module defines"):
+    with pytest.raises(IdiomError, match="has the name of something that the module defines"):
         patched(UPSTREAM + "\n\nveomni_double_times_two = 1\n", idioms=True)

@@ -1,15 +1,29 @@
-"""Activates the hook in child processes of `veomni-hook run`; see `veomni_hook.finders.children`."""
+"""Activates the hook in child processes of `veomni-hook run`; see `veomni_hook.finders.children`.
+
+This file shadows whatever `sitecustomize` the environment has. That one runs after activation, so that what
+it imports is patched; what it raises leaves through here, and Python reports it as it would without us.
+"""
 
 import os
 import sys
 
 
-def _run_hidden_sitecustomize(own: str) -> None:
-    # This file shadows whatever sitecustomize the environment has; that one must still run.
+def _activate() -> None:
+    if os.environ.get("VEOMNI_HOOK") != "1":
+        return
+    import veomni_hook.install  # noqa: F401
+    from veomni_hook.finders.state import STATE
+
+    if STATE.finder in sys.meta_path[1:]:  # what sitecustomize put ahead of it would hide modules from it
+        sys.meta_path.remove(STATE.finder)
+        sys.meta_path.insert(0, STATE.finder)
+
+
+def _run_hidden_sitecustomize() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    spec = PathFinder.find_spec("sitecustomize", [p for p in sys.path if os.path.abspath(p or ".") != own])
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
         return
     module = module_from_spec(spec)
@@ -17,8 +31,14 @@ def _run_hidden_sitecustomize(own: str) -> None:
     spec.loader.exec_module(module)
 
 
-_own = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != _own]
-_run_hidden_sitecustomize(_own)
-if os.environ.get("VEOMNI_HOOK") == "1":
-    import veomni_hook.install  # noqa: F401
+_own = os.path.dirname(__file__)
+sys.path[:] = [entry for entry in sys.path if os.path.normpath(entry) != _own]
+try:
+    _activate()
+except ImportError:
+    pass  # theirs may be what makes this package importable; else the second attempt reports it
+finally:
+    try:
+        _run_hidden_sitecustomize()
+    finally:
+        _activate()

@@ -63,7 +63,10 @@ def _check_nested(document: Document, ranges: Sequence[Splice]) -> None:
 
 
 def _lines(document: Document, splice: Splice) -> Iterator[int]:
-    """Where the lines of a range begin that are not blank and not inside a string."""
+    """Where the code of a range's lines begins: of those that are not blank and not inside a string.
+
+    What moves a line goes behind its indentation: four columns in front of a tab may be none.
+    """
     start = document.line_start(splice.start)
     text = document.source[start : splice.end]
     inside = _inside_strings(text)
@@ -71,7 +74,7 @@ def _lines(document: Document, splice: Splice) -> Iterator[int]:
         following = document.next_line(start)
         number = document.lineno(start) - document.lineno(splice.start)
         if document.source[start:following].strip() and number not in inside:
-            yield start
+            yield start + _indentation(document.source[start:following])
         start = following
 
 
@@ -82,8 +85,13 @@ def _indented(document: Document, edit: Edit, indent: str) -> Edit:
     first = 0 if edit.start == document.line_start(edit.start) else 1
     for number in range(first, len(lines)):
         if lines[number].strip() and number not in inside:
-            lines[number] = indent + lines[number]
+            at = _indentation(lines[number])
+            lines[number] = lines[number][:at] + indent + lines[number][at:]
     return replace(edit, text="\n".join(lines))
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip(" \t\f"))
 
 
 def _inside_strings(text: str) -> set[int]:
@@ -101,6 +109,9 @@ def _fitted(
     for edit in sorted(edits, key=lambda edit: (edit.start, not edit.inserts)):
         if edit.start < done:
             continue  # it is in the line that was wrapped
+        if edit.inserts and not edit.text.strip():
+            fitted.append(edit)  # it moves a line, which is upstream's
+            continue
         if edit.inserts and edit.start == document.line_start(edit.start):
             fitted.append(replace(edit, text=wrapped(edit.text)))
             continue
@@ -128,6 +139,5 @@ def _wrapped(
         return edit, []
     within = (replace(part, start=part.start - start, end=part.end - start) for part in parts)
     text = apply_edits(document.source[start:end], within)
-    indent = "".join(e.text for e in edits if e.start == start and e.inserts and not e.text.strip())
-    made = wrapped(indent + text).removeprefix(indent)
+    made = wrapped(text)
     return (Edit(start, end, made, edit.patch), parts) if made != text else (edit, [])

@@ -43,8 +43,12 @@ def reindent(text: str, old: str, new: str) -> str:
     for number, line in enumerate(lines, start=2):
         if number in inside:
             moved.append(line)
-        elif not line.strip():
+            continue
+        bare = line.lstrip(" \t\f")
+        # A form feed sets the column back to zero.
+        shown = line[line.rfind("\f", 0, len(line) - len(bare)) + 1 :]
+        if not bare.strip():
             moved.append("")
         else:
-            moved.append(new + (line[len(old) :] if line.startswith(old) else line.lstrip(" \t\f")))
+            moved.append(new + (shown[len(old) :] if shown.startswith(old) else bare))
     return "\n".join(moved)

@@ -1,0 +1,195 @@
+"""Configs that installed distributions announce: in force or not, and contained where they fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.finders.conftest import DATA, ROOT, TINY, Python, Ran
+
+SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
+PAIR = "from transformers.models.pair_a.modeling_pair_a import which; print(which())"
+HOOK = "import veomni_hook.install\n"
+CODE = f"{HOOK}{SHOW}\n{PAIR}\nimport transformers.models.scaled.modeling_scaled"
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def installed(python: Python, tmp_path: Path) -> Run:
+    """Run code where distributions announce config modules: `name=value` each, a module's text with it."""
+    site = tmp_path / "site"
+
+    def run(code: str, *announced: tuple[str, str, str], **variables: str | None) -> Ran:
+        for name, value, text in announced:
+            info = site / f"{name}-1.0.dist-info"
+            info.mkdir(parents=True, exist_ok=True)
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text(f"[veomni_hook.patches]\n{name}-patches = {value}\n")
+            if text:
+                (site / f"{value.partition(':')[0]}.py").write_text(text)
+        path = os.pathsep.join(map(str, (site, DATA / "hub", DATA / "configs", ROOT)))
+        return python(code, **{"PYTHONPATH": path, "VEOMNI_PATCHES": None, **variables})
+
+    return run
+
+
+GOOD = ("Good.Dist", "tiny_config", "")
+MISSING = "from veomni_hook import PatchConfig\nconfig = PatchConfig({!r})\n@config.override_method({!r})\ndef forward(self, x):\n    return x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise RuntimeError('broken')\n", "RuntimeError: broken"),
+        ("raise SystemExit(3)\n", "SystemExit: 3"),
+        ("import sys; sys.exit()\n", "SystemExit"),
+        ("import nowhere_at_all\n", "ModuleNotFoundError"),
+        ("def (\n", "SyntaxError"),
+        ("class Stop(BaseException): pass\nraise Stop('a skip')\n", "Stop: a skip"),
+        ("value = 1\n", "holds no patch config"),
+        ("config = 3\n", "no patch config"),
+    ],
+)
+def test_one_that_fails_is_named_once_and_everything_else_goes_on(
+    installed: Run, text: str, said: str
+) -> None:
+    ran = installed(CODE, GOOD, ("bad", "bad_config", text))
+    assert ran.out == "103\npatched a\n", ran.err
+    assert ran.err.count("is left out of this process") == 1
+    assert "entry point 'bad-patches' of bad (veomni_hook.patches)" in ran.err and said in ran.err
+    assert "VEOMNI_PLUGINS=0" in ran.err
+
+
+def test_it_is_an_error_under_strict_and_nothing_of_it_is_kept(installed: Run) -> None:
+    bad = ("bad", "bad_config", "raise SystemExit(3)\n")
+    strict = installed(CODE, GOOD, bad, VEOMNI_STRICT="1")
+    assert strict.code == 1
+    assert "of bad (veomni_hook.patches)" in strict.err and "SystemExit: 3" in strict.err
+    for _ in range(2):
+        assert installed(CODE).err.count("is left out") == 1
+    mended = "from veomni_hook import PatchConfig\nconfig = PatchConfig('x')\n"
+    ran = installed(CODE, ("bad", "bad_config", mended))
+    assert (ran.out, ran.err) == ("103\npatched a\n", "")
+
+
+def test_an_interrupt_passes(installed: Run) -> None:
+    ran = installed(f"{HOOK}{SHOW}", ("bad", "bad_config", "raise KeyboardInterrupt\n"))
+    assert ran.code != 0 and "KeyboardInterrupt" in ran.err and "left out" not in ran.err
+
+
+def test_what_is_stored_without_it_is_what_a_process_without_plugins_stores(installed: Run) -> None:
+    look = f"{HOOK}{SHOW}\nprint(veomni_hook.install.handle.status())"
+    bad = ("bad", "bad_config", "raise RuntimeError('broken')\n")
+    first = installed(look, bad, VEOMNI_PATCHES="tiny_config")
+    assert "patched (miss)" in first.out, first.err
+    assert "patched (hit)" in installed(look, VEOMNI_PATCHES="tiny_config", VEOMNI_PLUGINS="0").out
+    again = installed(look, VEOMNI_PATCHES="tiny_config")
+    assert "patched (hit)" in again.out and "is left out" in again.err
+
+
+@pytest.mark.parametrize(
+    ("plugins", "shown"),
+    [
+        (None, "103"),
+        ("1", "103"),
+        ("all", "103"),
+        ("0", "3"),
+        ("none", "3"),
+        ("good_dist", "103"),
+        ("Good.Dist-patches", "103"),
+        ("bad", "3"),
+        ("bad, good-dist", "103"),
+    ],
+)
+def test_the_setting_says_which_are_in_force(installed: Run, plugins: str | None, shown: str) -> None:
+    bad = ("bad", "bad_config", "import builtins; builtins.BAD = 1\nconfigs = []\n")
+    code = f"{HOOK}{SHOW}\nimport builtins; print(hasattr(builtins, 'BAD'))"
+    ran = installed(code, GOOD, bad, VEOMNI_PLUGINS=plugins)
+    loaded = plugins in (None, "1", "all") or "bad" in (plugins or "")
+    assert ran.out == f"{shown}\n{loaded}\n", ran.err
+    assert ran.err == ""
+    if shown == "3":  # what is in force is part of the key: another process gets its own
+        assert installed(f"{HOOK}{SHOW}").out == "103\n"
+
+
+def test_an_activation_and_a_settings_file_say_it_too(installed: Run, tmp_path: Path) -> None:
+    code = f"import veomni_hook; veomni_hook.activate(plugins=[])\n{SHOW}"
+    assert installed(code, GOOD).out == "3\n"
+    (tmp_path / "veomni-hook.toml").write_text('plugins = ["good-dist"]\n')
+    assert installed(f"{HOOK}{SHOW}").out == "103\n"
+    (tmp_path / "veomni-hook.toml").write_text("plugins = false\n")
+    assert installed(f"{HOOK}{SHOW}").out == "3\n"
+
+
+def test_a_child_of_run_inherits_it(installed: Run, tmp_path: Path) -> None:
+    (tmp_path / "veomni-hook.toml").write_text("plugins = false\n")
+    (tmp_path / "script.py").write_text(f"import os; os.chdir('/')\n{SHOW}\n")
+    code = (
+        "import subprocess, sys\n"
+        "sys.exit(subprocess.run([sys.executable, '-m', 'veomni_hook', 'run', 'script.py']).returncode)"
+    )
+    assert installed(code, GOOD).out == "3\n"
+
+
+def test_a_name_that_nothing_has_is_said(installed: Run) -> None:
+    ran = installed(f"{HOOK}{SHOW}", GOOD, VEOMNI_PLUGINS="god.dist,Good.Dist")
+    assert ran.out == "103\n"
+    assert ran.err.count("names god-dist, and no installed distribution") == 1
+    strict = installed(f"{HOOK}{SHOW}", GOOD, VEOMNI_PLUGINS="god.dist", VEOMNI_STRICT="1")
+    assert strict.code == 1 and "SettingsError" in strict.err
+
+
+def test_a_patch_of_theirs_that_does_not_apply_names_them(installed: Run) -> None:
+    bad = ("bad", "bad_config", MISSING.format(TINY, "TinyNrom.forward"))
+    ran = installed(f"{HOOK}{SHOW}", bad)
+    assert ran.code == 1
+    assert "PatchTargetError" in ran.err and "TinyNorm" in ran.err
+    assert "of bad (veomni_hook.patches), which VEOMNI_PLUGINS=0 leaves out" in ran.err
+    assert installed(f"{HOOK}{SHOW}", VEOMNI_PLUGINS="0").out == "3\n"
+
+
+def test_one_that_the_settings_name_as_well_is_the_users_own_error(installed: Run) -> None:
+    bad = ("bad", "bad_config", "raise SystemExit(3)\n")
+    ran = installed(f"{HOOK}{SHOW}", bad, VEOMNI_PATCHES="bad_config")
+    assert ran.code == 1 and "ConfigError" in ran.err and "VEOMNI_PATCHES" in ran.err
+
+
+def test_the_dump_and_the_command_line_go_on_as_well(installed: Run, tmp_path: Path) -> None:
+    bad = ("bad", "bad_config", "raise RuntimeError('broken')\n")
+    ran = installed(f"{HOOK}{SHOW}", GOOD, bad, VEOMNI_DUMP_PATCHED="1")
+    assert ran.out == "103\n" and ran.err.count("is left out") == 1
+    assert (tmp_path / "veomni_patched" / "models" / "tiny" / "modeling_tiny.py").exists()
+    code = "import sys\nfrom veomni_hook.cli.app import main\nsys.argv[0] = 'veomni-hook'\nmain()"
+    ran = command(installed, code, "dump", TINY)
+    assert "+ 100" in ran.out and "is left out" in ran.err
+
+
+def command(installed: Run, code: str, *arguments: str, **variables: str | None) -> Ran:
+    return installed(code.replace("main()", f"sys.argv[1:] = {list(arguments)!r}; main()"), **variables)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_doctor_lists_them(installed: Run, fast: bool) -> None:
+    import json
+
+    bad = ("bad", "bad_config", "raise RuntimeError('broken')\n")
+    code = "import sys\nfrom veomni_hook.cli.app import main\nmain()"
+    installed("", GOOD, bad)
+    options = ["doctor", "--json", *(["--fast"] if fast else [])]
+    found = json.loads(command(installed, code, *options, VEOMNI_PLUGINS=None).out)
+    rows = {row["distribution"]: row for row in found["plugins"]}
+    assert rows["Good.Dist"] == {
+        "plugin": "Good.Dist-patches",
+        "distribution": "Good.Dist",
+        "announces": "tiny_config",
+        "group": "veomni_hook.patches",
+        "state": "in force",
+    }
+    assert ("broken" in rows["bad"]["state"]) == (not fast)
+    assert any("of bad (veomni_hook.patches)" in problem for problem in found["problems"]) == (not fast)
+    off = json.loads(command(installed, code, *options, VEOMNI_PLUGINS="good-dist,god").out)
+    assert [row["state"] for row in off["plugins"]] == ["switched off", "in force"]
+    assert any("names god," in problem for problem in off["problems"])

@@ -1,0 +1,166 @@
+"""Sources that are laid out as no release of transformers is: tabs, form feeds, other line ends, odd encodings."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from functools import cache
+from importlib.util import decode_source
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import transformers
+
+from veomni_hook.errors import IdiomError, PatchTargetError
+from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
+from veomni_hook.patches.idioms import recognise
+from veomni_hook.patches.spec import PatchConfig
+from veomni_hook.patches.text.reindent import reindent, string_lines
+
+FAMILIES = ("qwen3", "gemma3", "mixtral", "deepseek_v3", "doge")
+UPSTREAM = "def f(x):\n    return x\n\n\ndef g(x):\n    return x + 1\n"
+
+
+def _lines(source: str, change: Callable[[int, str], str]) -> str:
+    """The text with every line changed that holds code and is not inside a string."""
+    inside = string_lines(source)
+    lines = enumerate(source.split("\n"), start=1)
+    return "\n".join(
+        line if number in inside or not line.strip() else change(number, line) for number, line in lines
+    )
+
+
+def _tabs(_: int, line: str) -> str:
+    blanks = len(line) - len(line.lstrip(" "))
+    return "\t" * (blanks // 4) + " " * (blanks % 4) + line[blanks:]
+
+
+def _mixed(source: str) -> str:
+    """One top-level block with tabs, the next with blanks."""
+    blocks = 0
+
+    def change(number: int, line: str) -> str:
+        nonlocal blocks
+        blocks += line[0] not in " #)]}"
+        return _tabs(number, line) if blocks % 2 else line
+
+    return _lines(source, change)
+
+
+LAYOUTS: dict[str, Callable[[str], str]] = {
+    "tabs": lambda source: _lines(source, _tabs),
+    "tabs and CRLF": lambda source: _lines(source, _tabs).replace("\n", "\r\n"),
+    "tabs here, blanks there": _mixed,
+    "form feeds": lambda source: _lines(source, lambda number, line: "\f" * (number % 2) + line),
+    "blanks before form feeds": lambda source: _lines(
+        source, lambda number, line: " \f" * (number % 2 and line[0] == " ") + line
+    ),
+    "CRLF": lambda source: source.replace("\n", "\r\n"),
+    "CR": lambda source: source.replace("\n", "\r"),
+    "no final newline": lambda source: source.rstrip("\n"),
+}
+
+
+@cache
+def _upstream(family: str) -> str:
+    path = Path(transformers.__file__).parent / "models" / family / f"modeling_{family}.py"
+    return path.read_text(encoding="utf-8")
+
+
+def _patched(source: str, family: str) -> PatchedSource:
+    module = f"transformers.models.{family}.modeling_{family}"
+    return patch_source(source, [], Origin(module, "m.py", "transformers", "0"), idioms=True)
+
+
+@cache
+def _expected(family: str) -> PatchedSource:
+    return _patched(_upstream(family), family)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [*((family, "tabs") for family in FAMILIES), *(("mixtral", layout) for layout in [*LAYOUTS][1:])],
+)
+def test_any_layout_is_routed_as_upstreams_own(family: str, layout: str) -> None:
+    source = LAYOUTS[layout](_upstream(family))
+    assert source != _upstream(family)
+    expected, found = _expected(family), _patched(source, family)
+    sites = [(one.kind, one.target, one.op, one.variant) for one in found.report.applied]
+    assert sites == [(one.kind, one.target, one.op, one.variant) for one in expected.report.applied]
+    assert len(sites) >= 8
+    for text, wanted in ((found.text, expected.text), (found.plain, expected.plain)):
+        compile(text, family, "exec", dont_inherit=True)
+        assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(wanted))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "head"),
+    [("utf-8-sig", ""), ("latin-1", "# -*- coding: latin-1 -*-\n"), ("utf-8", "# coding: utf-8\n")],
+)
+def test_marks_and_declarations_of_an_encoding(encoding: str, head: str) -> None:
+    source = f"{head}{_upstream('qwen3')}\nNAME = 'größer'\n"
+    result = _patched(decode_source(source.encode(encoding, "replace")), "qwen3")
+    assert len(result.report.applied) == len(_expected("qwen3").report.applied)
+    assert ast.parse(result.text).body[-1].value.value == "größer"  # type: ignore[attr-defined]
+
+
+def test_a_form_feed_in_the_indentation_is_no_part_of_it() -> None:
+    assert reindent("\f    if x:\n \f        y\n\f\n    z", "    ", "") == "if x:\n    y\n\nz"
+
+
+class TestWhatAnIdiomsEditRaises:
+    """It is an `IdiomError`, whatever it is, unless the configs alone raise it, too."""
+
+    origin = Origin("pkg.upstream", "upstream.py", "pkg", "1")
+
+    @pytest.fixture
+    def writing(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        """Let one idiom write a text at a place of `UPSTREAM`."""
+        from veomni_hook.patches.routes.site import Site, Splice, Status
+
+        def put(start: int, end: int, text: str) -> None:
+            site = Site("op", "f", Status.ROUTED, "v", splices=(Splice(start, end, text),))
+            idiom = SimpleNamespace(__name__="idiom", find=lambda view: [site])
+            monkeypatch.setattr(recognise, "idioms", lambda: (idiom,))
+
+        return put
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("\treturn x\n  return y\n", "the idioms of op write fails: the patched source is not valid"),
+            ("    return x\n)\n", "not valid Python"),
+            ("", "not valid Python"),
+        ],
+    )
+    def test_code_that_does_not_parse(self, writing: Callable[..., None], text: str, said: str) -> None:
+        begin = UPSTREAM.index("    return x\n")
+        writing(begin, begin + len("    return x\n"), text)
+        with pytest.raises(IdiomError, match=said) as caught:
+            patch_source(UPSTREAM, [], self.origin, idioms=True)
+        assert "defect of veomni-hook" in caught.value.fix
+
+    @pytest.mark.parametrize("error", [ValueError("odd"), KeyError("lost"), RecursionError()])
+    def test_errors_of_any_kind(
+        self, writing: Callable[..., None], monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        from veomni_hook.patches import engine
+
+        def fail(plan: object) -> None:
+            if list(plan.of_kind("route")):  # type: ignore[attr-defined]
+                raise error
+
+        monkeypatch.setattr(engine, "plan_routes", fail)
+        writing(10, 10, "    y = x\n")
+        with pytest.raises(IdiomError, match=type(error).__name__) as caught:
+            patch_source(UPSTREAM, [], self.origin, idioms=True)
+        assert caught.value.__cause__ is error
+
+    def test_what_configs_raise_stays_theirs(self, writing: Callable[..., None]) -> None:
+        begin = UPSTREAM.index("    return x\n")
+        writing(begin, begin + 4, "\t")
+        config = PatchConfig("pkg.upstream")
+        config.rewrite("h", pattern="{x} + 1", replacement="{x} + 2")
+        with pytest.raises(PatchTargetError, match="h"):
+            patch_source(UPSTREAM, [config], self.origin, idioms=True)
