@@ -12,6 +12,7 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patches.text.reindent import reindent
 from veomni_hook.patches.text.walk import walk_ast
+from veomni_hook.patches.text.wrap import WIDTH
 
 __all__ = ["guard", "operands"]
 
@@ -60,7 +61,10 @@ def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, insid
         return "\n".join(lines)
     several = len(tail.conditions) > 1
     tests = [_test(view, test, several=several) for test in tail.conditions]
-    return "\n".join([f"if {' and '.join(tests)}:", *(_indented(one) for one in lines)])
+    test = " and ".join(tests)
+    # In brackets, a long line can be wrapped.
+    test = f"({test})" if several and len(test) > WIDTH - 20 else test
+    return "\n".join([f"if {test}:", *(_indented(one) for one in lines)])
 
 
 def _keywords(view: ModuleView, keywords: Sequence[ast.keyword]) -> str:
