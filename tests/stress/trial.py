@@ -223,7 +223,7 @@ _SIZES = {"SomeRMSNorm": (8,), "SomeMLP": (6, 8), "BankExperts": (4, 6, 5), "Som
 
 def build(form: Form, module: Any, case: Case) -> nn.Module:
     """The module that is called, with parameters that are the same each time."""
-    torch.manual_seed(7)
+    torch.default_generator.manual_seed(7)
     owner: nn.Module = getattr(module, form.called)(*_SIZES.get(form.kind, ()))
     return owner.to(case.held)
 
@@ -239,7 +239,7 @@ def cases(form: Form, draw: random.Random) -> list[Case]:
         "SomeForCausalLM": _model_cases,
         "SomeAttention": lambda draw: _rotary_cases(form, draw),
     }
-    torch.manual_seed(draw.randrange(2**31))
+    torch.default_generator.manual_seed(draw.randrange(2**31))
     return list(makers[form.kind](draw))
 
 
