@@ -42,7 +42,7 @@ def main(
     starts: Annotated[int, typer.Option(help="starts of a small package at once")] = 256,
     real: Annotated[int, typer.Option(help="starts of the installed transformers at once")] = 8,
     kills: Annotated[int, typer.Option(help="starts that are killed")] = 1000,
-    flips: Annotated[int, typer.Option(help="bytes of each file in which a bit is flipped; 0: every byte")] = 0,
+    flips: Annotated[int, typer.Option(help="a sample of tamperings, with so many flipped bits; 0: all")] = 0,
     modules: Annotated[int, typer.Option(help="generated modules")] = 100_000,
     workers: Annotated[int, typer.Option(help="processes for generated modules")] = 2,
     output: Annotated[Path | None, typer.Option(help="write the result as JSON")] = None,

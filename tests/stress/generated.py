@@ -107,10 +107,11 @@ class _Tally:
         lines = []
         for op in WEIGHTS:
             of = {outcome: number for (each, outcome), number in self._outcomes.items() if each == op}
-            routed = sum(of.get(name, 0) for name in ("equal", "rounding", "upstream's"))
+            routed = sum(of.get(name, 0) for name in ("equal", "rounding", "upstream's", "in place"))
             note = (
                 f"{routed:,} routed ({of.get('equal', 0):,} equal bit for bit, {of.get('rounding', 0):,} within rounding, "
-                f"{of.get(_UPSTREAMS, 0):,} left to the original's code), {of.get('not routed', 0):,} not routed; "
+                f"{of.get(_UPSTREAMS, 0):,} left to the original's code, {of.get('in place', 0):,} refused by autograd), "
+                f"{of.get('not routed', 0):,} not routed; "
                 f"{self._calls[op]:,} pairs of runs compared; {of.get('broken', 0):,} more raise by themselves"
             )
             count = sum(of.values()) - of.get("broken", 0)

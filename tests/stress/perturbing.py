@@ -65,7 +65,7 @@ WORDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("cast in", r"(\bturned_\w+\()q, cos", r"\1q.double(), cos"),
         ("cos clamped", r"\* cos\b", "* cos.clamp(-1, 1)"),
         ("along another axis", r"dim=-1\)", "dim=-2)"),
-        ("in place", r"^(def apply_rotary_pos_emb\(q,.+)$", r"\1\n    q.mul_(1.5)"),
+        ("in place", r"^(def apply_rotary_pos_emb\((\w+).+)$", r"\1\n    \2.mul_(1.5)"),
     ),
     "MLPs": (
         ("GELU", r"nn\.SiLU\(\)", "nn.GELU()"),

@@ -37,17 +37,20 @@ TEXT_OF_ANOTHER_RELEASE = "raise RuntimeError('of another release')\n"
 
 
 def tampering(folder: Path, flips: int, seed: int) -> Part:
-    """Try every tampering on every piece, and flip a bit in every byte, or in `flips` bytes of each piece."""
+    """Try every tampering on every piece, and flip a bit in every byte of it.
+
+    With `flips`, in that many bytes, and each tampering once, on one of its pieces.
+    """
     began = time.monotonic()
     part = Part("tampering", seed)
     trial = _Trial(folder, part, random.Random(seed))
     for one in TAMPERINGS:
-        line = Line(one.name, note=", ".join(one.pieces))
-        for piece in one.pieces:
+        line = Line(one.name)
+        for piece in [trial.draw.choice(one.pieces)] if flips else one.pieces:
             if one.times == EVERY_BYTE:
                 trial.every_byte(line, one, piece, flips)
             else:
-                for _ in range(one.times):
+                for _ in range(1 if flips else one.times):
                     trial.attempt(line, one, piece)
         part.lines.append(line)
     part.seconds = time.monotonic() - began
