@@ -25,10 +25,10 @@ __all__ = ["PARTS", "in_worker", "main"]
 PARTS = ("starts", "kills", "tampering", "generated")
 
 
-def in_worker(name: str, folder: Path, count: int, seed: int, spoiled: str = "") -> Part:
-    """Run a part about the cache in an interpreter of its own."""
+def in_worker(name: str, folder: Path, count: int, seed: int, *more: str) -> Part:
+    """Run a part about the cache in an interpreter of its own; `worker` says what else may be given."""
     (folder / "tmp").mkdir(parents=True)
-    command = [sys.executable, "-m", "tests.stress.worker", name, str(folder), str(count), str(seed), spoiled]
+    command = [sys.executable, "-m", "tests.stress.worker", name, str(folder), str(count), str(seed), *more]
     environment = stand.environment(folder) | {"TMPDIR": str(folder / "tmp")}
     done = subprocess.run(command, cwd=stand.ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:

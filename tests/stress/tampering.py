@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,15 +36,17 @@ STARTED = 10
 TEXT_OF_ANOTHER_RELEASE = "raise RuntimeError('of another release')\n"
 
 
-def tampering(folder: Path, flips: int, seed: int) -> Part:
+def tampering(folder: Path, flips: int, seed: int, names: Sequence[str] = ()) -> Part:
     """Try every tampering on every piece, and flip a bit in every byte of it.
 
-    With `flips`, in that many bytes, and each tampering once, on one of its pieces.
+    With `flips`, in that many bytes, and each tampering once, on one of its pieces. With `names`, these alone.
     """
     began = time.monotonic()
     part = Part("tampering", seed)
     trial = _Trial(folder, part, random.Random(seed))
     for one in TAMPERINGS:
+        if names and one.name not in names:
+            continue
         line = Line(one.name)
         for piece in [trial.draw.choice(one.pieces)] if flips else one.pieces:
             if one.times == EVERY_BYTE:
