@@ -236,7 +236,7 @@ class _Search(Method):
         if any(isinstance(node, ast.Return) for node in nodes) or not any(map(_is_topk, nodes)):
             return
         form = self.form(run, names)
-        # What does more than compute is nothing that a kernel stands in for, and neither is what may raise first.
+        # What does more than compute, or may raise before it does, is nothing that a kernel stands in for.
         if not isinstance(form, Form) or form.result.op != "tuple" or (form.effects and not whole):
             return
         held = [
