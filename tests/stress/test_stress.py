@@ -64,7 +64,7 @@ def test_a_store_that_writes_in_place_is_found(tmp_path):
     ("fault", "name"),
     [
         ("texts are unchecked", "random bytes"),
-        ("bytecode is unchecked", "no code"),
+        ("bytecode is unchecked", "code planted"),
         ("owners are unchecked", "another user's"),
     ],
 )

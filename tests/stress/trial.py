@@ -39,17 +39,29 @@ OUTCOMES = (
 FAILURES = OUTCOMES[-3:]
 #: Relative errors that the summing order explains, by dtype; `agree` has its own, smaller ones.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+#: A small error may be that of one value that was rounded to the other side, within a module that rounds to
+#: bfloat16 or chooses: a formula that is another one errs with other inputs, too.
+SMALL, AGAIN = 3e-2, 4
 #: What rounding inputs otherwise does to the results of the original is no difference; this is its multiple.
 CONDITION = 8.0
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of one module; ``calls`` is how many pairs of runs were compared."""
+    """What became of one module: how many pairs of runs were compared, and the error of a wrong one."""
 
     outcome: str
     calls: int = 0
     detail: str = ""
+    error: float = 0.0
+
+
+class _Apart(Exception):
+    """Two runs differ by more than rounding; ``error`` is by how much."""
+
+    def __init__(self, error: float, what: str) -> None:
+        super().__init__(what)
+        self.error = error
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,12 @@ def tried(form: Form, source: str, draw: random.Random) -> Tried:
         return Tried("not routed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _compared(form, source, patched.text, draw)
+        came = _compared(form, source, patched.text, draw)
+        if came.outcome == "wrong" and came.error <= SMALL:
+            others = [_compared(form, source, patched.text, random.Random(number)) for number in range(AGAIN)]
+            if sum(one.outcome in FAILURES for one in others) < 2:
+                return Tried("rounding", came.calls)
+        return came
 
 
 def _compared(form: Form, source: str, text: str, draw: random.Random) -> Tried:
@@ -93,8 +110,8 @@ def _compared(form: Form, source: str, text: str, draw: random.Random) -> Tried:
                 found, took = _patched(form, patched, case, choice)
                 taken, calls = taken + took, calls + 1
                 exact &= _same(form, source, case, wanted, found)
-    except Differs as error:
-        return Tried("wrong", calls, f"{choice}: {_said(case)}: {error}")
+    except _Apart as error:
+        return Tried("wrong", calls, f"{choice}: {_said(case)}: {error}", error.error)
     except Exception as error:
         if "modified by an inplace operation" in str(error):
             return Tried("in place", calls)
@@ -150,14 +167,15 @@ def _called(owner: nn.Module, form: Form, case: Case) -> Run:
 
 
 def _same(form: Form, source: str, case: Case, wanted: Run, found: Run) -> bool:
-    """Whether two runs are equal bit for bit; raises Differs where they differ by more than rounding."""
+    """Whether two runs are equal bit for bit; raises _Apart where they are not within rounding."""
     dtypes = {one.dtype for one in case.arguments if isinstance(one, torch.Tensor) and one.is_floating_point()}
     dtype = torch.bfloat16 if torch.bfloat16 in {*dtypes, case.held} else torch.float32
     try:
         return not agree(wanted, found, dtype=dtype)
     except Differs as differs:
-        if _error(wanted, found) > max(TOLERANCE[dtype], CONDITION * _condition(form, source, case, wanted, dtype)):
-            raise differs
+        error = _error(wanted, found)
+        if error > max(TOLERANCE[dtype], CONDITION * _condition(form, source, case, wanted, dtype)):
+            raise _Apart(error, str(differs)) from differs
     return False
 
 
