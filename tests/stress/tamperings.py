@@ -1,7 +1,7 @@
 """Every tampering with the cache that the suite tries, by name: what is done, to what, and what has to come of it.
 
-This list is data: `docs/stress.md` is written from it, and docs/security.md can be held against it. Whoever can
-write as the user can also write what the seals accept; such forgeries are not among these.
+This list is data: `docs/stress.md` is written from it. Those that docs/security.md names are among them. Whoever can
+write as the user can also write what the seals accept; such forgeries are not.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import random
 import shutil
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.cache import tampering as documented
 
 __all__ = ["EVERY_BYTE", "FILES", "FOLDERS", "HARMLESS", "REFUSED", "REPAIRED", "TAMPERINGS", "Scene", "Tampering"]
 
@@ -343,6 +345,22 @@ _ENTRY = ("entry",)
 _SEALED = ("text", "bytecode", "manifest")
 _OF_FOLDERS = (*FOLDERS, ROOT)
 
+def _documented() -> Iterator[Tampering]:
+    """Those that docs/security.md lists by name, done as its own test does them."""
+    for name, spoil in {**documented.TAMPERINGS, **documented.OF_ANOTHER_USER}.items():
+
+        def act(scene: Scene, piece: str, spoil: Callable[[documented.Stored], None] = spoil) -> None:
+            pieces = (scene.pieces[one] for one in _SEALED)
+            spoil(documented.Stored(scene.cache, *pieces))
+
+        refused = name.endswith("-foldered") or name in _REFUSED_OF_THEM
+        yield Tampering(f"`{name}`", "as docs/security.md says", _ENTRY, act, REFUSED if refused else REPAIRED)
+
+
+_REFUSED_OF_THEM = (
+    "folder-writable", "folder-linked", "folder-of-another-user", "cache-writable", "cache-of-another-user",
+)  # fmt: skip
+
 TAMPERINGS: tuple[Tampering, ...] = (
     # What is in a file.
     Tampering("emptied", "a file of no bytes", FILES, _edit(lambda data, draw: b"")),
@@ -405,4 +423,5 @@ TAMPERINGS: tuple[Tampering, ...] = (
     Tampering("foreign files", "other files beside it, among them modules that Python imports by name", _OF_FOLDERS, _foreign_files, HARMLESS),
     Tampering("planted .pyc", "an unchecked .pyc beside the bytecode, as CPython would take it for the text", _ENTRY, _planted_pyc, HARMLESS),
     Tampering("locked", "the lock file is locked by another process, as while `cache clear` removes the entry", (LEASE,), _locked, REFUSED),
+    *_documented(),
 )  # fmt: skip
