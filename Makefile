@@ -12,7 +12,7 @@ ARGS ?=
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test slow lint format bench matrix releases proof clean
+.PHONY: help setup demo test slow lint format bench matrix releases proof stress clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make matrix   run the tests over the supported transformers releases with nox"
 	@echo "make releases judge what idioms route in transformers releases, without installing them"
 	@echo "make proof    run every routed site through its guard and through upstream's body, then mutants of them"
+	@echo "make stress   many starts, kills, tamperings and generated modules: at most half an hour on two cores"
 	@echo "make clean    remove everything that these commands made"
 
 setup: $(STAMP)
@@ -76,6 +77,10 @@ releases: $(STAMP)
 proof: $(STAMP)
 	$(BIN)/python -m tests.proof $(ARGS)
 	$(BIN)/python -m tests.proof.mutate $(ARGS)
+
+# At most half an hour on two cores. One part alone: make stress ARGS=kills; a seed: ARGS='--seed 5'.
+stress: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress $(ARGS)
 
 clean:
 	rm -rf $(VENV) .nox .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo_output veomni_patched

@@ -135,6 +135,16 @@ def test_symbolic_link_in_a_folders_place_is_refused(
         Root(str(root)).check_folders("a/b")
 
 
+@pytest.mark.parametrize("name", ["a", "a/b"])
+def test_no_folder_is_made_through_a_link(opened: Root, root: Path, name: str, tmp_path: Path) -> None:
+    (root / name).rename(tmp_path / "aside")
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (root / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Defect, match="is a symbolic link"):
+        opened.make_folders("a/b/c")
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
 def test_file_in_a_folders_place_is_refused(opened: Root, root: Path) -> None:
     (root / "file").write_bytes(b"")
     with pytest.raises(Defect):

@@ -110,21 +110,19 @@ class Root:
             end = name.find("/", end + 1)
             if end < 0:
                 end = len(name)
-            folder = name[:end]
-            try:
-                self._check(self.status(folder), self.full(folder), folder=True)
-            except OSError as error:
-                raise _defect(error, self.full(folder)) from error
+            self._check_folder(name[:end])
 
     def make_folders(self, name: str) -> None:
         """Make `name` and the folders above it. Raises OSError, or Defect for a bad one."""
         parts = name.split("/")
         for end in range(1, len(parts) + 1):
+            folder = "/".join(parts[:end])
             try:
-                os.mkdir(self._at("/".join(parts[:end])), self.folder_mode, dir_fd=self.descriptor)
+                os.mkdir(self._at(folder), self.folder_mode, dir_fd=self.descriptor)
             except FileExistsError:
-                pass  # checked below, with all the others
-        self.check_folders(name)
+                pass  # checked like all the others
+            # Before the next one is made: through a link it would be made in somebody else's folder.
+            self._check_folder(folder)
 
     def open_raw(self, name: str, flags: int) -> int:
         """A descriptor of `name`, itself no symbolic link, unchecked otherwise; raises OSError."""
@@ -211,6 +209,12 @@ class Root:
         problem = ownership_problem(status, private_group=self.private_group)
         if problem:
             raise Defect(f"{path} {problem}")
+
+    def _check_folder(self, name: str) -> None:
+        try:
+            self._check(self.status(name), self.full(name), folder=True)
+        except OSError as error:
+            raise _defect(error, self.full(name)) from error
 
     def _at(self, name: str) -> str:
         return name if self.descriptor is not None else self.full(name)

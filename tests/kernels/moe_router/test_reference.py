@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from veomni_hook.kernels.moe_router import reference
+from veomni_hook.kernels.moe_router import torch as in_torch
 
 TOKENS, EXPERTS = 33, 8
 
@@ -96,3 +97,13 @@ def test_what_the_other_groups_count_as_matters():
     lost = reference.grouped_topk(logits, bias, 2, 4, 2, 1, False, 0.0, True)[1]
     assert kept.tolist() == [[0, 1]]
     assert sorted(lost.tolist()[0]) == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["biased_topk", "grouped_topk"])
+def test_a_number_may_stand_for_the_bias(name):
+    logits = torch.randn(5, 8)
+    others = {"biased_topk": (3, torch.sigmoid, 1e-20, True), "grouped_topk": (3, 8, 4, 2, True, 0.0, True)}[name]
+    for module in (reference, in_torch):
+        got = getattr(module, name)(logits, 0.5, *others)
+        expected = getattr(reference, name)(logits, torch.full((8,), 0.5), *others)
+        torch.testing.assert_close(got, expected)

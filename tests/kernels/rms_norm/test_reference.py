@@ -130,3 +130,13 @@ def test_a_missing_gate_leaves_the_norm() -> None:
     assert torch.equal(reference.gate_before_norm(x, None, weight, EPS), plain)
     assert torch.equal(reference.gate_before_norm_grouped(x, None, weight, EPS, 8), plain)
     assert not torch.equal(reference.gate_before_norm_grouped(x, None, weight, EPS, 4), plain)
+
+
+@pytest.mark.parametrize(
+    "variant", ["cast_before_weight", "weight_before_cast", "without_cast", "divided_by_root"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_number_may_stand_for_the_weight(variant, dtype):
+    # Some models scale by a number; where their text casts no weight, nothing of ours may ask for a tensor.
+    x, run = torch.randn(3, 8).to(dtype), getattr(reference, variant)
+    assert torch.equal(run(x, 1.5, EPS), run(x, torch.full((8,), 1.5, dtype=dtype), EPS))

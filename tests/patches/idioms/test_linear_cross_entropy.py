@@ -279,6 +279,21 @@ def test_logits_are_rounded_where_upstream_rounds_them(name):
     assert torch.equal(outputs[1].loss, outputs[0].loss)
 
 
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_logits_that_a_cast_rounds_are_upstreams(backend):
+    set_choice(f"linear_cross_entropy={backend}")
+    text = source(tail("logits = self.lm_head(hidden).to(torch.bfloat16)", LOSS, RETURN))
+    upstream, routed = executed(text), executed(text, list(idiom.find(ModuleView(Document(text)))))
+    _, expected, gradients = run(upstream, state := upstream["Tiny"]().state_dict())
+    model, got, same = run(routed, state)
+    assert torch.equal(got.loss, expected.loss)
+    assert torch.equal(same["lm_head.weight"], gradients["lm_head.weight"])
+    assert routed[SLOT].outcome(model).reason == "logits are rounded to torch.bfloat16"
+    # Of logits that have this dtype anyway the cast is none.
+    model.bfloat16()(torch.randn(2, 6, 8).bfloat16(), labels=torch.zeros(2, 6, dtype=torch.int64))
+    assert routed[SLOT].outcome(model).backend == backend
+
+
 @pytest.mark.parametrize("name", ROUTED)
 def test_upstreams_statements_stay(name):
     before = source(ROUTED[name])

@@ -72,6 +72,17 @@ FORMULAS = {
         "softmax_topk",
         "return F.softmax(logits, dim=-1, dtype=torch.float), weights, indices",
     ),
+    # What others read has the value that it has after the formula.
+    "logits changed in place afterwards": (
+        SOFTMAX + "logits[..., 0] = 0\nreturn logits, weights, indices",
+        "softmax_topk",
+        "*(operands := (logits, self.top_k, False))",
+    ),
+    "logits changed in place by a method": (
+        SOFTMAX + "logits.clamp_(max=0.1)\nreturn logits, weights, indices",
+        "softmax_topk",
+        "*(operands := (logits, self.top_k, False))",
+    ),
     # What is done to the weights afterwards stays upstream's, and so do values that it needs.
     "softmax, divided by another sum": (
         SOFTMAX + "weights = weights / probs.sum(-1, keepdim=True)\nreturn weights, indices",
@@ -253,6 +264,12 @@ def test_routing_methods_of_other_classes_count():
     text = module(FORMULAS["softmax"][0], "SomeBlock", "route_tokens_to_experts")
     assert (only(text).target, only(text).status) == ("SomeBlock.route_tokens_to_experts", Status.ROUTED)
     assert sites(module(FORMULAS["softmax"][0], "SomeBlock")) == []
+
+
+@pytest.mark.parametrize("check", ["assert x is not None", "if x is None:\n    raise ValueError"])
+def test_a_check_before_the_formula_does_not_break_the_idiom(check):
+    site = only(module(f"{check}\n{SOFTMAX}return weights, indices"))
+    assert site.status in (Status.ROUTED, Status.MISSED)
 
 
 def test_a_router_without_top_k_is_no_candidate():

@@ -11,6 +11,7 @@ from torch import nn
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, output, reference, traced
+from veomni_hook.kernels.linear_cross_entropy.autograd import compute_dtype
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active, refused
 from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
@@ -164,7 +165,16 @@ def _rest_refuses(call: Call, linear: Any) -> str | None:
         or _labels_refuse(call)
         or _arguments_refuse(call, linear.out_features)
         or call.transform.refuses()
+        or _rounding_refuses(call)
     )
+
+
+def _rounding_refuses(call: Call) -> str | None:
+    # Kernels transform logits in float32, whatever dtype they were computed in.
+    dtype = call.transform.dtype
+    if dtype in (None, torch.float32, compute_dtype(call.hidden_states)):
+        return None
+    return f"logits are rounded to {dtype}"
 
 
 def fused_output(compute: Compute, call: Call) -> Fused:

@@ -47,7 +47,7 @@ def biased_topk(
     """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
     if score_of(score) is None:  # a softmax, say, whose part is not the softmax of the part
         return reference.biased_topk(router_logits, bias, top_k, score, epsilon, sorted_)
-    biased = score(router_logits.detach()) + bias.detach()
+    biased = score(router_logits.detach()) + _apart(bias)
     indices = torch.topk(biased, top_k, dim=-1, sorted=sorted_)[1]
     weights = score(router_logits.gather(-1, indices))
     return weights / (weights.sum(dim=-1, keepdim=True) + epsilon), indices
@@ -67,7 +67,7 @@ def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
     """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups."""
     groups = num_experts, num_group, topk_group
     indices = reference.grouped_topk(
-        router_logits.detach(), bias.detach(), top_k, *groups, False, fill, sorted_
+        router_logits.detach(), _apart(bias), top_k, *groups, False, fill, sorted_
     )[1]
     weights = torch.sigmoid(router_logits.gather(1, indices))
     if normalise:
@@ -76,3 +76,8 @@ def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
     else:
         weights = weights.clone()
     return weights, indices
+
+
+def _apart(bias: torch.Tensor | float) -> torch.Tensor | float:
+    # Upstream may add a number, which has no gradient.
+    return bias.detach() if isinstance(bias, torch.Tensor) else bias

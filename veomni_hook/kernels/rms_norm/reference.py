@@ -47,7 +47,7 @@ def cast_before_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: f
 
 def weight_before_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, both in float32, cast to the input's dtype."""
-    return (weight.float() * _normalised(hidden_states.float(), eps)).to(hidden_states.dtype)
+    return (weight * _normalised(hidden_states.float(), eps)).to(hidden_states.dtype)
 
 
 def cast_to_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -68,7 +68,7 @@ def divided_by_root(hidden_states: torch.Tensor, weight: torch.Tensor, eps: floa
     """Return ``weight * (x / rms)`` in float32, cast to the input's dtype; a quotient rounds otherwise."""
     x32 = hidden_states.float()
     normalised = x32 / torch.sqrt(x32.square().mean(dim=-1, keepdim=True) + eps)
-    return (normalised * weight.float()).to(hidden_states.dtype)
+    return (normalised * weight).to(hidden_states.dtype)
 
 
 def one_plus_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -133,7 +133,7 @@ def weight_before_cast_gated(
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """``weight * xhat * activation(gate)``, all in float32, cast to the input's dtype."""
-    normalised = weight.float() * _normalised(hidden_states.float(), eps)
+    normalised = weight * _normalised(hidden_states.float(), eps)
     return (normalised * activation(gate.float())).to(hidden_states.dtype)
 
 

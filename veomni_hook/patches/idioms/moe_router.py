@@ -236,8 +236,8 @@ class _Search(Method):
         if any(isinstance(node, ast.Return) for node in nodes) or not any(map(_is_topk, nodes)):
             return
         form = self.form(run, names)
-        # What does more than compute is nothing that a kernel stands in for.
-        if not isinstance(form, Form) or (form.effects and not whole):
+        # What does more than compute, or may raise before it does, is nothing that a kernel stands in for.
+        if not isinstance(form, Form) or form.result.op != "tuple" or (form.effects and not whole):
             return
         held = [
             (name, _flat(node, prove=not whole)) for name, node in zip(names, form.result.args, strict=True)
@@ -311,8 +311,25 @@ class _Search(Method):
         condition = f"({self.kernel} := {slot}.kernel({self.receiver}, {asked})) is not None"
         if found.flat and not self.is_matrix:
             condition = f"{logits}.ndim == 2 and {condition}"
+        if not self.assigned_once_more(found):
+            return None
         what = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
         return guard(self.view, found.run, condition, answer, what, beside=True)
+
+    def assigned_once_more(self, found: _Found) -> bool:
+        """Whether what else others read has its value from the statements that assign it.
+
+        The guard computes these once more, and no statement that changes such a value in place afterwards.
+        """
+        statements = found.run.statements
+        read = set(loaded(self.method.body, skip=statements))
+        names = sorted(read & bound_names(statements) - {found.weights, found.indices})
+        assigning = [each for each in statements if bound_names([each]) & set(names)]
+        if not names:
+            return True
+        every = self.form(found.run, names)
+        some = self.form(Run(self.method, assigning, 0, len(assigning) - 1), names)
+        return isinstance(every, Form) and isinstance(some, Form) and every.result == some.result
 
     def operands(self, found: _Found) -> dict[str, str] | None:
         """What the kernel is called with, as code for the place before the run."""
