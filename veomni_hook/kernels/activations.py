@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from veomni_hook.kernels.modules import call_is_seen, is_as_written, written_in
+from veomni_hook.kernels.modules import call_is_seen, has_code, is_as_written, place_of, written_in
 
 __all__ = ["FUNCTIONS", "name_of", "unknown"]
 
@@ -62,23 +62,37 @@ _BY_CLASS = {
     ("transformers.activations", "QuickGELUActivation"): "quick_gelu",
     ("transformers.activations", "ReLUSquaredActivation"): "relu_squared",
 }
+_KNOWN: dict[type, tuple[str, str]] = {}
 _GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
 def name_of(activation: Any) -> str | None:
     """Return the name in `FUNCTIONS` of what ``activation`` computes, or None."""
     if isinstance(activation, nn.Module):
-        kind = type(activation)
-        name = _BY_CLASS.get((kind.__module__, kind.__name__))
-        if name is None or not is_as_written(kind) or _changed(activation) is not None:
+        known = _known(type(activation))
+        if known is None or not has_code(type(activation), known[1]) or _changed(activation) is not None:
             return None
-        return _said(activation, name)
+        return _said(activation, known[0])
     if type(activation) is partial:
         return _of_partial(activation)
     try:
         return _BY_FUNCTION.get(activation)
     except TypeError:
         return None  # what has no hash is none of them
+
+
+def _known(kind: type[nn.Module]) -> tuple[str, str] | None:
+    """The name of what a known class of activations computes, and where the code of its forward is held."""
+    found = _KNOWN.get(kind)
+    if found is None:
+        name = _BY_CLASS.get((kind.__module__, kind.__name__))
+        if name is not None and (place := place_of(kind)):
+            found = _KNOWN[kind] = (name, place)
+    return found
+
+
+# See `veomni_hook.kernels.modules.place_of`.
+setattr(_known, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
 
 
 def unknown(activation: Any, known: str = "") -> str:

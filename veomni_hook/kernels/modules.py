@@ -8,7 +8,15 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-__all__ = ["call_is_overridden", "call_is_seen", "is_as_written", "is_linear", "written_in"]
+__all__ = [
+    "call_is_overridden",
+    "call_is_seen",
+    "has_code",
+    "is_as_written",
+    "is_linear",
+    "place_of",
+    "written_in",
+]
 
 _OWN = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL = tuple(
@@ -17,7 +25,6 @@ _GLOBAL = tuple(
 )
 # Not `nn.Module.__call__`, which tracers and profilers replace.
 _CALL = vars(nn.Module)["_wrapped_call_impl"]
-_CALL_IMPL = vars(nn.Module)["_call_impl"]
 
 #: The code of forwards that are as their module's text has them, as attributes: see `skipped.Skipped.named`.
 _FORWARDS = SimpleNamespace()
@@ -39,17 +46,15 @@ def call_is_seen(module: nn.Module) -> str | None:
     for hooks in _GLOBAL:
         if hooks:
             return "is seen by a hook for all modules"
-    kind = type(module)
-    if kind.__call__ is not _CALL or kind._call_impl is not _CALL_IMPL:
+    if type(module).__call__ is not _CALL:
         return call_is_overridden(module)
     return None
 
 
 def call_is_overridden(module: nn.Module) -> str | None:
     """Return why a call of ``module`` is not torch's own, of hooks and ``forward``, or None."""
-    kind = type(module)
-    if kind.__call__ is not _CALL or kind._call_impl is not _CALL_IMPL:
-        return f"has a __call__ that is not torch's ({kind.__name__})"
+    if type(module).__call__ is not _CALL:
+        return f"has a __call__ that is not torch's ({type(module).__name__})"
     return None
 
 
@@ -68,8 +73,13 @@ def written_in(function: Any) -> tuple[str, str]:
 
 def is_as_written(kind: type[nn.Module]) -> bool:
     """Whether ``forward`` of a class is the one that the text of the class's module defines for it."""
-    place = _place_of(kind)
-    return place != "" and kind.forward.__code__ is getattr(_FORWARDS, place)
+    place = place_of(kind)
+    return place != "" and has_code(kind, place)
+
+
+def has_code(kind: type[nn.Module], place: str) -> bool:
+    """Whether the forward of a class has the code that `place_of` has found."""
+    return kind.forward.__code__ is getattr(_FORWARDS, place)
 
 
 def is_linear(kind: type) -> bool:
@@ -77,8 +87,8 @@ def is_linear(kind: type) -> bool:
     return issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward and is_as_written(nn.Linear)
 
 
-def _place_of(kind: type[nn.Module]) -> str:
-    """Where the code of a class's forward is held; empty if it was another one when first seen."""
+def place_of(kind: type[nn.Module]) -> str:
+    """Return where the code of a class's forward is held; empty unless it is the one in the class's text."""
     found = _PLACES.get(kind)
     if found is not None:
         return found
@@ -91,4 +101,4 @@ def _place_of(kind: type[nn.Module]) -> str:
 
 
 # What torch.compiler.assume_constant_result does, which imports dynamo.
-setattr(_place_of, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
+setattr(place_of, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute

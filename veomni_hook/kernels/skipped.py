@@ -5,20 +5,23 @@ instance, in the modeling file itself. What stands there at a call is therefore 
 that Python compiled from the recognised definition. ``__module__`` and ``__qualname__`` would not do, since
 `functools.wraps` copies them, nor the function, whose ``__code__`` can be replaced.
 
-Every comparison is one of identity, and there is one for each definition that a call skips. Dynamo follows
-them and guards on them: code that is compiled already notices a replacement, too.
+Every comparison is one of identity, and there is one for each definition that a call skips. All of a class
+are one expression: loops over them took over a microsecond on an H200's host. Dynamo follows another form of
+these comparisons and guards on them, so code that is compiled already notices a replacement, too.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 __all__ = ["Skipped"]
 
 _Named = tuple[str, CodeType | None]
+#: Whether all that is compared is what was recognised, for a module and its operands (or for a function).
+_Same = Callable[..., bool]
 #: Not None, which is the code of what the text does not define exactly once: nothing is equal to that.
 _MISSING = object()
 
@@ -61,23 +64,32 @@ class Skipped:
         self._held = SimpleNamespace()
         self._named: dict[type, tuple[tuple[str, str, str], ...]] = {}
         self._by_class: dict[type, _Checks] = {}
+        self._same: dict[type, _Same] = {}
         self._by_function = tuple(
             (self._compiled(place), _Checks(functions=tuple((name, self._compiled(name)) for name in names)))
             for place, names in self._skips.items()
             if "." not in place
         )
+        self._same_functions = tuple(
+            (code, _expression(checks, self._scope, ())) for code, checks in self._by_function
+        )
         #: By class, what the decorators below `Slot.reached` may call.
         self._reached: dict[type, dict[str, CodeType]] = {}
-        self._asked_by_methods = any("." in place for place in self._skips)
+        #: Whether methods skip anything, so that `changed` has to be asked.
+        self.by_methods = any("." in place for place in self._skips)
 
     def changed(self, owner: Any, operands: tuple[Any, ...]) -> str | None:
         """Return what was replaced of all that a call of the module ``owner`` skips, or None."""
-        if not self._asked_by_methods:
-            return None
-        checks = self._by_class.get(type(owner))
-        if checks is None:
-            checks = self.checks_of(type(owner))
-        return _differing(checks, self._scope, owner, operands)
+        same = self._same.get(type(owner))
+        if same is None:
+            same = _expression(self.checks_of(type(owner)), self._scope, operands)
+            self._same[type(owner)] = same
+        try:
+            if same(owner, operands):
+                return None
+        except (AttributeError, KeyError):
+            pass  # something that has no code stands there
+        return _differing(self._by_class[type(owner)], self._scope, owner, operands)
 
     def named(self, kind: type) -> tuple[tuple[str, str, str], ...]:
         """Return what `changed_traced` compares for modules of the class ``kind``.
@@ -122,10 +134,20 @@ class Skipped:
 
         Empty: ``upstream`` itself is not the recognised function.
         """
+        try:
+            code = upstream.__code__
+            for recognised, same in self._same_functions:
+                # With other globals it would call other functions.
+                if code is recognised and upstream.__globals__ is self._scope and same(None, ()):
+                    return None
+        except (AttributeError, KeyError):
+            pass  # something that has no code stands there
+        return self._function_differs(upstream)
+
+    def _function_differs(self, upstream: Any) -> str | None:
         code = getattr(upstream, "__code__", _MISSING)
         hub = None if code is not _MISSING else _of_hub(upstream)
         for recognised, functions in self._by_function:
-            # With other globals it would call other functions.
             same = code is recognised and upstream.__globals__ is self._scope
             if same or (hub is not None and hub is recognised):
                 return _differing(functions, self._scope, None, ())
@@ -159,7 +181,7 @@ class Skipped:
             for name, each in methods.items()
             if type(each) is FunctionType and name != "forward" and not name.startswith("__")
         }
-        self._asked_by_methods = True
+        self.by_methods = True
 
     def checks_of(self, kind: type) -> _Checks:
         """Return what is compared for modules of the class ``kind``, from now on the same."""
@@ -197,10 +219,41 @@ class Skipped:
         return found
 
 
+def _expression(checks: _Checks, scope: Mapping[str, Any], operands: tuple[Any, ...]) -> _Same:
+    """`_differing` as an expression that is true where nothing differs.
+
+    It raises AttributeError or KeyError, or is false, where something does; then `_differing` tells. Operands
+    are modules at the places where they are in ``operands``.
+    """
+    from torch.nn import Module
+
+    known: dict[str, Any] = {"scope": scope}
+    tests = ["True"]
+
+    def compare(standing: str, code: CodeType | None) -> None:
+        name = f"code_{len(known)}"
+        known[name] = _MISSING if code is None else code
+        tests.append(f"{standing}.__code__ is {name}")
+
+    for name, code in checks.methods:
+        compare(f"owner.{name}", code)
+    for base, name, code in checks.overridden:
+        known[f"base_{len(known)}"] = base
+        compare(f"base_{len(known) - 1}.{name}", code)
+    for name, code in checks.functions:
+        compare(f"scope[{name!r}]", code)
+    for home, name, code in checks.operands:
+        compare(f"scope[{home!r}].{name}", code)
+        places = [place for place, each in enumerate(operands) if isinstance(each, Module)]
+        if name != "forward":
+            tests += [f"{name!r} not in operands[{place}].__dict__" for place in places]
+    # Names are those of definitions in a module that was parsed.
+    return eval(f"lambda owner, operands: {' and '.join(tests)}", known)  # type: ignore[no-any-return]
+
+
 def _differing(
     checks: _Checks, scope: Mapping[str, Any], owner: Any, operands: tuple[Any, ...]
 ) -> str | None:
-    # Asked at every call: no function is called while nothing differs.
     for name, code in checks.methods:
         if getattr(getattr(owner, name, None), "__code__", _MISSING) is not code:
             return _said(f"{type(owner).__name__}.{name}", getattr(owner, name, None))

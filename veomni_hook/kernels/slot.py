@@ -243,7 +243,8 @@ class Slot:
         return found
 
     def _ask(self, answers: Answers, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
-        if (changed := self._skipped.changed(owner, operands)) is not None:
+        skipped = self._skipped
+        if skipped.by_methods and (changed := skipped.changed(owner, operands)) is not None:
             self._note(owner, answers.refused(answers.wanted, changed))
             return None
         outcome = _UPSTREAM
@@ -286,7 +287,10 @@ class Slot:
         held = self._outcomes.get(id(owner))
         if held is None or held.owner() is not owner:
             held = self._begin(owner)
-        training = getattr(owner, "training", False) and self._with_gradients()
+        try:
+            training = owner.training and self._with_gradients()
+        except AttributeError:
+            training = False  # no module
         tally = held.latest = held.training if training else held.evaluation
         if tally.last is outcome:
             tally.run += 1

@@ -176,7 +176,7 @@ class TestLogits:
         out = run(**batch(), use_cache=False)
         with torch.no_grad():
             model.lm_head.weight.mul_(2)
-        with pytest.warns(VeomniHookWarning, match="after the weights of the head have changed"):
+        with pytest.warns(VeomniHookWarning, match="the weights of the head have changed"):
             assert out.logits.shape == (1, 6, 61)
 
 
