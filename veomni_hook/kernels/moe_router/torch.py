@@ -78,6 +78,6 @@ def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
     return weights, indices
 
 
-def _apart(bias: torch.Tensor | float) -> torch.Tensor | float:
-    # Upstream may add a number, which has no gradient.
+def _apart(bias: torch.Tensor) -> torch.Tensor:
+    # Upstream may also add a number, which has no gradient.
     return bias.detach() if isinstance(bias, torch.Tensor) else bias
