@@ -70,7 +70,7 @@ def test_it_is_an_error_under_strict_and_nothing_of_it_is_kept(installed: Run) -
     assert "of bad (veomni_hook.patches)" in strict.err and "SystemExit: 3" in strict.err
     for _ in range(2):
         assert installed(CODE).err.count("is left out") == 1
-    mended = "from veomni_hook import PatchConfig\nconfig = PatchConfig('x')\n"
+    mended = "from veomni_hook import PatchConfig\nconfig = PatchConfig('transformers.models.tiny.modeling_tiny')\n"
     ran = installed(CODE, ("bad", "bad_config", mended))
     assert (ran.out, ran.err) == ("103\npatched a\n", "")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,17 +92,24 @@ FORKED = {
 }
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a short path: forkserver puts a socket into the temporary one."""
+    with tempfile.TemporaryDirectory(prefix="v") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("how", FORKED)
-def test_forked_workers_leave_no_folder_behind(python: Python, tmp_path: Path, how: str) -> None:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
+def test_forked_workers_leave_no_folder_behind(
+    python: Python, tmp_path: Path, short_folder: Path, how: str
+) -> None:
     (tmp_path / "work.py").write_text(f"def work(_):\n    import veomni_hook.install\n    {SHOW}\n")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "keys").write_text("")  # found to be unusable when something is to be written
     ran = python(
         "import os, sys; sys.path.insert(0, '.')\nimport veomni_hook.install\n"
         + FORKED[how].format(show=SHOW),
-        TMPDIR=str(folder),
+        TMPDIR=str(short_folder),
     )
     assert "103" in ran.out, ran.err
-    assert [path.name for path in folder.iterdir() if path.name.startswith("veomni-hook-")] == []
+    assert [path.name for path in short_folder.iterdir() if path.name.startswith("veomni-hook-")] == []

@@ -175,7 +175,7 @@ def both(
         raise Differs(f"only the guarded path raises {type(error).__name__}: {error}") from error
     # Under the choice in force again, a slot may be idle: what it noted is read as it is.
     held = [(slot, slot._outcomes.get(id(owner))) for slot in slots]
-    outcomes = [(slot.variant, noted[1][0]) for slot, noted in held if noted is not None]
+    outcomes = [(slot.variant, noted.latest.last) for slot, noted in held if noted is not None]
     taken = {variant for variant, outcome in outcomes if outcome.backend == "reference"}
     refusals = [f"{v}: {outcome.reason}" for v, outcome in outcomes if outcome.backend != "reference"]
     return expected, found, taken, refusals

@@ -8,6 +8,7 @@ from typing import Any
 
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.patches.routes.compose import composed
+from veomni_hook.patches.routes.config import routes
 from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import apply_edits
@@ -27,7 +28,15 @@ def in_lines(text: str) -> str:
 def executed(source: str, sites: Iterable[Site] = ()) -> dict[str, Any]:
     """Return the globals of the module ``source`` with the splices and the slots of ``sites``."""
     sites = list(sites)
-    slots = {slot.name: Slot(slot.op, slot.variant, "lookalike") for site in sites for slot in site.slots}
-    scope: dict[str, Any] = {"__name__": "lookalike", **slots}
-    exec(compile(spliced(source, sites), "lookalike.py", "exec"), scope)
+    config = routes(sites, "lookalike")
+    slots = config.slots if config is not None else [slot for site in sites for slot in site.slots]
+    # In the module's own frame, as the engine writes it.
+    made = "".join(
+        f"{each.name} = Slot({each.op!r}, {each.variant!r}, __name__, skips={dict(each.skips)!r}); "
+        for each in slots
+    )
+    scope: dict[str, Any] = {"__name__": "lookalike", "Slot": Slot}
+    text = spliced(source, sites)
+    future = "from __future__ import annotations\n" if "from __future__" in text else ""
+    exec(compile(f"{future}{made}\n{text.replace(future or chr(0), '', 1)}", "lookalike.py", "exec"), scope)
     return scope

@@ -111,26 +111,41 @@ def test_a_routed_classifier_computes_the_same(tail, backend):
     assert slot.outcome(routed).backend == ("torch" if backend == "auto" else backend)
 
 
-def test_only_one_position_of_each_row_is_scored():
+def test_only_one_position_of_each_row_is_scored(monkeypatch):
     set_choice("torch")
     _, routed, _ = twins(TAIL)
-    seen = []
-    routed.score = nn.Sequential(Watched(seen), routed.score)
+    seen, linear = [], nn.functional.linear
+
+    def watched(x, weight, bias=None):
+        if weight is routed.score.weight:
+            seen.append(tuple(x.shape))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(nn.functional, "linear", watched)
     routed(*inputs())
     assert seen == [(3, 8)]
 
 
-class Watched(nn.Module):
-    def __init__(self, seen):
-        super().__init__()
-        self.seen = seen
+class Centred(nn.Module):
+    """Looks at all positions of a row."""
 
     def forward(self, x):
-        self.seen.append(tuple(x.shape))
-        return x
+        return x - x.mean(dim=1, keepdim=True)
+
+
+def test_a_score_that_looks_at_other_positions_gets_all():
+    set_choice("torch")
+    upstream, routed, slot = twins(TAIL)
+    for model in (upstream, routed):
+        model.score = nn.Sequential(Centred(), model.score)
+    routed.load_state_dict(upstream.state_dict())
+    assert_equal_steps(upstream, routed)
+    assert "Centred, which may look at other positions" in slot.outcome(routed).reason
 
 
 class Lora(nn.Module):
+    __module__ = "peft.tuners.lora.layer"
+
     def __init__(self, base):
         super().__init__()
         self.base, self.up = base, nn.Linear(8, 3)

@@ -57,10 +57,10 @@ def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, insid
         f"if ({kernel} := {slot}.kernel(*{asked})) is not None:",
         *(_indented(one) for one in inner),
     ]
-    if not tail.conditions:
+    if not (conditions := (*tail.conditions, *tail.numbers)):
         return "\n".join(lines)
-    several = len(tail.conditions) > 1
-    tests = [_test(view, test, several=several) for test in tail.conditions]
+    several = len(conditions) > 1
+    tests = [_test(view, test, several=several) for test in conditions]
     test = " and ".join(tests)
     # In brackets, a long line can be wrapped.
     test = f"({test})" if several and len(test) > WIDTH - 20 else test

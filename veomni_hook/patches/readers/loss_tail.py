@@ -30,6 +30,7 @@ class Tail:
     Attributes:
         statement: the one that calls the head; the guard goes in front of it.
         conditions: tests that all have to hold.
+        numbers: tests that there is every number that logits are scaled with.
         loss: the name that the loss is bound to.
         logits: the name of the logits in ``output``.
         head: the module that makes logits.
@@ -45,6 +46,7 @@ class Tail:
 
     statement: ast.stmt
     conditions: tuple[ast.expr, ...]
+    numbers: tuple[ast.expr, ...]
     loss: str
     logits: str
     head: ast.expr
@@ -120,12 +122,12 @@ class _Reader:
         output = self._after_loss([*inside[at_call + 1 :], *body[at + 1 :]], loss)
         steps = self._steps_of(output)
         transform = options(steps, output)
-        self._conditions += needed(steps)
         head, hidden_states, before_head = self._head()
         logits = self._returned(output)
         return Tail(
             statement=body[origin],
             conditions=tuple(self._conditions),
+            numbers=tuple(needed(steps)),
             loss=loss,
             logits=logits,
             head=head,
