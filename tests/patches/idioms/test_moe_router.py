@@ -83,6 +83,11 @@ FORMULAS = {
         "softmax_topk",
         "*(operands := (logits, self.top_k, False))",
     ),
+    "a hook on the logits": (
+        SOFTMAX + "logits.register_hook(lambda gradient: gradient * 2)\nreturn logits, weights, indices",
+        "softmax_topk",
+        "*(operands := (logits, self.top_k, False))",
+    ),
     # What is done to the weights afterwards stays upstream's, and so do values that it needs.
     "softmax, divided by another sum": (
         SOFTMAX + "weights = weights / probs.sum(-1, keepdim=True)\nreturn weights, indices",
@@ -138,6 +143,9 @@ FORMULAS = {
     ),
 }
 NEAR_MISSES = {
+    "a hook on the probabilities": (
+        SOFTMAX + "probs.register_hook(lambda gradient: gradient * 2)\nreturn logits, weights, indices"
+    ),
     "groups along another dimension": (
         GROUPED.replace("FILL", "0.0").replace("topk(2, dim=-1)", "topk(2, dim=1)")
         + "return weights, indices"
@@ -270,6 +278,16 @@ def test_routing_methods_of_other_classes_count():
 def test_a_check_before_the_formula_does_not_break_the_idiom(check):
     site = only(module(f"{check}\n{SOFTMAX}return weights, indices"))
     assert site.status in (Status.ROUTED, Status.MISSED)
+
+
+def test_a_helpers_own_names_are_none_of_the_method():
+    helper = "def score(given):\n    return given.float().sigmoid()\n\n\n"
+    body = BIASED.replace("logits.float().sigmoid()", "score(logits)") + "weights /= weights.sum(-1, keepdim=True)\n"
+    text = module(body + "return weights, indices").replace("class ", helper + "class ", 1)
+    found = sites(text)
+    model = executed(text, found)["SomeRouter"]()
+    model(torch.randn(4, 6))
+    assert "given" not in spliced(text, found).replace(helper, "")
 
 
 def test_a_router_without_top_k_is_no_candidate():

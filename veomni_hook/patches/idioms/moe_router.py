@@ -317,9 +317,10 @@ class _Search(Method):
         return guard(self.view, found.run, condition, answer, what, beside=True)
 
     def assigned_once_more(self, found: _Found) -> bool:
-        """Whether what else others read has its value from the statements that assign it.
+        """Whether what else others read has its value from the statements that assign it, and is read alone.
 
-        The guard computes these once more, and no statement that changes such a value in place afterwards.
+        The guard computes these once more: no statement of the run may change such a value in place, and none
+        after it may do something with the very tensor that the weights come from, as a hook on it does.
         """
         statements = found.run.statements
         read = set(loaded(self.method.body, skip=statements))
@@ -327,6 +328,9 @@ class _Search(Method):
         assigning = [each for each in statements if bound_names([each]) & set(names)]
         if not names:
             return True
+        done = [each for each in walk_ast(self.method) if isinstance(each, ast.Expr) and each not in statements]
+        if not set(names).isdisjoint(loaded(done)):
+            return False
         every = self.form(found.run, names)
         some = self.form(Run(self.method, assigning, 0, len(assigning) - 1), names)
         return isinstance(every, Form) and isinstance(some, Form) and every.result == some.result

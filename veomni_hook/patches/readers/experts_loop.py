@@ -179,7 +179,7 @@ class _Reader:
         if node == Node("index", (self.hidden, _TOKEN)):
             return STATES
         held, *place = node.args if node.op == "index" else (_NONE,)
-        if held.op == "argument" and place == [_TOKEN, _PLACE, _NONE] and self.weights in (_NONE, held):
+        if _is_parameter(held) and place == [_TOKEN, _PLACE, _NONE] and self.weights in (_NONE, held):
             self.weights = held
             return ROUTING
         if held.op in ("attribute", "self") and len(place) == 1 and _is_share(place[0], held):
@@ -225,6 +225,11 @@ def _counted(count: Node) -> list[str]:
     if count.op == "add" and constant(1) in count.args:
         found += [number for number in count.args if number != constant(1) and can_be_said(number)]
     return [source(number) for number in found]
+
+
+def _is_parameter(node: Node) -> bool:
+    """Whether a node is what the method was given, and nothing that this reader has a name for."""
+    return node.op == "argument" and str(node.value).isidentifier()
 
 
 def _is_number(node: Node) -> bool:

@@ -10,6 +10,7 @@ from veomni_hook.patches.routes.splice import free_name
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.runs import Run
 from veomni_hook.patches.text.document import FunctionNode
+from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["Method"]
 
@@ -36,14 +37,15 @@ class Method:
         return digest(form) if isinstance(form, Form) else ""
 
     def expression(self, node: Node) -> ast.expr | None:
-        """Upstream's code for what a hole of a formula stands for; None if there is none."""
+        """Upstream's code for what a hole of a formula stands for; None if the method has none."""
         if node.op == "cast" and node.origin is None:
             node = node.args[0]  # a promotion, which the formula makes again
         if node.op == "global":
             return self._global(node)
         if can_be_said(node):
             return ast.parse(source(node, self.receiver), mode="eval").body
-        return node.origin
+        # Code of a helper speaks of the helper's own names.
+        return node.origin if node.origin in set(walk_ast(self.method)) else None
 
     def _global(self, node: Node) -> ast.expr | None:
         if node.origin is None:
