@@ -328,7 +328,8 @@ class _Search(Method):
         assigning = [each for each in statements if bound_names([each]) & set(names)]
         if not names:
             return True
-        done = [each for each in walk_ast(self.method) if isinstance(each, ast.Expr) and each not in statements]
+        nodes = walk_ast(self.method)
+        done = [each for each in nodes if isinstance(each, ast.Expr) and each not in statements]
         if not set(names).isdisjoint(loaded(done)):
             return False
         every = self.form(found.run, names)
