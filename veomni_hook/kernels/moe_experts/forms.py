@@ -158,7 +158,7 @@ def unsuited(operands: Operands) -> str | None:
     for each in (x, weights, *(() if up_bias is None else (up_bias,))):
         if not each.is_floating_point():
             return f"an operand is {each.dtype}"
-    return _unsuited_weights(x, up, down)
+    return _unsuited_weights(x, up, down) or _unsuited_biases(operands)
 
 
 def _unsuited_weights(x: Tensor, up: Tensor, down: Tensor) -> str | None:
@@ -170,6 +170,14 @@ def _unsuited_weights(x: Tensor, up: Tensor, down: Tensor) -> str | None:
             return f"weights are {weight.dtype}, hidden states {x.dtype}"
         if weight.device != x.device:
             return f"weights are on {weight.device}, hidden states on {x.device}"
+    return None
+
+
+def _unsuited_biases(operands: Operands) -> str | None:
+    """Why biases are not one row for each expert, as broadcasting upstream would allow, or None."""
+    for bias in (operands.up_bias, operands.down_bias):
+        if bias is not None and (bias.ndim != 2 or bias.shape[0] != operands.up.shape[0]):
+            return f"a bias {[*bias.shape]} for {operands.up.shape[0]} experts"
     return None
 
 

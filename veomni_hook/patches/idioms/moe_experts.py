@@ -140,7 +140,8 @@ def _parameters(owner: ast.ClassDef) -> dict[str, list[str]]:
             sizes = made_of.args
             if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
                 sizes = sizes[0].elts
-            shapes[name] = [ast.unparse(size) for size in sizes]
+            if sizes:
+                shapes[name] = [ast.unparse(size) for size in sizes]
     return {name: [kept.get(size, size) for size in shape] for name, shape in shapes.items()}
 
 
