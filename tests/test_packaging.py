@@ -91,9 +91,9 @@ def test_ci_runs_the_lint_and_test_targets():
     assert set(called) <= targets()
 
 
-def test_ci_ends_within_twenty_minutes():
+def test_ci_ends_within_forty_minutes():
     found = re.search(r"timeout --kill-after=(\d+) (\d+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
-    assert sum(map(int, found.groups())) < 20 * 60
+    assert sum(map(int, found.groups())) < 40 * 60
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"])
