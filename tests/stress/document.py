@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -16,7 +17,7 @@ _TEXT = """# The stress suite
 `make stress` tries what this project promises very often, on two cores in at most half an hour. It prints the seed
 of everything random; `make stress ARGS='--seed 5'` repeats a run, `make stress ARGS='kills tampering'` runs some of
 its parts, and `ARGS=--help` lists the options. It exits with 1 if anything was lost, wrong or failed. The tables here
-were written by `make stress ARGS='--document docs/stress.md'` on {cores} cores, with Python {python}, torch {torch} and
+were written by `make stress ARGS='--document docs/stress.md'` on a machine of {cores} cores, with Python {python}, torch {torch} and
 transformers {transformers}.
 
 {summary}
@@ -81,7 +82,7 @@ def written(parts: Sequence[Part]) -> str:
     ]
     columns = ("part", "how many", "entries lost", "wrong results", "other failures", "time", "seed")
     return _TEXT.format(
-        cores=2,
+        cores=os.cpu_count(),
         python=platform.python_version(),
         torch=version("torch").partition("+")[0],
         transformers=version("transformers"),

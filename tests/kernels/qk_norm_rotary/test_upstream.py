@@ -40,7 +40,6 @@ def asked(**changes):
         "norm_class": Norm,
         "rotary": turn,
         "tables": (table, table),
-        "home": __name__,
     }
     return refuses(None, *(given | changes).values())
 

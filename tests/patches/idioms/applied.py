@@ -30,13 +30,14 @@ def executed(source: str, sites: Iterable[Site] = ()) -> dict[str, Any]:
     sites = list(sites)
     config = routes(sites, "lookalike")
     slots = config.slots if config is not None else [slot for site in sites for slot in site.slots]
-    # In the module's own frame, as the engine writes it.
     made = "".join(
-        f"{each.name} = Slot({each.op!r}, {each.variant!r}, __name__, skips={dict(each.skips)!r}); "
+        f"{each.name} = Slot({each.op!r}, {each.variant!r}, __name__, skips={dict(each.skips)!r})\n"
         for each in slots
     )
     scope: dict[str, Any] = {"__name__": "lookalike", "Slot": Slot}
-    text = spliced(source, sites)
-    future = "from __future__ import annotations\n" if "from __future__" in text else ""
-    exec(compile(f"{future}{made}\n{text.replace(future or chr(0), '', 1)}", "lookalike.py", "exec"), scope)
+    # In the module's own frame, as the engine writes it: a slot looks up code there.
+    tree = ast.parse(spliced(source, sites))
+    future = [each for each in tree.body if isinstance(each, ast.ImportFrom) and each.module == "__future__"]
+    tree.body = [*future, *ast.parse(made).body, *(each for each in tree.body if each not in future)]
+    exec(compile(tree, "lookalike.py", "exec"), scope)
     return scope

@@ -72,7 +72,7 @@ K = "b = self.second(self.right(x).view(shape)).transpose(1, 2)\n"
 TURN = "a, b = apply_rope(a, b, c, s)\n"
 END = "return a.sum(1) + b.sum(1)"
 # The body of forward after `shape`, and the first line and the call of the guard.
-ASKS = f"{SLOT}.kernel(self, x, self.first, self.second, Scale, apply_rope, tables, __name__)) is not None:"
+ASKS = f"{SLOT}.kernel(self, x, self.first, self.second, Scale, apply_rope, tables)) is not None:"
 CALL = "kernel(a, b, self.first.gain, self.second.gain, self.first.small, self.second.small, c, s)\n"
 FORMS = {
     "norm, then transposed": (f"{Q}{K}c, s = tables\n{TURN}{END}", f"a, b = {CALL}"),
@@ -106,7 +106,7 @@ FORMS = {
     ),
     "tables made in the run": (
         f"{Q}{K}c, s = torch.stack(tuple(tables))\n{TURN}{END}",
-        "apply_rope, None, __name__",
+        "apply_rope, None)",
     ),
     "in a block": (f"with torch.no_grad():\n    {Q}    {K}    c, s = tables\n    {TURN}{END}", CALL),
 }

@@ -26,6 +26,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.launch import power
+from veomni_hook.kernels.modules import parameter
 from veomni_hook.kernels.operands import not_plain
 from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.qk_norm_rotary import device, reference, upstream
@@ -350,15 +351,16 @@ def refuses(owner: Any, *operands: Any) -> str | None:
     reason = upstream.refuses(owner, *operands)
     if reason is not None:
         return reason
-    hidden_states, q_norm, k_norm, _, _, tables, _ = operands
-    weights = q_norm.weight, k_norm.weight
+    hidden_states, q_norm, k_norm, _, _, tables = operands
+    weights = parameter(q_norm, "weight"), parameter(k_norm, "weight")
     reason = not_plain(*weights)
     if reason is not None:
         return reason
     for operand in (hidden_states, *weights, *(tables or ())):
         if operand.dtype not in _DTYPES:
             return f"an operand has dtype {operand.dtype}"
+    device = hidden_states.device
     for weight in weights:
-        if weight.device != hidden_states.device:
-            return f"the weight of a norm is on {weight.device}, the input on {hidden_states.device}"
+        if weight.device != device:
+            return f"the weight of a norm is on {weight.device}, the input on {device}"
     return None

@@ -37,10 +37,9 @@ def refuses(owner: Any, *operands: Any) -> str | None:
     Args:
         owner: the attention.
         operands: a tensor that queries are made of, both norms, the norms' class and the rotary function as
-            the modeling code has them now, cos and sin (or None where they are not known yet), and the name
-            of the modeling module.
+            the modeling code has them now, cos and sin (or None where they are not known yet).
     """
-    hidden_states, q_norm, k_norm, norm_class, rotary, tables, _ = operands
+    hidden_states, q_norm, k_norm, norm_class, rotary, tables = operands
     reason = not_plain(hidden_states) or untraceable() or _tables(tables)
     if reason is not None:
         return reason

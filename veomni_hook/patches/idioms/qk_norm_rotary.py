@@ -148,7 +148,7 @@ class _Search(Method):
         slot = SlotSpec(slot_name(OP, variant), OP, variant)
         norms = [f"{self.receiver}.{attribute}" for attribute in attributes]
         asked = [self.receiver, found.tensor, *norms, norm.target.partition(".")[0], turn.target]
-        asked += [found.tables(given["cos"], given["sin"]), "__name__"]
+        asked.append(found.tables(given["cos"], given["sin"]))
         tests = dict.fromkeys(f"({ast.unparse(test)})" for test in found.tests)
         asks = f"({self.kernel} := {slot.name}.kernel{tuple_of(asked)}) is not None"
         operands = [given["q"], given["k"], *(f"{each}{weight[1]}" for each in norms)]
