@@ -25,9 +25,10 @@ __all__ = ["Compiled", "device_of"]
 def device_of(operands: tuple[Any, ...]) -> Any:
     """Return the torch device type that kernels are chosen for: that of the first operand or tensor."""
     first = operands[0]
-    if isinstance(first, (tuple, list)) and first:
-        first = first[0]
-    return getattr(getattr(first, "device", None), "type", None)
+    device = getattr(first, "device", None)
+    if device is None and isinstance(first, (tuple, list)) and first:
+        device = getattr(first[0], "device", None)
+    return None if device is None else device.type
 
 
 Binder = Callable[..., tuple[Any, ...]]

@@ -11,6 +11,10 @@ __all__ = ["count_as_plain", "not_plain", "untraceable", "wants_grad"]
 
 # To dynamo a module's buffer is a Buffer, which is otherwise the type of nothing.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+# Bound here, since every guard asks: looking them up in torch took time.
+_is_compiling = torch.compiler.is_compiling
+_in_functorch = torch._C._are_functorch_transforms_active
+_in_jit_trace = torch._C._get_tracing_state
 # Said of a class and not in a collection: kernels are imported while dynamo traces, which guards collections.
 _MARK = "_veomni_hook_reads_it"
 
@@ -31,13 +35,13 @@ def not_plain(*tensors: Any) -> str | None:
 
 def untraceable() -> str | None:
     """Return why code with its own backward must not run now (torch.func, jit.trace, dual numbers)."""
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         return None  # what is traced into one graph; dynamo follows none of the questions below
-    if torch._C._are_functorch_transforms_active():
+    if _in_functorch():
         return "a torch.func transform is active"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
-    if torch._C._get_tracing_state() is not None:
+    if _in_jit_trace() is not None:
         return "torch.jit.trace is active"
     return None
 

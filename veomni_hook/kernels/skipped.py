@@ -244,10 +244,12 @@ def _expression(checks: _Checks, scope: Mapping[str, Any], operands: tuple[Any, 
         compare(f"scope[{name!r}]", code)
     for home, name, code in checks.operands:
         places = [place for place, each in enumerate(operands) if isinstance(each, Module)]
-        if name == "forward" or not places:
-            compare(f"scope[{home!r}].{name}", code)
-        for place in places if name != "forward" else ():
-            compare(f"operands[{place}].{name}", code)  # of its own, or of its class
+        if name != "forward" and len(places) == 1:
+            compare(f"operands[{places[0]}].{name}", code)  # of its own, or of its class
+            continue
+        compare(f"scope[{home!r}].{name}", code)
+        if name != "forward":
+            tests += [f"{name!r} not in operands[{place}].__dict__" for place in places]
     # Names are those of definitions in a module that was parsed.
     return eval(f"lambda owner, operands: {' and '.join(tests)}", known)  # type: ignore[no-any-return]
 

@@ -64,7 +64,8 @@ def _tables(tables: Any) -> str | None:
     if reason is not None:
         return reason
     cos, sin = tables
-    if cos.ndim != 3 or cos.shape != sin.shape:
+    shape = cos.shape
+    if len(shape) != 3 or shape != sin.shape:
         return "cos and sin are not of one shape [batch, length, width]"
     if cos.requires_grad or sin.requires_grad:
         return "cos or sin requires a gradient"
