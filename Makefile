@@ -19,8 +19,8 @@ help:
 	@echo "make demo     set everything up and train a small Qwen3 without and with the hook"
 	@echo "make test     set everything up and run the test suite (JOBS=$(JOBS) workers)"
 	@echo "make slow     run the tests that the default suite leaves out"
-	@echo "make lint     ruff and mypy --strict"
-	@echo "make format   apply ruff's safe fixes"
+	@echo "make lint     ruff (rules and format) and mypy --strict"
+	@echo "make format   format the code and apply ruff's safe fixes"
 	@echo "make bench    run the benchmarks and record their results in benchmarks/results/"
 	@echo "make matrix   run the tests over the supported transformers releases with nox"
 	@echo "make releases judge what idioms route in transformers releases, without installing them"
@@ -57,10 +57,12 @@ slow: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 # import_time comes last: it fails when a promise is not kept.
 bench: $(STAMP)

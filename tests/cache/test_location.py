@@ -163,9 +163,7 @@ def test_relative_folder_without_a_working_directory(
     ]
 
 
-def test_the_null_device_asks_for_no_cache_on_the_disk(
-    publish: Publisher, temporary_folders: Path
-) -> None:
+def test_the_null_device_asks_for_no_cache_on_the_disk(publish: Publisher, temporary_folders: Path) -> None:
     store = open_store(os.devnull)
     assert (store.mode, store.root, store.reason) == ("memory", "", "")
     assert isinstance(publish(store), NotStored)

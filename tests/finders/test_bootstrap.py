@@ -39,7 +39,8 @@ def without_ours(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "text", ["raise RuntimeError('mine is broken')", "import nowhere", "def broken(", "raise ImportError('x')"]
+    "text",
+    ["raise RuntimeError('mine is broken')", "import nowhere", "def broken(", "raise ImportError('x')"],
 )
 def test_a_broken_one_is_reported_as_python_does_and_the_script_runs_hooked(
     own: Own, tmp_path: Path, text: str
@@ -59,7 +60,9 @@ def test_one_that_exits_ends_python_as_it_does_without_ours(own: Own, tmp_path: 
 
 
 def test_what_it_imports_is_patched(own: Own) -> None:
-    ran = own(f"import builtins\nfrom {TINY} import TinyNorm\nbuiltins.NORM = TinyNorm", "print(NORM().forward(1))")
+    ran = own(
+        f"import builtins\nfrom {TINY} import TinyNorm\nbuiltins.NORM = TinyNorm", "print(NORM().forward(1))"
+    )
     assert (ran.out, ran.err) == ("103\n", "")
 
 

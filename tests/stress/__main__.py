@@ -30,7 +30,9 @@ def in_worker(name: str, folder: Path, count: int, seed: int, *more: str) -> Par
     (folder / "tmp").mkdir(parents=True)
     command = [sys.executable, "-m", "tests.stress.worker", name, str(folder), str(count), str(seed), *more]
     environment = stand.environment(folder) | {"TMPDIR": str(folder / "tmp")}
-    done = subprocess.run(command, cwd=stand.ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=stand.ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{name} ended with status {done.returncode}")
     return Part.from_json(done.stdout.splitlines()[-1])
@@ -38,7 +40,9 @@ def in_worker(name: str, folder: Path, count: int, seed: int, *more: str) -> Par
 
 def main(
     parts: Annotated[list[str] | None, typer.Argument(help=f"of {', '.join(PARTS)}; all by default")] = None,
-    seed: Annotated[int | None, typer.Option(help="of everything random; drawn and printed by default")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="of everything random; drawn and printed by default")
+    ] = None,
     starts: Annotated[int, typer.Option(help="starts of a small package at once")] = 256,
     real: Annotated[int, typer.Option(help="starts of the installed transformers at once")] = 8,
     kills: Annotated[int, typer.Option(help="starts that are killed")] = 1000,
@@ -46,7 +50,9 @@ def main(
     modules: Annotated[int, typer.Option(help="generated modules")] = 100_000,
     workers: Annotated[int, typer.Option(help="processes for generated modules")] = 2,
     output: Annotated[Path | None, typer.Option(help="write the result as JSON")] = None,
-    written: Annotated[Path | None, typer.Option("--document", help="write docs/stress.md or another")] = None,
+    written: Annotated[
+        Path | None, typer.Option("--document", help="write docs/stress.md or another")
+    ] = None,
 ) -> None:
     """Try it all, print a table, and exit with 1 if anything was lost, wrong or failed."""
     if unknown := [one for one in parts or () if one not in PARTS]:

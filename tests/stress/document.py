@@ -74,9 +74,19 @@ for its backward and the original does not: autograd refuses with an error then,
 def written(parts: Sequence[Part]) -> str:
     """The document for the result of a run of all parts."""
     by_name = {part.name: part for part in parts}
-    names = {name: markdown(_COLUMNS, map(_row, by_name[name].lines)) for name in ("starts", "kills", "generated")}
+    names = {
+        name: markdown(_COLUMNS, map(_row, by_name[name].lines)) for name in ("starts", "kills", "generated")
+    }
     totals = [
-        (part.name, f"{line.count:,}", f"{line.lost:,}", f"{line.wrong:,}", f"{line.failed:,}", f"{part.seconds:.0f} s", str(part.seed))
+        (
+            part.name,
+            f"{line.count:,}",
+            f"{line.lost:,}",
+            f"{line.wrong:,}",
+            f"{line.failed:,}",
+            f"{part.seconds:.0f} s",
+            str(part.seed),
+        )
         for part in parts
         for line in (part.total(),)
     ]
@@ -110,5 +120,9 @@ def tamperings(lines: Sequence[Line]) -> str:
         comes_to = words[one.outcome]
         for piece, other in one.outcomes:
             comes_to += f"; {piece}: {words[other]}"
-        rows.append((one.name, one.description, ", ".join(one.pieces), comes_to, f"{line.count:,}", f"{line.bad:,}"))
-    return markdown(("tampering", "what is done", "to which pieces", "what comes of it", "how many", "failures"), rows)
+        rows.append(
+            (one.name, one.description, ", ".join(one.pieces), comes_to, f"{line.count:,}", f"{line.bad:,}")
+        )
+    return markdown(
+        ("tampering", "what is done", "to which pieces", "what comes of it", "how many", "failures"), rows
+    )

@@ -159,7 +159,13 @@ class SomeMoE(nn.Module):
 
 def _bodies(op: str, template: str, bodies: dict[str, str], owner: str) -> list[Form]:
     return [
-        Form(op, name, _HEAD + template.replace("{body}", textwrap.indent(body, " " * 8)), owner, f"{owner}.forward")
+        Form(
+            op,
+            name,
+            _HEAD + template.replace("{body}", textwrap.indent(body, " " * 8)),
+            owner,
+            f"{owner}.forward",
+        )
         for name, body in bodies.items()
     ]
 
@@ -168,7 +174,13 @@ def _norms() -> list[Form]:
     from tests.patches.idioms.norm_lookalikes import FORMULAS, HELPER, norm
 
     return [
-        Form("norms", name, norm(spelling, HELPER if "_rms(" in spelling else ""), "SomeRMSNorm", "SomeRMSNorm.forward")
+        Form(
+            "norms",
+            name,
+            norm(spelling, HELPER if "_rms(" in spelling else ""),
+            "SomeRMSNorm",
+            "SomeRMSNorm.forward",
+        )
         for name, spellings in FORMULAS.items()
         for spelling in spellings
     ]
@@ -178,7 +190,8 @@ def _experts() -> list[Form]:
     from tests.patches.idioms.experts_lookalikes import LOOKALIKES
 
     return [
-        Form("experts", name, one.source, "BankExperts", "BankExperts.forward") for name, one in LOOKALIKES.items()
+        Form("experts", name, one.source, "BankExperts", "BankExperts.forward")
+        for name, one in LOOKALIKES.items()
     ]
 
 
@@ -216,11 +229,18 @@ def _rotary() -> list[Form]:
     for name in reference.__all__:
         function = getattr(reference, name)
         parameters = inspect.signature(function).parameters
-        if name in _UNCALLED or any(word in parameters for word in ("mrope_section", "num_heads", "hidden_states")):
+        if name in _UNCALLED or any(
+            word in parameters for word in ("mrope_section", "num_heads", "hidden_states")
+        ):
             continue
         text = _text_of(reference, name, "apply_rotary_pos_emb")
-        signature = [one.name if one.default is one.empty else f"{one.name}={one.default!r}" for one in parameters.values()]
-        taken = [one.name if one.default is one.empty else f"{one.name}={one.name}" for one in parameters.values()]
+        signature = [
+            one.name if one.default is one.empty else f"{one.name}={one.default!r}"
+            for one in parameters.values()
+        ]
+        taken = [
+            one.name if one.default is one.empty else f"{one.name}={one.name}" for one in parameters.values()
+        ]
         caller = (
             f"\n\nclass SomeAttention(nn.Module):\n    def forward(self, {', '.join(signature)}):\n"
             f"        return apply_rotary_pos_emb({', '.join(taken)})\n"

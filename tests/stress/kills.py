@@ -85,7 +85,9 @@ def kills(folder: Path, count: int, seed: int) -> Part:
     while sum(line.count for line in timed.values()) < at_random and attempts < 20 * at_random:
         attempts += 1
         beside = draw.random() < 0.5
-        trial.at_any_time(timed[beside], draw.choice(list(SITUATIONS)), draw.random() * _LATEST, beside=beside)
+        trial.at_any_time(
+            timed[beside], draw.choice(list(SITUATIONS)), draw.random() * _LATEST, beside=beside
+        )
     part.lines = [line for line in (*lines.values(), *timed.values()) if line.count]
     part.seconds = time.monotonic() - began
     return part

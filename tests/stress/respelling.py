@@ -64,7 +64,9 @@ def respelled(source: str, target: str, draw: random.Random, changes: int) -> st
 def _expressions(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, Callable[[ast.AST], None]]]:
     """Expressions that are read, and how to put others into their places."""
     for node, put, is_callee in _places(function):
-        if is_callee or not isinstance(node, ast.Call | ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Attribute):
+        if is_callee or not isinstance(
+            node, ast.Call | ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Attribute
+        ):
             continue
         if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
             continue
@@ -100,7 +102,11 @@ def _whole(match: re.Match[str], node: ast.expr) -> bool:
 
 
 def _commuted(tree: ast.Module, function: ast.FunctionDef, draw: random.Random) -> None:
-    found = [n for n, _ in _expressions(function) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult | ast.Add)]
+    found = [
+        n
+        for n, _ in _expressions(function)
+        if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult | ast.Add)
+    ]
     if found:
         node = draw.choice(found)
         node.left, node.right = node.right, node.left
@@ -114,8 +120,12 @@ def _as_function(tree: ast.Module, function: ast.FunctionDef, draw: random.Rando
             if not isinstance(node.left, ast.Constant) and not isinstance(node.right, ast.Constant):
                 name = {ast.Mult: "mul", ast.Add: "add", ast.Sub: "sub"}[type(node.op)]
                 left, right = ast.unparse(node.left), ast.unparse(node.right)
-                options.append((put, draw.choice((f"torch.{name}({left}, {right})", f"({left}).{name}({right})"))))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
+                options.append(
+                    (put, draw.choice((f"torch.{name}({left}, {right})", f"({left}).{name}({right})")))
+                )
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
+        ):
             home = ast.unparse(node.func.value)
             rest = [ast.unparse(one) for one in (*node.args, *node.keywords)]
             if home == "torch" and node.args:
@@ -159,7 +169,9 @@ def _temporary(tree: ast.Module, function: ast.FunctionDef, draw: random.Random)
         return
     holder = ast.FunctionDef("holder", ast.arguments([], [], None, [], [], None, []), [statement], [])
     parts = list(_expressions(holder))
-    free = [word for word in _WORDS if word not in {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}]
+    free = [
+        word for word in _WORDS if word not in {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+    ]
     if parts and free:
         node, put = draw.choice(parts)
         name = draw.choice(free)
@@ -177,7 +189,9 @@ def _inlined(tree: ast.Module, function: ast.FunctionDef, draw: random.Random) -
             uses = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
             there = [n for n in ast.walk(block[index + 1]) if isinstance(n, ast.Name) and n.id == name]
             if len(uses) == 2 and len(there) == 1 and isinstance(block[index + 1], ast.Assign | ast.Return):
-                holder = ast.FunctionDef("holder", ast.arguments([], [], None, [], [], None, []), [block[index + 1]], [])
+                holder = ast.FunctionDef(
+                    "holder", ast.arguments([], [], None, [], [], None, []), [block[index + 1]], []
+                )
                 for node, put, _ in _places(holder):
                     if node is there[0]:
                         put(statement.value)
@@ -191,7 +205,9 @@ def _helper(tree: ast.Module, function: ast.FunctionDef, draw: random.Random) ->
     if not parts:
         return
     node, put = draw.choice(parts)
-    if any(isinstance(n, ast.Lambda | ast.GeneratorExp | ast.ListComp | ast.NamedExpr) for n in ast.walk(node)):
+    if any(
+        isinstance(n, ast.Lambda | ast.GeneratorExp | ast.ListComp | ast.NamedExpr) for n in ast.walk(node)
+    ):
         return
     bound = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
     bound |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -215,7 +231,12 @@ def _noise(tree: ast.Module, function: ast.FunctionDef, draw: random.Random) -> 
     texts = ["'''What it computes.'''", "pass", "if torch.jit.is_scripting():\n    pass"]
     if names:
         one = draw.choice(names)
-        texts += [f"{one} = {one}", f"{one}: torch.Tensor", f"device = {one}.device", f"assert {one} is not NotImplemented"]
+        texts += [
+            f"{one} = {one}",
+            f"{one}: torch.Tensor",
+            f"device = {one}.device",
+            f"assert {one} is not NotImplemented",
+        ]
     function.body.insert(0, ast.parse(draw.choice(texts)).body[0])
 
 
@@ -224,7 +245,10 @@ def _returned(tree: ast.Module, function: ast.FunctionDef, draw: random.Random) 
     last = function.body[-1]
     if isinstance(last, ast.Return) and last.value is not None:
         name = draw.choice(_WORDS)
-        function.body[-1:] = [ast.Assign([ast.Name(name, ast.Store())], last.value), ast.Return(ast.Name(name, ast.Load()))]
+        function.body[-1:] = [
+            ast.Assign([ast.Name(name, ast.Store())], last.value),
+            ast.Return(ast.Name(name, ast.Load())),
+        ]
 
 
 def _without_autocast(tree: ast.Module, function: ast.FunctionDef, draw: random.Random) -> None:

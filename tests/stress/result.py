@@ -56,7 +56,10 @@ class Part:
 
     def total(self) -> Line:
         """All lines in one."""
-        sums = {name: sum(getattr(line, name) for line in self.lines) for name in ("count", "lost", "wrong", "failed")}
+        sums = {
+            name: sum(getattr(line, name) for line in self.lines)
+            for name in ("count", "lost", "wrong", "failed")
+        }
         return Line("in all", **sums, note=f"{self.seconds:.0f} s, seed {self.seed}")
 
     def to_json(self) -> str:

@@ -20,7 +20,18 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-__all__ = ["MODULES", "PATCHED", "VALUES", "Started", "environment", "expected", "fork", "prepare", "start", "wait"]
+__all__ = [
+    "MODULES",
+    "PATCHED",
+    "VALUES",
+    "Started",
+    "environment",
+    "expected",
+    "fork",
+    "prepare",
+    "start",
+    "wait",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -78,7 +89,13 @@ def outcome(cache: Path) -> Started:
         warnings.simplefilter("always")
         handle = veomni_hook.activate(cache_dir=str(cache))
         tiny, pair, still = (importlib.import_module(name) for name in MODULES)
-    found: Started = {"values": {"tiny": tiny.TinyNorm().forward(1), "pair": list(pair.both()), "still": still.Still().forward(7)}}
+    found: Started = {
+        "values": {
+            "tiny": tiny.TinyNorm().forward(1),
+            "pair": list(pair.both()),
+            "still": still.Still().forward(7),
+        }
+    }
     found["warnings"] = [str(one.message) for one in caught]
     outcomes = handle.status().modules
     found["cache"] = {name: outcomes[name].cache for name in PATCHED}
@@ -86,7 +103,9 @@ def outcome(cache: Path) -> Started:
     found["stored"] = {name: outcomes[name].stored for name in PATCHED}
     loaders = {name: sys.modules[name].__spec__.loader for name in PATCHED}
     found["texts"] = {name: _digest(loader.get_source(name).encode()) for name, loader in loaders.items()}
-    found["codes"] = {name: _digest(_spelled(loader.get_code(name)).encode()) for name, loader in loaders.items()}
+    found["codes"] = {
+        name: _digest(_spelled(loader.get_code(name)).encode()) for name, loader in loaders.items()
+    }
     return found
 
 

@@ -108,7 +108,9 @@ class _Trial:
             with self._owned():
                 for number in ("first", "second"):
                     found = stand.wait(*stand.fork(self._tried))
-                    self._judge(line, f"{where}, {number} start", found, outcome, piece, first=number == "first")
+                    self._judge(
+                        line, f"{where}, {number} start", found, outcome, piece, first=number == "first"
+                    )
         finally:
             for descriptor in scene.locks:
                 os.close(descriptor)
@@ -122,7 +124,9 @@ class _Trial:
         looked = {module: _looked_up(self.cache, key, module) for module, key in self.keys.items()}
         return {"looked": looked, "start": stand.outcome(self.cache)}
 
-    def _judge(self, line: Line, where: str, found: dict[str, Any], outcome: str, piece: str, *, first: bool) -> None:
+    def _judge(
+        self, line: Line, where: str, found: dict[str, Any], outcome: str, piece: str, *, first: bool
+    ) -> None:
         if "error" in found:
             self._fail(line, "failed", f"{where}: {found['error']}")
             return
@@ -155,7 +159,15 @@ class _Trial:
         canary = self.folder / "canary"
         canary.unlink(missing_ok=True)
         return Scene(
-            self.cache, self.pieces, self.others, self.foreign, outside, self.draw, canary, self._give_away, byte
+            self.cache,
+            self.pieces,
+            self.others,
+            self.foreign,
+            outside,
+            self.draw,
+            canary,
+            self._give_away,
+            byte,
         )
 
     def _give_away(self, path: Path) -> None:
@@ -184,7 +196,10 @@ class _Trial:
             return status
 
         with patch.object(os, "stat", told(os.stat)), patch.object(os, "fstat", told(os.fstat)):
-            with patch.object(os, "lstat", told(os.lstat)), patch.object(os, "supports_dir_fd", {*os.supports_dir_fd, os.stat}):
+            with (
+                patch.object(os, "lstat", told(os.lstat)),
+                patch.object(os, "supports_dir_fd", {*os.supports_dir_fd, os.stat}),
+            ):
                 yield
 
     def _pieces(self, module: str) -> dict[str, Path]:
@@ -198,7 +213,13 @@ class _Trial:
             LEASE: entry / ".lease",
             "entry": entry,
             ROOT: self.cache,
-            **dict(zip(FOLDERS, (self.cache / "keys", entry.parent, entry, text.parent, text.parent / "__pycache__"), strict=True)),
+            **dict(
+                zip(
+                    FOLDERS,
+                    (self.cache / "keys", entry.parent, entry, text.parent, text.parent / "__pycache__"),
+                    strict=True,
+                )
+            ),
         }
 
     def _of_another_release(self) -> dict[str, Path]:
@@ -221,7 +242,11 @@ class _Trial:
             raise RuntimeError(f"another release cannot be stored: {found}")
         lease.release(str(self.cache))
         text = Path(found.path)
-        held = {"text": text, "bytecode": next((text.parent / "__pycache__").iterdir()), "manifest": self.cache / "keys" / ("ab" * 20)}
+        held = {
+            "text": text,
+            "bytecode": next((text.parent / "__pycache__").iterdir()),
+            "manifest": self.cache / "keys" / ("ab" * 20),
+        }
         kept = self.folder / "foreign"
         kept.mkdir()
         return {name: Path(shutil.copy(path, kept / name)) for name, path in held.items()}

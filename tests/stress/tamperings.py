@@ -17,7 +17,17 @@ from pathlib import Path
 
 from tests.cache import tampering as documented
 
-__all__ = ["EVERY_BYTE", "FILES", "FOLDERS", "HARMLESS", "REFUSED", "REPAIRED", "TAMPERINGS", "Scene", "Tampering"]
+__all__ = [
+    "EVERY_BYTE",
+    "FILES",
+    "FOLDERS",
+    "HARMLESS",
+    "REFUSED",
+    "REPAIRED",
+    "TAMPERINGS",
+    "Scene",
+    "Tampering",
+]
 
 #: What has to come of a tampering. Nothing of it is ever executed.
 REPAIRED = "a miss with its reason, and the next start finds a whole cache"
@@ -27,7 +37,13 @@ HARMLESS = "a hit: what is executed is what was stored, or nothing looks at it"
 #: The files of an entry, and the manifest of a module to which no patch applies.
 FILES = ("text", "bytecode", "manifest", "unpatched manifest")
 LEASE = "lock file"
-FOLDERS = ("folder of manifests", "folder of the release", "folder of the entry", "folder of the text", "folder of the bytecode")
+FOLDERS = (
+    "folder of manifests",
+    "folder of the release",
+    "folder of the entry",
+    "folder of the text",
+    "folder of the bytecode",
+)
 ROOT = "the cache's folder"
 EVERY_BYTE = -1
 
@@ -325,13 +341,17 @@ def _sealed_as_it_is(scene: Scene, piece: str, payload: bytes) -> None:
     path = scene.pieces[piece]
     data = path.read_bytes()
     head = data[: entry._LENGTH_AT] + len(payload).to_bytes(8, "little")
-    path.write_bytes(head + data[entry._TEXT_SEAL_AT : entry._PAYLOAD_SEAL_AT] + entry.seal(payload) + payload)
+    path.write_bytes(
+        head + data[entry._TEXT_SEAL_AT : entry._PAYLOAD_SEAL_AT] + entry.seal(payload) + payload
+    )
 
 
 def _no_code(scene: Scene, piece: str) -> None:
     import marshal
 
-    _sealed_as_it_is(scene, piece, scene.draw.choice([marshal.dumps(42), marshal.dumps([1]), b"", b"\xe3\x01", b"garbage"]))
+    _sealed_as_it_is(
+        scene, piece, scene.draw.choice([marshal.dumps(42), marshal.dumps([1]), b"", b"\xe3\x01", b"garbage"])
+    )
 
 
 def _no_manifest(scene: Scene, piece: str) -> None:
@@ -345,6 +365,7 @@ _ENTRY = ("entry",)
 _SEALED = ("text", "bytecode", "manifest")
 _OF_FOLDERS = (*FOLDERS, ROOT)
 
+
 def _documented() -> Iterator[Tampering]:
     """Those that docs/security.md lists by name, done as its own test does them."""
     for name, spoil in {**documented.TAMPERINGS, **documented.OF_ANOTHER_USER}.items():
@@ -354,7 +375,9 @@ def _documented() -> Iterator[Tampering]:
             spoil(documented.Stored(scene.cache, *pieces))
 
         refused = name.endswith("-foldered") or name in _REFUSED_OF_THEM
-        yield Tampering(f"`{name}`", "as docs/security.md says", _ENTRY, act, REFUSED if refused else REPAIRED)
+        yield Tampering(
+            f"`{name}`", "as docs/security.md says", _ENTRY, act, REFUSED if refused else REPAIRED
+        )
 
 
 _REFUSED_OF_THEM = (

@@ -42,7 +42,9 @@ def test_starts_at_once(tmp_path):
 
 def test_starts_that_break_each_other_are_found(tmp_path, monkeypatch):
     # What a start finds, and the cache that it leaves, are looked at apart.
-    monkeypatch.setattr("tests.stress.starts.SMALL", "import os, sys; os.write(int(sys.argv[1]), b'1'); raise SystemExit(3)")
+    monkeypatch.setattr(
+        "tests.stress.starts.SMALL", "import os, sys; os.write(int(sys.argv[1]), b'1'); raise SystemExit(3)"
+    )
     part = starts(tmp_path, 2, 0, seed=0)
     assert not part.ok
     assert any("status 3" in failure for failure in part.failures)
@@ -103,7 +105,11 @@ def test_generated_modules_are_equal_or_not_routed():
 def test_an_idiom_that_takes_look_alikes_is_found():
     form = next(one for one in forms()["rotary"] if one.name == "half_split")
     others = [other for name, other in perturbed(form) if name in dict((w[0], 0) for w in WORDS["rotary"])]
-    assert {tried(one, one.source, random.Random(0)).outcome for one in others} <= {"not routed", "equal", "rounding"}
+    assert {tried(one, one.source, random.Random(0)).outcome for one in others} <= {
+        "not routed",
+        "equal",
+        "rounding",
+    }
     undo = sloppy_idioms()
     try:
         tried(form, form.source, random.Random(0))  # what it has seen once
@@ -138,8 +144,18 @@ def test_a_part_says_whether_it_is_good():
 
 def test_the_document_is_that_of_the_lists():
     text = (ROOT / "docs" / "stress.md").read_text(encoding="utf-8")
-    counts = [one for one in re.findall(r"^\| [^|]+ \| [^|]+ \| [^|]+ \| [^|]+ \| ([\d,]+) \| 0 \|$", text, re.MULTILINE)]
-    table = tamperings([Line(one.name, count) for one, count in zip(TAMPERINGS, (int(each.replace(",", "")) for each in counts), strict=True)])
+    counts = [
+        one
+        for one in re.findall(
+            r"^\| [^|]+ \| [^|]+ \| [^|]+ \| [^|]+ \| ([\d,]+) \| 0 \|$", text, re.MULTILINE
+        )
+    ]
+    table = tamperings(
+        [
+            Line(one.name, count)
+            for one, count in zip(TAMPERINGS, (int(each.replace(",", "")) for each in counts), strict=True)
+        ]
+    )
     assert table in text, "make stress ARGS='--document docs/stress.md' writes it anew"
     for part in PARTS:
         assert re.search(rf"^\| {part} \| [\d,]+ \| 0 \| 0 \| 0 \|", text, re.MULTILINE), part

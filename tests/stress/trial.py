@@ -122,7 +122,10 @@ def _compared(form: Form, source: str, text: str, draw: random.Random) -> Tried:
 
 
 def _said(case: Case) -> str:
-    shapes = [f"{one.dtype}{list(one.shape)}" if isinstance(one, torch.Tensor) else repr(one) for one in case.arguments]
+    shapes = [
+        f"{one.dtype}{list(one.shape)}" if isinstance(one, torch.Tensor) else repr(one)
+        for one in case.arguments
+    ]
     return f"{', '.join(shapes)} with parameters in {case.held}"
 
 
@@ -168,7 +171,9 @@ def _called(owner: nn.Module, form: Form, case: Case) -> Run:
 
 def _same(form: Form, source: str, case: Case, wanted: Run, found: Run) -> bool:
     """Whether two runs are equal bit for bit; raises _Apart where they are not within rounding."""
-    dtypes = {one.dtype for one in case.arguments if isinstance(one, torch.Tensor) and one.is_floating_point()}
+    dtypes = {
+        one.dtype for one in case.arguments if isinstance(one, torch.Tensor) and one.is_floating_point()
+    }
     dtype = torch.bfloat16 if torch.bfloat16 in {*dtypes, case.held} else torch.float32
     try:
         return not agree(wanted, found, dtype=dtype)
@@ -241,7 +246,13 @@ def _module(text: str) -> Iterator[types.ModuleType]:
 
 
 #: Arguments of constructors, by the class.
-_SIZES = {"SomeRMSNorm": (8,), "SomeMLP": (6, 8), "BankExperts": (4, 6, 5), "SomeRouter": (6,), "SomeForCausalLM": (8,)}
+_SIZES = {
+    "SomeRMSNorm": (8,),
+    "SomeMLP": (6, 8),
+    "BankExperts": (4, 6, 5),
+    "SomeRouter": (6,),
+    "SomeForCausalLM": (8,),
+}
 
 
 def build(form: Form, module: Any, case: Case) -> nn.Module:
@@ -300,7 +311,11 @@ def _layer_cases(draw: random.Random, width: int) -> Iterator[Case]:
 def _expert_cases(draw: random.Random) -> Iterator[Case]:
     for dtype in (torch.float32, torch.bfloat16):
         tokens, top = draw.choice((1, 5, 8)), draw.choice((1, 2, 3))
-        chosen = torch.rand(tokens, 4).topk(top).indices if draw.random() < 0.7 else torch.randint(0, 4, (tokens, top))
+        chosen = (
+            torch.rand(tokens, 4).topk(top).indices
+            if draw.random() < 0.7
+            else torch.randint(0, 4, (tokens, top))
+        )
         yield Case((torch.randn(tokens, 6).to(dtype), chosen, torch.rand(tokens, top).to(dtype)), dtype)
 
 
@@ -326,7 +341,11 @@ _TABLES = ("cos", "sin", "freqs_cis")
 def _rotary_cases(form: Form, draw: random.Random) -> Iterator[Case]:
     """Of the layouts that the plain form takes, some."""
     fitting = _fitting(form.name)
-    for dtype, table in ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)):
+    for dtype, table in (
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+    ):
         case = _rotary_case(form, draw.choice(fitting), dtype, table)
         # Tables need no gradient, as a rule, and some kernels give them none.
         tables = {n for n, name in enumerate(form.parameters[: len(case.arguments)]) if name in _TABLES}

@@ -6,7 +6,9 @@ import torch
 from veomni_hook.kernels.linear_cross_entropy.sample import differ, sample
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (700, 512), (1 << 13, 96), (96, 1 << 13), (5, 1 << 17), (1 << 19, 1)])
+@pytest.mark.parametrize(
+    "shape", [(3, 5), (700, 512), (1 << 13, 96), (96, 1 << 13), (5, 1 << 17), (1 << 19, 1)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_row_and_column_is_looked_at(shape, dtype):
     weight = torch.randn(shape).to(dtype)

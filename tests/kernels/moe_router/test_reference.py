@@ -102,7 +102,9 @@ def test_what_the_other_groups_count_as_matters():
 @pytest.mark.parametrize("name", ["biased_topk", "grouped_topk"])
 def test_a_number_may_stand_for_the_bias(name):
     logits = torch.randn(5, 8)
-    others = {"biased_topk": (3, torch.sigmoid, 1e-20, True), "grouped_topk": (3, 8, 4, 2, True, 0.0, True)}[name]
+    others = {"biased_topk": (3, torch.sigmoid, 1e-20, True), "grouped_topk": (3, 8, 4, 2, True, 0.0, True)}[
+        name
+    ]
     for module in (reference, in_torch):
         got = getattr(module, name)(logits, 0.5, *others)
         expected = getattr(reference, name)(logits, torch.full((8,), 0.5), *others)

@@ -282,7 +282,10 @@ def test_a_check_before_the_formula_does_not_break_the_idiom(check):
 
 def test_a_helpers_own_names_are_none_of_the_method():
     helper = "def score(given):\n    return given.float().sigmoid()\n\n\n"
-    body = BIASED.replace("logits.float().sigmoid()", "score(logits)") + "weights /= weights.sum(-1, keepdim=True)\n"
+    body = (
+        BIASED.replace("logits.float().sigmoid()", "score(logits)")
+        + "weights /= weights.sum(-1, keepdim=True)\n"
+    )
     text = module(body + "return weights, indices").replace("class ", helper + "class ", 1)
     found = sites(text)
     model = executed(text, found)["SomeRouter"]()

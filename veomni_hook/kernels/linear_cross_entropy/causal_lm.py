@@ -213,9 +213,7 @@ def fused_output(compute: Compute, call: Call) -> Fused:
         held.report.take(found[-1], target, objective.ignore_index, call.given.shape)
     # A hook that casts what leaves the module would round the loss, where upstream rounds logits.
     loss = answer if answer.dtype is request.loss.dtype else request.loss
-    deferred = output.DeferredLogits(
-        model, head, linear, request.weights, hidden_states, transform
-    )
+    deferred = output.DeferredLogits(model, head, linear, request.weights, hidden_states, transform)
     return Fused(loss, deferred, output.with_deferred_logits)
 
 
