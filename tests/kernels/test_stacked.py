@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from types import ModuleType
 
 import pytest
 
@@ -12,6 +14,7 @@ from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels import stacked
 from veomni_hook.kernels.binding import bind
 from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.state import set_choice
 
 NORM = "liger_kernel.transformers.rms_norm.LigerRMSNorm"
@@ -109,3 +112,12 @@ class TestWarning:
             warnings.simplefilter("error", VeomniHookWarning)
             step(model, batch())
             explain(model)
+
+    def test_a_module_that_was_made_without_a_file_is_not_read(self, monkeypatch):
+        module = ModuleType("made_in_memory")
+        exec("class Norm:\n    pass", vars(module))
+        vars(module)["slot"] = Slot("rms_norm", "cast_before_weight", "made_in_memory")
+        monkeypatch.setitem(sys.modules, "made_in_memory", module)
+        monkeypatch.setitem(sys.modules, stacked.LIGER, ModuleType(stacked.LIGER))
+        stacked.forget()
+        stacked.warn_of_first_call("made_in_memory", module.Norm())

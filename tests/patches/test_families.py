@@ -69,7 +69,8 @@ def too_long(upstream: str, patched: PatchedSource) -> list[str]:
 @pytest.mark.parametrize("families", [FAMILIES, pytest.param((), marks=pytest.mark.slow, id="all")])
 def test_dumps_are_fit_to_be_read(families: tuple[str, ...]) -> None:
     found = list(modules(families))
-    assert len(found) >= (len(families) or 400)
+    # beam came after 5.2.0.
+    assert len(found) >= (len(families) - 1 if families else 350)
     markers = 0
     for module, path in found:
         upstream = path.read_text("utf-8")

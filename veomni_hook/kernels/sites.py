@@ -81,7 +81,7 @@ def _source(module: ModuleType) -> str | None:
         return read(module.__name__)  # type: ignore[no-any-return]
     try:
         return inspect.getsource(module)
-    except OSError:
+    except (OSError, TypeError):  # a TypeError of a module that has no file
         return None
 
 

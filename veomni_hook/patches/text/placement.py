@@ -96,7 +96,9 @@ def logical_line(document: Document, offset: int) -> tuple[int, int]:
     first = offset if top is None else document.start(statement_at(document, top, offset))
     start = document.line_start(first)
     rest = document.source[start : document.end(top) if top is not None else None]
-    for token in tokenize.generate_tokens(io.StringIO(rest.lstrip(" \t\f")).readline):
+    # newline=None: Python 3.12's tokenizer takes no "\r" for the end of a line.
+    read = io.StringIO(rest.lstrip(" \t\f"), newline=None).readline
+    for token in tokenize.generate_tokens(read):
         if token.type in (tokenize.NEWLINE, tokenize.ENDMARKER):
             return start, document.line_end(document.offset(document.lineno(start) + token.start[0] - 1, 0))
     raise ValueError(f"no statement ends after line {document.lineno(start)}")
