@@ -64,9 +64,11 @@ original raises. Each module is patched as an import patches it. Those in which 
 as they are, without a line of ours, and as patched, with `VEOMNI_KERNELS=torch` and with `reference`: on several calls in
 float32 and bfloat16, of odd shapes and of views. Outputs, changed inputs and the gradients of inputs and parameters are
 compared within rounding: 1e-5 of the largest value in float32 and 3e-2 in bfloat16, or eight times what rounding the
-inputs otherwise does to the original; a difference below 3e-2 counts if it comes again with others of four sets of inputs,
-since one value that is rounded to the other side is none. Modules that no idiom routes run as they are, and count as not routed. A module may change in place what a kernel keeps
-for its backward and the original does not: autograd refuses with an error then, which is counted apart.
+inputs otherwise does to the original. A difference below 3e-2, where one value may have been rounded to the other side,
+counts if it comes again with others of four sets of inputs. So does any difference of a router, which may choose
+another expert where two probabilities are equal in float32. Modules that no idiom routes run as they are, and count as
+not routed. A module may change in place what a kernel keeps for its backward and the original does not: autograd
+refuses with an error then, which is counted apart.
 
 {generated}"""
 

@@ -40,7 +40,8 @@ FAILURES = OUTCOMES[-3:]
 #: Relative errors that the summing order explains, by dtype; `agree` has its own, smaller ones.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 #: A small error may be that of one value that was rounded to the other side, within a module that rounds to
-#: bfloat16 or chooses: a formula that is another one errs with other inputs, too.
+#: bfloat16 or chooses: a formula that is another one errs with other inputs, too. Of a router no error is too
+#: large for that: where two probabilities are equal in float32, the kernel takes the expert of the larger logit.
 SMALL, AGAIN = 3e-2, 4
 #: What rounding inputs otherwise does to the results of the original is no difference; this is its multiple.
 CONDITION = 8.0
@@ -87,7 +88,7 @@ def tried(form: Form, source: str, draw: random.Random) -> Tried:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         came = _compared(form, source, patched.text, draw)
-        if came.outcome == "wrong" and came.error <= SMALL:
+        if came.outcome == "wrong" and (came.error <= SMALL or form.kind == "SomeRouter"):
             others = [_compared(form, source, patched.text, random.Random(number)) for number in range(AGAIN)]
             if sum(one.outcome in FAILURES for one in others) < 2:
                 return Tried("rounding", came.calls)
