@@ -1,4 +1,4 @@
-"""The way of a module through the house: name → upstream spec → key → store → (build →) loader.
+"""What happens to a module that is imported: name → upstream spec → key → store → (build →) loader.
 
 A hit touches neither `ast` nor a config; what a miss does is in `build`. An error in a patch leaves through
 the import statement; an error in the cache never does.
