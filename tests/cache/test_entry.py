@@ -103,7 +103,7 @@ def test_every_byte_of_the_manifest_is_covered(opened: Root) -> None:
 )
 def test_sealed_nonsense_is_no_manifest(opened: Root, body: bytes) -> None:
     opened.write("keys/k1", entry.seal(body).hex().encode() + b"\n" + body)
-    with pytest.raises(Defect, match="is no manifest of this cache"):
+    with pytest.raises(Defect, match="is not a manifest of this cache"):
         entry.read_manifest(opened, "k1")
 
 

@@ -182,8 +182,8 @@ FILE_DEFECTS: list[tuple[str, Callable[[Path], None], str]] = [
         "not for cpython",
     ),
     (BYTECODE, lambda path: _edit(path, _resealed(marshal.dumps(42))), "no code object but a int"),
-    (BYTECODE, lambda path: _edit(path, _resealed(b"")), "nothing that marshal can read"),
-    (BYTECODE, lambda path: _edit(path, _resealed(b"\xe3\x01")), "nothing that marshal can read"),
+    (BYTECODE, lambda path: _edit(path, _resealed(b"")), "cannot be read by marshal"),
+    (BYTECODE, lambda path: _edit(path, _resealed(b"\xe3\x01")), "cannot be read by marshal"),
     (BYTECODE, lambda path: path.write_bytes(b"\0" * 200), "bad magic"),
 ]
 

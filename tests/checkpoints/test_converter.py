@@ -178,7 +178,7 @@ def refused(converter, name: str, tensor: torch.Tensor, match: str) -> None:
 )
 def test_names_that_are_not_understood(rest: str) -> None:
     name = f"{MODULES[0]}.{rest}"
-    refused(checkpoints.from_any(SIZES), name, torch.zeros(6, 8), "is no expert tensor that is understood")
+    refused(checkpoints.from_any(SIZES), name, torch.zeros(6, 8), "is not the name of an expert tensor")
 
 
 @pytest.mark.parametrize("factory", [*FACTORIES, checkpoints.from_any])
@@ -195,7 +195,7 @@ def test_names_that_are_not_understood(rest: str) -> None:
 )
 def test_fused_shapes_that_are_not_understood(factory, rest: str, shape: tuple[int, ...]) -> None:
     tensor = torch.zeros(shape)
-    refused(factory(SIZES), f"{MODULES[0]}.{rest}", tensor, "has a shape that is not understood")
+    refused(factory(SIZES), f"{MODULES[0]}.{rest}", tensor, "has an unknown shape")
 
 
 def test_a_wrong_shape_says_which_are_right() -> None:
@@ -211,16 +211,16 @@ def test_a_wrong_shape_says_which_are_right() -> None:
 def test_a_single_expert_of_the_wrong_shape(role: str) -> None:
     wrong = (6, 8) if role == "down_proj" else (8, 6)
     name = f"{MODULES[0]}.1.{role}.weight"
-    refused(checkpoints.from_per_expert(SIZES), name, torch.zeros(wrong), "has not the shape")
+    refused(checkpoints.from_per_expert(SIZES), name, torch.zeros(wrong), "does not have the shape")
 
 
 def test_a_factory_takes_its_layout_and_the_one_in_memory_alone() -> None:
     single, turned = torch.zeros(6, 8), torch.zeros(3, 8, 12)
     name = f"{MODULES[0]}.0.up_proj.weight"
     for factory in (checkpoints.from_fused, checkpoints.from_fused_transposed):
-        refused(factory(SIZES), name, single, "is of a single expert")
+        refused(factory(SIZES), name, single, "belongs to a single expert")
     for factory in (checkpoints.from_fused, checkpoints.from_per_expert):
-        refused(factory(SIZES), f"{MODULES[0]}.gate_up_proj", turned, "has a shape that is not understood")
+        refused(factory(SIZES), f"{MODULES[0]}.gate_up_proj", turned, "has an unknown shape")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_half_a_module_is_incomplete_without_being_expected() -> None:
 
 
 def test_a_checkpoint_without_experts() -> None:
-    with pytest.raises(CheckpointError, match="no expert tensor came at all"):
+    with pytest.raises(CheckpointError, match="no expert tensor was found"):
         checkpoints.from_any(SIZES).finalize()
     checkpoints.from_any(SIZES, expected=["lm_head.weight"]).finalize()
 
@@ -346,14 +346,16 @@ def test_a_block_with_another_name_in_memory() -> None:
 
 
 def test_other_tensors_are_refused() -> None:
-    refused(checkpoints.from_any(SIZES), "lm_head.weight", torch.zeros(2, 2), "is not of routed experts")
+    refused(
+        checkpoints.from_any(SIZES), "lm_head.weight", torch.zeros(2, 2), "does not belong to routed experts"
+    )
 
 
 def test_the_way_back_is_checked_too() -> None:
     tensors = own()
     name = f"{MODULES[0]}.gate_up_proj"
     saver = checkpoints.to_per_expert(SIZES)
-    refused(saver, "lm_head.weight", torch.zeros(2, 2), "is not of routed experts")
+    refused(saver, "lm_head.weight", torch.zeros(2, 2), "does not belong to routed experts")
     refused(saver, name, tensors[name].transpose(1, 2), "is not in the layout in memory")
     refused(saver, f"{MODULES[0]}.0.up_proj.weight", torch.zeros(6, 8), "is not in the layout in memory")
     refused(saver, f"{MODULES[0]}.gate_up_proj_bias", torch.zeros(3, 12), "is not in the layout in memory")

@@ -182,7 +182,7 @@ def test_registering_something_else_is_an_error(python: Python) -> None:
         "    try:\n        veomni_hook.register(thing)\n"
         "    except veomni_hook.VeomniHookError as error: print(error.what)"
     )
-    assert ran.out.splitlines() == ["int object is no patch config", "the module holds no patch config"]
+    assert ran.out.splitlines() == ["int object is not a patch config", "the module has no patch config"]
 
 
 def test_the_kernel_choice_of_an_activation_reaches_loaded_modules_and_is_undone(python: Python) -> None:

@@ -181,7 +181,7 @@ class TestEntryPoints:
     @pytest.mark.parametrize(
         ("value", "said"),
         [
-            ("theirs:WRONG", "is no veomni_hook.Kernel"),
+            ("theirs:WRONG", "is not a veomni_hook.Kernel"),
             ("nowhere:ONE", "cannot be loaded: ModuleNotFoundError"),
             ("theirs:TWICE", "has a 'theirs' kernel already"),
             ("theirs:ODD", "TypeError: unhashable"),
@@ -261,7 +261,7 @@ class TestEntryPoints:
             "try: Answers(site, parse_choice('theirs'))\nexcept KernelError as error: print(error.what)"
         )
         done = announce("theirs:FIRST", code)
-        assert done.stdout == "['torch']\nno backend is called 'theirs'\n", done.stderr
+        assert done.stdout == "['torch']\nthere is no backend 'theirs'\n", done.stderr
         assert "RuntimeError: no device" in done.stderr and "announcing" in done.stderr
         named = "print(Answers(site, parse_choice('theirs')).candidates('cpu'))"
         done = announce("theirs:FIRST", code[: code.index("print([")] + named)

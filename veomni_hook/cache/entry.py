@@ -150,7 +150,7 @@ def read_manifest(root: Root, key: str) -> Manifest:
         fields = json.loads(head)
         manifest = Manifest(fields, fields["inputs"], report[:-1], fields["absent"])
     except (ValueError, LookupError, TypeError) as error:
-        raise Defect(f"{root.full(name)} is no manifest of this cache") from error
+        raise Defect(f"{root.full(name)} is not a manifest of this cache") from error
     if manifest.key != key:
         raise Defect(f"{root.full(name)} was written for another key")
     return manifest
@@ -181,7 +181,7 @@ def check_bytecode(data: bytes, path: str, text_seal: str, tag: str) -> memoryvi
     if len(data) < _PAYLOAD_AT:
         raise Defect(f"{path} is truncated")
     if data[:_PYTHON_MAGIC_AT] != _MAGIC:
-        raise Defect(f"{path} has a bad magic: it is no bytecode of this cache")
+        raise Defect(f"{path} has a bad magic number: it is not bytecode of this cache")
     if data[_TAG_AT:_LENGTH_AT] != _padded(tag):
         found = data[_TAG_AT:_LENGTH_AT].rstrip(b"\0").decode("ascii", "replace")
         raise Defect(f"{path} was written for {found}, not for {tag}")
@@ -238,7 +238,7 @@ def _unmarshal(data: bytes, payload: memoryview, path: str, expected: str) -> Co
     try:
         code = marshal.loads(payload)
     except (EOFError, ValueError, TypeError) as error:
-        raise Defect(f"{path} holds nothing that marshal can read: {error}") from error
+        raise Defect(f"{path} cannot be read by marshal: {error}") from error
     if not isinstance(code, CodeType):
         raise Defect(f"{path} holds no code object but a {type(code).__name__}")
     if code.co_filename != expected:

@@ -59,7 +59,7 @@ def claim(root: Root, entry: str) -> int | None:
         return None
     try:
         if not _lock(descriptor, alone=True):
-            raise InUse("this file system has no locks, so nobody can tell whether the entry is in use")
+            raise InUse("this file system has no locks, so it is unknown whether the entry is in use")
     except OSError as error:
         os.close(descriptor)
         raise InUse("a running process uses it") from error

@@ -220,7 +220,7 @@ def _temporary_store(problem: str, process: int | None) -> Store:
 
 def _lookup(root: Root, stage1: str, module: str) -> Hit | Unpatched:
     if not entry.is_plain(stage1):
-        raise Defect(f"{stage1!r} is no stage-1 key")
+        raise Defect(f"{stage1!r} is not a stage-1 key")
     root.check_folders(entry.KEYS)
     manifest = entry.read_manifest(root, stage1)
     if manifest.module != module:

@@ -135,14 +135,19 @@ class ExpertConverter:
         """
         if not self.can_handle(name):
             raise self._error(
-                name, tensor, "is not of routed experts", "ask can_handle first, and load it as it is"
+                name,
+                tensor,
+                "does not belong to routed experts",
+                "ask can_handle first, and load it as it is",
             )
         renamed = self._renamed(name)
         if not is_expert_name(name):
             self._finish(name, tensor, renamed)
             return [(renamed, tensor)]
         if (parts := parsed(renamed)) is None:
-            raise self._error(name, tensor, "is no expert tensor that is understood by name", self._names())
+            raise self._error(
+                name, tensor, "is not the name of an expert tensor that this converter knows", self._names()
+            )
         if self._expected is not None and parts.target not in self._expected:
             raise self._error(name, tensor, f"belongs to {parts.target}, which the model does not have")
         self._modules.add(parts.module)
@@ -161,7 +166,7 @@ class ExpertConverter:
         """
         if self._expected is None and not self._modules:
             raise CheckpointError(
-                "no expert tensor came at all",
+                "no expert tensor was found",
                 where="finalize",
                 fix="the checkpoint is another model's; pass expected=[] where no experts are to be loaded",
             )
@@ -174,7 +179,7 @@ class ExpertConverter:
         if len(lines) > _SHOWN:
             lines = [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more tensors"]
         raise CheckpointError(
-            f"{len(missing)} expert tensors never came:\n    " + "\n    ".join(lines),
+            f"{len(missing)} expert tensors are missing:\n    " + "\n    ".join(lines),
             where=f"experts of {self.sizes.num_experts}, hidden {self.sizes.hidden_size}, "
             f"intermediate {self.sizes.intermediate_size}",
             fix="the checkpoint is incomplete (a missing shard?), or the config is another model's",
@@ -208,7 +213,7 @@ class ExpertConverter:
     ) -> list[tuple[str, Tensor]]:
         """Put one projection of one expert where it belongs."""
         if Layout.PER_EXPERT not in self._layouts:
-            raise self._error(name, tensor, "is of a single expert, which this converter was not made for")
+            raise self._error(name, tensor, "belongs to a single expert, which this converter does not read")
         count, hidden, inter = self.sizes.num_experts, self.sizes.hidden_size, self.sizes.intermediate_size
         if expert >= count:
             raise self._error(
@@ -216,7 +221,7 @@ class ExpertConverter:
             )
         wanted = (hidden, inter) if parts.role == "down" else (inter, hidden)
         if tensor.shape != wanted:
-            raise self._error(name, tensor, f"has not the shape {list(wanted)}", self._shapes())
+            raise self._error(name, tensor, f"does not have the shape {list(wanted)}", self._shapes())
         if (part := self._open.get(parts.target)) is None:
             module = name.rsplit(".", 3)[0]
             part = _Open(self._memory(name, tensor, parts), module, parts.spelling)
@@ -255,7 +260,7 @@ class ExpertConverter:
                     "say which it is: square='fused' or square='fused_transposed'",
                 )
         if layout is None:
-            raise self._error(name, tensor, "has a shape that is not understood", self._shapes())
+            raise self._error(name, tensor, "has an unknown shape", self._shapes())
         converted = tensor.transpose(1, 2) if layout is Layout.TRANSPOSED else tensor
         if self._into is not None:
             converted = self._memory(name, tensor, parts).copy_(converted)

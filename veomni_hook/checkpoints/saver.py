@@ -58,7 +58,10 @@ class ExpertSaver:
         """
         if not self.can_handle(name):
             raise self._error(
-                name, tensor, "is not of routed experts", "ask can_handle first, and save it as it is"
+                name,
+                tensor,
+                "does not belong to routed experts",
+                "ask can_handle first, and save it as it is",
             )
         if name in self._done:
             raise self._error(name, tensor, "came before: a duplicate", "save every parameter once")
@@ -92,7 +95,7 @@ class ExpertSaver:
         wanted = {f"{module}.{role}" for module in self._modules for role in (GATE_UP, DOWN)}
         if missing := sorted(wanted - self._done):
             raise CheckpointError(
-                f"{len(missing)} expert tensors never came: {', '.join(missing)}",
+                f"{len(missing)} expert tensors are missing: {', '.join(missing)}",
                 where="the model's parameters",
                 fix="save every parameter of the model",
                 tensors=missing,

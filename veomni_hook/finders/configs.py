@@ -85,7 +85,7 @@ def as_configs(found: Any, where: str) -> tuple[PatchConfig, ...]:
         held = [getattr(found, name) for name in ("config", "configs") if hasattr(found, name)]
         if not held:
             raise ConfigError(
-                "the module holds no patch config",
+                "the module has no patch config",
                 where=where,
                 fix="bind a PatchConfig to the name `config`, or name it: package.module:name",
             )
@@ -94,7 +94,7 @@ def as_configs(found: Any, where: str) -> tuple[PatchConfig, ...]:
         return tuple(config for one in found for config in as_configs(one, where))
     if not is_patch_config(found):
         raise ConfigError(
-            f"{type(found).__name__} object is no patch config",
+            f"{type(found).__name__} object is not a patch config",
             where=where,
             fix="pass a veomni_hook.PatchConfig, or one made with the patchgen package",
         )

@@ -138,7 +138,7 @@ def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
         The config as the engine uses it.
 
     Raises:
-        ConfigError: the object is no patch config and holds none; under `VEOMNI_STRICT=1` also if no
+        ConfigError: the object is not a patch config and holds none; under `VEOMNI_STRICT=1` also if no
             installed module is the config's source module, which else is a warning.
         AlreadyImportedError: under `VEOMNI_STRICT=1`, the config's source module is already imported.
     """

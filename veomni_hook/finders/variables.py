@@ -33,7 +33,7 @@ def report(unknown: Iterable[str], *, strict: bool) -> None:
         name = meant(variable) if os.environ.get(variable) else ""
         if name and strict:
             raise SettingsError(
-                f"{variable} is none of veomni-hook's variables and sets nothing",
+                f"{variable} is not a variable of veomni-hook and has no effect",
                 where="environment",
                 fix=f"set {name}, or unset {variable}",
             )

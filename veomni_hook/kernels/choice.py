@@ -89,7 +89,7 @@ def choice_of(preset: str | None, ops: Mapping[str, str], where: str, known: Reg
     """
     for op, backend in ops.items():
         if op not in known.ops():
-            raise KernelError(f"no op is called {op!r}", where=where, fix=f"ops: {', '.join(known.ops())}")
+            raise KernelError(f"there is no op {op!r}", where=where, fix=f"ops: {', '.join(known.ops())}")
         _check(backend, known.backends(op), where, op)
     if preset is None:
         return Choice(ops=dict(ops))
@@ -101,5 +101,5 @@ def choice_of(preset: str | None, ops: Mapping[str, str], where: str, known: Reg
 def _check(backend: object, valid: list[str], where: str, op: str) -> None:
     if backend not in valid:
         raise KernelError(
-            f"no backend is called {backend!r}", where=where, fix=f"for {op}: {', '.join(valid)}"
+            f"there is no backend {backend!r}", where=where, fix=f"for {op}: {', '.join(valid)}"
         )

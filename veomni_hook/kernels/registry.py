@@ -212,9 +212,7 @@ class Registry:
         """Raise KernelError, with the valid names, unless ``op`` (and ``variant``) exist."""
         ops = self.ops()
         if op not in ops:
-            raise KernelError(
-                f"no op is called {op!r}", where="kernel registry", fix=f"ops: {', '.join(ops)}"
-            )
+            raise KernelError(f"there is no op {op!r}", where="kernel registry", fix=f"ops: {', '.join(ops)}")
         if variant is not None and variant not in ops[op].variants:
             names = ", ".join(ops[op].variants)
             raise KernelError(
@@ -328,7 +326,7 @@ def _announced_kernels(point: EntryPoint) -> Iterable[Kernel]:
     kernels = (found,) if isinstance(found, Kernel) else found
     if not isinstance(kernels, tuple | list) or not all(isinstance(each, Kernel) for each in kernels):
         raise KernelError(
-            "it is no veomni_hook.Kernel, no tuple of them, and no module that holds one as KERNELS",
+            "it is not a veomni_hook.Kernel, a tuple of them, or a module with KERNELS",
             where=described(point),
             fix=remedy(point),
         )

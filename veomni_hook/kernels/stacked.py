@@ -59,8 +59,8 @@ def _warn(found: dict[str, None]) -> None:
     _WARNED.extend(found)
     warnings.warn(
         "two libraries are stacked on one model, Liger and veomni-hook. Liger runs in the place of "
-        f"{', '.join(found)}; veomni-hook, or upstream's code, runs everywhere else, and no fused kernel of "
-        "veomni-hook takes these places in. Use one of the two: leave out apply_liger_kernel_to_* and "
+        f"{', '.join(found)}; veomni-hook, or upstream's code, runs everywhere else, without kernels that "
+        "fuse these places with others. Use one of the two: leave out apply_liger_kernel_to_* and "
         "use_liger_kernel=True (VEOMNI_KERNELS=liger runs Liger's kernels by veomni-hook), or switch "
         "veomni-hook off with VEOMNI_HOOK=0. veomni_hook.explain(model) tells what runs at each place",
         VeomniHookWarning,

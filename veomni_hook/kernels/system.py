@@ -72,7 +72,7 @@ class System:
         found = _CUDA.fullmatch(name.lower())
         if found is None:
             raise KernelError(
-                f"no system is called {name!r}", where="--system", fix="cpu, sm80, sm90, sm100 or ascend"
+                f"there is no system {name!r}", where="--system", fix="cpu, sm80, sm90, sm100 or ascend"
             )
         return cls("cuda", (int(found[1]), int(found[2])), triton="assumed", distributions=None)
 

@@ -41,7 +41,7 @@ def adopt(found: Any) -> PatchConfig:
         return found
     if not is_patch_config(found):
         raise ConfigError(
-            f"{type(found).__name__} object is no patch config",
+            f"{type(found).__name__} object is not a patch config",
             where=f"{type(found).__module__}.{type(found).__qualname__}",
             fix="pass a veomni_hook.PatchConfig, or one made with the patchgen package",
         )

@@ -94,7 +94,7 @@ def test_the_default_is_torchs_cross_entropy():
         ({"label_smoothing": -0.1}, "label_smoothing"),
         ({"softcap": torch.ones(())}, "softcap"),
         ({"loss_weights": torch.ones(18)}, "loss_weights have the shape"),
-        ({"backend": "cutlass"}, "no backend is called"),
+        ({"backend": "cutlass"}, "there is no backend"),
         ({"backend": "triton"}, "needs a device of type cuda"),
         ({"hidden_states": torch.zeros(2, 9, 16).as_subclass(type("Odd", (torch.Tensor,), {}))}, "Odd"),
     ],

@@ -110,7 +110,7 @@ def test_a_loss_that_only_upstream_can_compute_is_an_error(patched, option):
     model.loss_function = own_loss
     value = torch.rand(2, 12) if option == "loss_weights" else 0.1
     with (
-        pytest.raises(KernelError, match=f"{option} cannot be had.*own_loss"),
+        pytest.raises(KernelError, match=f"{option} are not available.*own_loss"),
         loss_options(**{option: value}),
     ):
         model(**batch())

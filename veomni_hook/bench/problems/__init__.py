@@ -32,7 +32,7 @@ def checked(ops: Sequence[str]) -> Sequence[str]:
     """Return ``ops``; raise KernelError, with those that there are, for one that is not measured."""
     for op in ops:
         if op not in OPS:
-            raise KernelError(f"no benchmark is called {op!r}", where="bench", fix=f"ops: {', '.join(OPS)}")
+            raise KernelError(f"there is no benchmark {op!r}", where="bench", fix=f"ops: {', '.join(OPS)}")
     return ops
 
 

@@ -176,7 +176,7 @@ def _ordered(kind: str, name: str | None, epoch: int, version: int) -> tuple[Mod
 
     if name is not None and name not in _BACKENDS:
         raise KernelError(
-            f"no backend is called {name!r}", where=_OP, fix=f"choose from: {', '.join(_BACKENDS)}"
+            f"there is no backend {name!r}", where=_OP, fix=f"choose from: {', '.join(_BACKENDS)}"
         )
     wanted = name or STATE.effective.backend(_OP)
     choice = Choice(ops={_OP: REFERENCE if wanted == EAGER else wanted})

@@ -204,7 +204,7 @@ def refused(model: Any, reason: str) -> None:
     held.report.refuse(reason)
     if held.options.changed:
         raise KernelError(
-            f"{held.options.changed} cannot be had: the upstream code computes this loss, because {reason}",
+            f"{held.options.changed} are not available: upstream's code computes this loss, because {reason}",
             where=type(model).__name__,
             fix="remove the reason, or leave loss_options",
         )

@@ -130,7 +130,7 @@ class DeferredLogits:
             self._warn("the hidden states have changed")
         elif changed is not False:
             said = "the weights of the head have changed"
-            self._warn(said if changed else f"nobody can tell whether {said} since the forward pass")
+            self._warn(said if changed else f"it is unknown whether {said} since the forward pass")
         return logits if self._cast is None else logits.to(self._cast)
 
     def _warn(self, said: str) -> None:
