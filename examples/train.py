@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -34,6 +35,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="peak (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and text (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="write losses and step times to this JSON file")
+    parser.add_argument(
+        "--by-turns",
+        action="store_true",
+        help="before each step print 'ready' and wait for a line of standard input: two runs can take turns",
+    )
     return parser.parse_args()
 
 
@@ -70,14 +76,19 @@ def make_dataset(tokenizer: ByT5Tokenizer, count: int, length: int, seed: int) -
 
 
 class StepRecorder(TrainerCallback):
-    """Notes the loss and the wall time of every step."""
+    """Notes the loss and the wall time of every step; with `by_turns` it waits for its turn before each."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_turns: bool) -> None:
         self.losses: list[float] = []
         self.seconds: list[float] = []
+        self._by_turns = by_turns
         self._started = 0.0
 
     def on_step_begin(self, args, state, control, **kwargs):
+        if self._by_turns:
+            print("ready", flush=True)
+            if not sys.stdin.readline():
+                raise SystemExit("standard input has ended: nobody gives this run its turn")
         self._started = time.perf_counter()
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -96,7 +107,7 @@ def main() -> None:
     model = make_model(tokenizer, arguments.layers)
     count = arguments.steps * arguments.batch_size
     dataset = make_dataset(tokenizer, count, arguments.length, arguments.seed)
-    recorder = StepRecorder()
+    recorder = StepRecorder(by_turns=arguments.by_turns)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,

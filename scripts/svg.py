@@ -94,7 +94,7 @@ def write(figure: Any, path: Path, title: str, data: Any) -> None:
 def _style() -> str:
     """Return the rules that turn the picture's own colours into those for a dark page."""
     rules = [
-        f'[style*="{what}: {light}"]{{{what}:{dark}!important}}'
+        f'[style*="{what}: {light}"],[{what}="{light}"]{{{what}:{dark}!important}}'
         for light, dark in DARK.items()
         for what in ("fill", "stroke")
     ]

@@ -1,20 +1,15 @@
-"""`veomni-hook demo`: one unchanged training script, run without and with the hook, and held side by side.
+"""`veomni-hook demo`: the same models without and with the hook, measured by turns and held side by side.
 
 Everything that is measured runs in a process of its own; this one only starts them, compares and prints. The
-comparison has a verdict: curves that differ, or a hook that patched nothing, are exit status 1.
+comparison has a verdict: losses that differ, or a hook that patched nothing, are exit status 1. A speed is no
+verdict: it belongs to the machine.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from enum import StrEnum
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,46 +18,83 @@ from typing import Annotated, Any
 import typer
 
 from veomni_hook.cli import output
+from veomni_hook.cli.turns import WARM_UP, compare
 from veomni_hook.cli.usage import FOUND, UsageError
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
-EXTRA = ("accelerate", "matplotlib")
 # Relative, at every step. Kernels that fuse or reorder float32 sums differ in the last bits of a gradient,
 # and Adam's first steps are the sign of the gradient, which magnifies that. Measured on a CPU: some 1e-7.
 TOLERANCE = 1e-4
 FOLDER = Path("demo_output")
-MEBIBYTE = 2**20
+INSTALL = "pip install 'veomni-hook[demo]'"
+
+
+class Part(StrEnum):
+    """What the demo can show."""
+
+    TRAINING = "training"
+    VOCABULARY = "vocabulary"
+    EXPERTS = "experts"
+    IMPORTS = "imports"
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=2, help="Optimizer steps of each training.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the weights and the text.")] = 0,
+    parts: Annotated[
+        list[Part] | None,
+        typer.Option("--part", help="Run this part alone; give it several times for several parts."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Optimizer steps of each of the two trainings.")] = 20,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Timed steps of each model in the parts vocabulary and experts.")
+    ] = 9,
+    seed: Annotated[int, typer.Option(help="Seed of the training's weights and text.")] = 0,
     folder: Annotated[
-        Path, typer.Option("--output", help="Folder for the plot, the report and the patched sources.")
+        Path, typer.Option("--output", help="Folder for the report, the plot and the patched sources.")
     ] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,  # noqa: FBT002
 ) -> None:
-    """Train a small Qwen3 with transformers' Trainer, once without and once with the hook, and compare."""
-    missing = [name for name in EXTRA if find_spec(name) is None]
-    if missing:
+    """Train small models without and with the hook, by turns, and compare losses, times and memory.
+
+    training: a small Qwen3 with transformers' Trainer: loss curves and step time.
+    vocabulary: a step of a small Qwen3 with the real vocabulary of 151,936: time and memory.
+    experts: a step of a small Qwen3-MoE with 64 experts: time and memory.
+    imports: what the hook adds to an import.
+    """
+    chosen = [part.value for part in Part if not parts or part in parts]
+    if Part.TRAINING in chosen and find_spec("accelerate") is None:
         raise UsageError(
-            f"the demo needs {' and '.join(missing)}",
+            "the part training needs accelerate, which transformers' Trainer imports",
             where="this Python environment",
-            fix="pip install 'veomni-hook[demo]'",
+            fix=f"{INSTALL}, or run the other parts: veomni-hook demo --part vocabulary --part experts",
         )
     script = training_script()
     _check_folder(folder if folder == FOLDER else folder.resolve())
-    report = measure(script, folder, ["--steps", str(steps), "--seed", str(seed)], steps)
+    report = measure(script, folder, chosen, {"steps": steps, "rounds": rounds, "seed": seed})
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    from veomni_hook.cli.plot import write_plot
-
-    write_plot(report, folder / "demo.png")
     if as_json:
         output.emit_json(report)
     else:
-        show(report, script, folder)
-    if not (report["equal"] and report["patched_sources"]):
+        from veomni_hook.cli.demo_text import show
+
+        show(report, script)
+    _draw(report, folder, quiet=as_json)
+    if not report["equal"]:
         raise typer.Exit(FOUND)
+
+
+def _draw(report: dict[str, Any], folder: Path, *, quiet: bool) -> None:
+    """Draw the plot and say where the files are; without matplotlib the results stand without a plot."""
+    files = {"report": folder / "report.json"}
+    try:
+        from veomni_hook.cli.plot import write_plot
+
+        write_plot(report, folder / "demo.png")
+        files["plot"] = folder / "demo.png"
+    except ImportError as error:
+        output.warn(f"there is no plot, since matplotlib cannot be imported ({error}): {INSTALL}")
+    if not quiet:
+        output.emit_heading("\nFiles")
+        output.emit_fields(files)
 
 
 def training_script() -> Path:
@@ -98,41 +130,62 @@ def _check_folder(folder: Path) -> None:
         ) from error
 
 
-def measure(script: Path, folder: Path, arguments: list[str], steps: int) -> dict[str, Any]:
-    """Train without and with the hook, probe imports and the loss step, and return the whole report.
+def measure(script: Path, folder: Path, parts: list[str], options: dict[str, int]) -> dict[str, Any]:
+    """Run the parts and return the whole report.
 
     Args:
         script: the training script, run as it is.
-        folder: where the patched sources of the hooked run are written, below `patched/`.
-        arguments: options of the script, but for `--output`.
-        steps: how many steps the script was asked for.
+        folder: where the patched sources of the hooked training are written, below `patched/`.
+        parts: names of `Part`.
+        options: `steps` and `seed` of the training, `rounds` of the others.
 
     Raises:
         typer.Exit: one of the processes failed; its output has been shown.
     """
+    from veomni_hook.cli.demo_processes import gather
+
     patched = folder.resolve() / "patched"
-    known = set(patched.rglob("*.py"))
-    for file in known:
+    for file in set(patched.rglob("*.py")):
         file.unlink()
-    # An outer `veomni-hook run` reaches its children by these variables; the plain run must not see them.
-    plain = {**os.environ, "HF_HUB_OFFLINE": "1", "VEOMNI_HOOK": "0"}
-    hooked = {**plain, "VEOMNI_HOOK": "1", "VEOMNI_DUMP_PATCHED": "1", "VEOMNI_DUMP_DIR": str(patched)}
-    run = [sys.executable, "-m", "veomni_hook", "run"]
-    with probe({**plain, "VEOMNI_HOOK": "1"}) as measured:
-        report: dict[str, Any] = {
-            "module": MODULE,
-            "transformers": version("transformers"),
-            "plain": train([sys.executable, str(script), *arguments], plain, steps, "without the hook"),
-            "hooked": train([*run, str(script), *arguments], hooked, steps, "with the hook"),
-            "tolerance": TOLERANCE,
-            **measured(),
-            "patches": patches_of(MODULE),
-            "patched_sources": sorted(str(file) for file in patched.rglob("*.py")),
-        }
-    report["device"] = report["eager"]["device"]
-    report["differences"] = differences(report["plain"]["losses"], report["hooked"]["losses"])
-    report["equal"] = max(report["differences"]) <= TOLERANCE
+    found = gather(script, patched, parts, options)
+    report: dict[str, Any] = {"transformers": version("transformers"), "parts": parts}
+    if Part.TRAINING in parts:
+        report["training"] = trained(found.pop("plain"), found.pop("hooked"))
+        report["training"]["patches"] = patches_of(MODULE)
+        sources = sorted(str(file) for file in patched.rglob("*.py"))
+        report["training"]["patched_sources"] = sources
+        report["training"]["equal"] &= bool(sources)
+    for part in (Part.VOCABULARY, Part.EXPERTS):
+        if part in found:
+            stepped(found[part])
+    report |= found
+    report["equal"] = all(report[part].get("equal", True) for part in parts)
     return report
+
+
+def trained(plain: dict[str, Any], hooked: dict[str, Any]) -> dict[str, Any]:
+    """Return the comparison of two trainings: loss curves, and step times without the first ones."""
+    found = differences(plain["losses"], hooked["losses"])
+    shared = min(len(plain["losses"]), len(hooked["losses"]))
+    timed = slice(min(WARM_UP, shared - 1), shared)
+    return {
+        "module": MODULE,
+        "plain": plain,
+        "hooked": hooked,
+        "differences": found,
+        "tolerance": TOLERANCE,
+        "equal": max(found) <= TOLERANCE,
+        "step_time": compare(plain["step_seconds"][timed], hooked["step_seconds"][timed]).to_dict(),
+    }
+
+
+def stepped(part: dict[str, Any]) -> None:
+    """Add to a part of the probe what its two models amount to: `difference`, `equal` and `step_time`."""
+    plain, hooked = part["plain"], part["hooked"]
+    names = ("loss", "gradient_norm")
+    part["difference"] = max(differences([plain[n] for n in names], [hooked[n] for n in names]))
+    part["equal"] = part["difference"] <= part["tolerance"]
+    part["step_time"] = compare(plain["step_seconds"], hooked["step_seconds"]).to_dict()
 
 
 def differences(plain: list[float], hooked: list[float]) -> list[float]:
@@ -143,71 +196,6 @@ def differences(plain: list[float], hooked: list[float]) -> list[float]:
     return [math.inf if math.isnan(value) else value for value in shared] + ended
 
 
-def train(command: list[str], environment: dict[str, str], steps: int, label: str) -> dict[str, Any]:
-    """Run the training script in its own process, with a progress bar, and return what it recorded."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    terminal = output.console(stderr=True)
-    said: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "result.json")
-        with (
-            subprocess.Popen(
-                [*command, "--output", str(result)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-            ) as process,
-            Progress(*columns, console=terminal, disable=not terminal.is_terminal) as progress,
-        ):
-            task = progress.add_task(f"training {label}", total=steps)
-            for line in process.stdout or ():
-                said.append(line)
-                progress.advance(task, int(line.startswith("step ")))
-        if process.returncode or not result.is_file():
-            _give_up(f"the training {label} failed (exit status {process.returncode})", "".join(said))
-        if not terminal.is_terminal:
-            output.note(f"trained {steps} steps {label}")
-        recorded: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return recorded
-
-
-@contextmanager
-def probe(environment: dict[str, str]) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Start a process that will measure import times and the loss step; it does so when the value is called.
-
-    Its imports (seconds, on one core) run beside those of the first training, before the steps that count.
-    """
-    with tempfile.TemporaryDirectory() as cache:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "veomni_hook.cli.probe", cache],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-
-        def measured() -> dict[str, Any]:
-            with output.console(stderr=True).status("measuring imports and one loss step"):
-                out, said = process.communicate("go\n")
-            if process.returncode:
-                _give_up(f"the measurement failed (exit status {process.returncode})", said)
-            found: dict[str, Any] = json.loads(out.splitlines()[-1])
-            return found
-
-        with process:
-            try:
-                yield measured
-            finally:
-                process.kill()
-
-
 def patches_of(module: str) -> dict[str, Any]:
     """Return a module's report and the cached file that imports execute; no torch is imported for it."""
     from veomni_hook.finders.prepare import prepare
@@ -216,65 +204,3 @@ def patches_of(module: str) -> dict[str, Any]:
     prepared = prepare(module, resolve().settings)
     applied = prepared.report.to_dict()["applied"] if prepared.report is not None else []
     return {"applied": applied, "stored": prepared.stored_path, "reason": prepared.reason}
-
-
-def show(report: dict[str, Any], script: Path, folder: Path) -> None:
-    """Print the report for a reader."""
-    output.emit_heading(f"What was patched in {report['module']} (transformers {report['transformers']})")
-    applied = report["patches"]["applied"]
-    output.emit_table(
-        ("kind", "target", "lines", "reason"),
-        [(p["kind"], p["target"], "-".join(map(str, p["lines"])), p["reason"]) for p in applied],
-    )
-    output.emit_fields(
-        {
-            "executed source": report["patches"]["stored"] or report["patches"]["reason"],
-            "as the training had it": report["patched_sources"] or "nothing was patched",
-            "training script": f"{script} (unchanged, the same file both times)",
-        }
-    )
-    output.emit_heading(f"Loss, {report['plain']['parameters']:,} parameters, {report['device']}")
-    plain, hooked = report["plain"]["losses"], report["hooked"]["losses"]
-    curves = zip(plain, hooked, report["differences"], strict=False)
-    output.emit_table(
-        ("step", "without", "with", "relative difference"),
-        [(step, f"{a:.5f}", f"{b:.5f}", f"{d:.1e}") for step, (a, b, d) in enumerate(curves, start=1)],
-    )
-    verdict = "equal" if report["equal"] else "NOT EQUAL"
-    largest = f"largest relative difference {max(report['differences']):.1e}, tolerance {TOLERANCE:.0e}"
-    output.emit_fields({"loss curves": f"{verdict} ({largest})"})
-    output.emit_heading("Cost and gain")
-    output.emit_fields(costs(report))
-    output.emit_heading("Kernels in the chunked loss step")
-    output.emit("".join(f"  {line}\n" for line in report["chunked"]["kernels"]))
-    output.emit_heading("Files")
-    output.emit_fields({"plot": folder / "demo.png", "report": folder / "report.json"})
-
-
-def costs(report: dict[str, Any]) -> dict[str, str]:
-    """Return step time, import overhead and peak memory as lines of text."""
-    plain, hooked = (median_step(report[name]["step_seconds"]) * 1e3 for name in ("plain", "hooked"))
-    unpatched, cold, warm = (report["import_seconds"][name] * 1e3 for name in ("unpatched", "cold", "warm"))
-    eager, chunked = (report[name]["peak_bytes"] / MEBIBYTE for name in ("eager", "chunked"))
-    return {
-        "step time": f"{plain:.1f} ms without, {hooked:.1f} ms with the hook ({hooked / plain:.2f}x)",
-        "import": (
-            f"{unpatched:.1f} ms unpatched; patched {cold - unpatched:+.1f} ms cold "
-            f"(first patched module of the process), {warm - unpatched:+.1f} ms warm"
-        ),
-        f"loss step, vocabulary {report['vocabulary']:,}, {report['tokens']} tokens": (
-            f"peak {eager:.0f} MiB eager, {chunked:.0f} MiB chunked ({chunked / eager:.2f}x); "
-            f"loss {report['eager']['loss']:.5f} and {report['chunked']['loss']:.5f}"
-        ),
-    }
-
-
-def median_step(seconds: list[float]) -> float:
-    """Return the median step time without the first steps, which allocate and warm up."""
-    return statistics.median(seconds[min(3, len(seconds) - 1) :])
-
-
-def _give_up(message: str, said: str) -> None:
-    sys.stderr.write(said)
-    output.note(f"error: {message}")
-    raise typer.Exit(FOUND)

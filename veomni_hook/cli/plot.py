@@ -1,61 +1,90 @@
-"""The demo's picture: loss curves, step times, import times and the peak memory of one loss step."""
+"""The demo's picture: loss curves, and time and memory of a step without and with the hook."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-PLAIN, HOOKED = "#7a7a7a", "#d1495b"
+# Told apart by readers who do not see red and green as different, and in print.
+PLAIN, HOOKED = "#8c8c8c", "#d55e00"
 MEBIBYTE = 2**20
 
 
 def write_plot(report: Mapping[str, Any], path: Path) -> None:
-    """Draw the demo's report into a PNG file; needs matplotlib.
+    """Draw the demo's report into a PNG file.
 
     Args:
-        report: what `veomni_hook.cli.demo` measured.
+        report: what `veomni_hook.cli.demo` measured; parts that it does not have are left out.
         path: the file to write; replaced if it is there.
+
+    Raises:
+        ImportError: matplotlib is not installed, or cannot be imported.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    panels = _panels(report)
+    rows = (len(panels) + 1) // 2
+    figure, axes = pyplot.subplots(rows, 2, figsize=(10, 3.5 * rows), layout="constrained", squeeze=False)
+    device = report.get("device_name", "")
     figure.suptitle(
-        f"{report['module'].rpartition('.')[2]}: transformers {report['transformers']}, {report['device']}"
+        f"Without and with veomni-hook: transformers {report['transformers']}{device and ', '}{device}"
     )
-    _curves(axes[0][0], report["plain"]["losses"], report["hooked"]["losses"])
-    _curves(
-        axes[0][1],
-        [seconds * 1e3 for seconds in report["plain"]["step_seconds"]],
-        [seconds * 1e3 for seconds in report["hooked"]["step_seconds"]],
-    )
-    axes[0][0].set(title="Training loss", xlabel="step", ylabel="cross-entropy")
-    axes[0][1].set(title="Step time", xlabel="step", ylabel="ms", ylim=(0, None))
-    imports = {name: seconds * 1e3 for name, seconds in report["import_seconds"].items()}
-    _bars(axes[1][0], imports, "%.1f ms")
-    axes[1][0].set(title="Import of the modeling module", xlabel="cold: first of its process", ylabel="ms")
-    peaks = {name: report[name]["peak_bytes"] / MEBIBYTE for name in ("eager", "chunked")}
-    _bars(axes[1][1], peaks, "%.0f MiB")
-    size = f"{report['tokens']:,} tokens, vocabulary {report['vocabulary']:,}"
-    axes[1][1].set(title="Peak memory of one loss step", xlabel=size, ylabel="MiB")
+    for axis, draw in zip(axes.flat, panels, strict=False):
+        draw(axis)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
-def _curves(axis: Any, plain: list[float], hooked: list[float]) -> None:
-    axis.plot(range(1, len(plain) + 1), plain, color=PLAIN, linewidth=3, label="without the hook")
-    axis.plot(range(1, len(hooked) + 1), hooked, color=HOOKED, linewidth=1.2, label="with the hook")
+def _panels(report: Mapping[str, Any]) -> list[Callable[[Any], None]]:
+    """Return what draws each panel on an axis."""
+    panels: list[Callable[[Any], None]] = []
+    if "training" in report:
+        sides = [report["training"][name] for name in ("plain", "hooked")]
+        losses = [side["losses"] for side in sides]
+        steps = [[seconds * 1e3 for seconds in side["step_seconds"]] for side in sides]
+        panels.append(lambda axis: _curves(axis, losses, "Training loss", "cross-entropy"))
+        panels.append(lambda axis: _curves(axis, steps, "Step time of the training", "ms", ylim=(0, None)))
+    for part, title in (("vocabulary", "Vocabulary of 151,936"), ("experts", "Mixture of experts")):
+        if part in report:
+            panels += _costs(report[part], title)
+    if "imports" in report:
+        imports = {name: seconds * 1e3 for name, seconds in report["imports"].items()}
+        panels.append(lambda axis: _bars(axis, imports, "Import of modeling_qwen3", "ms", "%.1f ms"))
+    return panels
+
+
+def _costs(part: Mapping[str, Any], title: str) -> list[Callable[[Any], None]]:
+    time = part["step_time"]
+    times = {"without": time["first"] * 1e3, "with the hook": time["second"] * 1e3}
+    peaks = {
+        name: part[side]["peak_bytes"] / MEBIBYTE
+        for name, side in zip(times, ("plain", "hooked"), strict=True)
+    }
+    return [
+        lambda axis: _bars(axis, times, f"{title}: step time", "ms", "%.0f ms"),
+        lambda axis: _bars(axis, peaks, f"{title}: peak memory of a step", "MiB", "%.0f MiB"),
+    ]
+
+
+def _curves(axis: Any, values: list[list[float]], title: str, unit: str, **limits: Any) -> None:
+    for side, colour, width, label in zip(
+        values, (PLAIN, HOOKED), (3, 1.2), ("without", "with the hook"), strict=True
+    ):
+        axis.plot(range(1, len(side) + 1), side, color=colour, linewidth=width, label=label)
+    axis.set(title=title, xlabel="step", ylabel=unit, **limits)
     axis.locator_params(axis="x", integer=True)
     axis.legend()
     axis.grid(alpha=0.3)
 
 
-def _bars(axis: Any, values: Mapping[str, float], form: str) -> None:
-    bars = axis.bar(
-        list(values), list(values.values()), color=[PLAIN, *[HOOKED] * (len(values) - 1)], width=0.6
-    )
-    axis.bar_label(bars, fmt=form)
+def _bars(axis: Any, values: Mapping[str, float], title: str, unit: str, form: str) -> None:
+    colours = [PLAIN, *[HOOKED] * (len(values) - 1)]
+    axis.bar_label(axis.bar(list(values), list(values.values()), color=colours, width=0.6), fmt=form)
+    axis.set(title=title, ylabel=unit)
     axis.margins(y=0.15)
