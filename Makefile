@@ -11,16 +11,19 @@ ARGS ?=
 
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Material for MkDocs says at each build until when it is maintained: May 2027. Its successor, Zensical, runs no hooks.
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup demo test slow lint format bench matrix releases proof stress clean
+.PHONY: help setup demo test slow lint format docs bench matrix releases proof stress clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     set everything up and train a small Qwen3 without and with the hook"
 	@echo "make test     set everything up and run the test suite (JOBS=$(JOBS) workers)"
 	@echo "make slow     run the tests that the default suite leaves out"
-	@echo "make lint     ruff (rules and format) and mypy --strict"
+	@echo "make lint     ruff (rules and format), mypy --strict, and a strict build of the site"
 	@echo "make format   format the code and apply ruff's safe fixes"
+	@echo "make docs     build the site into build/site; ARGS=serve shows it while you write"
 	@echo "make bench    run the benchmarks and record their results in benchmarks/results/"
 	@echo "make matrix   run the tests over the supported transformers releases with nox"
 	@echo "make releases judge what idioms route in transformers releases, without installing them"
@@ -59,10 +62,15 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --strict --quiet
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# `serve` needs no strictness: a page is often half written.
+docs: $(STAMP)
+	$(BIN)/mkdocs $(or $(ARGS),build --strict)
 
 # import_time comes last: it fails when a promise is not kept.
 bench: $(STAMP)

@@ -11,7 +11,7 @@ from typer.cli import get_docs_for_click
 from veomni_hook.cli.app import app
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
-NOTE = "<!-- written by python -m scripts.commands -->\n"
+NOTE = "<!-- written by python -m scripts.commands -->"
 
 
 def document() -> str:
@@ -22,7 +22,8 @@ def document() -> str:
         obj=command, ctx=typer.Context(command), name="veomni-hook", title="Command line"
     )
     lines = [line.rstrip() for line in text.strip().splitlines()]
-    return NOTE + "\n".join(lines) + "\n"
+    title, *rest = lines
+    return "\n".join([title, "", NOTE, *rest]) + "\n"
 
 
 def shorten(command: Any) -> None:

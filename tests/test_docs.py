@@ -51,7 +51,7 @@ def test_the_tables_of_kernels_are_those_of_the_registry() -> None:
 @pytest.mark.parametrize("document", sorted(path.name for path in DOCS.glob("*.md")))
 def test_commands_and_files_that_documents_name_exist(document: str) -> None:
     source = (DOCS / document).read_text(encoding="utf-8")
-    assert {*re.findall(r"veomni-hook ([a-z]+)", source)} <= {*COMMANDS}
+    assert {*re.findall(r"(?m)(?:^ *|`)veomni-hook ([a-z]+)", source)} <= {*COMMANDS}
     for link in re.findall(r"\]\(([^):#]+)", source):
         assert (DOCS / link).exists(), link
 

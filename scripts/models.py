@@ -1,0 +1,146 @@
+"""The page docs/models.md: `python -m scripts.models` judges transformers releases as `make releases` does.
+
+Downloads the wheels of releases that are not there, reads them as text, and writes a table of all families of
+the newest: which ops are routed to kernels, by which formula, since which release, and what is not and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from scripts.releases import ROOT, WHEELS, judged, wheel
+from veomni_hook.cli.coverage import supplied
+from veomni_hook.cli.targets import MODELS
+from veomni_hook.patches.coverage import NO_KERNEL, ROUTED, Row
+from veomni_hook.patches.routes.site import Status
+
+DOCUMENT = ROOT / "docs" / "models.md"
+RELEASES = ("5.2.0", "5.9.0", "5.17.0", "5.23.0")
+BEGIN, END = "<!-- written by python -m scripts.models -->\n", "<!-- end -->\n"
+#: Where the page's script puts a field.
+FILTER = '\n<div id="filter"></div>\n'
+NO_MODULE = "known formula, but no module there that a kernel could belong to"
+LONGEST = 110
+
+#: The rows of one family that count, and the families of a release with these.
+Families = Mapping[str, Sequence[Row]]
+
+
+def by_family(rows: Iterable[Row]) -> Families:
+    """Return the candidates of each family; modules that many models share belong to none."""
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.counted and row.module.startswith(f"{MODELS}."):
+            found[row.module.removeprefix(f"{MODELS}.").partition(".")[0]].append(row)
+    return found
+
+
+def routed(rows: Iterable[Row]) -> Counter[tuple[str, str]]:
+    """Return how many places of a family are routed to a kernel, by op and formula."""
+    return Counter(
+        (row.op, variant) for row in rows if row.status == ROUTED for variant in row.variant.split("|")
+    )
+
+
+def not_routed(rows: Iterable[Row]) -> list[str]:
+    """Return a line for each place of a family that no kernel computes, as Markdown."""
+    found = (f"`{row.op}` {_code(row.target)}: {short(row)}" for row in rows if row.status != ROUTED)
+    return list(dict.fromkeys(found))
+
+
+def short(row: Row) -> str:
+    """Return why a place is not routed, in a few words."""
+    if row.status == NO_KERNEL:
+        return f"no kernel for the formula {_code(row.variant)}"
+    if row.status == Status.UNBOUND.value:
+        return NO_MODULE
+    reason = re.sub(r" \(line \d+\)", "", row.reason)
+    told = reason if len(reason) <= LONGEST else f"{reason[:LONGEST].rpartition(' ')[0]} …"
+    return re.sub(r"([\\`*_\[|])", r"\\\1", told).replace("<", "&lt;")
+
+
+def cells(rows: Sequence[Row], since: Mapping[tuple[str, str], str] | None = None) -> tuple[str, str]:
+    """Return the cells of a family: what is routed, with the later releases of ``since``, and what is not."""
+    lines: dict[str, list[str]] = defaultdict(list)
+    for (op, variant), number in sorted(routed(rows).items()):
+        times = f" x{number}" if number > 1 else ""
+        later = f" ({since[op, variant]})" if since and (op, variant) in since else ""
+        lines[op].append(f"{_code(variant) if variant else 'yes'}{times}{later}")
+    told = [f"**{op}** {', '.join(held)}" for op, held in lines.items()]
+    return "<br>".join(told) or "nothing", "<br>".join(not_routed(rows))
+
+
+def without_releases(cell: str) -> str:
+    """Return a cell of what is routed without the releases in it."""
+    return re.sub(r" \(\d+\.\d+\.\d+\)", "", cell)
+
+
+def table(found: Mapping[str, Families]) -> Iterator[str]:
+    """Yield the lines of the table of all families, for the releases in ``found``, oldest first."""
+    newest = found[[*found][-1]]
+    yield "| Family | Since | Routed to kernels | Not routed |"
+    yield "|---|---|---|---|"
+    for family in sorted(newest):
+        first = next(release for release, held in found.items() if family in held)
+        since = {}
+        for one in routed(newest[family]):
+            release = next(name for name, held in found.items() if one in routed(held.get(family, ())))
+            if release != first:
+                since[one] = release
+        what, rest = cells(newest[family], since)
+        yield f"| {_code(family)} | {first} | {what} | {rest} |"
+
+
+def summary(found: Mapping[str, Families]) -> Iterator[str]:
+    """Yield the lines of the table that counts families by op."""
+    counts = {
+        release: Counter(op for rows in held.values() for op in {op for op, _ in routed(rows)})
+        for release, held in found.items()
+    }
+    ops = sorted({op for held in counts.values() for op in held}, key=lambda op: -counts[[*found][-1]][op])
+    yield f"| Families with | {' | '.join(found)} |"
+    yield f"|---|{'---:|' * len(found)}"
+    yield f"| any candidate | {' | '.join(str(len(held)) for held in found.values())} |"
+    for op in ops:
+        yield f"| `{op}` | {' | '.join(str(held[op]) for held in counts.values())} |"
+
+
+def written(page: str, found: Mapping[str, Families]) -> str:
+    """Return the page with tables for the releases in ``found``."""
+    head, _, rest = page.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return "\n".join([head + BEGIN, *summary(found), FILTER, *table(found), "", END]) + tail
+
+
+def shown(page: str) -> dict[str, tuple[str, str]]:
+    """Return the cells of each family in the page, without releases."""
+    rows = re.findall(r"(?m)^\| `(\w+)` \| \d\S+ \| (.*) \| (.*) \|$", page)
+    return {family: (without_releases(what), rest) for family, what, rest in rows}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the document."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--wheels", type=Path, default=WHEELS, help="where wheels are kept (default: %(default)s)"
+    )
+    chosen = parser.parse_args(arguments)
+    found: dict[str, Families] = {}
+    for release in RELEASES:
+        print(f"transformers {release}", file=sys.stderr, flush=True)
+        found[release] = by_family(supplied(judged(wheel(release, chosen.wheels))))
+    DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), found), encoding="utf-8")
+    print(f"written: {DOCUMENT.relative_to(ROOT)}", file=sys.stderr)
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("|", "\\|") + "`"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Pages that scripts write are what they would write today."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+
+import veomni_hook
+from scripts import commands, models
+from veomni_hook import checkpoints
+from veomni_hook.cli.coverage import examined, supplied
+from veomni_hook.patches.coverage import Row
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = models.DOCUMENT.read_text(encoding="utf-8")
+#: A dense model, one that is not routed everywhere, a mixture of experts, and one that came late.
+SOME = ("llama", "llama4", "qwen3_moe", "youtu")
+
+newest = pytest.mark.skipif(
+    transformers.__version__ != models.RELEASES[-1],
+    reason="the pages are those of another transformers release",
+)
+
+
+@newest  # another release brings another typer, which writes the help otherwise
+def test_the_page_of_commands() -> None:
+    assert commands.document() == commands.DOCUMENT.read_text(encoding="utf-8"), (
+        "python -m scripts.commands writes it anew"
+    )
+
+
+def current(families: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """The cells of these families, or of all, for the installed release."""
+    found = models.by_family(supplied(examined(families, None, None)))
+    return {family: models.cells(rows) for family, rows in found.items()}
+
+
+@newest
+def test_the_page_of_models_for_some_families() -> None:
+    page, found = models.shown(PAGE), current(SOME)
+    assert {*found} == {*SOME}
+    assert {family: page[family] for family in found} == found, "python -m scripts.models writes it anew"
+
+
+@newest
+@pytest.mark.slow
+def test_the_page_of_models() -> None:
+    assert models.shown(PAGE) == current(()), "python -m scripts.models writes it anew"
+
+
+def row(op: str, variant: str, status: str = "routed", reason: str = "", family: str = "tiny") -> Row:
+    return Row(
+        f"transformers.models.{family}.modeling_{family}", f"{op}.forward", op, variant, status, reason
+    )
+
+
+def test_a_table_of_two_releases() -> None:
+    found = {
+        "5.1.0": models.by_family([row("norm", "a")]),
+        "5.2.0": models.by_family(
+            [
+                row("norm", "a"),
+                row("norm", "a"),
+                row("norm", "b"),
+                row("rotary", "", "missed", "nearest is c: expected | , found < (line 3)"),
+                row("rotary", "d", "no_kernel", "no machine has one"),
+                row("norm", "a", family="late"),
+            ]
+        ),
+    }
+    page = models.written(f"head\n{models.BEGIN}old\n{models.END}tail\n", found)
+    assert page.startswith("head\n") and page.endswith("tail\n") and "old" not in page
+    assert "| any candidate | 1 | 2 |\n| `norm` | 1 | 2 |\n" in page
+    assert "| `late` | 5.2.0 | **norm** `a` |  |\n" in page
+    (line,) = re.findall(r"^\| `tiny`.*$", page, re.MULTILINE)
+    assert line == (
+        "| `tiny` | 5.1.0 | **norm** `a` x2, `b` (5.2.0) | "
+        "`rotary` `rotary.forward`: nearest is c: expected \\| , found &lt;<br>"
+        "`rotary` `rotary.forward`: no kernel for the formula `d` |"
+    )
+    assert models.shown(page)["tiny"] == models.cells(found["5.2.0"]["tiny"])
+    assert models.written(page, found) == page
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = {*re.findall(r"(?m)^::: (\S+)$", (DOCS / "api.md").read_text(encoding="utf-8"))}
+    public = {f"veomni_hook.{name}" for name in veomni_hook.__all__}
+    public |= {f"veomni_hook.checkpoints.{name}" for name in checkpoints.__all__}
+    # All of this module is shown.
+    errors = {"VeomniHookError", "VeomniHookWarning", "checkpoints.CheckpointError"}
+    assert "veomni_hook.errors" in shown
+    missing = public - shown - {f"veomni_hook.{name}" for name in errors}
+    assert missing == set(), "docs/api.md lacks them: add a line `::: name`"
