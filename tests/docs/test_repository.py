@@ -91,3 +91,4 @@ def test_hooks_for_commits_run_what_lint_runs() -> None:
     assert [entry.partition(" --")[0] for entry in entries] == [
         line.partition(" .")[0].partition(" --")[0] for line in lint[:3]
     ]
+    assert "mkdocs build --strict" in lint, "with --quiet it would count no warnings"

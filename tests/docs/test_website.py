@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,13 @@ def test_every_page_of_the_documents_is_in_the_navigation(config: MkDocsConfig) 
     loaded = load_config(str(ROOT / "mkdocs.yml"))
     found = website.expanded(loaded.nav or [], [*pages, *website.PAGES.values()])
     assert {*website._leaves(found)} == {*pages, *website.PAGES.values()}
+
+
+def test_a_list_stands_below_an_empty_line() -> None:
+    """Code hosts draw a list right below a line of text, and MkDocs goes on with the paragraph."""
+    found = []
+    for path in [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in website.PAGES)]:
+        text = re.sub(r"(?ms)^ *```.*?^ *```$", "", path.read_text(encoding="utf-8"))
+        for line in re.finditer(r"(?m)^(?!#|\s|\||<|[-*] |\d+\. ).+\n((?:[-*]|\d+\.) .*)", text):
+            found.append(f"{path.relative_to(ROOT)}: {line[1]}")
+    assert found == []
