@@ -119,7 +119,7 @@ def written(page: str, found: Mapping[str, Families]) -> str:
 
 def shown(page: str) -> dict[str, tuple[str, str]]:
     """Return the cells of each family in the page, without releases."""
-    rows = re.findall(r"(?m)^\| `(\w+)` \| \d\S+ \| (.*) \| (.*) \|$", page)
+    rows = re.findall(r"(?m)^\| `(\w+)` \| \d+\.\d+\.\d+ \| (.*) \| (.*) \|$", page)
     return {family: (without_releases(what), rest) for family, what, rest in rows}
 
 
