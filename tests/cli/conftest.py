@@ -78,6 +78,7 @@ def environ(cache_dir: Path) -> dict[str, str]:
         "PYTHONPATH": str(REPOSITORY),
         "PYTHONDONTWRITEBYTECODE": "1",
         "VEOMNI_CACHE_DIR": str(cache_dir),
+        "VEOMNI_BANNER": "0",
         "TERM": "xterm-256color",
     }
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,8 @@ from types import ModuleType
 import pytest
 
 from veomni_hook.cli import run as run_module
-from veomni_hook.cli.run import interpreter_flags, separated
+from veomni_hook.cli.interpreter import interpreter_flags
+from veomni_hook.cli.run import separated
 from veomni_hook.cli.usage import UsageError
 
 from .conftest import Command
@@ -89,10 +92,36 @@ def test_exit_statuses_are_the_scripts_own(
     assert (done.status, done.err) == (status, errors)
 
 
-def test_a_missing_script_is_pythons_own_error(veomni: Command) -> None:
+def test_what_is_not_there_is_wrong_use(veomni: Command, tmp_path: Path) -> None:
     done = veomni("run", "nowhere.py")
-    assert done.status == 2
-    assert "can't open file" in done.err and "Traceback" not in done.err
+    assert (done.status, done.out) == (2, "")
+    assert f"looked for: the file {tmp_path / 'nowhere.py'}" in done.err and "Traceback" not in done.err
+
+
+def test_a_console_script_becomes_the_process(veomni: Command, tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text(f"#!{sys.executable}\n{REPORT}\nimport os; print(os.getppid()); sys.exit(3)")
+    tool.chmod(0o755)
+    done = veomni("run", "tool", "sft", "--help", cwd=Path("/"), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    report, parent = done.out.splitlines()
+    found = json.loads(report)
+    assert (found["argv"], found["active"]) == ([str(tool), "sft", "--help"], True)
+    assert (parent, done.status, done.err) == (str(os.getpid()), 3, "")
+
+
+def test_python_in_a_shell_script_has_the_hook(tiny: Command, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from transformers import TinyNorm; print(TinyNorm().forward(1))")
+    (tmp_path / "train.sh").write_text(f"{sys.executable} -c 'import os; os._exit(4)'\necho $?\n")
+    (tmp_path / "train.sh").open("a").write(f"{sys.executable} script.py && kill -TERM $$\n")
+    done = tiny("run", "bash", "train.sh")
+    assert (done.out, done.status, done.err) == ("4\n103\n", -15, "")
+
+
+def test_python_is_run_with_what_it_is_given(tiny: Command, tmp_path: Path) -> None:
+    code = "from transformers import TinyNorm; print(TinyNorm().forward(1), __debug__)"
+    assert tiny("run", "python", "-O", "-c", code).out == "103 False\n"
+    (tmp_path / "mod.py").write_text(code)
+    assert tiny("run", "python3", "-m", "mod", flags=("-O",)).out == "103 False\n"
 
 
 def test_a_traceback_shows_the_script_alone(veomni: Command, tmp_path: Path) -> None:
@@ -153,6 +182,7 @@ def test_multiprocessing_children_import_patched_modules(tiny: Command, tmp_path
 TORCHRUN = """
 import torch
 import torch.distributed as dist
+import transformers.models.llama.modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 from veomni_hook.finders.early import is_patched
 
@@ -165,20 +195,40 @@ dist.all_gather_object(lines, line)
 if dist.get_rank() == 0:
     print(lines)
 dist.destroy_process_group()
+
+sizes = dict(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, head_dim=8)
+config = modeling_qwen3.Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1)
+model, ids = modeling_qwen3.Qwen3ForCausalLM(config), torch.zeros(1, 4, dtype=torch.long)
+for _ in range(2):
+    model(ids, labels=ids).loss.backward()
 """
 
 
-def test_torchrun_workers_import_patched_modules(veomni: Command, tmp_path: Path) -> None:
+def test_torchrun_workers_run_patched_modules_and_rank_0_says_so(veomni: Command, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(TORCHRUN)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    done = veomni("run", *launcher, "script.py", OMP_NUM_THREADS="1")
+    launcher = ("torchrun", "--standalone", "--nproc_per_node", "2")
+    done = veomni("run", *launcher, "script.py", OMP_NUM_THREADS="1", VEOMNI_BANNER=None)
     assert done.out == "['rank 0: 2 True', 'rank 1: 2 True']\n", done.err
+    said = re.findall(r"veomni-hook: .*", done.err)
+    assert len(said) == 1, done.err
+    assert re.fullmatch(
+        r"veomni-hook: qwen3 patched at 6 places \(.*\); details: veomni-hook explain qwen3", said[0]
+    )
+    assert sum(map(int, re.findall(r": (\d+)", said[0]))) == 6
+
+
+@pytest.mark.slow
+def test_accelerate_launches_workers_with_the_hook(veomni: Command, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(REPORT)
+    done = veomni("run", "accelerate", "launch", "--cpu", "--num_processes", "1", "script.py", "--lr", "1")
+    found = json.loads(done.out)
+    assert (found["active"], found["argv"]) == (True, ["script.py", "--lr", "1"]), done.err
 
 
 def test_nothing_to_run_is_wrong_use(veomni: Command) -> None:
     done = veomni("run")
     assert done.status == 2
-    assert "no script" in done.err and "run -m" in done.err
+    assert "no script" in done.err and "run -m" in done.err and "torchrun" in done.err
 
 
 def test_an_illegal_setting_stops_before_the_script(veomni: Command, tmp_path: Path) -> None:

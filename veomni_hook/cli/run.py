@@ -1,8 +1,8 @@
-"""`veomni-hook run`: a script or module, started by a fresh interpreter in which the hook is already active.
+"""`veomni-hook run`: a script, module or program, started so that every Python in it has the hook.
 
 The process is replaced, not imitated: `sys.argv`, `sys.path[0]`, `__main__`, exit status, signals and
-tracebacks are Python's own. The hook travels in the environment, so every Python that the script starts
-(spawn, forkserver, torchrun's workers) has it too.
+tracebacks are Python's own. The hook travels in the environment, so every Python that is started from there
+(spawn, forkserver, torchrun's workers, a shell script's) has it too. Which program it is: `commands`.
 """
 
 from __future__ import annotations
@@ -44,73 +44,62 @@ def separated(args: list[str]) -> list[str]:
 def run(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
+        typer.Argument(
+            metavar="COMMAND [ARGS]...",
+            help="A Python script, `python ...`, or any program, with its arguments.",
+            show_default=False,
+        ),
     ] = None,
     module: Annotated[
         str | None,
         typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does."),
     ] = None,
 ) -> None:
-    """Activate the hook, then run a script or module as `python` would.
+    """Run a command with the hook active in every Python process of it.
 
-    Child processes inherit the hook. Settings come from the environment and the settings file.
+    Put it in front of what you type: `run train.py`, `run python -m pkg`, `run torchrun --nproc_per_node 2
+    train.py`, `run accelerate launch train.py`, `run bash train.sh`. Settings come from the environment and
+    the settings file.
     """
+    from veomni_hook.cli.commands import command_of
+    from veomni_hook.cli.interpreter import python
     from veomni_hook.finders.children import environment
     from veomni_hook.settings import resolve
 
     arguments = command or []
     if module is None and not arguments:
         raise UsageError(
-            "no script and no module",
+            "no script, module or program",
             where="veomni-hook run",
-            fix="name one: run script.py, or run -m package.module",
+            fix="name one: run script.py, run -m package.module, or run torchrun script.py",
         )
     settings = resolve().settings
     if not settings.enabled:
         output.warn("the hook is switched off (VEOMNI_HOOK=0 or the settings file); running without it")
-    target = arguments if module is None else ["-m", module, *arguments]
-    replace_process([_interpreter(), *interpreter_flags(), *target], environment(settings))
+    target = command_of(arguments) if module is None else [*python(), "-m", module, *arguments]
+    replace_process(target, environment(settings))
 
 
 run.command_class = RunCommand  # type: ignore[attr-defined]
 
 
-def interpreter_flags() -> list[str]:
-    """Return the flags that this interpreter was started with, for the one that takes its place.
+def replace_process(command: list[str], variables: dict[str, str]) -> None:
+    """Turn this process into another program; does not return.
 
     Raises:
-        UsageError: a flag makes Python ignore the environment, through which the hook travels.
+        UsageError: the system cannot execute it.
     """
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    if getattr(sys.stdout, "write_through", False):
-        flags.append("-u")
-    # A console script's first line may carry -I, -E, -s or -P: the installer's choice, not the user's.
-    if getattr(sys.modules["__main__"], "__spec__", None) is None:
-        return [flag for flag in flags if flag not in ("-I", "-E", "-S", "-s", "-P")]
-    deaf = [flag for flag in flags if flag in ("-I", "-E", "-S")]
-    if deaf:
-        raise UsageError(
-            f"python {' '.join(deaf)} ignores the environment, through which the hook reaches the script",
-            where="the flags of this interpreter",
-            fix="start without them, or put `import veomni_hook.install` at the top of the script",
-        )
-    return flags
-
-
-def replace_process(command: list[str], variables: dict[str, str]) -> None:
-    """Turn this process into another program; does not return."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
     environ = {**os.environ, **variables}
-    if os.name == "nt":  # Windows' exec returns to the shell at once and loses the exit status
-        raise SystemExit(subprocess.call(command, env=environ))
-    os.execve(command[0], command, environ)
-
-
-def _interpreter() -> str:
-    if not sys.executable:
+    try:
+        if os.name == "nt":  # Windows' exec returns to the shell at once and loses the exit status
+            raise SystemExit(subprocess.call(command, env=environ))
+        os.execve(command[0], command, environ)
+    except OSError as error:
         raise UsageError(
-            "this Python does not know where it is", where="sys.executable", fix="start it by its full path"
-        )
-    return sys.executable
+            f"{command[0]} cannot be executed: {error.strerror}",
+            where=" ".join(command),
+            fix="check that it is a program for this machine, and that what its first line names exists",
+        ) from error
