@@ -66,6 +66,9 @@ def test_the_nearest_file_upward_counts(tmp_path: Path) -> None:
         ({}, "idioms", True),
         ({"VEOMNI_REMOTE_CODE": "1"}, "remote_code", True),
         ({}, "remote_code", False),
+        ({"VEOMNI_BANNER": "off"}, "banner", False),
+        ({}, "banner", True),
+        ({"VEOMNI_TRACEBACK": "full"}, "traceback", "full"),
     ],
 )
 def test_environment(tmp_path: Path, environment: dict[str, str], field: str, value: object) -> None:
@@ -77,6 +80,7 @@ def test_environment(tmp_path: Path, environment: dict[str, str], field: str, va
     [
         ({"VEOMNI_STRICT": "maybe"}, {}, ("VEOMNI_STRICT", "'maybe'", "true")),
         ({"VEOMNI_DEVICE": "tpu"}, {}, ("VEOMNI_DEVICE", "'tpu'", "gpu, npu")),
+        ({"VEOMNI_TRACEBACK": "long"}, {}, ("VEOMNI_TRACEBACK", "'long'", "short, full")),
         ({}, {"kernel": "auto"}, ("unknown setting 'kernel'", "activate()", "kernels")),
         ({}, {"patches": [1]}, ("patches", "[1]", "module names")),
         ({}, {"cache_dir": 3}, ("cache_dir", "3", "string")),

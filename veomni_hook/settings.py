@@ -68,6 +68,12 @@ def _plugins(value: object) -> str:
         raise ValueError("0, 1, all, none, or names of distributions or entry points") from None
 
 
+def _traceback(value: object) -> str:
+    if value not in ("short", "full"):
+        raise ValueError("short, full")
+    return str(value)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the user chose.
@@ -87,6 +93,9 @@ class Settings:
         children: activation puts the hook into this process's environment, for every child process.
         plugins: which entry points of installed distributions are in force: `all`, `none`, or names of
             distributions or entry points, comma-separated.
+        banner: say once, on rank 0, what is patched in a model that runs.
+        traceback: `short` leaves the frames of this package out of the tracebacks of errors that an import
+            raises, `full` keeps them.
     """
 
     enabled: bool = True
@@ -101,6 +110,8 @@ class Settings:
     remote_code: bool = False
     children: bool = False
     plugins: str = ALL
+    banner: bool = True
+    traceback: str = "short"
 
 
 _PARSERS: dict[str, Callable[[object], object]] = {
@@ -116,6 +127,8 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "remote_code": _boolean,
     "children": _boolean,
     "plugins": _plugins,
+    "banner": _boolean,
+    "traceback": _traceback,
 }
 
 ENVIRONMENT = {
@@ -131,7 +144,12 @@ ENVIRONMENT = {
     "remote_code": "VEOMNI_REMOTE_CODE",
     "children": "VEOMNI_CHILDREN",
     "plugins": "VEOMNI_PLUGINS",
+    "banner": "VEOMNI_BANNER",
+    "traceback": "VEOMNI_TRACEBACK",
 }
+
+#: Set by the process that has said what is patched, to its id: its children do not say it again.
+BANNER_SHOWN = "VEOMNI_BANNER_SHOWN"
 
 
 @dataclass(frozen=True)
@@ -192,7 +210,7 @@ def resolve(
             source = ENVIRONMENT[name]
         beaten = tuple((ENVIRONMENT[name] if s == "environment" else s, v) for s, v in reversed(claims[:-1]))
         provenance[name] = Provenance(value, source, beaten)
-    known = {*ENVIRONMENT.values(), "VEOMNI_HOOK"}
+    known = {*ENVIRONMENT.values(), BANNER_SHOWN}
     unknown = tuple(sorted(v for v in environ if v.startswith("VEOMNI_") and v not in known))
     values = {name: found.value for name, found in provenance.items()}
     settings = Settings(**values)  # type: ignore[arg-type]

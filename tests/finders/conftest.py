@@ -46,6 +46,7 @@ def python(tmp_path: Path) -> Python:
             "PYTHONPATH": os.pathsep.join(map(str, (DATA / "hub", DATA / "configs", ROOT))),
             "VEOMNI_CACHE_DIR": str(tmp_path / "cache"),
             "VEOMNI_PATCHES": "tiny_config",
+            "VEOMNI_BANNER": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         for name, value in environment.items():

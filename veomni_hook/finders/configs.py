@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from veomni_hook import plugins
 from veomni_hook.errors import ConfigError, VeomniHookWarning
+from veomni_hook.finders import tracebacks
 from veomni_hook.finders.nested import LOADING
 from veomni_hook.patches.adopt import adopt, is_patch_config
 from veomni_hook.patches.spec import PatchConfig
@@ -110,7 +111,7 @@ def _load(name: str) -> Loaded:
     except BaseException as error:  # SystemExit, too: a config does not decide whether the script runs
         raise ConfigError(
             f"the patch config {module_name} cannot be imported: {type(error).__name__}: {error}",
-            where=f"config module {module_name}",
+            where=", ".join(filter(None, (f"config module {module_name}", tracebacks.innermost(error)))),
             fix="correct the module, or remove it from VEOMNI_PATCHES / the settings file",
         ) from error
     found: Any = module

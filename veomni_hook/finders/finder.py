@@ -75,7 +75,14 @@ class PatchFinder:
             return None
         from veomni_hook.finders import pipeline
 
-        return pipeline.find_patched(self, fullname, path, target)
+        try:
+            return pipeline.find_patched(self, fullname, path, target)
+        except Exception as error:
+            from veomni_hook.finders.tracebacks import fold
+
+            if not fold(error):
+                raise
+            raise error  # VEOMNI_TRACEBACK=full shows the frames of veomni_hook, too
 
     def _look_for_taken(self) -> None:
         self.looking = True

@@ -37,7 +37,14 @@ class RemoteLoader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the patched form, or the original where nothing applies."""
-        super().exec_module(module)
+        try:
+            super().exec_module(module)
+        except Exception as error:
+            from veomni_hook.finders.tracebacks import fold
+
+            if not fold(error):
+                raise
+            raise error  # VEOMNI_TRACEBACK=full shows the frames of veomni_hook, too
         if module.__spec__ is not None:  # executed again: what has been loaded last answers for the module
             module.__spec__.loader = module.__loader__ = self
 

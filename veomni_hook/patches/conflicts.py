@@ -141,7 +141,7 @@ def _settle(first: _Claim, second: _Claim, origin: Origin) -> tuple[_Claim | Non
         )
     raise PatchConflictError(
         f"two patches claim {second.step.target}: {first} and {second} ({reason})",
-        where=f"{origin}; declared in {one.name}, {one.origin}, and {other.name}, {other.origin}",
+        where=f"{origin}; {first.step.declaration} and {second.step.declaration}",
         fix=fix,
         target=second.step.target,
     )
@@ -178,8 +178,7 @@ def _apart(claim: _Claim, other: _Claim, origin: Origin) -> bool:
     planner = _PLANNERS.get(other.step.kind)
     if claim.site is None or planner is None:
         return False
-    config = other.step.config
-    where = f"{origin}; declared in {config.name}, {config.origin}"
+    where = f"{origin}; {other.step.declaration}"
     edits = planner(claim.document, other.step.patch, 0, where=where)
     ranges = covered(claim.document, claim.site)
     return not any(start <= edit.end and edit.start <= end for edit in edits for start, end in ranges)

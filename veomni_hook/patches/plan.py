@@ -54,6 +54,11 @@ class Step:
             raise TypeError(f"a {self.kind} step has no patch")
         return self.payload
 
+    @property
+    def declaration(self) -> str:
+        """For errors: the line that declares it, and the config."""
+        return f"declared in {self.config.place_of(self.payload)} ({self.config.name}{self.config.announced})"
+
     def __str__(self) -> str:
         site = self.payload.site if isinstance(self.payload, Patch) else None
         formula = f" {site.op}/{site.variant}" if site is not None else ""
@@ -79,9 +84,8 @@ class Plan:
     shared: dict[int, set[int]] = field(default_factory=dict)
 
     def where(self, index: int) -> str:
-        """For errors: the module, and the config that declares step ``index``."""
-        config = self.steps[index].config
-        return f"{self.origin}; declared in {config.name}, {config.origin}"
+        """For errors: the module, and where step ``index`` is declared."""
+        return f"{self.origin}; {self.steps[index].declaration}"
 
     def of_kind(self, *kinds: str) -> Iterator[tuple[int, Step]]:
         """The steps of these kinds with their indices, in order."""

@@ -5,6 +5,7 @@ Names, order and defaults of patchgen's fields are kept; what it has not is keyw
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,9 +23,19 @@ __all__ = [
     "SlotHandle",
     "SlotSpec",
     "create_patch_from_external",
+    "place_of_caller",
 ]
 
 NameMap: TypeAlias = Mapping[str, str]
+_LANGUAGE = ("veomni_hook.patches.records", "veomni_hook.patches.spec")
+
+
+def place_of_caller() -> str:
+    """Return ``file:line`` of the code that calls the patch language: where something is declared."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _LANGUAGE:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class PatchType(Enum):
@@ -46,7 +57,7 @@ class Patch:
     """One declared change of one target (``Class``, ``Class.method``, ``function``).
 
     ``matches`` is how often ``pattern`` (or ``before``) has to match, None any number of times; ``site`` is
-    what a route was made of.
+    what a route was made of; ``origin`` is where it is declared, ``file:line``, for messages.
     """
 
     patch_type: PatchType
@@ -64,6 +75,7 @@ class Patch:
     fingerprints: tuple[str, ...] = field(default=(), kw_only=True)
     relies_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
     site: Site | None = field(default=None, kw_only=True)
+    origin: str = field(default="", kw_only=True, compare=False)
 
 
 @dataclass
@@ -74,6 +86,7 @@ class ImportSpec:
     names: list[str] | None = None
     alias: str | None = None
     is_from_import: bool = True
+    origin: str = field(default="", kw_only=True, compare=False)
 
 
 @dataclass
@@ -138,4 +151,5 @@ def create_patch_from_external(
         source_module=replacement_module,
         description=description or f"Replace {target} with {replacement_name} from {replacement_module}",
         replacement_source=f"{replacement_module}.{replacement_name}",
+        origin=place_of_caller(),
     )

@@ -49,7 +49,8 @@ def selected(config: PatchConfig, document: Document) -> Iterator[tuple[Patch, s
         if not config.is_pattern:
             yield patch, patch.target
             continue
-        for target in _targets(patch, document, f"{document.module}; declared in {config.name}"):
+        where = f"{document.module}; declared in {config.place_of(patch)} ({config.name})"
+        for target in _targets(patch, document, where):
             yield replace(patch, target=target), patch.target
 
 

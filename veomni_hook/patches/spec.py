@@ -22,6 +22,7 @@ from veomni_hook.patches.records import (
     SlotHandle,
     SlotSpec,
     create_patch_from_external,
+    place_of_caller,
 )
 
 __all__ = [
@@ -76,6 +77,9 @@ class PatchConfig:
         frame = sys._getframe(2)
         self._namespace: Mapping[str, Any] = frame.f_globals
         self.origin = self.origin or f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self._made_at = self.origin
+        #: Where names and blocks are declared, which are plain strings.
+        self._places: dict[str, str] = {}
         if self.device is None and self.target_file.endswith(("_gpu.py", "_npu.py")):
             self.device = "npu" if self.target_file.endswith("_npu.py") else "gpu"
 
@@ -238,6 +242,7 @@ class PatchConfig:
                 matches=matches,
                 fingerprints=_collected(fingerprints),
                 relies_on=_frozen(relies_on),
+                origin=place_of_caller(),
             )
         )
 
@@ -256,15 +261,18 @@ class PatchConfig:
         is_from_import: bool = True,  # noqa: FBT001, FBT002 - patchgen's signature
     ) -> None:
         """Add an import; an entry of ``names`` may be ``"x as y"``, and no names mean ``import *``."""
-        self.additional_imports.append(ImportSpec(module, names, alias, is_from_import))
+        spec = ImportSpec(module, names, alias, is_from_import, origin=place_of_caller())
+        self.additional_imports.append(spec)
 
     def drop_import_names(self, *names: str) -> None:
         """Take names out of upstream's import statements; the patches have to provide those still used."""
         self.drop_imported_names.update(names)
+        self._places.update(dict.fromkeys(names, place_of_caller()))
 
     def add_post_import_block(self, block: str) -> None:
         """Add code after the imports."""
         self.post_import_blocks.append(block)
+        self._places[block] = place_of_caller()
 
     def add_helper(self, func: T | None = None) -> Any:
         """Add a function or class after the imports."""
@@ -294,6 +302,7 @@ class PatchConfig:
     def exclude_from_output(self, *names: str) -> None:
         """Leave top-level classes, functions and assignments out of the patched module."""
         self.exclude += names
+        self._places.update(dict.fromkeys(names, place_of_caller()))
 
     def inherit(
         self,
@@ -306,6 +315,7 @@ class PatchConfig:
         init_modifications: bool = False,
     ) -> None:
         """Take over what ``other`` (one of ours or patchgen's) puts around its patches, not the patches."""
+        self._places = {**getattr(other, "_places", {}), **self._places}
         if helpers:
             self.helpers += other.helpers
             self.positioned_helpers += other.positioned_helpers
@@ -320,6 +330,22 @@ class PatchConfig:
             self.adopt_init_modifications(other)
 
     # Reading
+
+    def place_of(self, declared: object) -> str:
+        """Return ``file:line`` of what the config declares (a patch, import, helper, block or name).
+
+        What says nothing of its place (a patch of patchgen's) has that of its function, decorators included,
+        and what has none the config's own.
+        """
+        if isinstance(declared, str):
+            return self._places.get(declared, self._made_at)
+        held = getattr(declared, "replacement", None) or getattr(declared, "helper", declared)
+        return getattr(declared, "origin", "") or _place_of_code(held) or self._made_at
+
+    @property
+    def announced(self) -> str:
+        """What messages add of the distribution that brings the config; empty where none does."""
+        return self.origin.removeprefix(self._made_at) if self.origin.startswith(self._made_at) else ""
 
     def get_patches_for_target(self, target: str) -> list[Patch]:
         """Every patch on ``target`` or on something in it."""
@@ -352,12 +378,15 @@ class PatchConfig:
         description: str | None,
         **options: Any,
     ) -> Any:
+        origin = place_of_caller()  # now: a decorator's own line, and not that of what it decorates
+
         def register(given: T) -> T:
             self.patches.append(
                 Patch(
                     patch_type,
                     target,
                     given,
+                    origin=origin,
                     source_module=getattr(given, "__module__", None),
                     description=description or _describe(patch_type, target, given),
                     **options,
@@ -387,6 +416,17 @@ def _describe(patch_type: PatchType, target: str, replacement: object) -> str:
     return _DESCRIPTIONS[patch_type].format(
         target=target, name=getattr(replacement, "__name__", "a replacement")
     )
+
+
+def _place_of_code(found: object) -> str:
+    """Where a function or class is defined, as far as the object itself tells (classes: Python 3.13)."""
+    found = getattr(found, "__func__", None) or getattr(found, "fget", None) or found
+    code = getattr(found, "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    line = getattr(found, "__firstlineno__", None)
+    file = getattr(sys.modules.get(getattr(found, "__module__", "")), "__file__", None)
+    return f"{file}:{line}" if line and file else ""
 
 
 def _collected(digests: Collection[str]) -> tuple[str, ...]:

@@ -1,0 +1,85 @@
+"""Tracebacks of errors that leave through an import statement: the frames of this package are left out.
+
+What is wrong is in a user's patch or settings, and the message says where; the way through the pipeline
+explains nothing. Errors that are defects of this package keep every frame.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import TracebackType
+
+from veomni_hook.errors import IdiomError, VeomniHookError
+from veomni_hook.finders.state import STATE
+from veomni_hook.settings import ENVIRONMENT
+
+__all__ = ["fold", "innermost"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_IMPORTLIB = (
+    "<frozen importlib",
+    os.path.dirname(os.path.abspath(os.__file__)) + os.sep + "importlib" + os.sep,
+)
+
+
+def fold(error: BaseException) -> bool:
+    """Cut the frames of this package and of importlib from an error and from what caused it.
+
+    Returns:
+        Whether that was done: not for another library's errors, nor for defects of this package, nor where
+        the setting `traceback` is `full`.
+    """
+    if not isinstance(error, VeomniHookError) or isinstance(error, IdiomError) or _full():
+        return False
+    for each in _chain(error):
+        frames = [*_entries(each.__traceback__)]
+        # What another library raises inside our code is ours to explain.
+        if isinstance(each, VeomniHookError) or (frames and not _is_ours(frames[-1])):
+            each.__traceback__ = _joined([entry for entry in frames if not _is_left_out(entry)])
+        before = each.__context__
+        if before is not None and all(_is_left_out(entry) for entry in _entries(before.__traceback__)):
+            each.__suppress_context__ = True  # a first attempt of this package's, without a frame of a user's
+    return True
+
+
+def innermost(error: BaseException) -> str:
+    """Return ``file:line`` of the innermost frame that is neither of this package nor of importlib."""
+    kept = [entry for entry in _entries(error.__traceback__) if not _is_left_out(entry)]
+    return f"{kept[-1].tb_frame.f_code.co_filename}:{kept[-1].tb_lineno}" if kept else ""
+
+
+def _full() -> bool:
+    # The settings may be what is wrong, and they may not have been read yet.
+    if STATE.resolved is None:
+        return os.environ.get(ENVIRONMENT["traceback"]) == "full"
+    return STATE.resolved.settings.traceback == "full"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _joined(entries: list[TracebackType]) -> TracebackType | None:
+    following = None
+    for entry in reversed(entries):
+        following = TracebackType(following, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return following
+
+
+def _is_left_out(entry: TracebackType) -> bool:
+    return _is_ours(entry) or entry.tb_frame.f_code.co_filename.startswith(_IMPORTLIB)
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)
