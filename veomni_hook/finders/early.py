@@ -14,6 +14,15 @@ from veomni_hook.finders.state import STATE
 if TYPE_CHECKING:
     from veomni_hook.patches.spec import PatchConfig
 
+_IN_A_SCRIPT = (
+    "put `import veomni_hook.install` (or register the config) above the first import of transformers, "
+    "or start the script with `veomni-hook run`"
+)
+_IN_A_NOTEBOOK = (
+    "restart the kernel and run `import veomni_hook.install` (or register the config) first, in a cell above "
+    "the first import of transformers"
+)
+
 
 def is_patched(module: ModuleType) -> bool:
     """Whether this module runs patched source."""
@@ -53,6 +62,13 @@ def affected() -> list[str]:
     return found
 
 
+def _is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook (ipykernel, which Colab's builds on)."""
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if ask is None else ask()
+    return any(base.__module__.partition(".")[0] == "ipykernel" for base in type(shell).__mro__)
+
+
 def report(names: Iterable[str]) -> None:
     """Warn about each named module that is in `sys.modules` and not patched.
 
@@ -71,10 +87,7 @@ def report(names: Iterable[str]) -> None:
         return
     listing = ", ".join(f"{name} (from {getattr(module, '__file__', None)})" for name, module in loaded)
     what = f"imported before the hook could patch it: {listing}"
-    fix = (
-        "put `import veomni_hook.install` (or register the config) above the first import of transformers, "
-        "or start the script with `veomni-hook run`"
-    )
+    fix = _IN_A_NOTEBOOK if _is_notebook() else _IN_A_SCRIPT
     if current_settings().strict:
         raise AlreadyImportedError(what, where="sys.modules", fix=fix)
     warnings.warn(f"{what}; these modules stay unpatched. Fix: {fix}", AlreadyImportedWarning, stacklevel=4)

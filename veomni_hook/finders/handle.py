@@ -122,9 +122,13 @@ def activate(**settings: Any) -> Handle:
         bind_slots()
         if "transformers" in sys.modules:
             _report_early_imports()
-    except BaseException:
+    except BaseException as error:
         handle.deactivate()
-        raise
+        from veomni_hook.finders.tracebacks import fold
+
+        if not fold(error):
+            raise
+        raise error  # VEOMNI_TRACEBACK=full shows the frames of veomni_hook, too
     return handle
 
 
@@ -257,8 +261,17 @@ def bind_slots() -> None:
     from veomni_hook.kernels import state
 
     if STATE.handles:
+        state.STATE.asked = _first_asked
         state.set_choice(current_settings().kernels)
     state.set_active(active=bool(STATE.handles))
+
+
+def _first_asked(module: str, device: str | None, compiled: bool) -> None:  # noqa: FBT001
+    """Told by slots when a patched module's kernels are chosen: at its first calls."""
+    if module not in STATE.announced:
+        from veomni_hook.finders import banner
+
+        banner.kernels_are_chosen(module, device, compiled=compiled)
 
 
 def _passed_by() -> dict[str, Outcome]:

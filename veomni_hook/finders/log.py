@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from typing import Any
 
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.finders.state import STATE
@@ -18,11 +19,18 @@ def note(message: str) -> None:
 
 
 def say(message: str) -> None:
-    """Print one line that the user asked for (`VEOMNI_DUMP_PATCHED=1`), whatever logging is set to."""
-    if LOGGER.isEnabledFor(logging.INFO):
+    """Print one line on standard error, or log it at INFO where logging shows that: never both."""
+    if LOGGER.isEnabledFor(logging.INFO) and LOGGER.hasHandlers():
         LOGGER.info(message)
+        return
+    if sys.stderr is None:
+        return
+    line = f"veomni-hook: {message}"
+    bars: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if getattr(bars, "_instances", None):  # a progress bar is drawn, and the line would end up in it
+        bars.write(line, file=sys.stderr)
     else:
-        print(f"veomni-hook: {message}", file=sys.stderr)
+        print(line, file=sys.stderr)
 
 
 def warn(message: str) -> None:

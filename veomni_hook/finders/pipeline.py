@@ -74,6 +74,10 @@ def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
     bind_slots()
     outcome, text, code = found
     STATE.outcomes[fullname] = outcome
+    if settings.banner and (STATE.registered or settings.patches):
+        from veomni_hook.finders import banner
+
+        banner.module_is_patched(fullname)
     foreign = spec.loader if isinstance(spec.loader, SourceFileLoader) else None
     return PatchedLoader(
         fullname,

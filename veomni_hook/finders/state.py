@@ -36,6 +36,7 @@ class State:
         outcomes: what became of each target module that was looked for, by name.
         said: what has been warned about, once a process.
         process: the process that loaded the hook; in what is forked from it, `os.getpid()` is another.
+        announced: patched modules of which `banner` has said what is patched, or decided to say nothing.
         inherited: what activation put into this process's environment for its children, or None.
     """
 
@@ -51,6 +52,7 @@ class State:
         self.looked_at: tuple[int, str] | None = None
         self.outcomes: dict[str, Outcome] = {}
         self.said: set[str] = set()
+        self.announced: set[str] = set()
         self.process = os.getpid()
         self.inherited: Inherited | None = None
 

@@ -10,6 +10,7 @@ from veomni_hook.errors import KernelError
 from veomni_hook.kernels.choice import AUTO, Choice
 from veomni_hook.kernels.registry import EAGER, Kernel, load_attribute, registry
 from veomni_hook.kernels.select import Selection, excluded, select, system_of
+from veomni_hook.kernels.state import STATE
 from veomni_hook.plugins import described, give_up, remedy
 
 __all__ = ["REPLACED", "Answers", "Candidate", "Outcome", "Site"]
@@ -69,6 +70,7 @@ class Answers:
         self.idle = idle if reason is None else Outcome(EAGER, reason)
         if reason is not None:
             site.say(logging.INFO, f": upstream code: {reason}")
+            self._tell(None)
 
     def selection(self, device: str) -> Selection:
         """Return what is selected for tensors of the torch device type ``device``, with every decision."""
@@ -93,15 +95,18 @@ class Answers:
             found = self._refusals[backend, reason] = Outcome(EAGER, reason)
         return found
 
+    def _tell(self, device: str | None, *, compiled: bool = False) -> None:
+        if STATE.asked is not None:
+            STATE.asked(self._site.module_name, device, compiled)
+
     def traceable(self, device: str) -> tuple[tuple[Any, tuple[Any, ...], str], ...]:
         """Return the kernels to ask under ``torch.compile``, each with its refusals and its backend."""
         if self.idle is not None or device == "meta":
             return ()
         selection = self.selection(device).checked(self._named())
-        kept = [each for each in selection.candidates if each.traceable]
-        if self.wanted == AUTO:
-            kept = [each for each in kept if each.beats_inductor]
-        elif not kept:
+        self._tell(device, compiled=True)
+        kept = selection.compiled_in
+        if not kept and self.wanted != AUTO:
             self._site.say(
                 logging.WARNING,
                 f": upstream code instead of {self.wanted} under torch.compile: not traceable",
@@ -117,6 +122,7 @@ class Answers:
             Candidate(run, rules, each.backend, Outcome(each.backend, taken))
             for each, run, rules in self._loaded(selection.candidates)
         )
+        self._tell(device)
         names = ", ".join(candidate.backend for candidate in found) or EAGER
         self._site.say(logging.INFO, f" on {device}: {names} ({self.wanted})")
         self._candidates[device] = found

@@ -55,6 +55,12 @@ class Selection:
         """The first candidate, or None for the upstream code."""
         return self.candidates[0] if self.candidates else None
 
+    @property
+    def compiled_in(self) -> list[Kernel]:
+        """The candidates under ``torch.compile``; none: Inductor compiles the upstream code."""
+        kept = [each for each in self.candidates if each.traceable]
+        return [each for each in kept if each.beats_inductor] if self.wanted == AUTO else kept
+
     def checked(self, site: str = "") -> Selection:
         """Return the selection itself; raise KernelError, naming ``site``, where it is a failure."""
         if self.failure is not None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from veomni_hook.kernels.choice import Choice, parse_choice
@@ -22,6 +23,9 @@ class State:
         active: whether slots answer.
         wanted: what all of it comes to for every op. Plain strings, so that code under ``torch.compile``
             depends on nothing else.
+        asked: told the name of a patched module and a torch device type whenever kernels are chosen for one
+            of its slots, which is at a call; no device where none comes into question on any. Last, whether
+            it is a call that ``torch.compile`` traces.
     """
 
     def __init__(self) -> None:
@@ -29,6 +33,7 @@ class State:
         self.contexts: tuple[Choice, ...] = ()
         self.active = True
         self.wanted: dict[str, str] = {}
+        self.asked: Callable[[str, str | None, bool], None] | None = None
         self.epoch = 0
 
     @property

@@ -1,0 +1,188 @@
+"""The line that says what is patched: what it says, when, and in which process. With torchrun: tests/cli/test_run.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.finders.conftest import TINY, Python
+from veomni_hook.finders import banner
+from veomni_hook.finders.handle import activate
+from veomni_hook.finders.outcome import Outcome
+from veomni_hook.finders.state import STATE
+from veomni_hook.kernels.state import STATE as KERNELS
+from veomni_hook.settings import BANNER_SHOWN
+
+MODULE = "transformers.models.qwen3.modeling_qwen3"
+ROUTES = [
+    ("rms_norm", "cast_before_weight", "Norm.forward"),
+    ("rotary", "half_split", "Attention.forward"),
+    ("linear_cross_entropy", "next_token", "Model.forward"),
+]
+SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
+SAID = "veomni-hook: tiny patched at 1 place (tiny_config: 1); details: veomni-hook explain tiny\n"
+
+
+def applied(*others: tuple[str, str]) -> list[dict[str, Any]]:
+    """Three routes, a helper that does not count, and a user's patches by kind and config."""
+    routes = [
+        {"kind": "route", "op": op, "variant": v, "target": t, "config": "veomni_hook.x"}
+        for op, v, t in ROUTES
+    ]
+    rest = [("helper", "mine:config"), ("guard", "veomni_hook.patches.models.x:config"), *others]
+    return [*routes, *({"kind": kind, "target": "C.f", "config": config} for kind, config in rest)]
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Have a module patched, as far as the hook's state tells, in a process that no launcher started."""
+    held = {name: getattr(STATE, name) for name in ("outcomes", "announced", "resolved", "registered")}
+    STATE.outcomes, STATE.announced = {}, set()
+    asked = KERNELS.asked
+    for name in (BANNER_SHOWN, "VEOMNI_BANNER", *banner._RANKS):
+        monkeypatch.setenv(name, "")  # also to have it restored
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(STATE, "process", os.getpid())
+
+    def put(*others: tuple[str, str], module: str = MODULE) -> None:
+        STATE.outcomes[module] = Outcome(module, patched=True, report=lambda: {"applied": applied(*others)})
+
+    with activate():
+        yield put
+    KERNELS.asked = asked
+    for name, value in held.items():
+        setattr(STATE, name, value)
+
+
+def test_the_line_comes_once_and_counts_what_each_place_gets(
+    patched: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    patched(("method_override", "mine:config"), ("rewrite", "mine:config"))
+    banner.kernels_are_chosen(MODULE, None)
+    assert capsys.readouterr().err == "", "a place without kernels does not know the device"
+    for _ in range(2):
+        banner.kernels_are_chosen(MODULE, "cpu")
+    said = "veomni-hook: qwen3 patched at 5 places (torch: 3, mine: 2); details: veomni-hook explain qwen3\n"
+    assert capsys.readouterr().err == said
+    banner.kernels_are_chosen("transformers.models.llama.modeling_llama", "cpu")
+    assert capsys.readouterr().err == "", "nobody has patched that one"
+
+
+def test_names_of_families_modules_and_remote_code(
+    patched: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("transformers.models.donut.modeling_donut_swin", "transformers_modules.x.modeling_pebble"):
+        patched(module=module)
+        banner.kernels_are_chosen(module, "cpu")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("veomni-hook: donut_swin patched at 3 places (")
+    assert first.endswith("details: veomni-hook explain donut_swin")
+    assert second.startswith("veomni-hook: transformers_modules.x.modeling_pebble patched")
+    assert second.endswith("details: veomni_hook.explain(model)")
+
+
+def test_what_is_chosen_counts(patched: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    from veomni_hook.kernels.binding import use_kernels
+
+    patched()
+    with use_kernels("eager"):
+        banner.kernels_are_chosen(MODULE, None)
+    assert "(upstream's code: 3)" in capsys.readouterr().err
+    STATE.announced.clear()
+    with use_kernels(rms_norm="torch", rotary="reference", linear_cross_entropy="eager"):
+        banner.kernels_are_chosen(MODULE, "cpu")
+    assert "(reference: 1, torch: 1, upstream's code: 1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variable", banner._RANKS)
+def test_other_ranks_say_nothing(
+    patched: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+) -> None:
+    patched()
+    monkeypatch.setenv(variable, "1")
+    banner.kernels_are_chosen(MODULE, "cpu")
+    assert capsys.readouterr().err == ""
+    STATE.announced.clear()
+    monkeypatch.setenv(variable, "0")
+    banner.kernels_are_chosen(MODULE, "cpu")
+    assert "qwen3 patched" in capsys.readouterr().err
+
+
+def test_torchs_rank_decides_where_there_is_one(
+    patched: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def world(rank: int) -> None:
+        STATE.announced.clear()
+        fake = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: rank)
+        monkeypatch.setitem(sys.modules, "torch.distributed", fake)  # type: ignore[arg-type]
+        banner.kernels_are_chosen(MODULE, "cpu")
+
+    patched()
+    world(1)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("multiprocessing.process.parent_process", lambda: object())
+    world(0)
+    assert "qwen3 patched" in capsys.readouterr().err
+
+
+def test_helpers_and_children_say_nothing(
+    patched: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def heard() -> str:
+        STATE.announced.clear()
+        banner.kernels_are_chosen(MODULE, "cpu")
+        return capsys.readouterr().err
+
+    patched()
+    with monkeypatch.context() as context:
+        context.setattr("multiprocessing.process.parent_process", lambda: object())
+        assert heard() == ""
+    with monkeypatch.context() as context:
+        context.setattr(STATE, "process", os.getpid() + 1)  # as in what is forked
+        assert heard() == ""
+    assert heard() != ""
+    assert os.environ[BANNER_SHOWN] == str(os.getpid())
+    assert heard() != "", "another family in the same process is told"
+    monkeypatch.setenv(BANNER_SHOWN, str(os.getpid() + 1))
+    assert heard() == "", "the parent has said it"
+    monkeypatch.delenv(BANNER_SHOWN)
+    with activate(banner=False):
+        assert heard() == ""
+
+
+def test_a_progress_bar_stays_whole(patched: Callable[..., None]) -> None:
+    """The line goes above a bar that is drawn, and the bar is drawn again."""
+    code = (
+        "import sys\nfrom tqdm import tqdm\nfrom veomni_hook.finders.log import say\n"
+        "bar = tqdm(total=2, ascii=True, ncols=30, bar_format='{n}/{total}|')\n"
+        "say('said')\nbar.update(2)\nbar.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shown = [part.strip() for line in done.stderr.split("\n") for part in line.split("\r")]
+    assert "veomni-hook: said" in shown and shown.index("0/2|") < shown.index("veomni-hook: said")
+
+
+def test_a_module_with_patches_of_users_alone(python: Python) -> None:
+    code = f"import veomni_hook.install, subprocess, sys\n{SHOW}\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
+    child = f"import veomni_hook.install\n{SHOW}"
+    ran = python(code, child, VEOMNI_BANNER=None)
+    assert (ran.out, ran.err) == ("103\n103\n", SAID), "the child has said it already"
+    assert python(child, VEOMNI_BANNER="0").err == ""
+    logged = python(
+        f"import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n{child}"
+    )
+    assert "veomni_hook tiny patched" not in logged.err, "the fixture switches it off"
+    logged = python(
+        f"import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n{child}",
+        VEOMNI_BANNER="1",
+    )
+    assert logged.err == f"veomni_hook {SAID.removeprefix('veomni-hook: ')}", "logged, and not printed"
