@@ -185,6 +185,26 @@ def test_registering_something_else_is_an_error(python: Python) -> None:
     assert ran.out.splitlines() == ["int object is not a patch config", "the module has no patch config"]
 
 
+def test_a_late_import_in_a_notebook_asks_for_a_restart(python: Python) -> None:
+    """Two stand-ins: IPython's function, and a shell whose class is one of ipykernel's."""
+    ran = python(
+        f"""
+import sys, types, {TINY}
+kind = type("Shell", (type("ZMQInteractiveShell", (), {{"__module__": "ipykernel.zmqshell"}}),), {{}})
+shell = None
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+from veomni_hook import activate
+for shell in (None, object(), kind()):
+    activate().deactivate()
+""",
+        flags=("-Walways",),
+    )
+    terminal, other, notebook = [line for line in ran.err.splitlines() if "Fix: " in line]
+    assert "veomni-hook run" in terminal and terminal == other
+    assert "Fix: restart the kernel and run `import veomni_hook.install`" in notebook
+    assert "veomni-hook run" not in notebook
+
+
 def test_the_kernel_choice_of_an_activation_reaches_loaded_modules_and_is_undone(python: Python) -> None:
     ran = python(
         f"""
