@@ -9,6 +9,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
+    from veomni_hook.adoption import Adoption as Adoption
+    from veomni_hook.adoption import adopt as adopt
     from veomni_hook.errors import VeomniHookError as VeomniHookError
     from veomni_hook.errors import VeomniHookWarning as VeomniHookWarning
     from veomni_hook.finders.handle import Handle as Handle
@@ -30,12 +32,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Adoption": "veomni_hook.adoption",
     "Handle": "veomni_hook.finders.handle",
     "Kernel": "veomni_hook.kernels.registry",
     "PatchConfig": "veomni_hook.patches.spec",
     "VeomniHookError": "veomni_hook.errors",
     "VeomniHookWarning": "veomni_hook.errors",
     "activate": "veomni_hook.finders.handle",
+    "adopt": "veomni_hook.adoption",
     "bind": "veomni_hook.kernels.binding",
     "create_patch_from_external": "veomni_hook.patches.spec",
     "explain": "veomni_hook.kernels.explain",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 __all__ = [
+    "AdoptionError",
     "AlreadyImportedError",
     "AlreadyImportedWarning",
     "CacheError",
@@ -73,6 +74,10 @@ class ConfigError(VeomniHookError):
 
 class AlreadyImportedError(VeomniHookError):
     """Strict form of `AlreadyImportedWarning`."""
+
+
+class AdoptionError(VeomniHookError):
+    """No module of a loaded model can be patched, or its classes cannot be given back."""
 
 
 class CacheError(VeomniHookError):

@@ -22,6 +22,7 @@ from veomni_hook.finders.installed import Absent, absent, report
 from veomni_hook.finders.log import note, warn
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.pipeline import (
+    NOTHING,
     asks_idioms,
     device_of,
     from_hit,
@@ -88,7 +89,7 @@ def _build(
             cache = store()
             cache.publish_unpatched(stage, upstream.module, inputs, missing)
             report_refusal(cache)
-        return failed or "no patch applies"
+        return failed or NOTHING
     stored = stored_form(patched)
     published = NotStored(failed) if failed else publish(upstream, stored, stage, inputs, missing)
     note(f"patched {upstream.module} ({len(patched.report.applied)} patches)")

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _IN_A_SCRIPT = (
     "put `import veomni_hook.install` (or register the config) above the first import of transformers, "
-    "or start the script with `veomni-hook run`"
+    "or start the script with `veomni-hook run`; for a model that is loaded call `veomni_hook.adopt(model)`"
 )
 _IN_A_NOTEBOOK = (
     "restart the kernel and run `import veomni_hook.install` (or register the config) first, in a cell above "
-    "the first import of transformers"
+    "the first import of transformers; for a model that is loaded call `veomni_hook.adopt(model)`"
 )
 
 

@@ -29,6 +29,7 @@ class PatchedLoader(SourceFileLoader):
     Attributes:
         upstream: path of the installed, unpatched file.
         virtual: whether the patched source exists in memory only.
+        foreign: the loader of another hook that stood before this one, or None.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class PatchedLoader(SourceFileLoader):
         self.virtual = text is not None
         self._text = text
         self._code = code
-        self._foreign = foreign
+        self.foreign = foreign
 
     def get_code(self, fullname: str | None = None) -> CodeType | None:
         """Return the patched module's code object.
@@ -55,8 +56,8 @@ class PatchedLoader(SourceFileLoader):
         pointed at the patched source, produces the code, so that its transformation runs as well.
         """
         filename = virtual_path(self.name) if self.virtual else self.path
-        if self._foreign is not None:
-            chained = copy(self._foreign)
+        if self.foreign is not None:
+            chained = copy(self.foreign)
             chained.path = self.path
             if not self.virtual:
                 return chained.get_code(self.name)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Upstream", "read_upstream"]
 
+#: Why a module has no patched form, where nothing is wrong.
+NOTHING = "no patch applies"
+
 
 def find_patched(
     finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
@@ -69,18 +72,44 @@ def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
     if isinstance(found, str):
         STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=found, origin=upstream.path)
         return None
-    import veomni_hook.kernels.state  # noqa: F401 - the first patched module brings the first slots
-
-    bind_slots()
-    outcome, text, code = found
-    STATE.outcomes[fullname] = outcome
+    loader = _loader_of(upstream, spec, found)
+    STATE.outcomes[fullname] = found[0]
     if settings.banner and (STATE.registered or settings.patches):
         from veomni_hook.finders import banner
 
         banner.module_is_patched(fullname)
+    return loader
+
+
+def patched_form(fullname: str, spec: ModuleSpec) -> tuple[PatchedLoader, Outcome] | str:
+    """Return the loader of the patched form of a module that is loaded unpatched; nothing is noted.
+
+    A string says why there is none; it is `NOTHING` where no patch applies.
+    """
+    settings = current_settings()
+    if not _in_question(fullname, settings):
+        return NOTHING
+    upstream, reason = read_upstream(fullname, spec)
+    if upstream is None:
+        return reason
+    if settings.dump_patched:
+        from veomni_hook.finders.dump import dump
+
+        dump(upstream, settings)
+    found = lookup_or_build(upstream, settings)
+    return found if isinstance(found, str) else (_loader_of(upstream, spec, found), found[0])
+
+
+def _loader_of(
+    upstream: Upstream, spec: ModuleSpec, found: tuple[Outcome, str | None, CodeType | None]
+) -> PatchedLoader:
+    import veomni_hook.kernels.state  # noqa: F401 - the first patched module brings the first slots
+
+    bind_slots()
+    outcome, text, code = found
     foreign = spec.loader if isinstance(spec.loader, SourceFileLoader) else None
     return PatchedLoader(
-        fullname,
+        upstream.module,
         outcome.stored or upstream.path,
         text=text,
         code=code,
@@ -232,7 +261,7 @@ def lookup_or_build(
         or names
         or any(config.applies_to(upstream.module) for config in STATE.registered)
     ):
-        return "no patch applies"
+        return NOTHING
     stage = stage1(upstream, settings, names)
     found = store().lookup(stage, upstream.module)
     if not isinstance(found, Miss) and found.absent:
@@ -240,7 +269,7 @@ def lookup_or_build(
 
         report(found.absent)
     if isinstance(found, Unpatched):
-        return "no patch applies"
+        return NOTHING
     if isinstance(found, Hit):
         return from_hit(found, upstream, "hit", ""), None, found.code
     from veomni_hook.finders.build import build

@@ -16,7 +16,10 @@ from weakref import WeakKeyDictionary
 
 from veomni_hook.kernels.slot import Slot
 
-__all__ = ["Guard", "guards_in", "guards_of", "slots_in"]
+__all__ = ["FORM", "Guard", "guards_in", "guards_of", "module_of", "slots_in"]
+
+#: The attribute of a class that was made for loaded models (`veomni_hook.adoption`): a module with its source.
+FORM = "_veomni_form"
 
 
 class Guard(NamedTuple):
@@ -45,6 +48,12 @@ def slots_in(module: ModuleType) -> dict[str, Slot]:
     return {name: value for name, value in vars(module).items() if isinstance(value, Slot)}
 
 
+def module_of(kind: type) -> ModuleType | None:
+    """Return the module that tells what was patched into a class; None: it is not loaded any more."""
+    form: ModuleType | None = vars(kind).get(FORM)
+    return sys.modules.get(kind.__module__) if form is None else form
+
+
 def guards_in(module: ModuleType) -> tuple[Guard, ...]:
     """Return every guard in ``module``, in the order of its source; none where it has no source any more."""
     # A module that is executed again has another loader or the same source.
@@ -60,7 +69,7 @@ def guards_in(module: ModuleType) -> tuple[Guard, ...]:
 def guards_of(kind: type) -> Iterator[tuple[type, Guard]]:
     """Yield the guards that sources have for the module class ``kind``, each with the class it stands in."""
     for base in kind.__mro__:
-        module = sys.modules.get(base.__module__)
+        module = module_of(base)
         if module is not None and base.__module__ != "builtins":
             yield from ((base, one) for one in guards_in(module) if one.kind == base.__qualname__)
 

@@ -13,11 +13,13 @@ these comparisons and guards on them, so code that is compiled already notices a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from types import CodeType, FrameType, FunctionType, SimpleNamespace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-__all__ = ["Skipped"]
+__all__ = ["Recognised", "Skipped", "making_slots_of"]
 
 _Named = tuple[str, CodeType | None]
 #: Whether all that is compared is what was recognised, for a module and its operands (or for a function).
@@ -42,6 +44,33 @@ class _Checks(NamedTuple):
     operands: tuple[tuple[str, str, CodeType | None], ...] = ()
 
 
+class Recognised(NamedTuple):
+    """The recognised definitions of a module that was executed unpatched, for slots that it gets later.
+
+    Attributes:
+        module: the module, whose functions and classes are still upstream's.
+        homes: a module whose attributes are the classes by which its modules are computed now.
+        code_of: gives the code of a recognised definition by its qualified name; None: it was replaced.
+    """
+
+    module: ModuleType
+    homes: ModuleType
+    code_of: Callable[[str], CodeType | None]
+
+
+_RECOGNISED: ContextVar[Recognised | None] = ContextVar("veomni_hook_recognised", default=None)
+
+
+@contextmanager
+def making_slots_of(recognised: Recognised) -> Iterator[None]:
+    """Let slots that are made meanwhile for this module compare with ``recognised``, not with their frame."""
+    token = _RECOGNISED.set(recognised)
+    try:
+        yield
+    finally:
+        _RECOGNISED.reset(token)
+
+
 class Skipped:
     """The definitions of one module that kernels of one slot skip.
 
@@ -60,18 +89,26 @@ class Skipped:
         self._code = frame.f_code if own and skips else None
         self._scope: Mapping[str, Any] = frame.f_globals if own else {}
         self._module = sys.modules.get(module_name) if own else None
+        #: Where classes are looked up, by name.
+        self._homes, self._kinds = self._module, self._scope
+        self._code_of: Callable[[str], CodeType | None] = self._compiled
+        given = _RECOGNISED.get()
+        if given is not None and given.module.__name__ == module_name:
+            self._module, self._scope = given.module, vars(given.module)
+            self._homes, self._kinds = given.homes, vars(given.homes)
+            self._code_of = given.code_of
         #: What is compared under ``torch.compile``, as attributes: dynamo reads a dict once for a graph.
         self._held = SimpleNamespace()
         self._named: dict[type, tuple[tuple[str, str, str], ...]] = {}
         self._by_class: dict[type, _Checks] = {}
         self._same: dict[type, _Same] = {}
         self._by_function = tuple(
-            (self._compiled(place), _Checks(functions=tuple((name, self._compiled(name)) for name in names)))
+            (self._code_of(place), _Checks(functions=tuple((name, self._code_of(name)) for name in names)))
             for place, names in self._skips.items()
             if "." not in place
         )
         self._same_functions = tuple(
-            (code, _expression(checks, self._scope, ())) for code, checks in self._by_function
+            (code, _expression(checks, self._scope, self._kinds, ())) for code, checks in self._by_function
         )
         #: By class, what the decorators below `Slot.reached` may call.
         self._reached: dict[type, dict[str, CodeType]] = {}
@@ -82,14 +119,14 @@ class Skipped:
         """Return what was replaced of all that a call of the module ``owner`` skips, or None."""
         same = self._same.get(type(owner))
         if same is None:
-            same = _expression(self.checks_of(type(owner)), self._scope, operands)
+            same = _expression(self.checks_of(type(owner)), self._scope, self._kinds, operands)
             self._same[type(owner)] = same
         try:
             if same(owner, operands):
                 return None
         except (AttributeError, KeyError):
             pass  # something that has no code stands there
-        return _differing(self._by_class[type(owner)], self._scope, owner, operands)
+        return _differing(self._by_class[type(owner)], self._scope, self._kinds, owner, operands)
 
     def named(self, kind: type) -> tuple[tuple[str, str, str], ...]:
         """Return what `changed_traced` compares for modules of the class ``kind``.
@@ -150,7 +187,7 @@ class Skipped:
         for recognised, functions in self._by_function:
             same = code is recognised and upstream.__globals__ is self._scope
             if same or (hub is not None and hub is recognised):
-                return _differing(functions, self._scope, None, ())
+                return _differing(functions, self._scope, self._kinds, None, ())
         if not self._by_function and code is not _MISSING:
             # A slot that somebody declared and that names no functions.
             written = getattr(upstream, "__globals__", {}).get("__name__")
@@ -187,14 +224,14 @@ class Skipped:
         """Return what is compared for modules of the class ``kind``, from now on the same."""
         lineage = {
             base.__qualname__: (number, base)
-            for number, base in enumerate(kind.__mro__)
+            for number, base in reversed(list(enumerate(kind.__mro__)))  # of two forms of a class the first
             if base.__module__ == self._module_name
         }
         places = [place for place in self._skips if "." in place]
         # A forward that another class has borrowed: all that it may skip is looked up there.
         places = [place for place in places if place.rpartition(".")[0] in lineage] or places
         names = dict.fromkeys(name for place in places for name in self._skips[place])
-        split = [(*name.rpartition(".")[::2], self._compiled(name)) for name in names]
+        split = [(*name.rpartition(".")[::2], self._code_of(name)) for name in names]
         own = [(*lineage[home], name, code) for home, name, code in split if home in lineage]
         own.sort(key=lambda each: each[0])
         first: dict[str, CodeType | None] = {}
@@ -219,7 +256,9 @@ class Skipped:
         return found
 
 
-def _expression(checks: _Checks, scope: Mapping[str, Any], operands: tuple[Any, ...]) -> _Same:
+def _expression(
+    checks: _Checks, scope: Mapping[str, Any], kinds: Mapping[str, Any], operands: tuple[Any, ...]
+) -> _Same:
     """`_differing` as an expression that is true where nothing differs.
 
     It raises AttributeError or KeyError, or is false, where something does; then `_differing` tells. Operands
@@ -227,7 +266,7 @@ def _expression(checks: _Checks, scope: Mapping[str, Any], operands: tuple[Any, 
     """
     from torch.nn import Module
 
-    known: dict[str, Any] = {"scope": scope}
+    known: dict[str, Any] = {"scope": scope, "kinds": kinds}
     tests = ["True"]
 
     def compare(standing: str, code: CodeType | None) -> None:
@@ -247,7 +286,7 @@ def _expression(checks: _Checks, scope: Mapping[str, Any], operands: tuple[Any, 
         if name != "forward" and len(places) == 1:
             compare(f"operands[{places[0]}].{name}", code)  # of its own, or of its class
             continue
-        compare(f"scope[{home!r}].{name}", code)
+        compare(f"kinds[{home!r}].{name}", code)
         if name != "forward":
             tests += [f"{name!r} not in operands[{place}].__dict__" for place in places]
     # Names are those of definitions in a module that was parsed.
@@ -255,7 +294,11 @@ def _expression(checks: _Checks, scope: Mapping[str, Any], operands: tuple[Any, 
 
 
 def _differing(
-    checks: _Checks, scope: Mapping[str, Any], owner: Any, operands: tuple[Any, ...]
+    checks: _Checks,
+    scope: Mapping[str, Any],
+    kinds: Mapping[str, Any],
+    owner: Any,
+    operands: tuple[Any, ...],
 ) -> str | None:
     for name, code in checks.methods:
         if getattr(getattr(owner, name, None), "__code__", _MISSING) is not code:
@@ -269,10 +312,10 @@ def _differing(
         if not same and (code is None or _of_hub(standing) is not code):
             return _said(name, standing)
     for home, name, code in checks.operands:
-        standing = getattr(scope.get(home), name, None)
+        standing = getattr(kinds.get(home), name, None)
         if getattr(standing, "__code__", _MISSING) is not code:
             return _said(f"{home}.{name}", standing)
-        if name != "forward" and (own := _own_of_operands(scope[home], name, operands)) is not None:
+        if name != "forward" and (own := _own_of_operands(kinds[home], name, operands)) is not None:
             return _said(f"{home}.{name}", own)
     return None
 

@@ -12,7 +12,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from veomni_hook.kernels.sites import Guard, slots_in
+from veomni_hook.kernels.sites import Guard, module_of, slots_in
 
 __all__ = ["Standing", "home_of", "name_of", "standing"]
 
@@ -84,7 +84,7 @@ def _first(guard: Guard, base: type, kind: type) -> type:
 
 
 def _is_patched(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
+    module = module_of(kind)
     return module is not None and bool(slots_in(module))
 
 

@@ -1,0 +1,61 @@
+"""Classes for modules that are loaded: what their copies and pickles are.
+
+A copy of an adopted module is adopted. A pickle names the class that the module had before, because pickles
+name classes by where they are found; so it can be loaded where this package is not installed.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["ADOPTED", "former_class", "subclass_for", "with_copies"]
+
+#: The attribute of a class that was made for loaded modules: the class that these had before.
+ADOPTED = "_veomni_former_class"
+
+
+def former_class(kind: type) -> type | None:
+    """Return the class that modules of an adopted class had before; None: it is no adopted class."""
+    former: type | None = vars(kind).get(ADOPTED)
+    return former
+
+
+def subclass_for(kind: type, changed: Iterable[type]) -> type:
+    """Return a class for modules of ``kind``, some of whose bases have the ``changed`` forms.
+
+    What ``kind`` defines itself wins over these, and its ``super()`` reaches them.
+    """
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    made: type = type(kind)(kind.__name__, (kind, *changed), names)
+    return with_copies(made, kind)
+
+
+def with_copies(made: type, former: type) -> type:
+    """Give a class that was made in the place of ``former`` its copies and pickles, and return it."""
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:  # noqa: N807 - it becomes the method
+        found = super(made, self).__reduce_ex__(max(int(protocol), 2))  # type: ignore[misc]
+        if type(self) is not made or found[:2] != (copyreg.__newobj__, (made,)):  # type: ignore[attr-defined]
+            return found
+        # Not `__newobj__`, for which pickle compares the class with the object's.
+        return (copyreg._reconstructor, (former, object, None), *found[2:])  # type: ignore[attr-defined]
+
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:  # noqa: N807
+        new = memo[id(self)] = type(self).__new__(type(self))
+        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return new
+
+    def __copy__(self: Any) -> Any:  # noqa: N807
+        new = type(self).__new__(type(self))
+        new.__setstate__(dict(self.__getstate__()))
+        return new
+
+    for method in (__reduce_ex__, __deepcopy__, __copy__):
+        if method is __reduce_ex__ or not hasattr(former, method.__name__):
+            method.__qualname__ = f"{made.__qualname__}.{method.__name__}"
+            setattr(made, method.__name__, method)
+    setattr(made, ADOPTED, former)
+    return made

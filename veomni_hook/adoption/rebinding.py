@@ -1,0 +1,200 @@
+"""Giving the modules of a loaded model the changed forms of their classes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from veomni_hook.adoption.classes import former_class, subclass_for
+from veomni_hook.adoption.forms import Form, Unchanged, form_of, is_in_question
+from veomni_hook.adoption.report import Adoption, Entry
+from veomni_hook.errors import AdoptionError
+from veomni_hook.finders.state import STATE
+from veomni_hook.kernels.explain import places_of
+from veomni_hook.kernels.standing import name_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["adopt"]
+
+_HERE = "veomni_hook.adopt"
+
+
+def adopt(model: nn.Module) -> Adoption:
+    """Patch a model that was made before the hook could patch its modeling module.
+
+    The modules whose code patches change get a new class: a subclass of the one that they have, of the same
+    name, with the changed methods. Nothing else of them changes: parameters, buffers, hooks, names in the
+    state dict and `isinstance` stay, and so do other models and the modeling module's classes. Modules that
+    are patched or adopted already are left as they are.
+
+    Call it before what wraps or shards the model (``fully_shard``, ``accelerator.prepare``). Where a wrapper
+    holds the model inside (DDP, PEFT, ``torch.compile``) that model is adopted.
+
+    Args:
+        model: any ``nn.Module``; all modules in it are looked at.
+
+    Returns:
+        What was adopted, what was not and why, and `Adoption.undo`.
+
+    Raises:
+        AdoptionError: the hook is not active, or nothing in the model could be adopted or was patched
+            before. Where ``VEOMNI_HOOK=0`` is set, that is no error: the report is empty.
+        PatchError: a patch that was declared for one of its modeling modules does not apply.
+    """
+    if not callable(getattr(model, "named_modules", None)):
+        raise AdoptionError(
+            f"a {type(model).__name__} has no modules", where=_HERE, fix="pass a model (an nn.Module)"
+        )
+    name = type(model).__name__
+    if not STATE.handles:
+        switch = os.environ.get("VEOMNI_HOOK", "")
+        if switch.lower() in ("0", "false", "no", "off"):
+            return Adoption(name, off=f"VEOMNI_HOOK={switch}")
+        raise AdoptionError(
+            f"a {name} cannot be adopted while the hook is off",
+            where=_HERE,
+            fix="run `import veomni_hook.install` or `veomni_hook.activate()` first",
+        )
+    found = _Survey(model)
+    report = found.apply(Adoption(name))
+    if not (report.adopted or report.before):
+        raise found.nothing(report)
+    return report
+
+
+class _Survey:
+    """What each module of a model can become."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._plans: dict[type, _Plan] = {}
+        self._forms: dict[str, Form | Unchanged] = {}
+
+    def apply(self, report: Adoption) -> Adoption:
+        """Change the classes, and note what became of each module."""
+        for place, module in list(self._model.named_modules()):
+            plan = self._plan(type(module))
+            if plan.before:
+                report.note(report.before, type(module), place, plan.before)
+                continue
+            if plan.made is None and not plan.reason:
+                continue  # patches change nothing in it
+            reason = plan.reason or _own(module, plan.members)
+            if not reason and plan.made is not None:
+                reason = report.rebind(module, plan.made, place, _routed(plan.made))
+            if reason:
+                report.note(report.refused, type(module), place, reason)
+        return report
+
+    def nothing(self, report: Adoption) -> AdoptionError:
+        """Return the error for a model of which no module is patched."""
+        name = type(self._model).__name__
+        if report.refused:
+            reasons = "; ".join(f"{each.kind} ({each.first}): {each.reason}" for each in report.refused)
+            return AdoptionError(
+                f"no module of this {name} could be adopted. {reasons}",
+                where=_HERE,
+                fix="adopt the model right after it was made, before other libraries change or wrap it",
+            )
+        if not self._forms:
+            what = "no class in it is from a modeling file of transformers"
+            fix = "pass the model itself, a transformers model"
+        else:
+            what = f"no patch applies to {', '.join(self._forms)}"
+            fix = "see `veomni-hook coverage` for what is recognised, `veomni-hook doctor` for the settings"
+        return AdoptionError(f"no module of this {name} could be adopted: {what}", where=_HERE, fix=fix)
+
+    def _plan(self, kind: type) -> _Plan:
+        plan = self._plans.get(kind)
+        if plan is None:
+            plan = self._plans[kind] = self._planned(kind)
+        return plan
+
+    def _planned(self, kind: type) -> _Plan:
+        if former_class(kind) is not None:
+            return _Plan(before="adopted before")
+        forms: dict[type, Form] = {}
+        for base in kind.__mro__:
+            if not is_in_question(base.__module__):
+                continue
+            form = self._forms.get(base.__module__)
+            if form is None:
+                form = self._forms[base.__module__] = form_of(base.__module__)
+            if isinstance(form, Form):
+                forms[base] = form
+            elif form.patched:
+                if places_of(kind):
+                    return _Plan(before="patched when its module was imported")
+            elif form.reason:
+                return _Plan(reason=form.reason)
+        return _from_forms(kind, forms)
+
+
+class _Plan:
+    """What becomes of the modules of one class.
+
+    Attributes:
+        made: the class that they get; None: none.
+        members: the names of the members that are changed.
+        reason: why they get none; empty: patches change nothing, or `made` says what.
+        before: why nothing is left to do.
+    """
+
+    def __init__(
+        self, made: type | None = None, *, members: frozenset[str] = frozenset(), reason: str = "", before: str = ""
+    ) -> None:
+        self.made = made
+        self.members = members
+        self.reason = reason
+        self.before = before
+
+
+def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
+    """Return the plan for a class, some of whose bases, or itself, have changed forms."""
+    for base, form in forms.items():
+        if base.__qualname__ in form.refused:
+            return _Plan(reason=form.refused[base.__qualname__])
+        if base.__qualname__ in form.members and base not in form.classes:
+            return _Plan(reason=f"its module {base.__module__} was executed again after it was made")
+    changed = {base: form for base, form in forms.items() if base in form.classes}
+    if not changed:
+        return _Plan()
+    members = frozenset(name for base, form in changed.items() for name in form.members[base.__qualname__])
+    if kind in changed:
+        return _Plan(changed[kind].classes[kind], members=members)
+    if library := _library_of(kind):
+        return _Plan(
+            reason=f"its class was made by {library} while the program ran: adopt the model before that"
+        )
+    try:
+        made = subclass_for(kind, [form.classes[base] for base, form in changed.items()])
+    except TypeError as error:
+        return _Plan(reason=f"no subclass of its class can be made: {error}")
+    return _Plan(made, members=members)
+
+
+def _library_of(kind: type) -> str:
+    """The module that made a class at run time, as FSDP2 and parametrizations do; empty: it was defined."""
+    home: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        if part == "<locals>":
+            return ""
+        home = getattr(home, part, None)
+    # A class that was defined again, as cells of a notebook do, still has a definition.
+    return "" if home is not None or kind.__module__ == "__main__" else kind.__module__
+
+
+def _own(module: Any, members: frozenset[str]) -> str:
+    """Why a module cannot be adopted: it has methods of its own in the place of changed ones."""
+    own = sorted(members & vars(module).keys())
+    if not own:
+        return ""
+    standing = name_of(vars(module)[own[0]])
+    return f"it has a {own[0]} of its own ({standing}), which would cover the patched one"
+
+
+def _routed(kind: type) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"{place.slot.op}/{place.slot.variant}" for place in places_of(kind)))

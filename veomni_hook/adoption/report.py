@@ -1,0 +1,133 @@
+"""What `veomni_hook.adopt` has done with a model, and its undoing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from veomni_hook.adoption.classes import former_class
+from veomni_hook.errors import AdoptionError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Adoption", "Entry"]
+
+
+@dataclass
+class Entry:
+    """Modules of one class that had the same lot.
+
+    Attributes:
+        kind: the name of the class.
+        module: the module that the class is from.
+        count: how many they are.
+        first: where in the model the first of them is; empty: the model itself.
+        reason: why they were not adopted, or are patched already; empty where they were adopted.
+        routed: the formulas that they ask kernels for now, as ``op/variant``.
+    """
+
+    kind: str
+    module: str
+    count: int
+    first: str
+    reason: str = ""
+    routed: tuple[str, ...] = ()
+
+
+class Adoption:
+    """What `veomni_hook.adopt` returns; true if it changed something.
+
+    Attributes:
+        model: the name of the model's class.
+        adopted: modules that run patched code since.
+        before: modules that were patched or adopted before.
+        refused: modules that patches have code for and that could not be adopted, with the reason.
+        off: why nothing was tried; empty: it was.
+    """
+
+    def __init__(self, model: str, *, off: str = "") -> None:
+        self.model = model
+        self.off = off
+        self.adopted: list[Entry] = []
+        self.before: list[Entry] = []
+        self.refused: list[Entry] = []
+        self._changed: list[tuple[str, nn.Module, type]] = []
+
+    def undo(self) -> None:
+        """Give every module back the class that it had; calling it twice is harmless.
+
+        Copies that were made of the model since stay adopted.
+
+        Raises:
+            AdoptionError: something has changed the classes of modules since (FSDP2 does); all others have
+                theirs back.
+        """
+        kept: list[tuple[str, nn.Module, type]] = []
+        for place, module, made in self._changed:
+            former = former_class(made)
+            if type(module) is made and former is not None:
+                module.__class__ = former
+            elif type(module) is not former:
+                kept.append((place, module, made))
+        self._changed = kept
+        if kept:
+            place, module, _ = kept[0]
+            raise AdoptionError(
+                f"{len(kept)} modules of {self.model} have other classes than they were given: "
+                f"{place or 'the model'} is a {type(module).__module__}.{type(module).__qualname__} now",
+                where="Adoption.undo",
+                fix="undo the adoption before the model is sharded or its modules are parametrized",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-ready values."""
+        lists = {name: [asdict(each) for each in getattr(self, name)] for name in ("adopted", "before", "refused")}
+        return {"model": self.model, "off": self.off, **lists}
+
+    def rebind(self, module: nn.Module, made: type, place: str, routed: tuple[str, ...]) -> str:
+        """Give a module the class ``made``, and note it; returns why that cannot be."""
+        former = type(module)
+        try:
+            module.__class__ = made
+        except TypeError as error:  # another layout in memory
+            return f"its class cannot be changed: {error}"
+        self._changed.append((place, module, made))
+        self.note(self.adopted, former, place, "", routed)
+        return ""
+
+    def note(
+        self, entries: list[Entry], kind: type, place: str, reason: str, routed: tuple[str, ...] = ()
+    ) -> None:
+        """Count one module in one of the lists."""
+        for each in entries:
+            if (each.kind, each.module, each.reason) == (kind.__qualname__, kind.__module__, reason):
+                each.count += 1
+                return
+        entries.append(Entry(kind.__qualname__, kind.__module__, 1, place, reason, routed))
+
+    def __bool__(self) -> bool:
+        return bool(self.adopted)
+
+    def __repr__(self) -> str:
+        if self.off:
+            return f"veomni_hook.adopt: {self.model} is left alone, the hook is off ({self.off})"
+        modules, classes = sum(each.count for each in self.adopted), len(self.adopted)
+        lines = [
+            f"veomni_hook.adopt: {_counted(modules, 'module', 's')} of {_counted(classes, 'class', 'es')} in "
+            f"{self.model} adopted"
+        ]
+        lines += [f"  {_named(each)}: {', '.join(each.routed) or 'patched'}" for each in self.adopted]
+        lines += [f"  {_named(each)}: {each.reason}" for each in self.before]
+        if self.refused:
+            lines.append("not adopted:")
+            lines += [f"  {_named(each)}, {each.first or 'the model'}: {each.reason}" for each in self.refused]
+        return "\n".join(lines)
+
+
+def _named(entry: Entry) -> str:
+    return f"{entry.kind} x {entry.count}"
+
+
+def _counted(number: int, noun: str, plural: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"

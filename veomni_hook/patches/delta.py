@@ -1,0 +1,210 @@
+"""What patches change in a module, class by class: for classes that exist already.
+
+An import executes the whole patched text. A model that is loaded has classes of the unpatched text, so only
+what the patches changed is made again: the changed members of classes, and the statements that these need.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["BASES", "ChangedClass", "Delta", "adopted_name", "delta"]
+
+#: The name under which a statement of `ChangedClass.node` finds the bases of the class.
+BASES = "veomni_bases"
+#: Class decorators that leave methods as they are, or whose work a subclass inherits.
+_INHERITED = frozenset(("auto_docstring", "use_kernel_forward_from_hub", "use_kernelized_func"))
+_CONSTRUCTORS = ("__init__", "__new__")
+
+
+@dataclass(frozen=True)
+class ChangedClass:
+    """One class that patches change.
+
+    Attributes:
+        name: its name.
+        members: names of the members that are new or others than upstream's.
+        node: a class statement with these members, whose bases are those in `BASES`; it has the lines of the
+            patched text.
+        refused: why it cannot be used for objects that exist already; empty: it can.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    node: ast.ClassDef
+    refused: str
+
+
+@dataclass
+class Delta:
+    """What the patched text of a module has and upstream's has not.
+
+    Attributes:
+        future: its ``from __future__`` statements.
+        added: statements that bind new names only, in order.
+        classes: the classes that are changed, by name.
+        shared: names of upstream's that the patched text gives another value, functions among them. All
+            models of the module share these.
+    """
+
+    future: list[ast.stmt] = field(default_factory=list)
+    added: list[ast.stmt] = field(default_factory=list)
+    classes: dict[str, ChangedClass] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
+
+
+def adopted_name(kind: str) -> str:
+    """Return the name by which the changed code finds the changed form of the class ``kind``."""
+    return f"veomni_adopted_{kind}"
+
+
+def delta(upstream: str, patched: str) -> Delta:
+    """Compare a module's text with its patched form."""
+    before = ast.parse(upstream).body
+    after = ast.parse(patched).body
+    found = Delta()
+    known = {_text(each) for each in _units(before)}
+    bound = {name for each in before for name in _bound(each)}
+    classes = {each.name: each for each in before if isinstance(each, ast.ClassDef)}
+    tainted: set[str] = set()
+    changed: list[tuple[ast.ClassDef, ast.ClassDef]] = []
+    for each in _units(after):
+        if isinstance(each, ast.ClassDef) and each.name in classes:
+            changed.append((classes[each.name], each))
+        elif isinstance(each, ast.ImportFrom) and each.module == "__future__":
+            found.future.append(each)
+        elif _text(each) not in known and not _is_docstring(each):
+            names = set(_bound(each))
+            if names & bound:
+                found.shared |= names & bound
+            elif _read(each) & tainted:
+                tainted |= names
+                continue
+            else:
+                found.added.append(each)
+            tainted |= found.shared
+    compared = [_compared(old, new, tainted) for old, new in changed]
+    found.classes = {each.name: each for each in compared if each is not None}
+    slots = {name for each in found.added for name in _bound(each)}
+    for each in found.classes.values():
+        _Adopting(slots, found.classes).visit(each.node)
+    return found
+
+
+def _compared(old: ast.ClassDef, new: ast.ClassDef, tainted: set[str]) -> ChangedClass | None:
+    before, after = _members(old.body), _members(new.body)
+    members = tuple(
+        name for name, group in after.items() if _texts(group) != _texts(before.get(name, []))
+    )
+    removed = [name for name in before if name not in after]
+    same_decorators = _texts(old.decorator_list) == _texts(new.decorator_list)
+    same_bases = _texts([*old.bases, *old.keywords]) == _texts([*new.bases, *new.keywords])
+    if not members and not removed and same_decorators and same_bases:
+        return None
+    node = ast.ClassDef(
+        name=new.name,
+        bases=[ast.Starred(ast.Name(BASES, ast.Load()), ast.Load())],
+        keywords=[],
+        body=[each for name in members for each in after[name]] or [ast.Pass()],
+        decorator_list=[each for each in new.decorator_list if _decorator(each) not in _INHERITED],
+    )
+    if "type_params" in ast.ClassDef._fields:
+        node.type_params = []
+    ast.fix_missing_locations(ast.copy_location(node, new))
+    constructor = next((name for name in _CONSTRUCTORS if name in members), None)
+    shared = sorted(_read(node) & tainted)
+    refused = ""
+    if constructor is not None:
+        refused = f"a patch changes its {constructor}, which has run already"
+    elif not same_bases:
+        refused = "a patch changes its bases"
+    elif removed:
+        refused = f"a patch removes its {', '.join(removed)}"
+    elif shared:
+        refused = (
+            f"patches also change {', '.join(shared)} in its module, which models that are not adopted use, too"
+        )
+    return ChangedClass(new.name, members, node, refused)
+
+
+class _Adopting(ast.NodeTransformer):
+    """Lets guards get the changed form of a class where they name the class: they compare types."""
+
+    def __init__(self, slots: set[str], classes: Iterable[str]) -> None:
+        self._slots = slots
+        self._classes = set(classes)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802 - the name that ast asks for
+        self.generic_visit(node)
+        held = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if isinstance(held, ast.Name) and held.id in self._slots:
+            for each in node.args:
+                if isinstance(each, ast.Name) and each.id in self._classes:
+                    each.id = adopted_name(each.id)
+        return node
+
+
+def _units(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements, with imports taken apart into one for each name: patches add and drop names."""
+    for each in body:
+        if isinstance(each, (ast.Import, ast.ImportFrom)):
+            for alias in each.names:
+                one = (
+                    ast.Import([alias])
+                    if isinstance(each, ast.Import)
+                    else ast.ImportFrom(each.module, [alias], each.level)
+                )
+                yield ast.copy_location(one, each)
+        else:
+            yield each
+
+
+def _members(body: Sequence[ast.stmt]) -> dict[str, list[ast.stmt]]:
+    """Statements of a class body by the name that they bind; a property and its setter have the same."""
+    found: dict[str, list[ast.stmt]] = {}
+    for each in body:
+        if not _is_docstring(each) and not isinstance(each, ast.Pass):
+            found.setdefault(", ".join(_bound(each)) or _text(each), []).append(each)
+    return found
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """The names that a statement binds in the scope that it stands in."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [each.asname or each.name.partition(".")[0] for each in node.names]
+    names: dict[str, None] = {}
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+            names.update(dict.fromkeys(_bound(child)))
+        else:
+            names.update(
+                (each.id, None)
+                for each in ast.walk(child)
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            )
+    return list(names)
+
+
+def _read(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _decorator(node: ast.expr) -> str:
+    node = node.func if isinstance(node, ast.Call) else node
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _texts(nodes: Iterable[ast.AST]) -> list[str]:
+    return [_text(each) for each in nodes]
+
+
+def _text(node: ast.AST) -> str:
+    return ast.dump(node)
