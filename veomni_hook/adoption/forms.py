@@ -63,6 +63,7 @@ class Form:
         refused: by the name of a class, why it has none.
         members: by the name of a class, the names of the members that are changed.
         shared: what patches change in the module beside classes, which adoption leaves as it is.
+        written: the code that the installed, unpatched text compiles to.
     """
 
     module: ModuleType
@@ -72,6 +73,16 @@ class Form:
     refused: dict[str, str] = field(default_factory=dict)
     members: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
+    written: CodeType | None = None
+
+    def refusal(self, kind: type) -> str:
+        """Return why modules of a class of this module cannot be adopted now; empty: they can."""
+        name = kind.__qualname__
+        if name not in self.members or name in self.refused:
+            return self.refused.get(name, "")
+        if kind not in self.classes:
+            return f"its module {self.module.__name__} was executed again after it was made"
+        return live.replaced(self.written, self.module, kind, self.members[name])
 
 
 _FORMS: dict[str, Form] = {}
@@ -133,6 +144,7 @@ class _Build:
         self._written = installed.get_code(module.__name__)
         self._path = virtual_path(module.__name__) if loader.virtual else loader.path
         self._form = form
+        form.written = self._written
         # What explains, and what compares skipped definitions, reads the form of the module here.
         self._homes = ModuleType(module.__name__)
         self._homes.__loader__ = loader
@@ -166,7 +178,7 @@ class _Build:
             if not isinstance(kind, type) or kind.__module__ != self._module.__name__:
                 reason = f"{self._module.__name__}.{name} was replaced by {name_of(kind)}"
             else:
-                reason = change.refused or live.replaced(self._written, self._module, kind, change.members)
+                reason = change.refused
             if reason:
                 self._form.refused[name] = reason
             else:

@@ -87,6 +87,9 @@ class _Survey:
                 reason = report.rebind(module, plan.made, place, _routed(plan.made))
             if reason:
                 report.note(report.refused, type(module), place, reason)
+        report.shared = {
+            name: form.shared for name, form in self._forms.items() if isinstance(form, Form) and form.shared
+        }
         return report
 
     def nothing(self, report: Adoption) -> AdoptionError:
@@ -155,10 +158,8 @@ class _Plan:
 def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
     """Return the plan for a class, some of whose bases, or itself, have changed forms."""
     for base, form in forms.items():
-        if base.__qualname__ in form.refused:
-            return _Plan(reason=form.refused[base.__qualname__])
-        if base.__qualname__ in form.members and base not in form.classes:
-            return _Plan(reason=f"its module {base.__module__} was executed again after it was made")
+        if reason := form.refusal(base):
+            return _Plan(reason=reason)
     changed = {base: form for base, form in forms.items() if base in form.classes}
     if not changed:
         return _Plan()

@@ -43,6 +43,8 @@ class Adoption:
         adopted: modules that run patched code since.
         before: modules that were patched or adopted before.
         refused: modules that patches have code for and that could not be adopted, with the reason.
+        shared: by module, names of it that patches change as well, functions for example. They stay as
+            they are: models that are not adopted use them, too.
         off: why nothing was tried; empty: it was.
     """
 
@@ -52,6 +54,7 @@ class Adoption:
         self.adopted: list[Entry] = []
         self.before: list[Entry] = []
         self.refused: list[Entry] = []
+        self.shared: dict[str, tuple[str, ...]] = {}
         self._changed: list[tuple[str, nn.Module, type]] = []
 
     def undo(self) -> None:
@@ -83,7 +86,8 @@ class Adoption:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""
         lists = {name: [asdict(each) for each in getattr(self, name)] for name in ("adopted", "before", "refused")}
-        return {"model": self.model, "off": self.off, **lists}
+        shared = {module: list(names) for module, names in self.shared.items()}
+        return {"model": self.model, "off": self.off, **lists, "shared": shared}
 
     def rebind(self, module: nn.Module, made: type, place: str, routed: tuple[str, ...]) -> str:
         """Give a module the class ``made``, and note it; returns why that cannot be."""
@@ -111,17 +115,19 @@ class Adoption:
 
     def __repr__(self) -> str:
         if self.off:
-            return f"veomni_hook.adopt: {self.model} is left alone, the hook is off ({self.off})"
+            return f"{self.model}: left alone, the hook is off ({self.off})"
         modules, classes = sum(each.count for each in self.adopted), len(self.adopted)
         lines = [
-            f"veomni_hook.adopt: {_counted(modules, 'module', 's')} of {_counted(classes, 'class', 'es')} in "
-            f"{self.model} adopted"
+            f"{self.model}: {_counted(modules, 'module', 's')} of {_counted(classes, 'class', 'es')} adopted"
         ]
         lines += [f"  {_named(each)}: {', '.join(each.routed) or 'patched'}" for each in self.adopted]
         lines += [f"  {_named(each)}: {each.reason}" for each in self.before]
-        if self.refused:
-            lines.append("not adopted:")
-            lines += [f"  {_named(each)}, {each.first or 'the model'}: {each.reason}" for each in self.refused]
+        left = [f"  {_named(each)}, {each.first or 'the model'}: {each.reason}" for each in self.refused]
+        left += [
+            f"  {', '.join(names)} of {module}: all models of the module use it"
+            for module, names in self.shared.items()
+        ]
+        lines += ["not adopted:", *left] if left else []
         return "\n".join(lines)
 
 

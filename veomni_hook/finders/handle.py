@@ -103,6 +103,15 @@ def activate(**settings: Any) -> Handle:
             first target module).
         AlreadyImportedError: under `VEOMNI_STRICT=1`, a module with patches is already imported.
     """
+    return _activate(settings, early=True)
+
+
+def activate_late(**settings: Any) -> Handle:
+    """Do the same for models that are loaded already, and say nothing of what was imported before."""
+    return _activate(settings, early=False)
+
+
+def _activate(settings: dict[str, Any], *, early: bool) -> Handle:
     handle = Handle(settings)
     if settings:
         from veomni_hook.settings import resolve
@@ -121,7 +130,7 @@ def activate(**settings: Any) -> Handle:
         _share_with_children()
         bind_slots()
         if "transformers" in sys.modules:
-            _report_early_imports()
+            _note_early_imports(report=early)
     except BaseException as error:
         handle.deactivate()
         from veomni_hook.finders.tracebacks import fold
@@ -293,11 +302,11 @@ def _passed_by() -> dict[str, Outcome]:
     return {name: Outcome(name, patched=False, reason=reason) for name in names}
 
 
-def _report_early_imports() -> None:
+def _note_early_imports(*, report: bool) -> None:
     loaded = [name for name in list(sys.modules) if is_target(name) or is_remote(name)]
     if len(STATE.handles) == 1:
         STATE.early = frozenset(loaded)
-    if loaded:
+    if loaded and report:
         from veomni_hook.finders import early
 
         early.report(early.affected())

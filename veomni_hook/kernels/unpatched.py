@@ -19,7 +19,7 @@ _MODELING = re.compile(r"transformers\.models\.(\w+\.)+modeling_\w+|transformers
 _FINDERS = "veomni_hook.finders.finder"
 _FIRST = (
     "put `import veomni_hook.install` above the first import of transformers, or start the script with "
-    "`veomni-hook run`"
+    "`veomni-hook run`; a model that is loaded is patched by `veomni_hook.adopt(model)`"
 )
 
 

@@ -1,0 +1,1 @@
+"""Parts for other libraries. Each module imports the library that it is for."""

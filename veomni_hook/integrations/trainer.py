@@ -1,0 +1,68 @@
+"""A callback for transformers' `Trainer`: the way to switch the hook on beside the training arguments.
+
+`Trainer` knows no plugins: `TrainingArguments` has no field for other kernels than Liger's, and transformers
+reads no entry points. What it takes is a callback, and callbacks get the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import ref
+
+from transformers import TrainerCallback
+
+from veomni_hook.adoption import Adoption, adopt
+from veomni_hook.errors import AdoptionError
+from veomni_hook.finders.handle import Handle, activate_late, current_settings
+from veomni_hook.finders.log import say, warn
+from veomni_hook.finders.state import STATE
+
+__all__ = ["VeomniCallback"]
+
+
+class VeomniCallback(TrainerCallback):  # type: ignore[misc] - transformers has no types
+    """Adopts the model of a `Trainer` when the trainer is made, and prints what was done.
+
+    ``Trainer(..., callbacks=[VeomniCallback()])`` is all that a script needs. The hook is activated where it
+    is not active yet, and stays so. A model that ``model_init`` makes again for training is adopted when
+    training begins, which is after `accelerate` has prepared it: see docs/reach.md.
+
+    Args:
+        **settings: as for `veomni_hook.activate`.
+
+    Attributes:
+        handle: the activation, where this callback made one; else None.
+        report: what was done with the last model; None: nothing yet, or nothing in it could be adopted,
+            which is a warning (an error under ``VEOMNI_STRICT=1``).
+
+    Raises:
+        SettingsError: a setting is unknown or illegal.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.handle: Handle | None = None
+        self.report: Adoption | None = None
+        self._model: Any = None
+        if settings or not STATE.handles:
+            self.handle = activate_late(**settings)
+
+    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Adopt the trainer's model."""
+        self._adopt(model, state)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Adopt the model, if it is not the one that the trainer was made with."""
+        if self._model is None or self._model() is not model:
+            self._adopt(model, state)
+
+    def _adopt(self, model: Any, state: Any) -> None:
+        self._model, self.report = ref(model), None
+        try:
+            self.report = adopt(model)
+        except AdoptionError as error:
+            if current_settings().strict:
+                raise
+            warn(f"the model of the trainer is not patched. {error}")
+            return
+        if state.is_world_process_zero:
+            say(repr(self.report))
