@@ -8,12 +8,14 @@ import sys
 import veomni_hook
 
 NAMES = {
+    "Adoption",
     "Handle",
     "Kernel",
     "PatchConfig",
     "VeomniHookError",
     "VeomniHookWarning",
     "activate",
+    "adopt",
     "bind",
     "create_patch_from_external",
     "explain",

@@ -18,7 +18,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 import veomni_hook
 from tests.adopt.small import FAMILIES, IDS, difference, make, ran, step
-from veomni_hook.errors import VeomniHookError, VeomniHookWarning
+from veomni_hook.errors import VeomniHookError
 
 facts: dict[str, object] = {}
 
@@ -78,7 +78,8 @@ for family, model in models.items():
         "ran": ran(explanation),
         "text": repr(report),
         "report": report.to_dict(),
-        "same parameters": identities == [(n, id(e)) for n, e in model.named_parameters(remove_duplicate=False)],
+        "same parameters": identities
+        == [(n, id(e)) for n, e in model.named_parameters(remove_duplicate=False)],
         "same keys": keys == list(model.state_dict()),
         "same classes by name": type(model).__module__ == FAMILIES[family][1].__module__
         and type(model).__qualname__ == FAMILIES[family][1].__qualname__,

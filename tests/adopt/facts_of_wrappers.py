@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from tests.adopt.small import IDS, difference, make, ran, step
+from tests.adopt.small import IDS, make, ran, step
 
 warnings.simplefilter("ignore")
 facts: dict[str, object] = {}

@@ -27,7 +27,12 @@ SIZES = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "output_router_logits": True,
+}
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": False}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),

@@ -15,6 +15,9 @@ __all__ = ["ADOPTED", "former_class", "subclass_for", "with_copies"]
 
 #: The attribute of a class that was made for loaded modules: the class that these had before.
 ADOPTED = "_veomni_former_class"
+# What pickles of any protocol name: they are loaded without this package.
+_NEW: Any = vars(copyreg)["__newobj__"]
+_RECONSTRUCT: Any = vars(copyreg)["_reconstructor"]
 
 
 def former_class(kind: type) -> type | None:
@@ -36,20 +39,22 @@ def subclass_for(kind: type, changed: Iterable[type]) -> type:
 def with_copies(made: type, former: type) -> type:
     """Give a class that was made in the place of ``former`` its copies and pickles, and return it."""
 
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:  # noqa: N807 - it becomes the method
-        found = super(made, self).__reduce_ex__(max(int(protocol), 2))  # type: ignore[misc]
-        if type(self) is not made or found[:2] != (copyreg.__newobj__, (made,)):  # type: ignore[attr-defined]
+    bases: Any = super  # to mypy, `made` is no class
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        found = bases(made, self).__reduce_ex__(max(int(protocol), 2))
+        if type(self) is not made or found[:2] != (_NEW, (made,)):
             return found
         # Not `__newobj__`, for which pickle compares the class with the object's.
-        return (copyreg._reconstructor, (former, object, None), *found[2:])  # type: ignore[attr-defined]
+        return (_RECONSTRUCT, (former, object, None), *found[2:])
 
-    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:  # noqa: N807
-        new = memo[id(self)] = type(self).__new__(type(self))
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        new = memo[id(self)] = _empty(self)
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return new
 
-    def __copy__(self: Any) -> Any:  # noqa: N807
-        new = type(self).__new__(type(self))
+    def __copy__(self: Any) -> Any:
+        new = _empty(self)
         new.__setstate__(dict(self.__getstate__()))
         return new
 
@@ -59,3 +64,8 @@ def with_copies(made: type, former: type) -> type:
             setattr(made, method.__name__, method)
     setattr(made, ADOPTED, former)
     return made
+
+
+def _empty(module: Any) -> Any:
+    kind: Any = type(module)
+    return kind.__new__(kind)

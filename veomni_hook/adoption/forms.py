@@ -26,8 +26,8 @@ from veomni_hook.finders.handle import current_settings
 from veomni_hook.finders.loader import PatchedLoader, virtual_path
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.skipped import Recognised, making_slots_of
 from veomni_hook.kernels.sites import FORM
+from veomni_hook.kernels.skipped import Recognised, making_slots_of
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.standing import name_of
 from veomni_hook.patches.delta import BASES, ChangedClass, Delta, adopted_name, delta
@@ -113,23 +113,24 @@ def form_of(name: str) -> Form | Unchanged:
         return Unchanged(f"its module {name} is not in sys.modules any more")
     if early.is_patched(module):
         return Unchanged(patched=True)
-    settings = current_settings()
-    if is_remote(name) and not settings.remote_code:
+    if is_remote(name) and not current_settings().remote_code:
         return Unchanged("it is remote code, which VEOMNI_REMOTE_CODE=1 lets be patched")
     found = pipeline.patched_form(name, spec)
     if isinstance(found, str):
         return Unchanged("" if found == pipeline.NOTHING else found)
-    loader, outcome = found
+    return _form(module, spec, *found)
+
+
+def _form(module: ModuleType, spec: ModuleSpec, loader: PatchedLoader, outcome: Outcome) -> Form | Unchanged:
     if loader.foreign is not None:
         changed = type(loader.foreign).__qualname__
         return Unchanged(f"its module was loaded by {changed}, whose changes to the code adopt cannot repeat")
-    known = _FORMS.get(name)
-    if known is not None and known.module is module and known.spec is spec:
-        if known.outcome.patch_hash == outcome.patch_hash:
-            return known
+    known = _FORMS.get(module.__name__)
+    if known is None or known.module is not module or known.spec is not spec:
+        known = _FORMS[module.__name__] = _Build(Form(module, spec, outcome), loader).form()
+    if known.outcome.patch_hash != outcome.patch_hash:
         return Unchanged("models of its module have been adopted with other patches in this process")
-    form = _FORMS[name] = _Build(Form(module, spec, outcome), loader).form()
-    return form
+    return known
 
 
 class _Build:
@@ -176,11 +177,9 @@ class _Build:
             kind = vars(self._module).get(name)
             self._form.members[name] = change.members
             if not isinstance(kind, type) or kind.__module__ != self._module.__name__:
-                reason = f"{self._module.__name__}.{name} was replaced by {name_of(kind)}"
-            else:
-                reason = change.refused
-            if reason:
-                self._form.refused[name] = reason
+                self._form.refused[name] = f"{self._module.__name__}.{name} was replaced by {name_of(kind)}"
+            elif change.refused:
+                self._form.refused[name] = change.refused
             else:
                 yield kind, change
 

@@ -36,7 +36,7 @@ def definition(code: CodeType | None, place: str) -> CodeType | None:
 
 
 def code_like(written: CodeType, found: Any) -> CodeType | None:
-    """Return the code object of ``found``, or of what it wraps, that is equal to ``written``; None: none is."""
+    """Return the code object of ``found``, or of what it wraps, that equals ``written``; None: none does."""
     for function in _layers(found):
         if function.__code__ == written:
             return function.__code__

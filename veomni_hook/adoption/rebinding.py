@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from veomni_hook.adoption.classes import former_class, subclass_for
 from veomni_hook.adoption.forms import Form, Unchanged, form_of, is_in_question
-from veomni_hook.adoption.report import Adoption, Entry
+from veomni_hook.adoption.report import Adoption
 from veomni_hook.errors import AdoptionError
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.explain import places_of
@@ -147,7 +147,12 @@ class _Plan:
     """
 
     def __init__(
-        self, made: type | None = None, *, members: frozenset[str] = frozenset(), reason: str = "", before: str = ""
+        self,
+        made: type | None = None,
+        *,
+        members: frozenset[str] = frozenset(),
+        reason: str = "",
+        before: str = "",
     ) -> None:
         self.made = made
         self.members = members

@@ -85,7 +85,9 @@ class Adoption:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""
-        lists = {name: [asdict(each) for each in getattr(self, name)] for name in ("adopted", "before", "refused")}
+        lists = {
+            name: [asdict(each) for each in getattr(self, name)] for name in ("adopted", "before", "refused")
+        }
         shared = {module: list(names) for module, names in self.shared.items()}
         return {"model": self.model, "off": self.off, **lists, "shared": shared}
 

@@ -20,7 +20,7 @@ from veomni_hook.finders.state import STATE
 __all__ = ["VeomniCallback"]
 
 
-class VeomniCallback(TrainerCallback):  # type: ignore[misc] - transformers has no types
+class VeomniCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """Adopts the model of a `Trainer` when the trainer is made, and prints what was done.
 
     ``Trainer(..., callbacks=[VeomniCallback()])`` is all that a script needs. The hook is activated where it

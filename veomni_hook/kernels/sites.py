@@ -18,7 +18,8 @@ from veomni_hook.kernels.slot import Slot
 
 __all__ = ["FORM", "Guard", "guards_in", "guards_of", "module_of", "slots_in"]
 
-#: The attribute of a class that was made for loaded models (`veomni_hook.adoption`): a module with its source.
+#: The attribute of a class that was made for loaded models (`veomni_hook.adoption`): a module that has its
+#: source.
 FORM = "_veomni_form"
 
 

@@ -157,7 +157,7 @@ class Skipped:
         for where, name, held in named:
             holder: Any = owner if where == "" else self._module
             if where not in ("", "."):
-                holder = getattr(holder, where, None)
+                holder = getattr(self._homes, where, None)
                 for operand in operands:
                     if type(operand) is holder and name in operand.__dict__:
                         return True

@@ -88,16 +88,14 @@ def delta(upstream: str, patched: str) -> Delta:
     compared = [_compared(old, new, tainted) for old, new in changed]
     found.classes = {each.name: each for each in compared if each is not None}
     slots = {name for each in found.added for name in _bound(each)}
-    for each in found.classes.values():
-        _Adopting(slots, found.classes).visit(each.node)
+    for change in found.classes.values():
+        _Adopting(slots, found.classes).visit(change.node)
     return found
 
 
 def _compared(old: ast.ClassDef, new: ast.ClassDef, tainted: set[str]) -> ChangedClass | None:
     before, after = _members(old.body), _members(new.body)
-    members = tuple(
-        name for name, group in after.items() if _texts(group) != _texts(before.get(name, []))
-    )
+    members = tuple(name for name, group in after.items() if _texts(group) != _texts(before.get(name, [])))
     removed = [name for name in before if name not in after]
     same_decorators = _texts(old.decorator_list) == _texts(new.decorator_list)
     same_bases = _texts([*old.bases, *old.keywords]) == _texts([*new.bases, *new.keywords])
@@ -111,7 +109,7 @@ def _compared(old: ast.ClassDef, new: ast.ClassDef, tainted: set[str]) -> Change
         decorator_list=[each for each in new.decorator_list if _decorator(each) not in _INHERITED],
     )
     if "type_params" in ast.ClassDef._fields:
-        node.type_params = []
+        vars(node)["type_params"] = []  # from Python 3.12 on
     ast.fix_missing_locations(ast.copy_location(node, new))
     constructor = next((name for name in _CONSTRUCTORS if name in members), None)
     shared = sorted(_read(node) & tainted)
@@ -123,9 +121,8 @@ def _compared(old: ast.ClassDef, new: ast.ClassDef, tainted: set[str]) -> Change
     elif removed:
         refused = f"a patch removes its {', '.join(removed)}"
     elif shared:
-        refused = (
-            f"patches also change {', '.join(shared)} in its module, which models that are not adopted use, too"
-        )
+        names = ", ".join(shared)
+        refused = f"patches also change {names} in its module, which models that are not adopted use, too"
     return ChangedClass(new.name, members, node, refused)
 
 
@@ -136,7 +133,7 @@ class _Adopting(ast.NodeTransformer):
         self._slots = slots
         self._classes = set(classes)
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802 - the name that ast asks for
+    def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         held = node.func.value if isinstance(node.func, ast.Attribute) else None
         if isinstance(held, ast.Name) and held.id in self._slots:

@@ -1,0 +1,152 @@
+"""Loaded models adopt patched classes: same results, same state, kernels in them, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NORM, LOSS = "rms_norm/cast_before_weight", "linear_cross_entropy/next_token"
+EVERYWHERE = {NORM, LOSS, "add_rms_norm/cast_before_weight", "gated_mlp/product", "rotary/half_split"}
+OPS = {
+    "llama": EVERYWHERE,
+    "qwen3": EVERYWHERE | {"qk_norm_rotary/cast_before_weight_half_split"},
+    "qwen3_moe": EVERYWHERE - {"gated_mlp/product"}
+    | {
+        "qk_norm_rotary/cast_before_weight_half_split",
+        "moe_experts/gated",
+        "moe_router/softmax_topk",
+        "load_balancing_loss/softmax_topk",
+    },
+    "gemma3_text": {
+        LOSS,
+        "rms_norm/one_plus_weight",
+        "add_rms_norm/one_plus_weight",
+        "rotary/half_split",
+        "qk_norm_rotary/one_plus_weight_half_split",
+    },
+}
+CLOSE = 5e-6
+
+
+def facts_of(script, cache, *, limit=300):
+    """Run a script of facts in a process of its own, with kernels in PyTorch."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
+    environment |= {
+        "VEOMNI_KERNELS": "torch",
+        "VEOMNI_CACHE_DIR": str(cache),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name(script))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    return facts_of("facts_of_adoption.py", tmp_path_factory.mktemp("adopted") / "cache")
+
+
+@pytest.mark.parametrize("family", OPS)
+def test_an_adopted_model_computes_the_same_on_kernels(facts, family):
+    fact = facts[family]
+    assert fact["difference"] < CLOSE
+    assert set(fact["ran"]) == OPS[family]
+    assert set(fact["ran"].values()) == {"torch"}
+    assert fact["same parameters"] and fact["same keys"]
+    assert fact["same classes by name"] and fact["isinstance"]
+
+
+def test_the_report_says_what_was_adopted(facts):
+    assert facts["qwen3"]["text"].splitlines() == [
+        "Qwen3ForCausalLM: 16 modules of 5 classes adopted",
+        f"  Qwen3ForCausalLM x 1: {LOSS}",
+        "  Qwen3DecoderLayer x 2: add_rms_norm/cast_before_weight",
+        "  Qwen3Attention x 2: qk_norm_rotary/cast_before_weight_half_split, rotary/half_split",
+        f"  Qwen3RMSNorm x 9: {NORM}",
+        "  Qwen3MLP x 2: gated_mlp/product",
+    ]
+    assert facts["qwen3"]["report"]["refused"] == []
+    again = facts["again"]
+    assert again["adopted"] == []
+    assert {each["reason"] for each in again["before"]} == {"adopted before"}
+
+
+def test_other_models_and_the_module_stay_as_they_were(facts):
+    assert facts["other"] == {"class": True, "module": True, "rows": 0, "difference": 0.0}
+
+
+def test_hooks_fire_and_keep_fused_kernels_away(facts):
+    assert facts["hooked"]["seen"] == ["norm"]
+    assert facts["hooked"]["difference"] < CLOSE
+    assert "the norm has hooks, which a fusion would skip" in facts["hooked"]["reasons"]
+
+
+def test_copies_are_adopted_and_pickles_are_upstreams(facts):
+    copies = facts["copies"]
+    assert copies["deepcopy"] and copies["tied"] and copies["shallow"]
+    assert copies["deepcopy ran"] < CLOSE
+    assert set(copies["deepcopy kernels"]) == OPS["qwen3"]
+    assert copies["pickled"] == 0.0 and copies["torch.save"]
+    assert copies["loaded"] == 0.0 and copies["loaded"] is not False
+    assert not copies["imported"]
+
+
+def test_generation_hidden_states_and_bindings_work(facts):
+    assert facts["generated"]
+    assert facts["hidden states"] == 3
+    assert facts["bound"]
+
+
+def test_subclasses_and_wrapped_models_are_adopted(facts):
+    assert facts["mine"]["difference"] < CLOSE
+    assert facts["mine"]["calls"] == 1 and facts["mine"]["isinstance"]
+    assert set(facts["mine"]["ran"]) == OPS["qwen3"]
+    assert set(facts["wrapped"]) == OPS["qwen3"]
+
+
+def test_what_others_changed_is_left_with_a_reason(facts):
+    (mlp, norm), replaced = facts["odd"]["refused"], facts["replaced"]
+    assert mlp[:2] == ["Qwen3MLP", "model.layers.0.mlp"] and "forward of its own" in mlp[2]
+    assert norm[0] == "ParametrizedQwen3RMSNorm" and "torch.nn.utils.parametrize" in norm[2]
+    assert facts["odd"]["adopted"] == 14 and facts["odd"]["difference"] < CLOSE
+    assert replaced["refused"] == {"Qwen3Attention": "Qwen3Attention.forward was replaced by __main__.others"}
+    assert "Qwen3Attention" not in replaced["adopted"] and replaced["difference"] < CLOSE
+
+
+def test_of_users_patches_those_of_methods_are_taken_over(facts):
+    config = facts["config"]
+    assert config["calls"] == 1 and config["function"]
+    assert config["difference"] < CLOSE
+    assert config["refused"] == {"Qwen2RMSNorm": "a patch changes its __init__, which has run already"}
+    assert (
+        "rotate_half of transformers.models.qwen2.modeling_qwen2: all models of the module" in config["text"]
+    )
+
+
+def test_errors_say_what_to_do(facts):
+    assert "while the hook is off" in facts["off"] and "veomni_hook.install" in facts["off"]
+    assert "no class in it is from a modeling file" in facts["nothing"]
+    assert "a str has no modules" in facts["no module"]
+    assert len(facts["late"]) == 1
+
+
+def test_undo_gives_the_classes_back_and_deactivation_does_not(facts):
+    assert facts["deactivated"] == {"difference": 0.0, "ran": {}}
+    assert facts["undone"] == {"class": True, "rows": 0, "same": 0.0}
+    assert facts["adopted anew"]
+    assert "model.norm is a __main__.Sharded now" in facts["not undone"]
+    assert facts["others undone"]
