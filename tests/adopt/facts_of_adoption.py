@@ -6,6 +6,7 @@ import copy
 import functools
 import io
 import json
+import os
 import pickle
 import tempfile
 import warnings
@@ -17,7 +18,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
 import veomni_hook
-from tests.adopt.small import FAMILIES, IDS, difference, make, ran, step
+from tests.adopt.small import FAMILIES, IDS, SIZES, difference, make, ran, step
 from veomni_hook.errors import VeomniHookError
 
 facts: dict[str, object] = {}
@@ -59,6 +60,9 @@ hooked.model.layers[0].post_attention_layernorm.register_forward_hook(lambda *_:
 mine = Mine(make().config).train()
 mine.load_state_dict(make().state_dict())
 
+os.environ["VEOMNI_HOOK"] = "0"
+facts["switched off"] = repr(veomni_hook.adopt(other))
+del os.environ["VEOMNI_HOOK"]
 facts["off"] = error_of(lambda: veomni_hook.adopt(other))
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
@@ -207,6 +211,7 @@ config = veomni_hook.PatchConfig(source_module=modeling_qwen2.__name__)
 @config.override_method("Qwen2MLP.forward")
 def forward(self, x):
     self.calls = getattr(self, "calls", 0) + 1
+    self.above = super().forward.__name__
     return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -231,8 +236,15 @@ facts["config"] = {
     "text": repr(report),
     "difference": difference(first, step(patched)),
     "calls": patched.model.layers[0].mlp.calls,
+    "above": patched.model.layers[0].mlp.above,
     "function": modeling_qwen2.rotate_half is upstream_function,
     "refused": {each.kind: each.reason for each in report.refused},
 }
+
+# A model whose module was imported while the hook was active has nothing to adopt.
+from transformers import MistralConfig, MistralForCausalLM  # noqa: E402
+
+report = veomni_hook.adopt(MistralForCausalLM(MistralConfig(**SIZES)))
+facts["imported patched"] = [bool(report), sorted({each.reason for each in report.before})]
 
 print(json.dumps(facts))

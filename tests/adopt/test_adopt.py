@@ -130,6 +130,8 @@ def test_what_others_changed_is_left_with_a_reason(facts):
 def test_of_users_patches_those_of_methods_are_taken_over(facts):
     config = facts["config"]
     assert config["calls"] == 1 and config["function"]
+    # `super()` in a patched method is what stands above upstream's class, not upstream's method.
+    assert config["above"] == "_forward_unimplemented"
     assert config["difference"] < CLOSE
     assert config["refused"] == {"Qwen2RMSNorm": "a patch changes its __init__, which has run already"}
     assert (
@@ -137,7 +139,12 @@ def test_of_users_patches_those_of_methods_are_taken_over(facts):
     )
 
 
+def test_a_model_that_was_patched_on_import_has_nothing_to_adopt(facts):
+    assert facts["imported patched"] == [False, ["patched when its module was imported"]]
+
+
 def test_errors_say_what_to_do(facts):
+    assert facts["switched off"] == "Qwen3ForCausalLM: left alone, the hook is off (VEOMNI_HOOK=0)"
     assert "while the hook is off" in facts["off"] and "veomni_hook.install" in facts["off"]
     assert "no class in it is from a modeling file" in facts["nothing"]
     assert "a str has no modules" in facts["no module"]

@@ -84,7 +84,7 @@ class _Survey:
                 continue  # patches change nothing in it
             reason = plan.reason or _own(module, plan.members)
             if not reason and plan.made is not None:
-                reason = report.rebind(module, plan.made, place, _routed(plan.made))
+                reason = report.rebind(module, plan.made, place, plan.routed)
             if reason:
                 report.note(report.refused, type(module), place, reason)
         report.shared = {
@@ -144,6 +144,7 @@ class _Plan:
         members: the names of the members that are changed.
         reason: why they get none; empty: patches change nothing, or `made` says what.
         before: why nothing is left to do.
+        routed: the formulas that `made` asks kernels for, as ``op/variant``.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class _Plan:
         self.members = members
         self.reason = reason
         self.before = before
+        self.routed = () if made is None else _routed(made)
 
 
 def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
