@@ -23,6 +23,7 @@ COMMANDS = {
     "dump": "veomni_hook.cli.dump:dump",
     "diff": "veomni_hook.cli.diff:diff",
     "explain": "veomni_hook.cli.explain:explain",
+    "report": "veomni_hook.cli.report:report",
     "list": "veomni_hook.cli.list:list_",
     "check": "veomni_hook.cli.check:check",
     "coverage": "veomni_hook.cli.coverage:coverage",

@@ -99,7 +99,7 @@ def report(
     """
     rows = examined(families, source, jobs)
     counted = [row for row in rows if row.counted and row.status != ERROR]
-    ask = cache(lambda op, variant: _asked(op, variant, choice, system))
+    ask = cache(lambda op, variant: asked(op, variant, choice, system))
     sites = [
         _routed(row, {one: ask(row.op, one) for one in row.variant.split("|")})
         for row in counted
@@ -158,8 +158,8 @@ def to_json(found: Report, *, summary: bool) -> dict[str, object]:
     return {**{name: [asdict(one) for one in rows] for name, rows in listed.items()}, "totals": total}
 
 
-def _asked(op: str, variant: str, choice: str, system: System) -> tuple[str, str]:
-    """The backend of a variant and the first reason for it."""
+def asked(op: str, variant: str, choice: str, system: System) -> tuple[str, str]:
+    """Return the backend that a slot of a variant asks first, and why."""
     from veomni_hook.kernels.choice import parse_choice
     from veomni_hook.kernels.select import excluded
 

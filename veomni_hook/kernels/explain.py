@@ -47,7 +47,7 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
     if isinstance(target, ModuleType):
         slots = slots_in(target).items()
         told = (_of_module(target, name, slot, device or "cpu") for name, slot in slots)
-        return Explanation(target.__name__, tuple(told))
+        return Explanation(target.__name__, tuple(told), (target.__name__,))
     if not callable(getattr(target, "named_modules", None)):
         raise KernelError(
             f"a {type(target).__name__} has no kernel slots",
@@ -57,7 +57,14 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
     parameter = next(iter(target.parameters()), None)
     device = device or ("cpu" if parameter is None else parameter.device.type)
     rows = list(_with_parts(list(_rows_of(target, device))))
-    return Explanation(type(target).__name__, tuple(_with_unasked(rows)))
+    return Explanation(type(target).__name__, tuple(_with_unasked(rows)), _modules_of(target, rows))
+
+
+def _modules_of(model: nn.Module, rows: list[Row]) -> tuple[str, ...]:
+    """The modeling modules of a model's classes, and those that rows are about, each once."""
+    homes = dict.fromkeys(type(module).__module__ for module in model.modules())
+    modeling = [home for home in homes if home.rpartition(".")[2].startswith("modeling_")]
+    return tuple(dict.fromkeys([*modeling, *(row.module for row in rows)]))
 
 
 def places_of(kind: type) -> list[Place]:
@@ -94,10 +101,16 @@ def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
         named, inside = kind.__qualname__.rpartition(".")[2], f"{place}.".startswith(compiled)
         for each in known[kind]:
             row = _row(place, named, each.name, each.slot, module, device, compiled=inside)
+            row = replace(row, asked_in=_asked_in([guard for _, guard in each.guards]))
             yield _as_it_stands(row, [standing(guard, base, kind, module) for base, guard in each.guards])
         for guard in others.get(kind, ()) if not known[kind] else ():
             row = _row(place, named, guard.name, guard.slot, module, device, compiled=inside)
+            row = replace(row, asked_in=_asked_in([guard]))
             yield _as_it_stands(row, [Standing(name_of(kind), reaches=False)])
+
+
+def _asked_in(guards: list[Guard]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"{guard.kind}.{guard.method}" for guard in guards))
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -249,6 +262,7 @@ def _row(
         note="; ".join(_notes(slot, owner, answers.wanted, outcome, supplied=supplied)),
         supplied=supplied,
         compiled=how,
+        module=slot.module_name,
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from os import PathLike
 from shutil import get_terminal_size
 from textwrap import fill
+from typing import overload
 
 from veomni_hook.kernels.answers import REPLACED
 from veomni_hook.kernels.record import Calls
@@ -43,6 +45,8 @@ class Row:
         supplied: whether any machine has a kernel for the variant.
         compiled: ``itself`` where what is said is what torch.compile made of this place, ``kind`` where it is
             what it made of another one that runs the same code; else empty.
+        module: the modeling module whose source asks the slot there.
+        asked_in: the methods that ask it, as ``Class.method``; empty: any that does.
     """
 
     place: str
@@ -60,6 +64,8 @@ class Row:
     note: str = ""
     supplied: bool = True
     compiled: str = ""
+    module: str = ""
+    asked_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,10 +86,14 @@ class Group:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The rows of a model or module; printed, equal ones are counted."""
+    """The rows of a model or module; printed, equal ones are counted.
+
+    ``modules`` are the modeling modules that its classes are from.
+    """
 
     subject: str
     rows: tuple[Row, ...]
+    modules: tuple[str, ...] = ()
 
     def groups(self) -> list[Group]:
         """Return the rows as they are printed: one for all places of which the same is told."""
@@ -118,6 +128,38 @@ class Explanation:
                 *(f"<p>{escape(line.strip())}</p>" for line in told),
             ]
         )
+
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+
+    @overload
+    def to_html(self, path: str | PathLike[str]) -> None: ...
+
+    def to_html(self, path: str | PathLike[str] | None = None) -> str | None:
+        """Return a page about the model as one HTML document, or write it to a file.
+
+        The page shows what ran at each place, why, and the calls that were counted; what was not routed; and
+        upstream's source beside the patched one. It is the page of `veomni-hook report`, needs no network and
+        has no script.
+
+        Args:
+            path: the file to write, replaced if it is there; by default nothing is written.
+
+        Returns:
+            The document where there is no path; else None, so that a notebook does not print it.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from pathlib import Path
+
+        from veomni_hook.report.live import live_page
+
+        document = live_page(self, notes=[line.strip() for line in self._apart()])
+        if path is None:
+            return document
+        Path(path).write_text(document, encoding="utf-8")
+        return None
 
     def _apart(self) -> list[str]:
         """Count the places that no machine has a kernel for."""

@@ -1,0 +1,157 @@
+"""`veomni-hook report`: what is patched in models, why, and which kernels run there, as one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from veomni_hook.cli import output
+from veomni_hook.cli.target_options import ConfigOption, Device, DeviceOption, prepared
+from veomni_hook.cli.targets import complete_family, family_of
+from veomni_hook.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from veomni_hook.finders.prepare import Prepared
+    from veomni_hook.kernels.system import System
+    from veomni_hook.report.benchmarks import Chart
+    from veomni_hook.report.model import Answer, Module, Place
+
+STDOUT = Path("-")
+CPU = "cpu"
+
+
+def report(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...",
+            help="Families (qwen3), or modules (transformers.models.qwen3.modeling_qwen3).",
+            autocompletion=complete_family,
+            show_default=False,
+        ),
+    ] = None,
+    file: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The page; - writes it to stdout.")
+    ] = Path("report.html"),
+    config: ConfigOption = None,
+    device: DeviceOption = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Choose kernels for another machine: cpu, sm80, sm90, sm100 or ascend, with all packages.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Write an HTML page about the patches of models: one file that needs no network.
+
+    The page shows upstream's source beside the patched source with the reason of each patch, the kernel that
+    each place gets on this machine and why, and what was not routed. Recorded benchmarks are on it when the
+    command runs from a checkout. Models are not imported.
+
+    For what really ran in a model, call `veomni_hook.explain(model).to_html("report.html")`.
+    """
+    from veomni_hook.cli.kernels import on
+    from veomni_hook.kernels.choice import parse_choice
+    from veomni_hook.report.whole import Report, whole
+    from veomni_hook.settings import resolve
+
+    if open_ and file == STDOUT:
+        raise UsageError(
+            "a page on stdout cannot be opened", where="veomni-hook report", fix="name a file with --output"
+        )
+    choice = str(parse_choice(resolve().settings.kernels))
+    if device is None and system is not None:
+        device = _device_on(system)
+    found = [prepared(target, config, device) for target in dict.fromkeys(targets or ())]
+    found = found or [prepared(None, config, device)]
+    place = on(None, system)
+    answers = _answers(choice, place)
+    modules = [_module(one, answers) for one in found]
+    labels = ", ".join(module.label for module in modules)
+    lead = f"Kernels are chosen for: {place}; kernels = {choice}."
+    charts = _charts(modules, place)
+    page = whole(Report(f"What veomni-hook does to {labels}", lead, modules, charts=charts))
+    _write(page, file)
+    if open_:
+        _open(file)
+
+
+def _device_on(system: str) -> Device | None:
+    """For which device configs would apply on a named system; None: as on this machine."""
+    if system == CPU:
+        return None
+    return Device.npu if system == "ascend" else Device.gpu
+
+
+def _answers(choice: str, system: System) -> Callable[[Place], list[Answer]]:
+    from veomni_hook.cli.kernels import selection
+    from veomni_hook.cli.routing import asked
+    from veomni_hook.report.model import Answer
+
+    @cache
+    def told(op: str, variant: str) -> Answer:
+        backend, why = asked(op, variant, choice, system)
+        decisions = selection(op, variant, choice, system).decisions
+        return Answer(backend, why, others=tuple((one.backend, one.reason) for one in decisions))
+
+    return lambda place: [told(place.op, place.variant)]
+
+
+def _module(found: Prepared, answers: Callable[[Place], Sequence[Answer]]) -> Module:
+    from veomni_hook.cli.explain import explained
+    from veomni_hook.report.gather import Texts, gathered, unpatched
+    from veomni_hook.report.model import Unrouted
+
+    label = family_of(found.module)
+    if found.report is not None:
+        texts = Texts(found.original, found.stored_text)
+        return gathered(label, texts, found.report, found.patch_hash, answers)
+    facts = explained(found, select=False)
+    unrouted = [Unrouted(**site) for site in facts["missed"]]
+    version = f"{facts['distribution']} {facts['version']}"
+    return unpatched(found.module, label, version, found.reason, original=found.original, unrouted=unrouted)
+
+
+def _charts(modules: Sequence[Module], system: System) -> list[Chart] | None:
+    """Recorded benchmarks of what is on the page; None where there is no folder of records."""
+    from veomni_hook.report.benchmarks import charts, results_folder
+
+    folder = results_folder()
+    if folder is None:
+        return None
+    ops = {place.op for module in modules for place in module.places}
+    try:
+        return charts(folder, ops, {module.label for module in modules}, cpu=system.device == CPU)
+    except (OSError, ValueError, KeyError) as error:
+        output.warn(f"the recorded benchmarks in {folder} are left out: {error}")
+        return None
+
+
+def _write(page: str, file: Path) -> None:
+    if file == STDOUT:
+        output.emit(page)
+        return
+    try:
+        file.write_bytes(page.encode("utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"the page cannot be written: {error.strerror}",
+            where=str(file),
+            fix="name a file in a writable folder",
+        ) from error
+    output.note(f"wrote {file}")
+
+
+def _open(file: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(file.resolve().as_uri()):
+        output.warn(f"no browser was found; open {file.resolve()} in one")

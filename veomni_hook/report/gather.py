@@ -1,0 +1,136 @@
+"""From a patch report and two texts to what a page tells of the module."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from veomni_hook.patches.render import header
+from veomni_hook.patches.report import AppliedPatch, PatchReport
+from veomni_hook.patches.spec import SlotSpec
+from veomni_hook.report.lines import split
+from veomni_hook.report.model import Answer, Change, Module, Place, Unrouted
+
+__all__ = ["Answers", "Texts", "gathered", "places_in", "unpatched"]
+
+#: What computes at a place; the place has none yet.
+Answers = Callable[[Place], Sequence[Answer]]
+
+_ASKED = ("kernel", "at")
+_SLOT = "slot"
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of a module: upstream's (None: not known any more), and that of the stored file."""
+
+    original: str | None
+    stored: str
+
+
+def gathered(
+    label: str, texts: Texts, report: PatchReport, patch_hash: str, answers: Answers, *, reason: str = ""
+) -> Module:
+    """Return what a page tells of a patched module.
+
+    Args:
+        label: its short name.
+        texts: upstream's text and the stored file's.
+        report: what was applied, with the stored file's lines.
+        patch_hash: names the patched form.
+        answers: tells what computes at a place.
+        reason: why upstream's text is not known.
+    """
+    header_lines = len(header(report, patch_hash))
+    known = [replace(place, answers=tuple(answers(place))) for place in places_in(texts.stored, report.slots)]
+    return Module(
+        name=report.module,
+        label=label,
+        version=f"{report.distribution} {report.version}",
+        patch_hash=patch_hash,
+        original=texts.original,
+        patched="".join(f"{line}\n" for line in split(texts.stored)[header_lines:]),
+        first=header_lines + 1,
+        changes=tuple(_changes(report.applied, known)),
+        slots=tuple(_slots(report)),
+        yielded=report.yielded,
+        unrouted=tuple([*map(Unrouted.of, report.missed), *_unsupplied(known)]),
+        reason=reason,
+    )
+
+
+def unpatched(
+    name: str,
+    label: str,
+    version: str,
+    reason: str,
+    *,
+    original: str | None = None,
+    unrouted: Iterable[Unrouted] = (),
+) -> Module:
+    """Return what a page tells of a module that no patch applies to."""
+    return Module(name, label, version, "", original, None, 1, (), (), (), tuple(unrouted), reason)
+
+
+def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
+    """Return every place of a patched module's text that asks one of the slots, in the order of the lines."""
+    from veomni_hook.kernels.registry import registry
+
+    named = {slot.name: slot for slot in slots}
+    found = []
+    for owner, node in _calls(ast.parse(text), ""):
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in _ASKED:
+            continue
+        held = node.func.value
+        if isinstance(held, ast.Name) and held.id in named:
+            slot = named[held.id]
+            op = registry.ops().get(slot.op)
+            variant = op.variants.get(slot.variant) if op is not None else None
+            formula = variant.formula if variant is not None else ""
+            found.append(Place(node.lineno, owner, slot.name, slot.op, slot.variant, formula))
+    return sorted(found, key=lambda place: place.line)
+
+
+def _calls(node: ast.AST, owner: str) -> Iterator[tuple[str, ast.Call]]:
+    """Every call with the qualified name of the definition that it lies in."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield owner, child
+        inside = f"{owner}.{child.name}".lstrip(".") if isinstance(child, _DEFINITIONS) else owner
+        yield from _calls(child, inside)
+
+
+def _changes(applied: Sequence[AppliedPatch], places: Sequence[Place]) -> Iterator[Change]:
+    """The patches by line, without slots; each with the places in its lines, of its own op if it has one."""
+    shown = sorted((patch for patch in applied if patch.kind != _SLOT), key=lambda patch: patch.lines)
+    held: dict[int, list[Place]] = {}
+    for place in places:
+        around = [at for at, patch in enumerate(shown) if patch.lines[0] <= place.line <= patch.lines[1]]
+        own = [
+            at for at in around if shown[at].op == place.op and place.variant in shown[at].variant.split("|")
+        ]
+        best = min(own or around, key=lambda at: shown[at].lines[1] - shown[at].lines[0], default=None)
+        if best is not None:
+            held.setdefault(best, []).append(place)
+    for at, patch in enumerate(shown):
+        asked = tuple(held.get(at, ()))
+        yield Change(patch.kind, patch.target, patch.reason, patch.config, patch.lines, patch.declared, asked)
+
+
+def _slots(report: PatchReport) -> Iterator[tuple[str, str, int]]:
+    """Name, formula and line of each slot."""
+    lines = {patch.target: patch.lines[0] for patch in report.applied if patch.kind == _SLOT}
+    for slot in report.slots:
+        yield slot.name, f"{slot.op}/{slot.variant}", lines.get(slot.name, 0)
+
+
+def _unsupplied(places: Iterable[Place]) -> Iterator[Unrouted]:
+    """The places that ask a slot whose formula no machine has a kernel for."""
+    from veomni_hook.kernels.registry import registry
+    from veomni_hook.kernels.select import UNSUPPLIED
+
+    for place in places:
+        if place.formula and not registry.supplied(place.op, place.variant):
+            yield Unrouted(place.op, place.target, "no kernel", UNSUPPLIED)

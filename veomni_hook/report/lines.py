@@ -1,0 +1,112 @@
+"""Two texts side by side: which line of one stands beside which of the other.
+
+Lines are compared without their indentation: upstream's code that moved into the ``else`` of a guard stands
+beside itself, not removed here and added there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from enum import StrEnum
+from itertools import groupby, zip_longest
+
+__all__ = ["CONTEXT", "Kind", "Pair", "Run", "pairs", "runs", "split"]
+
+#: How many unchanged lines stay open beside a change.
+CONTEXT = 3
+#: Fewer unchanged lines than these are not worth folding away.
+_FEW = 3
+
+
+class Kind(StrEnum):
+    """What became of a line."""
+
+    SAME = "same"
+    MOVED = "moved"  # the same but for its indentation
+    ADDED = "added"
+    REMOVED = "removed"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A line of the left text beside one of the right text, each counted from 0; None: nothing."""
+
+    kind: Kind
+    left: int | None
+    right: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Pairs one after the other; ``folded``: unchanged ones, away from every change."""
+
+    pairs: tuple[Pair, ...]
+    folded: bool
+
+
+def split(text: str) -> list[str]:
+    """Return the lines of a text as Python counts them, without their ends."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def pairs(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
+    """Return every line of both texts once, in order."""
+    # Short lines (nothing, a bracket) are everywhere, and say nothing of what belongs together.
+    matcher = SequenceMatcher(
+        lambda line: len(line) < 2,
+        [line.strip() for line in left],
+        [line.strip() for line in right],
+        autojunk=False,
+    )
+    found: list[Pair] = []
+    for how, start, end, first, last in matcher.get_opcodes():
+        if how == "equal":
+            both = zip(range(start, end), range(first, last), strict=True)
+            found += [Pair(Kind.SAME if left[a] == right[b] else Kind.MOVED, a, b) for a, b in both]
+        else:
+            found += [Pair(_kind(a, b), a, b) for a, b in zip_longest(range(start, end), range(first, last))]
+    return found
+
+
+def runs(found: Iterable[Pair], *, context: int = CONTEXT) -> list[Run]:
+    """Return the pairs in runs: what is far from every change is folded."""
+    groups = [(same, tuple(each)) for same, each in groupby(found, lambda pair: pair.kind is Kind.SAME)]
+    parts: list[Run] = []
+    for at, (same, group) in enumerate(groups):
+        if same:
+            before = context if at > 0 else 0
+            after = context if at + 1 < len(groups) else 0
+            parts += _folded(group, before, after)
+        else:
+            parts.append(Run(group, folded=False))
+    return list(_joined(parts))
+
+
+def _kind(left: int | None, right: int | None) -> Kind:
+    if left is None:
+        return Kind.ADDED
+    return Kind.REMOVED if right is None else Kind.CHANGED
+
+
+def _folded(group: tuple[Pair, ...], before: int, after: int) -> Iterator[Run]:
+    inner = group[before : len(group) - after]
+    if len(inner) < _FEW:
+        yield Run(group, folded=False)
+        return
+    if before:
+        yield Run(group[:before], folded=False)
+    yield Run(inner, folded=True)
+    if after:
+        yield Run(group[len(group) - after :], folded=False)
+
+
+def _joined(parts: Iterable[Run]) -> Iterator[Run]:
+    for folded, each in groupby(parts, lambda run: run.folded):
+        if folded:
+            yield from each
+        else:
+            yield Run(tuple(pair for run in each for pair in run.pairs), folded=False)

@@ -1,0 +1,96 @@
+"""A page about a live model: the modules that its classes are from, with what really ran there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import decode_source
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from veomni_hook.report.gather import Texts, gathered, unpatched
+from veomni_hook.report.model import Answer, Module, Place
+from veomni_hook.report.whole import Report, whole
+
+if TYPE_CHECKING:
+    from veomni_hook.kernels.explanation import Explanation, Row
+
+__all__ = ["live_page"]
+
+_UPSTREAM_GONE = "the module was not loaded by the import hook, or its file is gone"
+_NOT_SEEN = "the hook did not load it; it was imported before activation, or the hook is switched off"
+
+
+def live_page(explanation: Explanation, *, notes: Sequence[str] = ()) -> str:
+    """Return the page about what `veomni_hook.explain` found in a model or modeling module.
+
+    ``notes`` are further sentences below the figures.
+
+    Sources are read now, from the files that were imported; a package that was replaced since then shows
+    lines that nobody imported.
+    """
+    modules = [_module(name, explanation.rows) for name in explanation.modules]
+    title = f"What veomni-hook does in {explanation.subject}"
+    lead = "What ran at each place, with the calls that were counted; where nothing ran yet, what would."
+    return whole(Report(title, lead, modules, live=True, notes=notes))
+
+
+def _module(name: str, rows: Sequence[Row]) -> Module:
+    from veomni_hook.finders.state import STATE
+    from veomni_hook.patches.report import PatchReport
+
+    module = sys.modules.get(name)
+    outcome = STATE.outcomes.get(name)
+    label = name.rpartition(".")[2].removeprefix("modeling_")
+    stored = _source(module)
+    if module is None or outcome is None or not outcome.patched or stored is None:
+        reason = outcome.reason if outcome is not None and outcome.reason else _NOT_SEEN
+        return unpatched(name, label, _version(name), reason)
+    original = _upstream(outcome.origin)
+    report = PatchReport.from_dict(outcome.report)
+    own = [row for row in rows if row.module == name]
+    return gathered(
+        label,
+        Texts(original, stored),
+        report,
+        outcome.patch_hash,
+        lambda place: _answers(place, own),
+        reason="" if original is not None else _UPSTREAM_GONE,
+    )
+
+
+def _answers(place: Place, rows: Iterable[Row]) -> list[Answer]:
+    """What the modules that ask a slot at a place got; told once for all of which the same is told."""
+    from veomni_hook.kernels.explanation import Explanation
+
+    asking = [
+        row for row in rows if row.slot == place.slot and (not row.asked_in or place.target in row.asked_in)
+    ]
+    return [
+        Answer(group.backend, group.why, f"{group.kind} x{group.places}", group.calls or "none counted")
+        for group in Explanation("", tuple(asking)).groups()
+    ]
+
+
+def _source(module: ModuleType | None) -> str | None:
+    """The text that was executed; of remote code ``__file__`` is the original's."""
+    read: Any = getattr(getattr(module, "__loader__", None), "get_source", None)
+    return None if module is None or read is None else read(module.__name__)
+
+
+def _upstream(path: str) -> str | None:
+    try:
+        return decode_source(Path(path).read_bytes())
+    except OSError:
+        return None
+
+
+def _version(module: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    package = module.partition(".")[0]
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return package

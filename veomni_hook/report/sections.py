@@ -1,0 +1,274 @@
+"""What a page says of one module: its patches and kernels, what was not routed, and the diff."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from veomni_hook.report.diff import Sides, line_id, side_by_side, tally
+from veomni_hook.report.html import Html, code, join, link, tag, text
+from veomni_hook.report.lines import Kind
+from veomni_hook.report.model import Answer, Change, Module, Place, Unrouted
+from veomni_hook.report.page import Entry, badge, facts, section, table
+
+__all__ = ["Ids", "entry", "figures", "module_section"]
+
+#: Kinds of patches as people say them.
+_KINDS = {
+    "class_replacement": "class replaced",
+    "method_override": "method replaced",
+    "function_replacement": "function replaced",
+    "additional_import": "import added",
+    "init_modification": "__init__ changed",
+    "method_addition": "method added",
+    "guard": "guard",
+    "rewrite": "rewrite",
+    "route": "kernel slot asked",
+    "helper": "helper added",
+    "post_import_block": "code after the imports",
+    "drop_import": "import dropped",
+    "exclude": "left out",
+}
+_STATUS = {
+    "missed": "not recognised",
+    "unbound": "no module to attach a kernel to",
+    "no kernel": "no kernel exists",
+}
+_ROUTE = "route"
+_EAGER, _NONE = "eager", ("none", "replaced", "unasked")
+#: What the page calls a kernel's column, before a model ran and after.
+_PLANNED, _RAN = "Kernel", "What ran"
+
+
+class Ids:
+    """The ids of one module's parts, unique on the page."""
+
+    def __init__(self, label: str, taken: set[str]) -> None:
+        base = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") or "module"
+        number = 1
+        while (name := base if number == 1 else f"{base}-{number}") in taken:
+            number += 1
+        taken.add(name)
+        # A word of its own in front: no label can be an id of the frame.
+        self.module = f"module-{name}"
+        self.places = f"{self.module}-places"
+        self.unrouted = f"{self.module}-unrouted"
+        self.source = f"{self.module}-source"
+
+    def row(self, at: int) -> str:
+        """Return the id of the table's row of a change."""
+        return f"{self.module}-patch-{at + 1}"
+
+
+def entry(module: Module, ids: Ids) -> Entry:
+    """Return a module's lines in the contents."""
+    parts = (
+        Entry(ids.places, "Patches and kernels"),
+        Entry(ids.unrouted, "Not routed"),
+        Entry(ids.source, "Source"),
+    )
+    return Entry(ids.module, module.label, parts if module.patched is not None else parts[1:2])
+
+
+def figures(modules: Sequence[Module], *, live: bool) -> Html:
+    """Return the page in figures: places, kernels, what was not routed, lines."""
+    places = [place for module in modules for place in module.places]
+    backends = Counter(answer.backend for place in places for answer in place.answers[-1:])
+    unrouted = sum(len(module.unrouted) for module in modules)
+    kinds = Counter[Kind]()
+    for module in modules:
+        if module.patched is not None and module.original is not None:
+            kinds.update(tally(module.original, module.patched))
+    added, removed = kinds[Kind.ADDED] + kinds[Kind.CHANGED], kinds[Kind.REMOVED] + kinds[Kind.CHANGED]
+    listed = ", ".join(f"{name} {count}" for name, count in backends.most_common()) or "none"
+    return facts(
+        [
+            ("Patches", sum(len(module.changes) for module in modules)),
+            ("Places that ask a kernel", len(places)),
+            (_RAN if live else "Kernels chosen", listed),
+            ("Candidates not routed", unrouted),
+            ("Lines added, removed", f"{added:,}, {removed:,}"),
+        ]
+    )
+
+
+def module_section(module: Module, ids: Ids, *, live: bool) -> Html:
+    """Return everything about one module.
+
+    Args:
+        module: the module.
+        ids: the ids of its parts.
+        live: whether the answers are what ran, with calls.
+    """
+    about = [code(module.name), f" from {module.version}"]
+    if module.patch_hash:
+        about += ["; the patched form is ", code(module.patch_hash)]
+    lead = tag("p", *about, ".", class_="quiet")
+    if module.patched is None:
+        told = tag("p", f"Upstream's code runs unchanged: {module.reason}.")
+        return section(ids.module, module.label, lead, told, _unrouted(module, ids))
+    parts = [lead, _places(module, ids, live=live), _unrouted(module, ids), _source(module, ids)]
+    return section(ids.module, module.label, *parts)
+
+
+def _places(module: Module, ids: Ids, *, live: bool) -> Html:
+    kernel = _RAN if live else _PLANNED
+    heads = ["Place", "Patch", kernel, "Why this kernel", *(["Calls"] if live else [])]
+    rows = [_row(module, ids, at, live=live) for at in range(len(module.changes))]
+    caption = f"Every patch of {module.label}; the first column leads to its lines."
+    parts: list[Html] = [table(caption, heads, rows, kind="places")]
+    if module.yielded:
+        gone = [
+            (one.target, _KINDS.get(one.kind, one.kind), one.reason, one.config) for one in module.yielded
+        ]
+        caption = "Built-in patches that gave way to another one."
+        parts.append(table(caption, ("Target", "Kind", "To what", "Declared by"), gone))
+    return section(ids.places, "Patches and kernels", *parts, level=3)
+
+
+def _row(module: Module, ids: Ids, at: int, *, live: bool) -> list[object]:
+    change = module.changes[at]
+    first, last = change.lines
+    span = f"line {first}" if first == last else f"lines {first}–{last}"  # noqa: RUF001 - a range
+    shown = module.original is not None
+    name = f"{change.target}, {span}"
+    place = join(
+        [
+            link(line_id(ids.module, first), name, id=ids.row(at))
+            if shown
+            else tag("span", name, id=ids.row(at)),
+        ]
+    )
+    answers = [answer for one in change.places for answer in one.answers]
+    cells: list[object] = [place, _patch(change), _each(map(_backend, answers)), _each(map(_why, answers))]
+    return [*cells, _each(answer.calls for answer in answers)] if live else cells
+
+
+def _patch(change: Change) -> Html:
+    """What the patch is: its formula, or its kind and description."""
+    if change.kind == _ROUTE:
+        formulas = dict.fromkeys((f"{one.op}/{one.variant}", one.formula) for one in change.places)
+        told = [
+            join([code(name), tag("p", formula, class_="quiet small") if formula else None])
+            for name, formula in formulas
+        ]
+        return join(told) if told else text(change.reason)
+    return join(
+        [badge(_KINDS.get(change.kind, change.kind)), " ", change.reason or "no description was given"]
+    )
+
+
+def _backend(answer: Answer) -> Html:
+    named = f"{answer.backend} (upstream's code)" if answer.backend == _EAGER else answer.backend
+    kind = "" if answer.backend == _EAGER else "none" if answer.backend in _NONE else "own"
+    who = tag("span", f" {answer.who}", class_="quiet small") if answer.who else None
+    return join([badge(named, kind), who])
+
+
+def _why(answer: Answer) -> Html:
+    if not answer.others:
+        return text(answer.why)
+    listed = tag("ul", *(tag("li", code(name), f": {why}") for name, why in answer.others))
+    count = len(answer.others)
+    summary = tag("summary", f"{count} backend{'' if count == 1 else 's'} considered")
+    return join([answer.why, tag("details", summary, listed, class_="small")])
+
+
+def _each(parts: Iterator[object] | map[Html]) -> Html:
+    """One paragraph for each, or the only one as it is."""
+    held = list(parts)
+    return text(held[0]) if len(held) == 1 else join(tag("div", one) for one in held)
+
+
+def _unrouted(module: Module, ids: Ids) -> Html:
+    if not module.unrouted:
+        said = "Everything in this module that looks like the code of a kernel asks one."
+        body = tag(
+            "p", said if module.patched is not None else "Nothing in it looks like the code of a kernel."
+        )
+    else:
+        rows = [_missed(one) for one in module.unrouted]
+        caption = "Code that looks like a kernel's and runs as upstream wrote it."
+        body = table(caption, ("Target", "Op", "Why not", "Nearest formula and first difference"), rows)
+    return section(ids.unrouted, "Not routed", body, level=3)
+
+
+def _missed(one: Unrouted) -> tuple[object, ...]:
+    return one.target, code(one.op), _STATUS.get(one.status, one.status), one.reason
+
+
+def _source(module: Module, ids: Ids) -> Html:
+    if module.patched is None:
+        raise ValueError(f"{module.name} has no patched form")
+    if module.original is None:
+        said = (
+            f"Upstream's source is not known any more, so there is nothing to compare with: {module.reason}."
+        )
+        return section(ids.source, "Source", tag("p", said), level=3)
+    notes = _notes(module, ids)
+    names = (f"upstream, {module.version}", "patched")
+    sides = Sides(ids.module, module.original, module.patched, names, module.first, notes)
+    numbers = (
+        "Numbers on the right are those of tracebacks and breakpoints. A line with an arrow is upstream's"
+        " own, further to the right because a guard stands around it."
+    )
+    return section(ids.source, "Source", tag("p", numbers), _legend(), side_by_side(sides), level=3)
+
+
+def _legend() -> Html:
+    said = (
+        ("added", "+", "added by a patch"),
+        ("removed", "−", "upstream's line is gone"),  # noqa: RUF001 - the minus sign
+        ("moved", "→", "only further indented"),
+    )
+    return tag(
+        "ul", *(tag("li", tag("b", sign), name, class_=kind) for kind, sign, name in said), class_="legend"
+    )
+
+
+def _notes(module: Module, ids: Ids) -> dict[int, list[Html]]:
+    """What stands above the lines of patches."""
+    notes: dict[int, list[Html]] = {}
+    for at, change in enumerate(module.changes):
+        notes.setdefault(change.lines[0], []).append(_note(change, ids.row(at)))
+    if module.slots:
+        first = min(line for _, _, line in module.slots)
+        listed = join((code(formula) for _, formula, _ in module.slots), ", ")
+        said = tag(
+            "p", tag("span", "Kernel slots", class_="why"), ": the guards below ask them for ", listed, "."
+        )
+        notes.setdefault(first, []).insert(0, tag("div", said))
+    return notes
+
+
+def _note(change: Change, row: str) -> Html:
+    back = link(row, "to the table", class_="small", aria_label=f"{change.target}: to the table of patches")
+    kind = _KINDS.get(change.kind, change.kind)
+    if change.kind != _ROUTE:
+        by = f"declared by {change.config}" + (f" for {change.declared}" if change.declared else "")
+        why = change.reason or "no description was given"
+        return tag("div", _said(f"{change.target}, {kind}", why, back), tag("p", by, class_="quiet small"))
+    names = dict.fromkeys(f"{one.op}/{one.variant}" for one in change.places)
+    formulas = dict.fromkeys(one.formula for one in change.places if one.formula)
+    operands = change.reason.partition(": ")[2]
+    why = join(
+        [
+            "this code computes ",
+            join(map(code, names), " or ") if names else text(change.reason),
+            *([": ", join(formulas, "; or ")] if formulas else []),
+        ]
+    )
+    with_what = tag("p", operands, class_="quiet small") if operands and names else None
+    return tag("div", _said(change.target, why, back), with_what, *map(_chosen, change.places))
+
+
+def _said(head: str, why: object, back: Html) -> Html:
+    return tag("p", tag("span", head, class_="why"), ": ", why, ". ", back)
+
+
+def _chosen(place: Place) -> Html | None:
+    if not place.answers:
+        return None
+    told = join((join([_backend(answer), f": {answer.why}"]) for answer in place.answers), "; ")
+    return tag("p", "Kernel: ", told, class_="small")
