@@ -78,7 +78,7 @@ def report(
     labels = ", ".join(module.label for module in modules)
     lead = f"Kernels are chosen for: {place}; kernels = {choice}."
     charts = _charts(modules, place)
-    page = whole(Report(f"What veomni-hook does to {labels}", lead, modules, charts=charts))
+    page = whole(Report(f"{labels}: patches and kernels", lead, modules, charts=charts))
     _write(page, file)
     if open_:
         _open(file)

@@ -21,11 +21,11 @@ ID = "benchmarks"
 _STEPS = {
     "qwen3_8b_step_gpu": (
         "qwen3",
-        "a training step of Qwen3-8B's shapes with 4 layers, 4 x 4,096 tokens, bfloat16",
+        "A training step of Qwen3-8B's shapes with 4 layers, 4 x 4,096 tokens, bfloat16",
     ),
     "qwen3_30b_a3b_step_gpu": (
         "qwen3_moe",
-        "a training step of Qwen3-30B-A3B's shapes with 4 layers, 4 x 4,096 tokens, bfloat16",
+        "A training step of Qwen3-30B-A3B's shapes with 4 layers, 4 x 4,096 tokens, bfloat16",
     ),
 }
 _PARTS = ("forward", "backward", "step")
@@ -99,17 +99,21 @@ def benchmarks(found: Sequence[Chart]) -> Html:
     for where in dict.fromkeys(chart.where for chart in found):
         here = [chart for chart in found if chart.where == where]
         shown.append(tag("h3", where))
-        shown += [bars(chart) for chart in here if chart.first]
-        others = [bars(chart) for chart in here if not chart.first]
+        shown.append(_grid([chart for chart in here if chart.first]))
+        others = [chart for chart in here if not chart.first]
         if others:
             summary = tag("summary", f"{len(others)} more size{'' if len(others) == 1 else 's'}")
-            shown.append(tag("details", summary, *others))
+            shown.append(tag("details", summary, _grid(others)))
     said = (
         "Recorded runs: shorter bars are better. The sides of one chart were measured by turns in one run."
         " Two charts say nothing about each other."
     )
     body = shown or [tag("p", "Nothing is recorded of these ops.")]
     return section(ID, "Benchmarks", tag("p", said) if shown else None, *body)
+
+
+def _grid(found: Sequence[Chart]) -> Html:
+    return tag("div", *map(bars, found), class_="charts")
 
 
 def bars(chart: Chart) -> Html:
@@ -139,7 +143,8 @@ def _bar(bar: Bar, longest: float) -> Html:
 def _time(milliseconds: float) -> str:
     if milliseconds >= 10_000:
         return f"{milliseconds / 1000:,.1f} s"
-    return f"{milliseconds:,.0f} ms" if milliseconds >= 100 else f"{milliseconds:.3g} ms"
+    digits = next((digits for digits, least in enumerate((100, 10, 0.1)) if milliseconds >= least), 3)
+    return f"{milliseconds:,.{digits}f} ms"
 
 
 def _read(file: Path) -> Mapping[str, Any]:

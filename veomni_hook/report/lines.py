@@ -55,21 +55,30 @@ def split(text: str) -> list[str]:
 
 def pairs(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
     """Return every line of both texts once, in order."""
-    # Short lines (nothing, a bracket) are everywhere, and say nothing of what belongs together.
-    matcher = SequenceMatcher(
-        lambda line: len(line) < 2,
-        [line.strip() for line in left],
-        [line.strip() for line in right],
-        autojunk=False,
-    )
+    texts = [line.strip() for line in left], [line.strip() for line in right]
+    # Short lines (nothing, a bracket) are everywhere and say nothing of what belongs together, so they are
+    # compared where nothing else is left.
+    matcher = SequenceMatcher(lambda line: len(line) < 2, *texts, autojunk=False)
     found: list[Pair] = []
     for how, start, end, first, last in matcher.get_opcodes():
-        if how == "equal":
-            both = zip(range(start, end), range(first, last), strict=True)
-            found += [Pair(Kind.SAME if left[a] == right[b] else Kind.MOVED, a, b) for a, b in both]
-        else:
-            found += [Pair(_kind(a, b), a, b) for a, b in zip_longest(range(start, end), range(first, last))]
+        inner = [(how, start, end, first, last)]
+        if how == "replace":
+            rest = SequenceMatcher(None, texts[0][start:end], texts[1][first:last], autojunk=False)
+            inner = [(h, start + a, start + b, first + c, first + d) for h, a, b, c, d in rest.get_opcodes()]
+        for part in inner:
+            found += _paired(left, right, *part)
     return found
+
+
+def _paired(
+    left: Sequence[str], right: Sequence[str], how: str, start: int, end: int, first: int, last: int
+) -> Iterator[Pair]:
+    if how == "equal":
+        for a, b in zip(range(start, end), range(first, last), strict=True):
+            yield Pair(Kind.SAME if left[a] == right[b] else Kind.MOVED, a, b)
+    else:
+        for one, other in zip_longest(range(start, end), range(first, last)):
+            yield Pair(_kind(one, other), one, other)
 
 
 def runs(found: Iterable[Pair], *, context: int = CONTEXT) -> list[Run]:

@@ -31,7 +31,7 @@ def live_page(explanation: Explanation, *, notes: Sequence[str] = ()) -> str:
     lines that nobody imported.
     """
     modules = [_module(name, explanation.rows) for name in explanation.modules]
-    title = f"What veomni-hook does in {explanation.subject}"
+    title = f"{explanation.subject}: patches, and what ran"
     lead = "What ran at each place, with the calls that were counted; where nothing ran yet, what would."
     return whole(Report(title, lead, modules, live=True, notes=notes))
 

@@ -88,7 +88,7 @@ def figures(modules: Sequence[Module], *, live: bool) -> Html:
             ("Places that ask a kernel", len(places)),
             (_RAN if live else "Kernels chosen", listed),
             ("Candidates not routed", unrouted),
-            ("Lines added, removed", f"{added:,}, {removed:,}"),
+            ("Lines added and removed", f"+{added:,} −{removed:,}"),  # noqa: RUF001 - the minus sign,
         ]
     )
 
@@ -115,45 +115,40 @@ def module_section(module: Module, ids: Ids, *, live: bool) -> Html:
 def _places(module: Module, ids: Ids, *, live: bool) -> Html:
     kernel = _RAN if live else _PLANNED
     heads = ["Place", "Patch", kernel, "Why this kernel", *(["Calls"] if live else [])]
-    rows = [_row(module, ids, at, live=live) for at in range(len(module.changes))]
+    rows = [row for at in range(len(module.changes)) for row in _rows(module, ids, at, live=live)]
     caption = f"Every patch of {module.label}; the first column leads to its lines."
     parts: list[Html] = [table(caption, heads, rows, kind="places")]
     if module.yielded:
         gone = [
             (one.target, _KINDS.get(one.kind, one.kind), one.reason, one.config) for one in module.yielded
         ]
-        caption = "Built-in patches that gave way to another one."
+        caption = "Patches that gave way to another one."
         parts.append(table(caption, ("Target", "Kind", "To what", "Declared by"), gone))
     return section(ids.places, "Patches and kernels", *parts, level=3)
 
 
-def _row(module: Module, ids: Ids, at: int, *, live: bool) -> list[object]:
+def _rows(module: Module, ids: Ids, at: int, *, live: bool) -> Iterator[list[object]]:
+    """A row for each answer of the places of a change; one without kernels for a change that asks none."""
     change = module.changes[at]
     first, last = change.lines
     span = f"line {first}" if first == last else f"lines {first}–{last}"  # noqa: RUF001 - a range
-    shown = module.original is not None
-    name = f"{change.target}, {span}"
-    place = join(
-        [
-            link(line_id(ids.module, first), name, id=ids.row(at))
-            if shown
-            else tag("span", name, id=ids.row(at)),
-        ]
-    )
-    answers = [answer for one in change.places for answer in one.answers]
-    cells: list[object] = [place, _patch(change), _each(map(_backend, answers)), _each(map(_why, answers))]
-    return [*cells, _each(answer.calls for answer in answers)] if live else cells
+    name = join([f"{change.target}, ", tag("span", span, class_="whole")])
+    asked = [(place, answer) for place in change.places for answer in place.answers]
+    for number, (place, answer) in enumerate(asked or [(None, None)]):
+        row = ids.row(at) if number == 0 else None
+        linked = module.original is not None
+        shown = link(line_id(ids.module, first), name, id=row) if linked else tag("span", name, id=row)
+        told: list[object] = ["", "", ""]
+        if answer is not None:
+            told = [_backend(answer), _why(answer), answer.calls]
+        yield [shown, _patch(change, place), *told[: 3 if live else 2]]
 
 
-def _patch(change: Change) -> Html:
+def _patch(change: Change, place: Place | None) -> Html:
     """What the patch is: its formula, or its kind and description."""
-    if change.kind == _ROUTE:
-        formulas = dict.fromkeys((f"{one.op}/{one.variant}", one.formula) for one in change.places)
-        told = [
-            join([code(name), tag("p", formula, class_="quiet small") if formula else None])
-            for name, formula in formulas
-        ]
-        return join(told) if told else text(change.reason)
+    if change.kind == _ROUTE and place is not None:
+        formula = tag("p", place.formula, class_="quiet small") if place.formula else None
+        return join([code(f"{place.op}/{place.variant}"), formula])
     return join(
         [badge(_KINDS.get(change.kind, change.kind)), " ", change.reason or "no description was given"]
     )
@@ -175,21 +170,15 @@ def _why(answer: Answer) -> Html:
     return join([answer.why, tag("details", summary, listed, class_="small")])
 
 
-def _each(parts: Iterator[object] | map[Html]) -> Html:
-    """One paragraph for each, or the only one as it is."""
-    held = list(parts)
-    return text(held[0]) if len(held) == 1 else join(tag("div", one) for one in held)
-
-
 def _unrouted(module: Module, ids: Ids) -> Html:
     if not module.unrouted:
-        said = "Everything in this module that looks like the code of a kernel asks one."
+        said = "Every place of this module that looks like one of the ops asks a kernel slot."
         body = tag(
-            "p", said if module.patched is not None else "Nothing in it looks like the code of a kernel."
+            "p", said if module.patched is not None else "No place of this module looks like one of the ops."
         )
     else:
         rows = [_missed(one) for one in module.unrouted]
-        caption = "Code that looks like a kernel's and runs as upstream wrote it."
+        caption = "Places that look like one of the ops and run upstream's code without asking a kernel."
         body = table(caption, ("Target", "Op", "Why not", "Nearest formula and first difference"), rows)
     return section(ids.unrouted, "Not routed", body, level=3)
 
@@ -259,7 +248,7 @@ def _note(change: Change, row: str) -> Html:
             *([": ", join(formulas, "; or ")] if formulas else []),
         ]
     )
-    with_what = tag("p", operands, class_="quiet small") if operands and names else None
+    with_what = tag("p", f"Operands: {operands}", class_="quiet small") if operands and names else None
     return tag("div", _said(change.target, why, back), with_what, *map(_chosen, change.places))
 
 
