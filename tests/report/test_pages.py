@@ -5,11 +5,13 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
 from tests.report.structure import Page
 from veomni_hook.cli.app import app
 from veomni_hook.cli.targets import transformers_folder
+from veomni_hook.kernels.explain import explain
 from veomni_hook.report.page import Entry, badge, page, section, table
 
 QWEN3 = "module-qwen3"
@@ -154,3 +156,11 @@ def test_wrong_use(tmp_path: Path) -> None:
         "auto", "--system", "cpu", "-o", str(tmp_path / "no" / "x.html")
     )
     assert "stdout cannot be opened" in refused("auto", "-o", "-", "--open")
+
+
+def test_models_that_are_not_patched_say_so() -> None:
+    plain = Page(explain(nn.Linear(2, 2)).to_html())
+    assert "there is nothing to patch" in plain.text and plain.tags["section"] == 0
+    other = type("Other", (nn.Module,), {"__module__": "somewhere.modeling_other"})()
+    text = Page(explain(other).to_html()).text
+    assert "Upstream's code runs unchanged: the hook did not load it." in text and "Not routed" not in text

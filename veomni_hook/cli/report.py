@@ -117,7 +117,8 @@ def _module(found: Prepared, answers: Callable[[Place], Sequence[Answer]]) -> Mo
     facts = explained(found, select=False)
     unrouted = [Unrouted(**site) for site in facts["missed"]]
     version = f"{facts['distribution']} {facts['version']}"
-    return unpatched(found.module, label, version, found.reason, original=found.original, unrouted=unrouted)
+    reason = f"Upstream's code runs unchanged: {found.reason}."
+    return unpatched(found.module, label, version, reason, unrouted=unrouted)
 
 
 def _charts(modules: Sequence[Module], system: System) -> list[Chart] | None:

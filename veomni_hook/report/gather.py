@@ -41,7 +41,7 @@ def gathered(
         report: what was applied, with the stored file's lines.
         patch_hash: names the patched form.
         answers: tells what computes at a place.
-        reason: why upstream's text is not known.
+        reason: a sentence: why upstream's text is not known.
     """
     header_lines = len(header(report, patch_hash))
     known = [replace(place, answers=tuple(answers(place))) for place in places_in(texts.stored, report.slots)]
@@ -62,16 +62,11 @@ def gathered(
 
 
 def unpatched(
-    name: str,
-    label: str,
-    version: str,
-    reason: str,
-    *,
-    original: str | None = None,
-    unrouted: Iterable[Unrouted] = (),
+    name: str, label: str, version: str, reason: str, *, unrouted: Iterable[Unrouted] | None = None
 ) -> Module:
-    """Return what a page tells of a module that no patch applies to."""
-    return Module(name, label, version, "", original, None, 1, (), (), (), tuple(unrouted), reason)
+    """Return what a page tells of a module that no patch applies to; ``reason`` is a sentence."""
+    found = None if unrouted is None else tuple(unrouted)
+    return Module(name, label, version, "", None, None, 1, (), (), (), found, reason)
 
 
 def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:

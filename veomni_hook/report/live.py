@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["live_page"]
 
-_UPSTREAM_GONE = "the module was not loaded by the import hook, or its file is gone"
-_NOT_SEEN = "the hook did not load it; it was imported before activation, or the hook is switched off"
+_UPSTREAM_GONE = "the file that it was read from is gone."
+_NOT_SEEN = "the hook did not load it. It was imported before activation, or the hook is switched off"
+_NOT_OURS = "It asks kernel slots, but the hook of this process did not load it: its patches are not known."
 
 
 def live_page(explanation: Explanation, *, notes: Sequence[str] = ()) -> str:
@@ -33,6 +34,8 @@ def live_page(explanation: Explanation, *, notes: Sequence[str] = ()) -> str:
     modules = [_module(name, explanation.rows) for name in explanation.modules]
     title = f"{explanation.subject}: patches, and what ran"
     lead = "What ran at each place, with the calls that were counted; where nothing ran yet, what would."
+    if not modules:
+        notes = [*notes, "None of its classes is from a modeling module, so there is nothing to patch."]
     return whole(Report(title, lead, modules, live=True, notes=notes))
 
 
@@ -44,12 +47,13 @@ def _module(name: str, rows: Sequence[Row]) -> Module:
     outcome = STATE.outcomes.get(name)
     label = name.rpartition(".")[2].removeprefix("modeling_")
     stored = _source(module)
+    own = [row for row in rows if row.module == name]
     if module is None or outcome is None or not outcome.patched or stored is None:
         reason = outcome.reason if outcome is not None and outcome.reason else _NOT_SEEN
-        return unpatched(name, label, _version(name), reason)
+        said = _NOT_OURS if own else f"Upstream's code runs unchanged: {reason}."
+        return unpatched(name, label, _version(name), said)
     original = _upstream(outcome.origin)
     report = PatchReport.from_dict(outcome.report)
-    own = [row for row in rows if row.module == name]
     return gathered(
         label,
         Texts(original, stored),

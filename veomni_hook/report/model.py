@@ -103,8 +103,8 @@ class Module:
         changes: the patches, by line.
         slots: the kernel slots that were added, each with op and variant.
         yielded: the patches that gave way.
-        unrouted: the candidates that no kernel computes.
-        reason: why nothing applies, or what else is to be known.
+        unrouted: the candidates that no kernel computes; None: nobody looked for them.
+        reason: a sentence: why nothing applies, or why upstream's text is not known.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Module:
     changes: tuple[Change, ...]
     slots: tuple[tuple[str, str, int], ...]
     yielded: tuple[YieldedPatch, ...]
-    unrouted: tuple[Unrouted, ...]
+    unrouted: tuple[Unrouted, ...] | None
     reason: str = ""
 
     @property

@@ -63,19 +63,21 @@ class Ids:
 
 def entry(module: Module, ids: Ids) -> Entry:
     """Return a module's lines in the contents."""
-    parts = (
-        Entry(ids.places, "Patches and kernels"),
-        Entry(ids.unrouted, "Not routed"),
-        Entry(ids.source, "Source"),
-    )
-    return Entry(ids.module, module.label, parts if module.patched is not None else parts[1:2])
+    parts = []
+    if module.patched is not None:
+        parts.append(Entry(ids.places, "Patches and kernels"))
+    if module.unrouted is not None:
+        parts.append(Entry(ids.unrouted, "Not routed"))
+    if module.patched is not None:
+        parts.append(Entry(ids.source, "Source"))
+    return Entry(ids.module, module.label, tuple(parts))
 
 
 def figures(modules: Sequence[Module], *, live: bool) -> Html:
     """Return the page in figures: places, kernels, what was not routed, lines."""
     places = [place for module in modules for place in module.places]
     backends = Counter(answer.backend for place in places for answer in place.answers[-1:])
-    unrouted = sum(len(module.unrouted) for module in modules)
+    unrouted = sum(len(module.unrouted or ()) for module in modules)
     kinds = Counter[Kind]()
     for module in modules:
         if module.patched is not None and module.original is not None:
@@ -106,7 +108,7 @@ def module_section(module: Module, ids: Ids, *, live: bool) -> Html:
         about += ["; the patched form is ", code(module.patch_hash)]
     lead = tag("p", *about, ".", class_="quiet")
     if module.patched is None:
-        told = tag("p", f"Upstream's code runs unchanged: {module.reason}.")
+        told = tag("p", module.reason)
         return section(ids.module, module.label, lead, told, _unrouted(module, ids))
     parts = [lead, _places(module, ids, live=live), _unrouted(module, ids), _source(module, ids)]
     return section(ids.module, module.label, *parts)
@@ -170,7 +172,9 @@ def _why(answer: Answer) -> Html:
     return join([answer.why, tag("details", summary, listed, class_="small")])
 
 
-def _unrouted(module: Module, ids: Ids) -> Html:
+def _unrouted(module: Module, ids: Ids) -> Html | None:
+    if module.unrouted is None:
+        return None
     if not module.unrouted:
         said = "Every place of this module that looks like one of the ops asks a kernel slot."
         body = tag(
@@ -192,7 +196,7 @@ def _source(module: Module, ids: Ids) -> Html:
         raise ValueError(f"{module.name} has no patched form")
     if module.original is None:
         said = (
-            f"Upstream's source is not known any more, so there is nothing to compare with: {module.reason}."
+            f"Upstream's source is not known any more, so there is nothing to compare with: {module.reason}"
         )
         return section(ids.source, "Source", tag("p", said), level=3)
     notes = _notes(module, ids)
