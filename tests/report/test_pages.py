@@ -164,3 +164,10 @@ def test_models_that_are_not_patched_say_so() -> None:
     other = type("Other", (nn.Module,), {"__module__": "somewhere.modeling_other"})()
     text = Page(explain(other).to_html()).text
     assert "Upstream's code runs unchanged: the hook did not load it." in text and "Not routed" not in text
+
+
+def test_one_config_alone_says_nothing_of_candidates(settings: None) -> None:
+    done = CliRunner().invoke(app, ["report", "--config", "hostile_config", "--system", "cpu", "-o", "-"])
+    found = Page(done.stdout)
+    assert done.exit_code == 0 and "module-qwen3-places" in found.ids
+    assert "module-qwen3-unrouted" not in found.ids and "not examined" in found.text

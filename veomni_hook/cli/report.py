@@ -74,7 +74,8 @@ def report(
     found = found or [prepared(None, config, device)]
     place = on(None, system)
     answers = _answers(choice, place)
-    modules = [_module(one, answers) for one in found]
+    idioms = config is None and resolve().settings.idioms
+    modules = [_module(one, answers, idioms=idioms) for one in found]
     labels = ", ".join(module.label for module in modules)
     lead = f"Kernels are chosen for: {place}; kernels = {choice}."
     charts = _charts(modules, place)
@@ -105,7 +106,8 @@ def _answers(choice: str, system: System) -> Callable[[Place], list[Answer]]:
     return lambda place: [told(place.op, place.variant)]
 
 
-def _module(found: Prepared, answers: Callable[[Place], Sequence[Answer]]) -> Module:
+def _module(found: Prepared, answers: Callable[[Place], Sequence[Answer]], *, idioms: bool) -> Module:
+    """What the page tells of a module; ``idioms``: whether they were asked about it."""
     from veomni_hook.cli.explain import explained
     from veomni_hook.report.gather import Texts, gathered, unpatched
     from veomni_hook.report.model import Unrouted
@@ -113,12 +115,12 @@ def _module(found: Prepared, answers: Callable[[Place], Sequence[Answer]]) -> Mo
     label = family_of(found.module)
     if found.report is not None:
         texts = Texts(found.original, found.stored_text)
-        return gathered(label, texts, found.report, found.patch_hash, answers)
+        return gathered(label, texts, found.report, found.patch_hash, answers, examined=idioms)
     facts = explained(found, select=False)
     unrouted = [Unrouted(**site) for site in facts["missed"]]
     version = f"{facts['distribution']} {facts['version']}"
     reason = f"Upstream's code runs unchanged: {found.reason}."
-    return unpatched(found.module, label, version, reason, unrouted=unrouted)
+    return unpatched(found.module, label, version, reason, unrouted=unrouted if idioms else None)
 
 
 def _charts(modules: Sequence[Module], system: System) -> list[Chart] | None:

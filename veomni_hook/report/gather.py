@@ -31,7 +31,14 @@ class Texts:
 
 
 def gathered(
-    label: str, texts: Texts, report: PatchReport, patch_hash: str, answers: Answers, *, reason: str = ""
+    label: str,
+    texts: Texts,
+    report: PatchReport,
+    patch_hash: str,
+    answers: Answers,
+    *,
+    examined: bool = True,
+    reason: str = "",
 ) -> Module:
     """Return what a page tells of a patched module.
 
@@ -41,6 +48,7 @@ def gathered(
         report: what was applied, with the stored file's lines.
         patch_hash: names the patched form.
         answers: tells what computes at a place.
+        examined: whether idioms were asked, so that the report knows of candidates that are not routed.
         reason: a sentence: why upstream's text is not known.
     """
     header_lines = len(header(report, patch_hash))
@@ -56,7 +64,7 @@ def gathered(
         changes=tuple(_changes(report.applied, known)),
         slots=tuple(_slots(report)),
         yielded=report.yielded,
-        unrouted=tuple([*map(Unrouted.of, report.missed), *_unsupplied(known)]),
+        unrouted=tuple([*map(Unrouted.of, report.missed), *_unsupplied(known)]) if examined else None,
         reason=reason,
     )
 

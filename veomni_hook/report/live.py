@@ -40,6 +40,7 @@ def live_page(explanation: Explanation, *, notes: Sequence[str] = ()) -> str:
 
 
 def _module(name: str, rows: Sequence[Row]) -> Module:
+    from veomni_hook.finders.handle import current_settings
     from veomni_hook.finders.state import STATE
     from veomni_hook.patches.report import PatchReport
 
@@ -60,6 +61,7 @@ def _module(name: str, rows: Sequence[Row]) -> Module:
         report,
         outcome.patch_hash,
         lambda place: _answers(place, own),
+        examined=current_settings().idioms,
         reason="" if original is not None else _UPSTREAM_GONE,
     )
 

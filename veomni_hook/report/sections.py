@@ -77,7 +77,8 @@ def figures(modules: Sequence[Module], *, live: bool) -> Html:
     """Return the page in figures: places, kernels, what was not routed, lines."""
     places = [place for module in modules for place in module.places]
     backends = Counter(answer.backend for place in places for answer in place.answers[-1:])
-    unrouted = sum(len(module.unrouted or ()) for module in modules)
+    examined = [module.unrouted for module in modules if module.unrouted is not None]
+    unrouted = sum(map(len, examined)) if examined else "not examined"
     kinds = Counter[Kind]()
     for module in modules:
         if module.patched is not None and module.original is not None:
