@@ -31,6 +31,7 @@ COMMANDS = {
     "cache": "veomni_hook.cli.cache:app",
     "doctor": "veomni_hook.cli.doctor:doctor",
     "run": "veomni_hook.cli.run:run",
+    "compare": "veomni_hook.cli.compare:compare",
     "demo": "veomni_hook.cli.demo:demo",
     "bench": "veomni_hook.cli.bench:bench",
 }

@@ -1,0 +1,321 @@
+"""`veomni-hook compare`: the user's own training script, without and with the hook by turns."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from veomni_hook.cli import output
+from veomni_hook.cli.run import interpreter_flags
+from veomni_hook.cli.target_options import JsonOption
+from veomni_hook.cli.usage import FOUND, UsageError
+
+if TYPE_CHECKING:
+    from veomni_hook.compare.runs import Run
+
+INTERRUPTED = 130
+MEBIBYTE = 2**20
+ROWS = 10
+# Options of this command that are followed by a value: what comes after it is not yet the script.
+VALUED = ("--steps", "--rounds", "--warmup", "--timeout", "--cwd", "-o", "--output")
+
+
+class CompareCommand(TyperCommand):
+    """Takes its own options only up to the script, module or program: the rest belongs to that."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse with a `--` where the command of the user begins."""
+        own = own_arguments(args)
+        rest = args[own:]
+        return super().parse_args(ctx, [*args[:own], *(["--"] if rest and rest[0] != "--" else []), *rest])
+
+
+def own_arguments(args: Sequence[str]) -> int:
+    """Return how many of the arguments are this command's own."""
+    position = 0
+    while position < len(args) and args[position].startswith("-") and args[position] != "--":
+        if args[position] in ("-m", "--module"):
+            return min(position + 2, len(args))
+        if args[position].startswith(("--module=", "-m")):
+            return position + 1
+        position += 2 if args[position] in VALUED else 1
+    return min(position, len(args))
+
+
+def compare(  # noqa: PLR0913, PLR0917 - one for each option
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="The script, or a launcher such as torchrun or accelerate, and its arguments.",
+            show_default=False,
+        ),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Optimizer steps of each run; then it is stopped.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs without and with the hook, by turns.")] = 2,
+    warmup: Annotated[
+        int, typer.Option(min=1, help="First steps that do not count, of step time and tokens.")
+    ] = 3,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Also write an HTML page, with curves.", show_default=False
+        ),
+    ] = None,
+    cwd: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run in this folder; made if missing.", show_default=False),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="SECONDS", help="End a run that takes longer.", show_default=False),
+    ] = None,
+    *,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what the script prints (on standard error).")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run your training script without and with the hook, by turns, and compare.
+
+    Each run is a process of its own and ends after --steps optimizer steps. Shown are step times, tokens a
+    second, memory, the kernels that ran, and the losses: their difference with and without the hook, beside
+    that of two runs without it, which is the noise of the script itself. The script does everything that it
+    always does, so it also writes its files: `{run}` in an argument becomes the name of the run, as in
+    `--output_dir /tmp/out-{run}`.
+
+    Exits with 1 when a run fails, when no steps are seen, or when losses differ by more than rounding and the
+    script's own noise.
+    """
+    from veomni_hook.compare.report import report_of
+    from veomni_hook.compare.turns import Order, take_turns
+    from veomni_hook.settings import resolve
+
+    words = command or []
+    started = _command(words, module)
+    if page is not None and not page.absolute().parent.is_dir():
+        raise UsageError(
+            "the page cannot be written: there is no such folder",
+            where=str(page.absolute().parent),
+            fix="make the folder, or name another file with -o",
+        )
+    if cwd is not None:
+        cwd.mkdir(parents=True, exist_ok=True)
+        started = [_absolute(word) for word in started]
+    order = Order(started, resolve().settings, steps, rounds, cwd, timeout, verbose)
+    runs: list[Run] = []
+    try:
+        with _shown(2 * rounds, steps) as told:
+            for run in take_turns(order, told):
+                runs.append(run)
+                output.note(_said(run))
+    except KeyboardInterrupt:
+        output.note("interrupted: the script and everything that it started have been ended")
+        raise typer.Exit(INTERRUPTED) from None
+    except OSError as error:
+        raise UsageError(
+            f"it cannot be started: {error}", where=started[0], fix="check the command"
+        ) from error
+    report = report_of(runs, ["-m", module, *words] if module else words, steps, warmup)
+    if as_json:
+        output.emit_json(report)
+    else:
+        _show(report)
+    if page is not None:
+        from veomni_hook.compare.page import page_of
+
+        page.write_text(page_of(report, rows_of(report)), encoding="utf-8")
+        output.note(f"written: {page}")
+    if not report["ok"]:
+        raise typer.Exit(FOUND)
+
+
+compare.command_class = CompareCommand  # type: ignore[attr-defined]
+
+
+def _command(words: Sequence[str], module: str | None) -> list[str]:
+    """Return the command for a script, a module, `python ...` or a program such as torchrun.
+
+    Raises:
+        UsageError: there is nothing to run, or no such script or program.
+    """
+    python = [sys.executable, *interpreter_flags()]
+    if module is not None:
+        return [*python, "-m", module, *words]
+    if not words:
+        raise UsageError(
+            "no script and no module",
+            where="veomni-hook compare",
+            fix="name one: compare train.py, compare torchrun --nproc_per_node 2 train.py, or compare -m module",
+        )
+    name, *arguments = words
+    if os.path.exists(name) and (name.endswith(".py") or not os.access(name, os.X_OK)):
+        return [*python, *words]
+    if name in ("python", "python3"):
+        return [*python, *arguments]
+    # A program of this environment comes before one on PATH: the environment may not be activated.
+    here = os.pathsep.join(filter(None, (os.path.dirname(sys.executable), os.environ.get("PATH"))))
+    program = shutil.which(name, path=here)
+    if program is None:
+        raise UsageError(
+            f"there is no script and no program {name!r}",
+            where=f"looked for {os.path.abspath(name)}, in {os.path.dirname(sys.executable)} and on PATH",
+            fix="check the name; a module is run with -m: veomni-hook compare -m package.module",
+        )
+    return [os.path.abspath(program), *arguments]
+
+
+def _absolute(word: str) -> str:
+    """Scripts are found from everywhere; other arguments mean what they mean in the folder of the run."""
+    return os.path.abspath(word) if word.endswith(".py") and os.path.isfile(word) else word
+
+
+@contextmanager
+def _shown(count: int, steps: int) -> Iterator[Callable[[Run, int], None]]:
+    """Show on a terminal which run is going on and how far it is."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    terminal = output.console(stderr=True)
+    with Progress(*columns, console=terminal, disable=not terminal.is_terminal, transient=True) as progress:
+        task = progress.add_task("starting", total=steps)
+
+        def told(run: Run, done: int) -> None:
+            number = 2 * run.turn - (0 if run.hooked else 1)
+            progress.update(task, description=f"{number} of {count}: {run.label}", completed=done)
+
+        yield told
+
+
+def _said(run: Run) -> str:
+    from statistics import median
+
+    from veomni_hook.compare.verdict import readable_time
+
+    if run.failed:
+        return f"{run.label}: failed (exit status {run.status})"
+    seconds = run.seconds
+    taken = f", median {readable_time(median(seconds))}" if seconds else ""
+    return f"{run.label}: {len(run.times)} step{'' if len(run.times) == 1 else 's'}{taken}"
+
+
+def _show(report: dict[str, Any]) -> None:
+    for run in report["runs"]:
+        if run["label"] in report["failed"]:
+            output.emit_heading(f"{run['label']}: exit status {run['status']}, the last lines")
+            output.emit("".join(f"  {line}\n" for line in run["last_lines"] or ["(it printed nothing)"]))
+            output.emit("\n")
+    if report["without"]["runs"] or report["with"]["runs"]:
+        _show_figures(report)
+        _show_losses(report)
+        _show_kernels(report["kernels"])
+    if report["notes"]:
+        output.emit_heading("Notes")
+        output.emit("".join(f"  - {note}\n" for note in report["notes"]))
+        output.emit("\n")
+    output.emit(f"{report['statement']}\n")
+
+
+def _show_figures(report: dict[str, Any]) -> None:
+    world = report["world"] or 1
+    ranks = f", {world} ranks (rank 0's figures; tokens of all)" if world > 1 else ""
+    name = ", ".join(report["models"]) or "the script"
+    output.emit_heading(f"{name} on {report['device'] or 'an unknown device'}, {report['optimizer']}{ranks}")
+    output.emit_table(("", "without", "with the hook", "with / without"), rows_of(report))
+    output.emit("\n")
+
+
+def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return the rows of figures: what, without, with, and the ratio; `-` for what is unknown."""
+    from veomni_hook.compare.verdict import percent, readable_time
+
+    sides = report["without"], report["with"]
+    memory = "peak memory, device" if sides[0]["memory"] == "device" else "peak memory, resident"
+
+    def row(
+        name: str, key: str, said: Callable[[Any], str], *, ratio: bool = True
+    ) -> tuple[str, str, str, str]:
+        plain, hooked = (one[key] for one in sides)
+        known = plain and hooked and ratio
+        values = ("-" if value is None else said(value) for value in (plain, hooked))
+        return (name, *values, f"{hooked / plain:.2f}" if known else "")  # type: ignore[return-value]
+
+    noise = report["time"]["noise"]
+    between = "" if noise is None else f"runs differ by {percent(noise)}"
+    spread = row(
+        "  half of the steps", "quartiles", lambda pair: "-".join(map(readable_time, pair)), ratio=False
+    )
+    return [
+        row("median step", "median", readable_time),
+        (*spread[:3], between),
+        row("tokens a second", "tokens_a_second", lambda value: f"{value:,.0f}"),
+        row(memory, "peak", lambda value: f"{value / MEBIBYTE:,.0f} MiB"),
+        row("first step", "first_step", readable_time),
+        row("start to first step", "time_to_first", readable_time),
+    ]
+
+
+def _show_losses(report: dict[str, Any]) -> None:
+    plain, hooked = report["curves"]["without"], report["curves"]["with"]
+    between, own = (report["loss"][name]["by_step"] for name in ("without_and_with", "two_without"))
+    if not between:
+        return
+    count = len(between)
+    chosen = sorted({round(index * (count - 1) / max(ROWS - 1, 1)) for index in range(ROWS)})
+    rows = [
+        (
+            step + 1,
+            _loss(plain, step),
+            _loss(hooked, step),
+            _difference(between, step),
+            _difference(own, step),
+        )
+        for step in chosen
+    ]
+    output.emit_heading("Loss (largest relative differences between runs)")
+    output.emit_table(("step", "without", "with", "without and with", "two without"), rows)
+    output.emit("\n")
+
+
+def _loss(curve: Sequence[float | None], step: int) -> str:
+    value = curve[step] if step < len(curve) else None
+    return "-" if value is None else f"{value:.5f}"
+
+
+def _difference(values: Sequence[float | None], step: int) -> str:
+    if step >= len(values):
+        return "-"
+    value = values[step]
+    return "not a number" if value is None else f"{value:.1e}"
+
+
+def _show_kernels(kernels: Sequence[dict[str, Any]]) -> None:
+    if not kernels:
+        return
+    output.emit_heading("What ran with the hook (eager: upstream's code)")
+    output.emit_table(
+        ("op", "backend", "places", "calls", "reason"),
+        [
+            (
+                f"{row['op']}/{row['variant']}",
+                row["backend"] if row["ran"] else f"{row['backend']}, not called",
+                row["places"],
+                f"{row['calls']:,}",
+                row["reason"],
+            )
+            for row in kernels
+        ],
+    )
+    output.emit("\n")

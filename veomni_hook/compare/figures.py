@@ -1,0 +1,189 @@
+"""The figures of a comparison: times, tokens, memory and losses of runs without and with the hook."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
+
+from veomni_hook.compare.runs import Run
+
+__all__ = ["LossDifference", "Side", "Times", "loss_difference", "side", "times", "warm"]
+
+#: A difference is relative to the loss, or to this share of the curves' mean size: losses may be near 0.
+FLOOR = 0.05
+
+
+@dataclass(frozen=True)
+class Side:
+    """The runs of one kind, together. Everything is None or empty where it is unknown.
+
+    Attributes:
+        runs: how many runs have steps.
+        counted: how many step times count, warm-up left out.
+        median: the median step time in seconds.
+        quartiles: between which the middle half of the step times lies.
+        medians: the median of each run.
+        tokens_a_second: the median over steps.
+        peak: the largest of the runs' peaks in bytes, and what was measured.
+        first_step: the first step's seconds from the first call of the model on, the median of the runs.
+        time_to_first: the seconds from the start of the command to the end of the first step, likewise.
+    """
+
+    runs: int
+    counted: int
+    median: float | None
+    quartiles: tuple[float, float] | None
+    medians: tuple[float, ...]
+    tokens_a_second: float | None
+    peak: int | None
+    memory: str
+    first_step: float | None
+    time_to_first: float | None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Step times with the hook against those without.
+
+    Attributes:
+        ratio: with / without; None where one is unknown.
+        noise: by what share medians of runs of the same kind differ; None with fewer than two runs of each.
+        uncertainty: the share by which the ratio may be off, of that and of the spread within the runs.
+    """
+
+    ratio: float | None
+    noise: float | None
+    uncertainty: float
+
+
+@dataclass(frozen=True)
+class LossDifference:
+    """The largest relative difference between loss curves.
+
+    Attributes:
+        largest: over all pairs and steps; infinite where one is no number and the other is; None: no pair.
+        step: at which step, from 1.
+        by_step: the largest of all pairs at each step.
+    """
+
+    largest: float | None
+    step: int | None
+    by_step: tuple[float, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Whether nothing differs at all."""
+        return self.largest == 0.0
+
+
+def warm(seconds: Sequence[float], warmup: int) -> list[float]:
+    """Return the step times that count.
+
+    Args:
+        seconds: of each step from the second on.
+        warmup: how many steps to leave out, the first one included; never more than half of the step times.
+    """
+    return list(seconds[_skipped(len(seconds), warmup) :])
+
+
+def _skipped(count: int, warmup: int) -> int:
+    return min(max(warmup - 1, 0), count // 2)
+
+
+def side(runs: Iterable[Run], warmup: int) -> Side:
+    """Return the figures of the runs of one kind."""
+    known = [run for run in runs if run.times]
+    counted = [warm(run.seconds, warmup) for run in known]
+    pooled = [seconds for each in counted for seconds in each]
+    peaks = [run.facts["peak"] for run in known if run.facts.get("peak") is not None]
+    first_steps = [run.times[0] - run.first_call for run in known if run.first_call is not None]
+    return Side(
+        runs=len(known),
+        counted=len(pooled),
+        median=statistics.median(pooled) if pooled else None,
+        quartiles=_quartiles(pooled) if pooled else None,
+        medians=tuple(statistics.median(each) for each in counted if each),
+        tokens_a_second=_tokens_a_second(known, warmup),
+        peak=max(peaks, default=None),
+        memory=str(known[0].facts.get("memory", "")) if known else "",
+        first_step=_median(each for each in first_steps if each > 0),
+        time_to_first=_median(run.times[0] for run in known),
+    )
+
+
+def times(without: Side, with_hook: Side) -> Times:
+    """Compare the step times of two sides."""
+    if not without.median or not with_hook.median:
+        return Times(None, None, math.inf)
+    sides = (without, with_hook)
+    noise = None
+    if all(len(each.medians) > 1 for each in sides):
+        noise = max((max(each.medians) - min(each.medians)) / statistics.mean(each.medians) for each in sides)
+    within = math.hypot(*(_median_error(each) for each in sides))
+    return Times(with_hook.median / without.median, noise, max(noise or 0.0, within))
+
+
+def loss_difference(first: Sequence[Run], second: Sequence[Run] | None = None) -> LossDifference:
+    """Return how far the loss curves of runs differ: of all pairs within ``first``, or between the two."""
+    pairs = combinations(first, 2) if second is None else product(first, second)
+    by_step: list[float] = []
+    for one, other in pairs:
+        for step, value in enumerate(_differences(one.losses, other.losses)):
+            if step == len(by_step):
+                by_step.append(value)
+            by_step[step] = max(by_step[step], value)
+    if not by_step:
+        return LossDifference(None, None, ())
+    largest = max(by_step)
+    return LossDifference(largest, by_step.index(largest) + 1, tuple(by_step))
+
+
+def _differences(one: Sequence[float | None], other: Sequence[float | None]) -> list[float]:
+    """The relative difference of two curves at each step that both have."""
+    pairs = [(a, b) for a, b in zip(one, other, strict=False) if a is not None and b is not None]
+    sizes = [abs(value) for pair in pairs for value in pair if math.isfinite(value)]
+    floor = FLOOR * statistics.mean(sizes) if sizes else 0.0
+    return [_difference(a, b, floor) for a, b in pairs]
+
+
+def _difference(a: float, b: float, floor: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b), floor)
+
+
+def _tokens_a_second(runs: Iterable[Run], warmup: int) -> float | None:
+    rates = []
+    for run in runs:
+        rated = list(zip(run.tokens[1:], run.seconds, strict=False))
+        for tokens, seconds in rated[_skipped(len(rated), warmup) :]:
+            if tokens is None:
+                return None
+            rates.append(tokens / seconds if seconds else math.inf)
+    return statistics.median(rates) if rates else None
+
+
+def _median_error(one: Side) -> float:
+    """About two standard errors of a side's median, as a share of it, by the spread of its steps."""
+    if one.median is None or one.quartiles is None:
+        return math.inf
+    deviation = (one.quartiles[1] - one.quartiles[0]) / 1.349  # of a normal distribution with these quartiles
+    return 2 * 1.253 * deviation / math.sqrt(one.counted) / one.median
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def _median(values: Iterable[Any]) -> float | None:
+    known = list(values)
+    return statistics.median(known) if known else None

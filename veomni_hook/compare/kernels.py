@@ -1,0 +1,38 @@
+"""Which kernels ran in a model, as `veomni_hook.explain` tells, counted by op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["kernels_of"]
+
+
+def kernels_of(model: Any) -> list[dict[str, Any]]:
+    """Return a row for each op, backend and reason: in how many places it ran, and the calls in training.
+
+    ``ran`` is false for places that no training call has reached; calls of compiled code are not counted.
+    """
+    from veomni_hook.kernels.explain import explain
+
+    rows: dict[tuple[object, ...], dict[str, Any]] = {}
+    for each in explain(model).rows:
+        calls = each.training or ((each.backend, each.reason, 0),)
+        ran = bool(each.training) or (each.called and not each.evaluation)
+        for backend, reason, times in calls:
+            key = (each.op, each.variant, backend, reason, ran)
+            row = rows.setdefault(
+                key,
+                {
+                    "model": type(model).__name__,
+                    "op": each.op,
+                    "variant": each.variant,
+                    "backend": backend,
+                    "reason": reason,
+                    "ran": ran,
+                    "places": 0,
+                    "calls": 0,
+                },
+            )
+            row["places"] += 1
+            row["calls"] += times
+    return list(rows.values())

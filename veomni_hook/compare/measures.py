@@ -1,0 +1,80 @@
+"""What is measured in a process: time by its device's own clock, and the peak of its memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from veomni_hook import accelerator
+
+__all__ = ["Moment", "device_name", "is_capturing", "peak_memory", "seconds_of"]
+
+KIBIBYTE = 1024
+
+
+class Moment:
+    """A point in time: the host's, and on an accelerator an event in its queue, which nobody waits for."""
+
+    def __init__(self, device: str) -> None:
+        self.host = time.perf_counter()
+        self.event: Any = None
+        module = accelerator.module(device)
+        if module is not None:
+            self.event = module.Event(enable_timing=True)
+            self.event.record()
+
+
+def seconds_of(moments: Sequence[Moment], end: Moment, device: str) -> list[float]:
+    """Return when each moment was, in seconds before ``end``.
+
+    Waits for the device. Where all have an event, the device's clock tells; else the host's.
+    """
+    module = accelerator.module(device)
+    if module is not None and end.event is not None and all(each.event is not None for each in moments):
+        module.synchronize()
+        return [each.event.elapsed_time(end.event) / 1e3 for each in moments]
+    return [end.host - each.host for each in moments]
+
+
+def is_capturing(device: str) -> bool:
+    """Whether the device's work is just being captured into a graph, where no event may be recorded."""
+    asked = getattr(accelerator.module(device), "is_current_stream_capturing", None)
+    return bool(asked is not None and asked())
+
+
+def device_name(device: str) -> str:
+    """Return the name of the device for a reader."""
+    module = accelerator.module(device)
+    return device if module is None else str(module.get_device_name())
+
+
+def peak_memory(device: str) -> tuple[str, int | None]:
+    """Return what was measured (``device`` or ``resident``) and the peak in bytes.
+
+    On an accelerator it is what tensors occupied at most, on all devices of the process together; else the
+    resident set of the process. None where the system does not tell.
+    """
+    module = accelerator.module(device)
+    if module is not None:
+        return "device", sum(module.max_memory_allocated(each) for each in range(module.device_count()))
+    return "resident", _resident()
+
+
+def _resident() -> int | None:
+    # getrusage begins with the peak of the process that started this one, so it comes second.
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * KIBIBYTE
+    except OSError:
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * KIBIBYTE

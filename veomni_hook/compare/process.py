@@ -1,0 +1,131 @@
+"""One command as a child process in a group of its own, so that it ends with everything it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["Ended", "run", "tail"]
+
+#: How long a script may go on after its last step, for what it does in `finally` and at exit.
+GRACE = 60.0
+#: How long it gets to end after each signal.
+PATIENCE = (15.0, 5.0, 5.0)
+_GROUPS = os.name == "posix"
+_POLL = 0.1
+_TAIL = 8192
+
+
+class Ended:
+    """How a process ended.
+
+    Attributes:
+        status: its exit status; negative: the signal.
+        ended_by_us: why it was ended from here; empty where it ended by itself.
+    """
+
+    def __init__(self, status: int, ended_by_us: str = "") -> None:
+        self.status = status
+        self.ended_by_us = ended_by_us
+
+
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    cwd: Path | None,
+    output: IO[bytes] | None,
+    watch: Callable[[], bool],
+    limit: float | None,
+) -> Ended:
+    """Run a command to its end.
+
+    Args:
+        command: the program and its arguments.
+        environ: its whole environment.
+        cwd: where it runs; None: here.
+        output: what it prints goes there; None: to standard error.
+        watch: called several times a second; true once the script has done its last step.
+        limit: seconds after which it is ended; None: no limit.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted; the process and what it started have ended by then.
+        OSError: it could not be started.
+    """
+    started = time.monotonic()
+    with _ending(command, environ, cwd, output) as process:
+        done_at = None
+        while True:
+            try:
+                return Ended(process.wait(_POLL))
+            except subprocess.TimeoutExpired:
+                pass
+            now = time.monotonic()
+            if watch() and done_at is None:
+                done_at = now
+            if done_at is not None and now - done_at > GRACE:
+                end(process)
+                return Ended(process.returncode, f"it went on for {GRACE:.0f} s after its last step")
+            if limit is not None and now - started > limit:
+                end(process)
+                return Ended(process.returncode, f"it ran for longer than {limit:g} s (--timeout)")
+
+
+@contextmanager
+def _ending(
+    command: Sequence[str], environ: Mapping[str, str], cwd: Path | None, output: IO[bytes] | None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has ended when the block is left, also by Ctrl-C and by SIGTERM to this process."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environ),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=2 if output is None else output,
+            stderr=2 if output is None else subprocess.STDOUT,
+            start_new_session=_GROUPS,
+        )
+        try:
+            yield process
+        finally:
+            end(process)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group: first as Ctrl-C does, so that it can clean up, then more firmly."""
+    if process.poll() is not None:
+        return
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL) if _GROUPS else (signal.SIGTERM,) * 3
+    for number, patience in zip(signals, PATIENCE, strict=True):
+        if not _GROUPS:
+            process.terminate()
+        else:
+            os.killpg(process.pid, number)
+        try:
+            process.wait(patience)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+        except KeyboardInterrupt:  # the user is in a hurry
+            continue
+
+
+def tail(path: Path, lines: int) -> list[str]:
+    """Return the last lines of what a process printed."""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        return file.read().decode("utf-8", "replace").rstrip().splitlines()[-lines:]

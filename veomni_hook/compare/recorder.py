@@ -1,0 +1,255 @@
+"""What a training process is seen to do, and the file that it is written to.
+
+Values of the device stay there until the end: losses are kept as tensors, times as events in the device's
+queue. So recording waits for nothing and changes nothing about how host and device run beside each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+
+from veomni_hook.compare.measures import Moment, device_name, is_capturing, peak_memory, seconds_of
+from veomni_hook.compare.plan import PROGRESS, RESULT, Plan
+from veomni_hook.compare.tokens import tokens_of
+
+__all__ = ["Mark", "Recorder", "Track"]
+
+
+class Mark:
+    """An optimizer step that has just ended: when, and what had been noted until then."""
+
+    def __init__(self, moment: Moment, losses: tuple[int, int], tokens: int | None, backwards: int) -> None:
+        self.moment = moment
+        self.losses = losses  # which of the noted losses belong to this step
+        self.tokens = tokens  # since the process started; None: a call did not tell
+        self.backwards = backwards
+
+
+class Track:
+    """The steps of one optimizer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.marks: list[Mark] = []
+        self.begin = 0  # the first of the noted losses that belongs to the next step
+
+
+class Recorder:
+    """Notes backward calls, model calls and optimizer steps of this process.
+
+    Attributes:
+        plan: where to write, and after how many steps to stop.
+        depth: how many calls of backward are running; what happens inside them is not noted.
+        calling: per thread, whether a model's call is running.
+        skipped: optimizer steps that a gradient scaler left out.
+        notes: what could not be measured, and why.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.depth = 0
+        self.calling = threading.local()
+        self.skipped = 0
+        self.notes: list[str] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
+        self._losses: list[torch.Tensor] = []
+        self._backwards = 0
+        self._tokens: int | None = 0
+        self._models: WeakSet[Any] = WeakSet()
+        self._tracks: WeakKeyDictionary[Any, Track] = WeakKeyDictionary()
+        self._ended: list[Track] = []  # in the order of their first steps; outlives the optimizers
+        self._device = ""
+        self._low_precision = ""
+        self._first_call: Moment | None = None
+        self._progress: int | None = None
+        self._written = False
+
+    def forked(self) -> None:
+        """Forget what the parent of this process did."""
+        self.depth, self.skipped, self.notes = 0, 0, []
+        self.calling = threading.local()
+        self._reset()
+
+    @property
+    def marks(self) -> int:
+        """How many steps were counted, of all optimizers together."""
+        return sum(len(track.marks) for track in self._ended)
+
+    def note_backward(self, losses: Sequence[torch.Tensor]) -> None:
+        """Note a call of backward; ``losses``: the scalars that it was called on, empty for anything else."""
+        self._backwards += 1
+        if not losses:
+            return
+        values = [(each.to_local() if hasattr(each, "to_local") else each).detach() for each in losses]
+        # A copy: torch.compile with CUDA graphs writes the next loss into the same memory.
+        self._losses.append(values[0].clone() if len(values) == 1 else sum(values[1:], values[0]))
+        if not self._device:
+            self._device = values[0].device.type
+
+    def note_call(self, model: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Note a call of a model, none inside another model's, with gradients."""
+        count = tokens_of(model, args, kwargs)
+        self._tokens = None if count is None or self._tokens is None else self._tokens + count
+        self._models.add(model)
+        if self._first_call is None:
+            parameter = next(iter(model.parameters()), None)
+            if parameter is not None:
+                self._device = self._device or parameter.device.type
+                self._first_call = Moment(self._device)
+                self._low_precision = _autocast(self._device) or str(parameter.dtype).removeprefix("torch.")
+
+    def note_step(self, optimizer: Any) -> int:
+        """Note that an optimizer has stepped; return how many steps of it count.
+
+        A step counts if backward was called since the one before, or never: optimizers that update their
+        parameters group by group step several times.
+        """
+        track = self._tracks.get(optimizer)
+        if track is None:
+            track = self._tracks.setdefault(optimizer, Track(type(optimizer).__name__))
+            # Of an optimizer that begins later, as the second phase of a training does.
+            track.begin = max((each.begin for each in self._ended), default=0)
+        if self._backwards and track.marks and track.marks[-1].backwards == self._backwards:
+            return len(track.marks)
+        device = self._device or _device_of(optimizer)
+        if is_capturing(device):
+            return len(track.marks)
+        if not track.marks:
+            self._ended.append(track)
+        self._device = device
+        span = (track.begin, len(self._losses))
+        track.marks.append(Mark(Moment(device), span, self._tokens, self._backwards))
+        track.begin = len(self._losses)
+        if len(track.marks) == max(len(each.marks) for each in self._ended):
+            self._tell_progress()
+        return len(track.marks)
+
+    def note_skipped(self) -> None:
+        """Note that a gradient scaler left a step out: its losses belong to no step."""
+        self.skipped += 1
+        for track in self._ended:
+            track.begin = len(self._losses)
+
+    def write(self, *, stopped: bool) -> bool:
+        """Write what was recorded, once, and return whether this call did; waits for the device."""
+        if self._written or self._process != os.getpid() or not (self._backwards or self._ended):
+            return False
+        self._written = True
+        if self._progress is not None:
+            os.close(self._progress)
+        found = {"stopped": stopped, **self._found()}
+        path = os.path.join(self.plan.folder, f"{RESULT}{found['rank']}-{os.getpid()}.json")
+        with open(f"{path}.part", "w", encoding="utf-8") as file:
+            json.dump(found, file)
+        os.replace(f"{path}.part", path)
+        return True
+
+    def _found(self) -> dict[str, Any]:
+        rank, world = rank_and_world()
+        track = max(self._ended, key=lambda each: len(each.marks), default=None)
+        device = self._device or "cpu"
+        found: dict[str, Any] = {
+            "rank": rank,
+            "world": world,
+            "pid": os.getpid(),
+            "device": device,
+            "backwards": self._backwards,
+            "skipped": self.skipped,
+            "optimizer": track.name if track is not None else None,
+            "optimizers": len(self._ended),
+            "precision": _precision(self._low_precision),
+            "times": [],
+            "first_call": None,
+            "losses": [],
+            "tokens": [],
+            "notes": self.notes,
+            "kernels": [],
+            "models": [],
+        }
+        # Memory first: what is read below takes memory, too.
+        found["memory"], found["peak"] = peak_memory(device)
+        try:
+            found["device_name"] = device_name(device)
+            if track is not None:
+                self._add_steps(found, track, device)
+        except RuntimeError as error:  # the device failed: the script's own end tells more
+            self.notes.append(f"the recorded values could not be read from the device: {error}")
+        if rank == 0:
+            self._add_kernels(found)
+        return found
+
+    def _add_steps(self, found: dict[str, Any], track: Track, device: str) -> None:
+        moments = [mark.moment for mark in track.marks]
+        first = self._first_call
+        before = seconds_of([*moments, *([first] if first is not None else [])], Moment(device), device)
+        now = time.time()
+        since_start = [now - seconds - self.plan.started for seconds in before]
+        found["times"] = since_start[: len(moments)]
+        found["first_call"] = since_start[-1] if first is not None else None
+        values = [float(loss) for loss in self._losses]
+        found["losses"] = [_sum(values[slice(*mark.losses)]) for mark in track.marks]
+        known = [0, *(mark.tokens for mark in track.marks)]
+        found["tokens"] = [
+            None if earlier is None or later is None else later - earlier
+            for earlier, later in pairwise(known)
+        ]
+
+    def _add_kernels(self, found: dict[str, Any]) -> None:
+        from veomni_hook.compare.kernels import kernels_of
+        from veomni_hook.finders.state import STATE
+
+        found["models"] = sorted({type(model).__name__ for model in self._models})
+        if STATE.handles and os.environ.get("VEOMNI_HOOK") != "0":
+            found["kernels"] = [row for model in self._models for row in kernels_of(model)]
+
+    def _tell_progress(self) -> None:
+        if self._progress is None:
+            path = os.path.join(self.plan.folder, f"{PROGRESS}{os.getpid()}")
+            self._progress = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(self._progress, b".")
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return this process's rank and how many there are, by torch.distributed or the launcher's variables."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _sum(values: list[float]) -> float | None:
+    """Return the sum; None where there is nothing to add."""
+    return sum(values) if values else None
+
+
+def _device_of(optimizer: Any) -> str:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return str(parameter.device.type)
+    return "cpu"
+
+
+def _autocast(device: str) -> str:
+    if not torch.is_autocast_enabled(device):
+        return ""
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+
+def _precision(seen: str) -> str:
+    """Return the lowest precision that is known; accelerate enters autocast inside the model's forward."""
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    shared = getattr(state, "_shared_state", {}).get("_mixed_precision", "no")
+    return {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}.get(str(shared), seen)

@@ -1,0 +1,41 @@
+"""How many tokens a call of a model gets, by the shapes of its arguments alone: no value is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["tokens_of"]
+
+
+def tokens_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """Return the tokens of a call, padding included, or None where no argument tells.
+
+    Counts ``input_ids`` (or the first positional argument where it holds integers ``[batch, length]``), else
+    ``inputs_embeds``, else ``labels``. An encoder-decoder's decoder side is added.
+    """
+    own = _count(kwargs, "input_ids", "inputs_embeds")
+    if own is None and args and _is_ids(args[0]):
+        own = int(args[0].numel())
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        other = _count(kwargs, "decoder_input_ids", "decoder_inputs_embeds", "labels")
+        return other if own is None else own + (other or 0)
+    if own is not None:
+        return own
+    labels = kwargs.get("labels")
+    return int(labels.numel()) if _is_ids(labels) else None
+
+
+def _count(kwargs: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = kwargs.get(name)
+        if isinstance(value, torch.Tensor):
+            shape = value.shape[:-1] if name.endswith("inputs_embeds") else value.shape
+            return int(shape.numel())
+    return None
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 2 and not value.is_floating_point()

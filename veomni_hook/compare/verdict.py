@@ -1,0 +1,163 @@
+"""What a comparison says in the end: about the step time, the losses, and in one sentence about both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from veomni_hook.compare.figures import LossDifference, Side, Times
+from veomni_hook.compare.runs import Run
+
+__all__ = ["Verdict", "percent", "problems_of", "readable_time", "tolerance", "verdict"]
+
+#: Runs without the hook that differ by more than this share tell little.
+NOISY = 0.05
+#: What rounding explains; larger differences have to be there between runs without the hook, too.
+TOLERANCE = 1e-4
+LOW_TOLERANCE = 2e-2
+LOW_PRECISION = ("bfloat16", "float16", "float8")
+#: The largest of the pairs of one kind says only about how large the script's own noise is.
+OWN_NOISE = 2.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found.
+
+    Attributes:
+        time: ``faster``, ``slower``, ``same``, ``noisy`` or ``unknown``.
+        loss: ``agree``, ``own noise`` (they differ as runs without the hook do), ``differ`` or ``unknown``.
+        sentence: both for a reader, with figures.
+    """
+
+    time: str
+    loss: str
+    sentence: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether no loss differs by more than rounding and the script's own noise."""
+        return self.loss != "differ"
+
+
+def tolerance(precision: str) -> float:
+    """Return the relative difference of losses that rounding explains, for the lowest precision in use."""
+    return LOW_TOLERANCE if precision.startswith(LOW_PRECISION) else TOLERANCE
+
+
+def verdict(
+    without: Side, with_hook: Side, found: Times, between: LossDifference, own: LossDifference, limit: float
+) -> Verdict:
+    """Judge a comparison.
+
+    Args:
+        without, with_hook: the figures of both kinds of runs.
+        found: their step times compared.
+        between: losses with the hook against losses without.
+        own: losses of runs without the hook against each other.
+        limit: what `tolerance` returned.
+    """
+    time, said_of_time = _of_time(without, with_hook, found)
+    loss, said_of_loss = _of_loss(between, own, limit)
+    joint = "; " if time == "noisy" else " and " if loss != "differ" else ", but "
+    return Verdict(time, loss, f"{said_of_time}{joint}{said_of_loss}.")
+
+
+def _of_time(without: Side, with_hook: Side, found: Times) -> tuple[str, str]:
+    if found.ratio is None or without.median is None or with_hook.median is None:
+        return "unknown", "Step times are unknown (fewer than two steps were seen in the runs of one kind)"
+    medians = f"median {readable_time(with_hook.median)}, was {readable_time(without.median)}"
+    off_by = abs(found.ratio - 1)
+    if off_by > found.uncertainty:
+        name = "faster" if found.ratio < 1 else "slower"
+        return name, f"With the hook a step takes {found.ratio:.2f} of the time ({medians})"
+    if found.noise is not None and found.noise > NOISY:
+        spread = f"medians of runs of the same kind differ by {percent(found.noise)}"
+        return "noisy", f"The machine is too noisy to tell a difference in step time: {spread} ({medians})"
+    if found.uncertainty > NOISY:
+        spread = f"they vary too much within the runs (the ratio is known to {percent(found.uncertainty)})"
+        return "noisy", f"The step times do not tell a difference: {spread} ({medians})"
+    known = f"to within {percent(found.uncertainty)}"
+    return "same", f"With the hook a step takes the same time {known} ({medians})"
+
+
+def _of_loss(between: LossDifference, own: LossDifference, limit: float) -> tuple[str, str]:
+    if between.largest is None:
+        return "unknown", "the losses are unknown"
+    if between.largest <= limit:
+        if between.identical:
+            return "agree", "the losses are identical"
+        return "agree", f"the losses agree (largest relative difference {between.largest:.1e})"
+    if own.largest is not None and between.largest <= OWN_NOISE * own.largest:
+        if own.largest > LOW_TOLERANCE:
+            return (
+                "own noise",
+                "the losses differ no more than those of two runs without the hook, which is much "
+                f"({percent(own.largest)}; a fixed seed in the script tells more)",
+            )
+        return "own noise", f"the losses agree within the script's own noise ({own.largest:.1e})"
+    compared = "there is no second run without the hook to compare with"
+    if own.largest is not None:
+        compared = f"two runs without it differ by {own.largest:.1e}"
+    return (
+        "differ",
+        f"the losses DIFFER: by {between.largest:.1e} of their size at step {between.step}, "
+        f"more than rounding explains ({limit:.0e}); {compared}",
+    )
+
+
+def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
+    """Return what could not be seen, or went otherwise than asked, in sentences."""
+    found: list[str] = []
+    for run in runs:
+        found += [f"{run.label}: {note}" for note in run.notes]
+        if run.ended_by_us:
+            found.append(f"{run.label}: it was ended from here, because {run.ended_by_us}")
+        if run.failed:
+            continue
+        if not run.attached:
+            found.append(
+                f"{run.label}: no process of it could be observed: none imported torch, or Python was started "
+                "with -I, -E or -S"
+            )
+        elif not run.times:
+            found.append(
+                f"{run.label}: no optimizer step was seen (calls of backward: "
+                f"{run.facts.get('backwards', 0)}): nothing stepped that is a torch.optim.Optimizer, or its step "
+                "was compiled or captured"
+            )
+        elif len(run.times) < steps:
+            found.append(f"{run.label}: the script ended after {len(run.times)} of {steps} steps")
+    seen = [run for run in runs if run.times]
+    if seen and not any(loss is not None for run in seen for loss in run.losses):
+        found.append("losses are unknown: backward was called on no scalar")
+    if seen and all(count is None for run in seen for count in run.tokens[1:]):
+        found.append(
+            "tokens are unknown: no transformers model was called with input_ids, inputs_embeds or labels"
+        )
+    hooked = [run for run in seen if run.hooked]
+    if hooked and not any(run.facts.get("kernels") for run in hooked):
+        found.append(
+            "the hook patched nothing that the script trains: no transformers model with kernel slots "
+            "was called"
+        )
+    return list(dict.fromkeys(found))
+
+
+def percent(share: float) -> str:
+    """Return a share as a person reads it."""
+    return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
+
+
+def readable_time(seconds: float) -> str:
+    """Return a duration as a person reads it, with three digits or more."""
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    milliseconds = seconds * 1e3
+    return (
+        f"{milliseconds:.0f} ms"
+        if milliseconds >= 100
+        else f"{milliseconds:.{1 if milliseconds >= 10 else 2}f} ms"
+    )
