@@ -158,7 +158,7 @@ def _command(words: Sequence[str], module: str | None) -> list[str]:
         raise UsageError(
             "no script and no module",
             where="veomni-hook compare",
-            fix="name one: compare train.py, compare torchrun --nproc_per_node 2 train.py, or compare -m module",
+            fix="name one: compare train.py, compare torchrun --nproc_per_node 2 train.py, compare -m module",
         )
     name, *arguments = words
     if os.path.exists(name) and (name.endswith(".py") or not os.access(name, os.X_OK)):

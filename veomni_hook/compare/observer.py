@@ -1,9 +1,9 @@
 """Puts a recorder where a training script cannot miss it and no kernel's guard looks.
 
 Guards refuse a kernel where a module has hooks or a replaced `forward` or `__call__`, so none of these is
-touched. Observed are `torch.autograd.backward`, which every loss goes through, torch's global hook for optimizer
-steps, and `PreTrainedModel._call_impl`, which torch calls inside `__call__`. This module imports no torch before
-the script does.
+touched. Observed are `torch.autograd.backward`, which every loss goes through, torch's global hook for
+optimizer steps, and `PreTrainedModel._call_impl`, which torch calls inside `__call__`. This module imports no
+torch before the script does.
 """
 
 from __future__ import annotations

@@ -17,15 +17,14 @@ def tokens_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int
     ``inputs_embeds``, else ``labels``. An encoder-decoder's decoder side is added.
     """
     own = _count(kwargs, "input_ids", "inputs_embeds")
-    if own is None and args and _is_ids(args[0]):
-        own = int(args[0].numel())
+    if own is None and args:
+        own = _ids(args[0])
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         other = _count(kwargs, "decoder_input_ids", "decoder_inputs_embeds", "labels")
         return other if own is None else own + (other or 0)
     if own is not None:
         return own
-    labels = kwargs.get("labels")
-    return int(labels.numel()) if _is_ids(labels) else None
+    return _ids(kwargs.get("labels"))
 
 
 def _count(kwargs: Mapping[str, Any], *names: str) -> int | None:
@@ -37,5 +36,8 @@ def _count(kwargs: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 2 and not value.is_floating_point()
+def _ids(value: Any) -> int | None:
+    """The size of a tensor of integers ``[batch, length]``; None for anything else."""
+    if isinstance(value, torch.Tensor) and value.dim() == 2 and not value.is_floating_point():
+        return int(value.numel())
+    return None

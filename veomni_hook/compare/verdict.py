@@ -67,6 +67,8 @@ def _of_time(without: Side, with_hook: Side, found: Times) -> tuple[str, str]:
     if found.ratio is None or without.median is None or with_hook.median is None:
         return "unknown", "Step times are unknown (fewer than two steps were seen in the runs of one kind)"
     medians = f"median {readable_time(with_hook.median)}, was {readable_time(without.median)}"
+    if found.noise is None:
+        medians += "; with fewer than two runs of each kind, how much runs differ by themselves is unknown"
     off_by = abs(found.ratio - 1)
     if off_by > found.uncertainty:
         name = "faster" if found.ratio < 1 else "slower"
@@ -117,14 +119,14 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
             continue
         if not run.attached:
             found.append(
-                f"{run.label}: no process of it could be observed: none imported torch, or Python was started "
-                "with -I, -E or -S"
+                f"{run.label}: no process of it could be observed: none imported torch, or Python was "
+                "started with -I, -E or -S"
             )
         elif not run.times:
             found.append(
                 f"{run.label}: no optimizer step was seen (calls of backward: "
-                f"{run.facts.get('backwards', 0)}): nothing stepped that is a torch.optim.Optimizer, or its step "
-                "was compiled or captured"
+                f"{run.facts.get('backwards', 0)}): nothing stepped that is a torch.optim.Optimizer, or "
+                "its step was compiled or captured"
             )
         elif len(run.times) < steps:
             found.append(f"{run.label}: the script ended after {len(run.times)} of {steps} steps")
