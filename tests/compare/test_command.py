@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from veomni_hook.cli.compare import _command
+from veomni_hook.cli.usage import UsageError
 from veomni_hook.compare import process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,10 +133,13 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert ended.status != 0 and "--timeout" in ended.ended_by_us
 
 
-def test_nothing_to_run_is_wrong_use(tmp_path: Path) -> None:
-    nothing, nowhere = compare(tmp_path), compare(tmp_path, "no-such-program")
-    assert (nothing.returncode, nowhere.returncode) == (2, 2)
-    assert "no script" in nothing.stderr and "no-such-program" in nowhere.stderr
+def test_nothing_to_run_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match="no script"):
+        _command([], None)
+    with pytest.raises(UsageError, match="no-such-program"):
+        _command(["no-such-program", "x"], None)
+    assert _command(["x"], "package.module")[-3:] == ["-m", "package.module", "x"]
+    assert _command(["python", "-c", "1"], None)[1:][-2:] == ["-c", "1"]
 
 
 DISTRIBUTED = """

@@ -91,7 +91,7 @@ class Recorder:
     def note_backward(self, losses: Sequence[torch.Tensor]) -> None:
         """Note a call of backward; ``losses``: the scalars that it was called on, empty for anything else."""
         self._backwards += 1
-        if not losses:
+        if not losses or self._written:
             return
         values = [(each.to_local() if hasattr(each, "to_local") else each).detach() for each in losses]
         # A copy: torch.compile with CUDA graphs writes the next loss into the same memory.
@@ -122,7 +122,8 @@ class Recorder:
             track = self._tracks.setdefault(optimizer, Track(type(optimizer).__name__))
             # Of an optimizer that begins later, as the second phase of a training does.
             track.begin = max((each.begin for each in self._ended), default=0)
-        if self._backwards and track.marks and track.marks[-1].backwards == self._backwards:
+        again = self._backwards and track.marks and track.marks[-1].backwards == self._backwards
+        if again or self._written:
             return len(track.marks)
         device = self._device or _device_of(optimizer)
         if is_capturing(device):
