@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -198,3 +199,95 @@ def test_the_script_is_stopped_after_the_last_step_also_when_it_catches_that(
 def test_tokens_are_told_by_shapes(args, kwargs, encoder_decoder, expected) -> None:
     model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=encoder_decoder))
     assert tokens_of(model, args, kwargs) == expected
+
+
+class Clock:
+    """A device whose clock runs ten times as fast as the steps are noted; nobody waits for it but at the end."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waits = 0
+
+    def Event(self, *, enable_timing: bool):
+        assert enable_timing
+        clock = self
+
+        class Event:
+            def record(self) -> None:
+                clock.now += 10.0
+                self.at = clock.now
+
+            def elapsed_time(self, end) -> float:
+                return (end.at - self.at) * 1e3
+
+        return Event()
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 2
+
+    def max_memory_allocated(self, device: int) -> int:
+        return 100 + device
+
+    def get_device_name(self) -> str:
+        return "a double"
+
+
+def test_on_an_accelerator_its_own_clock_and_memory_count(observe, monkeypatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("veomni_hook.compare.measures.accelerator.module", lambda _: clock)
+    seeing = observe()
+    weight = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for _ in range(3):
+        (weight * 1).backward()
+        optimizer.step()
+    assert clock.waits == 0
+    found = seeing.found()
+    assert clock.waits == 1
+    assert [b - a for a, b in pairwise(found["times"])] == pytest.approx([10.0, 10.0])
+    assert (found["memory"], found["peak"], found["device_name"]) == ("device", 201, "a double")
+
+
+def compiled(qwen3, how: str) -> tuple[list[int], list[float]]:
+    """Train a compiled model; return how many operations each compiled graph has, and the losses."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object):
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    model = qwen3.Qwen3ForCausalLM(tiny_config(num_hidden_layers=1)).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if how == "in place":
+        model.compile(backend=backend)
+    called = torch.compile(model, backend=backend) if how == "module" else model
+    step = lambda ids: called(input_ids=ids, labels=ids).loss  # noqa: E731
+    if how == "function":
+        step = torch.compile(step, backend=backend)
+    losses = []
+    for _ in range(2):
+        loss = step(torch.randint(0, 60, (2, 16)))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return graphs, losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "tokens"), [("module", [32, 32]), ("in place", [32, 32]), ("function", [0, 0])]
+)
+def test_the_same_is_compiled(qwen3, observe, how: str, tokens: list[int]) -> None:
+    plain = compiled(qwen3, how)
+    seeing = observe()
+    assert compiled(qwen3, how) == plain
+    found = seeing.found()
+    assert (found["losses"], found["tokens"]) == (plain[1], tokens)

@@ -112,7 +112,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
             fix="make the folder, or name another file with -o",
         )
     if cwd is not None:
-        cwd.mkdir(parents=True, exist_ok=True)
+        _make(cwd)
         started = [_absolute(word) for word in started]
     order = Order(started, resolve().settings, steps, rounds, cwd, timeout, verbose)
     runs: list[Run] = []
@@ -126,7 +126,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         raise UsageError(
-            f"it cannot be started: {error}", where=started[0], fix="check the command"
+            f"it could not be run: {error}", where=started[0], fix="check the command"
         ) from error
     report = report_of(runs, ["-m", module, *words] if module else words, steps, warmup)
     if as_json:
@@ -136,7 +136,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     if page is not None:
         from veomni_hook.compare.page import page_of
 
-        page.write_text(page_of(report, rows_of(report)), encoding="utf-8")
+        _write(page, page_of(report, rows_of(report)))
         output.note(f"written: {page}")
     if not report["ok"]:
         raise typer.Exit(FOUND)
@@ -175,6 +175,24 @@ def _command(words: Sequence[str], module: str | None) -> list[str]:
             fix="check the name; a module is run with -m: veomni-hook compare -m package.module",
         )
     return [os.path.abspath(program), *arguments]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the folder cannot be made: {error.strerror}", where=str(folder), fix="name another with --cwd"
+        ) from error
+
+
+def _write(page: Path, text: str) -> None:
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"the page cannot be written: {error.strerror}", where=str(page), fix="name another file with -o"
+        ) from error
 
 
 def _absolute(word: str) -> str:

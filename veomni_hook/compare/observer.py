@@ -186,11 +186,12 @@ class Observation:
         kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
         if kind is None or "_call_impl" in vars(kind):
             return
-        self._replace(kind, "_call_impl", functools.partial(_observed_call, self.recorder))
-        # torch.compile begins at the first frame that it does not skip: still the model's forward.
-        # (Making an optimizer imports torch._dynamo in any case.)
-        decorators = importlib.import_module("torch._dynamo.decorators")
-        decorators.skip_code(vars(kind)["_call_impl"].__code__)
+        # torch.compile begins at the first frame that it does not skip: that has to be the model's forward
+        # still. (Making an optimizer imports torch._dynamo in any case.)
+        dynamo = importlib.import_module("torch._dynamo")
+        note = dynamo.disable(self.recorder.note_call)
+        self._replace(kind, "_call_impl", functools.partial(_observed_call, self.recorder, note))
+        dynamo.decorators.skip_code(vars(kind)["_call_impl"].__code__)
 
     def _note_process(self) -> None:
         """See to it that a process that trains writes what was recorded, however it ends."""
@@ -206,7 +207,7 @@ class Observation:
             Finalize(None, write, exitpriority=100)
 
 
-def _observed_call(recorder: Recorder, original: Any) -> Any:
+def _observed_call(recorder: Recorder, note: Callable[..., None], original: Any) -> Any:
     import torch
 
     def _call_impl(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,7 +219,7 @@ def _observed_call(recorder: Recorder, original: Any) -> Any:
             or not torch.is_grad_enabled()
         ):
             return original(model, *args, **kwargs)
-        recorder.note_call(model, args, kwargs)
+        note(model, args, kwargs)
         calling.inside = True
         try:
             return original(model, *args, **kwargs)
