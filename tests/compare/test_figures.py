@@ -211,6 +211,8 @@ def test_a_chart_leaves_gaps_and_stays_inside() -> None:
     drawn = chart("t", [Line("a", "plain", [1.0, 2.0, None, 3.0])], str)
     assert drawn.count("<polyline") == 1 and drawn.count("<circle") == 1
     assert "Nothing to draw" in chart("t", [Line("a", "plain", [0.0, None])], str, log=True)
+    same = report([STEADY], [STEADY])
+    assert "bit for bit" in page_of(same, rows_of(same))
     logged = chart("t", [Line("a", "plain", [0.0, 1e-7, 1e-2])], lambda value: f"{value:.0e}", log=True)
     assert ">1e-07<" in logged and ">1e-02<" in logged
 

@@ -273,7 +273,7 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     noise = report["time"]["noise"]
     between = "" if noise is None else f"runs differ by {percent(noise)}"
     spread = row(
-        "  half of the steps", "quartiles", lambda pair: "-".join(map(readable_time, pair)), ratio=False
+        "  middle half", "quartiles", lambda pair: " to ".join(map(readable_time, pair)), ratio=False
     )
     return [
         row("median step", "median", readable_time),

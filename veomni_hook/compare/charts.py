@@ -99,7 +99,8 @@ def _tick(y: float, text: str) -> str:
 
 
 def _steps(steps: int, across: Callable[[int], float]) -> list[str]:
-    shown = sorted({max(1, round(steps * part / 5)) for part in range(6)})
+    stride = max(1, round(steps / 8))
+    shown = range(stride, steps + 1, stride)
     marks = [
         f'<text x="{across(step):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{step}</text>'
         for step in shown

@@ -34,8 +34,10 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 th:first-child, td:first-child, table.words th, table.words td { text-align: left; }
-thead th { color: var(--soft); font-weight: 600; }
-figure { margin: 1rem 0; } svg { width: 100%; height: auto; display: block; }
+table.words th { overflow-wrap: anywhere; min-width: 9rem; } table.words td:last-child { min-width: 14rem; }
+table:not(.words) td { white-space: nowrap; } thead th { color: var(--soft); font-weight: 600; }
+figure { margin: 1rem 0; overflow-x: auto; }
+svg { width: 100%; min-width: 30rem; height: auto; display: block; }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 svg .grid { stroke: var(--line); stroke-width: 1; }
 polyline { fill: none; stroke-linejoin: round; } circle { stroke: none; }
@@ -137,11 +139,12 @@ def _losses(report: dict[str, Any]) -> list[str]:
         for step, pair in enumerate(zip(plain, hooked, strict=False), start=1)
     ]
     headers = ("step", "without", "with the hook", "difference", "of two without")
+    same = "<p>All runs have the same losses, bit for bit.</p>"
+    title = "Largest relative difference of losses (logarithmic)"
+    differing = chart(title, differences, lambda value: f"{value:.0e}", log=True)
     return [
         chart("Loss by step, every run", curves, lambda value: f"{value:.4g}"),
-        chart(
-            "Largest relative difference of losses (logarithmic)", differences, lambda v: f"{v:.0e}", log=True
-        ),
+        same if all(value == 0 for value in (*between, *own)) else differing,
         f"<details><summary>Losses by step</summary>{table(headers, rows)}</details>",
     ]
 

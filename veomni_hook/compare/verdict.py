@@ -153,6 +153,8 @@ def percent(share: float) -> str:
 
 def readable_time(seconds: float) -> str:
     """Return a duration as a person reads it, with three digits or more."""
+    if seconds == 0:
+        return "0 s"
     if seconds >= 100:
         return f"{seconds:.0f} s"
     if seconds >= 1:
