@@ -15,6 +15,8 @@ __all__ = ["LossDifference", "Side", "Times", "loss_difference", "side", "times"
 
 #: A difference is relative to the loss, or to this share of the curves' mean size: losses may be near 0.
 FLOOR = 0.05
+#: With fewer step times nothing is known about their spread.
+FEWEST = 4
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Times:
     Attributes:
         ratio: with / without; None where one is unknown.
         noise: by what share medians of runs of the same kind differ; None with fewer than two runs of each.
-        uncertainty: the share by which the ratio may be off, of that and of the spread within the runs.
+        uncertainty: the share by which the ratio may be off, of that and of the spread within the runs;
+            infinite with fewer than `FEWEST` step times.
     """
 
     ratio: float | None
@@ -171,7 +174,7 @@ def _tokens_a_second(runs: Iterable[Run], warmup: int) -> float | None:
 
 def _median_error(one: Side) -> float:
     """About two standard errors of a side's median, as a share of it, by the spread of its steps."""
-    if one.median is None or one.quartiles is None:
+    if one.median is None or one.quartiles is None or one.counted < FEWEST:
         return math.inf
     deviation = (one.quartiles[1] - one.quartiles[0]) / 1.349  # of a normal distribution with these quartiles
     return 2 * 1.253 * deviation / math.sqrt(one.counted) / one.median

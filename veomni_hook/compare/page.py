@@ -34,7 +34,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 th:first-child, td:first-child, table.words th, table.words td { text-align: left; }
-table.words th { overflow-wrap: anywhere; min-width: 9rem; } table.words td:last-child { min-width: 14rem; }
+table.words tbody th { min-width: 11rem; } table.words td:last-child { min-width: 14rem; }
 table:not(.words) td { white-space: nowrap; } thead th { color: var(--soft); font-weight: 600; }
 figure { margin: 1rem 0; overflow-x: auto; }
 svg { width: 100%; min-width: 30rem; height: auto; display: block; }
@@ -68,7 +68,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], style: str =
     lines = []
     for first, *others in rows:
         cells = "".join(f"<td>{escape(str(cell))}</td>" for cell in others)
-        lines.append(f'<tr><th scope="row">{escape(str(first))}</th>{cells}</tr>')
+        # Names may be broken where their parts end.
+        name = escape(str(first)).replace("_", "_<wbr>").replace("/", "/<wbr>")
+        lines.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
     named = f' class="{style}"' if style else ""
     body = "".join(lines)
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,8 @@ def _of_time(without: Side, with_hook: Side, found: Times) -> tuple[str, str]:
     if found.ratio is None or without.median is None or with_hook.median is None:
         return "unknown", "Step times are unknown (fewer than two steps were seen in the runs of one kind)"
     medians = f"median {readable_time(with_hook.median)}, was {readable_time(without.median)}"
+    if math.isinf(found.uncertainty):
+        return "unknown", f"Too few steps count to compare step times ({medians}; raise --steps)"
     if found.noise is None:
         medians += "; with fewer than two runs of each kind, how much runs differ by themselves is unknown"
     off_by = abs(found.ratio - 1)
