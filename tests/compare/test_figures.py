@@ -150,6 +150,9 @@ def test_what_could_not_be_seen_is_said() -> None:
     assert not found["ok"] and "Nothing can be compared" in found["statement"]
     assert "no process of it could be observed" in found["notes"][0]
     assert "calls of backward: 3" in found["notes"][1]
+    made = runs([STEADY], [STEADY])
+    made[1].facts |= {"kernels": [], "models": [], "model_called": True}
+    assert "its model was gone" in report_of(made, [], 8, 3)["notes"][0]
     short = report(off=[STEADY], on=[STEADY])
     assert short["notes"][0] == "without the hook, run 1: the script ended after 8 of 20 steps"
 

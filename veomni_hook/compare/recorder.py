@@ -179,6 +179,7 @@ class Recorder:
             "notes": self.notes,
             "kernels": [],
             "models": [],
+            "model_called": self._first_call is not None,
         }
         # Memory first: what is read below takes memory, too.
         found["memory"], found["peak"] = peak_memory(device)

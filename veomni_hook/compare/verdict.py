@@ -142,8 +142,12 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
         )
     hooked = [run for run in seen if run.hooked]
     if hooked and not any(run.facts.get("kernels") for run in hooked):
+        gone = any(run.facts.get("model_called") and not run.facts.get("models") for run in hooked)
         found.append(
-            "the hook patched nothing that the script trains: no transformers model with kernel slots "
+            "which kernels ran is unknown: the script came to its own end, and its model was gone by then; "
+            "ask for fewer --steps"
+            if gone
+            else "the hook patched nothing that the script trains: no transformers model with kernel slots "
             "was called"
         )
     return list(dict.fromkeys(found))
