@@ -147,7 +147,7 @@ def test_a_scaled_loss_is_noted_unscaled_and_a_skipped_step_is_none(observe) -> 
         scaler.update()
         optimizer.zero_grad()
     found = seeing.found()
-    assert (found["losses"], found["skipped"]) == ([3.0, 5.0], 1)
+    assert (found["losses"], found["skipped"], found["precision"]) == ([3.0, 5.0], 1, "float32")
 
 
 def test_of_two_optimizers_the_one_that_steps_most_counts(observe) -> None:

@@ -125,11 +125,14 @@ class Recorder:
         again = self._backwards and track.marks and track.marks[-1].backwards == self._backwards
         if again or self._written:
             return len(track.marks)
-        device = self._device or _device_of(optimizer)
+        first = _first_parameter(optimizer)
+        device = self._device or ("cpu" if first is None else first.device.type)
         if is_capturing(device):
             return len(track.marks)
         if not track.marks:
             self._ended.append(track)
+            if first is not None and not self._low_precision:
+                self._low_precision = str(first.dtype).removeprefix("torch.")
         self._device = device
         span = (track.begin, len(self._losses))
         track.marks.append(Mark(Moment(device), span, self._tokens, self._backwards))
@@ -237,11 +240,9 @@ def _sum(values: list[float]) -> float | None:
     return sum(values) if values else None
 
 
-def _device_of(optimizer: Any) -> str:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            return str(parameter.device.type)
-    return "cpu"
+def _first_parameter(optimizer: Any) -> Any:
+    groups = (group["params"] for group in optimizer.param_groups)
+    return next((parameter for parameters in groups for parameter in parameters), None)
 
 
 def _autocast(device: str) -> str:
