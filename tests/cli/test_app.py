@@ -18,7 +18,7 @@ LIGHT = [
     ["dump", "qwen3"],
     ["diff", "qwen3"],
     ["explain", "qwen3", "--fast"],
-    ["list", "--all"],
+    ["list", "--modules", "--all"],
     ["check"],
     ["check", "qwen3"],
     ["coverage", "qwen3"],
@@ -151,10 +151,39 @@ def test_the_shell_completes(
     assert done.stderr == "[]\n"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_can_be_shown(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # typer asks which shell this process was started from; make and CI start it from none that it knows.
-    monkeypatch.setattr("shellingham.detect_shell", lambda *_: (shell, f"/bin/{shell}"))
-    done = CliRunner().invoke(app, ["--show-completion"], prog_name="veomni-hook")
+BASH = """
+source <(veomni-hook completion bash)
+complete -p veomni-hook
+for words in "list qwen3_o" "bench moe_r" "coverage --require moe_ro" "compl"; do
+    COMP_WORDS=(veomni-hook $words)
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _veomni_hook_completion veomni-hook
+    echo "${COMPREPLY[@]}"
+done
+"""
+
+
+def test_the_script_of_bash_completes_in_bash(environ: dict[str, str], tmp_path: Path) -> None:
+    program = tmp_path / "veomni-hook"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m veomni_hook "$@"\n')
+    program.chmod(0o700)
+    variables = {**environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "--norc", "-c", BASH], env=variables, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    registered, *completed = done.stdout.splitlines()
+    assert registered.endswith("-F _veomni_hook_completion veomni-hook")
+    assert completed == ["qwen3_omni_moe", "moe_router", "moe_router=", "completion"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_every_shell_has_a_completion_script(shell: str) -> None:
+    done = CliRunner().invoke(app, ["completion", shell])
     assert done.exit_code == 0
-    assert "_VEOMNI_HOOK_COMPLETE" in done.output
+    assert f"_VEOMNI_HOOK_COMPLETE=complete_{shell}" in done.output
+
+
+def test_a_shell_without_completion_is_wrong_use() -> None:
+    done = CliRunner().invoke(app, ["completion", "tcsh"])
+    assert done.exit_code == 2 and "tcsh" in done.stderr

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from .conftest import Command
+from .conftest import TINY, Command
 
 
 def test_the_difference_is_the_patch_and_nothing_else(tiny: Command) -> None:
@@ -13,6 +13,9 @@ def test_the_difference_is_the_patch_and_nothing_else(tiny: Command) -> None:
         "+        return double(x) + self.bias + 100  # noqa: F821",
     ]
     assert (done.status, done.err) == (0, "")
+    found = tiny("diff", "tiny", "--json").json
+    assert (found["module"], found["diff"]) == (TINY, done.out)
+    assert (found["added"], found["removed"]) == (2, 2)
 
 
 def test_one_config_alone(tiny: Command) -> None:
@@ -24,6 +27,9 @@ def test_no_patch_is_no_output(tiny: Command) -> None:
     done = tiny("diff", "auto")
     assert (done.status, done.out) == (0, "")
     assert "no patch applies" in done.err
+    none = tiny("diff", "auto", "--json")
+    assert (none.json["diff"], none.json["added"], none.err) == ("", 0, "")
+    assert "no patch applies" in none.json["reason"]
 
 
 def test_the_installed_qwen3(veomni: Command) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import pty
 import subprocess
@@ -17,7 +18,9 @@ from .conftest import TINY, Command
 def test_a_dump_is_the_stored_file_with_absolute_imports(tiny: Command, tmp_path: Path) -> None:
     done = tiny("dump", "tiny")
     assert (done.status, done.err) == (0, "")
-    stored = Path(tiny("explain", "tiny", "--json").json["stored"]).read_text()
+    found = tiny("dump", "tiny", "--json").json
+    assert (found["module"], found["reason"], found["text"]) == (TINY, "", done.out)
+    stored = Path(found["stored"]).read_text()
     pairs = list(zip(done.out.splitlines(), stored.splitlines(), strict=True))
     assert [pair for pair in pairs if pair[0] != pair[1]] == [
         ("from transformers.activations import double", "from ...activations import double")
@@ -98,7 +101,7 @@ def test_a_patch_that_does_not_apply_is_a_finding(tiny: Command) -> None:
 def test_source_is_coloured_on_a_terminal(tiny_environ: dict[str, str], tmp_path: Path) -> None:
     reader, writer = pty.openpty()
     subprocess.run(
-        [sys.executable, "-m", "veomni_hook", "dump", "tiny"],
+        [sys.executable, "-m", "veomni_hook", "dump", "tiny", "--no-pager"],
         env=tiny_environ, cwd=tmp_path, stdout=writer, check=True,
     )  # fmt: skip
     os.close(writer)
@@ -115,3 +118,6 @@ def test_the_file_keeps_line_ends_and_characters(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(dump_module, "prepared", lambda *_: found)
     dump_module.dump("package.module", file=tmp_path / "out.py")
     assert (tmp_path / "out.py").read_bytes() == text.encode()
+    monkeypatch.setattr(dump_module, "facts_of", lambda _: {"module": "package.module"})
+    dump_module.dump("package.module", file=tmp_path / "out.json", as_json=True)
+    assert json.loads((tmp_path / "out.json").read_bytes()) == {"module": "package.module", "text": text}

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import sys
 from pathlib import Path
 
@@ -12,35 +10,7 @@ import pytest
 from veomni_hook.cli import output
 from veomni_hook.errors import ConfigError
 
-ESCAPE = "\x1b["
-
-
-class Terminal:
-    """While entered, stdout and stderr are a real terminal of 60 columns; `seen` is what it received."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen = ""
-        self._monkeypatch = monkeypatch
-        self._reader, writer = pty.openpty()
-        self._stream = os.fdopen(writer, "w", encoding="utf-8")
-
-    def __enter__(self) -> Terminal:
-        self._monkeypatch.setenv("TERM", "xterm-256color")
-        self._monkeypatch.setenv("COLUMNS", "60")
-        # Not earlier: pytest puts its own streams back between a fixture and its test.
-        self._monkeypatch.setattr(sys, "stdout", self._stream)
-        self._monkeypatch.setattr(sys, "stderr", self._stream)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._monkeypatch.undo()
-        self._stream.write("\0")
-        self._stream.flush()
-        while not self.seen.endswith("\0"):
-            self.seen += os.read(self._reader, 100_000).decode()
-        self.seen = self.seen.replace("\r\n", "\n").removesuffix("\0")
-        self._stream.close()
-        os.close(self._reader)
+from .terminal import ESCAPE, Terminal, strip
 
 
 @pytest.fixture
@@ -106,13 +76,42 @@ def test_a_table_in_a_pipe_is_aligned_and_never_cut(capfd: pytest.CaptureFixture
     assert lines[6:] == [""]
 
 
-def test_a_table_on_a_terminal_fits_and_loses_nothing(terminal: Terminal) -> None:
+def test_a_table_on_a_terminal_becomes_blocks_and_breaks_no_word(terminal: Terminal) -> None:
+    long = "n" * 70
     with terminal:
-        output.emit_table(["name", "value"], [["n" * 100, "[v]" + "w" * 20]])
-    lines = strip(terminal.seen).split("\n")
-    assert max(map(len, lines)) <= 60
-    assert sum(line.count("n") for line in lines[1:]) == 100
-    assert any("[v]" + "w" * 20 in line for line in lines)
+        output.emit_table(["name", "value"], [[long, "[v] 1.5 ms, " + "20 MiB " * 9], ["b", None]])
+    assert strip(terminal.seen).split("\n") == [
+        f"name   {long}",
+        "value  [v] 1.5 ms, " + " ".join(["20 MiB"] * 6),
+        "       " + " ".join(["20 MiB"] * 3),
+        "",
+        "name   b",
+        "",
+    ]
+    assert ESCAPE in terminal.seen
+
+
+def test_messages_on_a_terminal_are_broken_between_words(terminal: Terminal) -> None:
+    with terminal:
+        output.note("word " * 11 + "1.234 ms")
+        output.fail(ConfigError("what", where="there " * 12, fix="this"))
+    assert strip(terminal.seen).split("\n") == [
+        " ".join(["word"] * 11),
+        "  1.234 ms",
+        "error: what",
+        "  where: " + " ".join(["there"] * 8),
+        "    " + " ".join(["there"] * 4),
+        "  fix:   this",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("columns", ["0", "wide", ""])
+def test_columns_that_are_no_number_do_not_count(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert output.width_of(io.StringIO()) is None
+    monkeypatch.setenv("COLUMNS", "50")
+    assert output.width_of(io.StringIO()) == 50
 
 
 def test_json_is_one_document(capfd: pytest.CaptureFixture[str]) -> None:
@@ -152,9 +151,3 @@ def test_closed_streams_are_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     assert not output.is_terminal(closed)
-
-
-def strip(text: str) -> str:
-    import re
-
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")

@@ -99,7 +99,7 @@ def test_a_family_and_what_is_routed_there(project: Command) -> None:
         "UpgradedRMSNorm.forward",
     )
     assert verdict["detail"].startswith("rms_norm/cast_before_weight, lines ")
-    (row,) = project("list", FAMILY, "--json").json
+    (row,) = project("list", "--modules", FAMILY, "--json").json
     assert (row["from"], row["routes"], row["slots"]) == (
         "idioms",
         {"rms_norm": 1},

@@ -34,6 +34,7 @@ COMMANDS = {
     "compare": "veomni_hook.cli.compare:compare",
     "demo": "veomni_hook.cli.demo:demo",
     "bench": "veomni_hook.cli.bench:bench",
+    "completion": "veomni_hook.cli.completion:completion",
 }
 
 
@@ -91,9 +92,10 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Hugging Face modeling code, patched in memory as it is imported.
+    """Patch the modeling code of Hugging Face transformers in memory, as it is imported.
 
-    Exit status: 0 fine, 1 a check found something, 2 wrong use.
+    A family is a model of transformers, such as qwen3. Exit status: 0 is success, 1 means that a check found
+    a problem, 2 means wrong use of a command.
     """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,28 +18,41 @@ if TYPE_CHECKING:
 
 def bench(
     ops: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP]...", help="Ops to measure; by default all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[OP]...",
+            help="Measure these ops. Default: all.",
+            autocompletion=complete_op,
+            show_default=False,
+        ),
     ] = None,
     device: TypeOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the record to a JSON file, anew after every line.", show_default=False
+            metavar="FILE",
+            help="Write the results to this JSON file, after every measurement.",
+            show_default=False,
         ),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw a PNG file; needs the extra demo.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="Draw the results into this PNG file. Needs the extra `demo`.",
+            show_default=False,
+        ),
     ] = None,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Two sizes of every op.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure only two sizes of each op.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure kernels beside upstream's code, torch.compile and, where installed, Liger and QuACK.
+    """Measure kernels, and for comparison the upstream code, torch.compile, and Liger and QuACK if installed.
 
-    A line is a part of an op at one size. Each side has its median time and its share of what the device can
-    do: the bandwidth of a copy, or the rate of a large product of matrices. Host time is listed apart. A run
-    that is interrupted leaves what it measured in the file of --out, and the ops that it did not finish.
+    Each entry is one part of an op (for example its backward) at one size. For each implementation it has the
+    median time, the share of the device's limit (the bandwidth of a copy, or the rate of a large matrix
+    product) and the peak memory. Time on the host has entries of its own. If a run is interrupted, the file
+    of --out holds what was measured, and names the ops that were not finished.
     """
     from veomni_hook.bench.problems import OPS, checked, problems
 
@@ -68,7 +81,7 @@ def bench(
     if as_json:
         output.emit_json(facts)
     else:
-        _tables(rows, facts)
+        show(rows, facts)
     if out is not None:
         output.note(f"written: {out}")
     if plot is not None:
@@ -76,6 +89,13 @@ def bench(
 
         write_plot(rows, f"{facts['device']}, torch {facts['torch']}", plot)
         output.note(f"written: {plot}")
+
+
+def complete_op(incomplete: str) -> list[str]:
+    """Complete the name of an op for the shell."""
+    from veomni_hook.bench.problems import OPS
+
+    return [op for op in OPS if op.startswith(incomplete)]
 
 
 def _said(row: Row) -> str:
@@ -87,7 +107,8 @@ def _said(row: Row) -> str:
     return f"{row.op} {row.part} {row.shape}: {taken}"
 
 
-def _tables(rows: list[Row], facts: dict[str, Any]) -> None:
+def show(rows: Sequence[Row], facts: Mapping[str, Any]) -> None:
+    """Print the table of what was measured, and what could not be."""
     from veomni_hook.bench import record
 
     output.emit_heading(f"{facts['device']}, torch {facts['torch']}; share of the limit in %")
@@ -95,4 +116,4 @@ def _tables(rows: list[Row], facts: dict[str, Any]) -> None:
     output.emit_table(record.headers(sides), [record.cells(row, sides) for row in rows if row.milliseconds])
     for row in rows:
         if row.failed:
-            output.emit(_said(row))
+            output.emit_text(f"{_said(row)}\n")

@@ -12,6 +12,7 @@ from veomni_hook.cli.target_options import JsonOption, import_from_here
 from veomni_hook.cli.targets import complete_family, module_name
 from veomni_hook.cli.usage import FOUND
 from veomni_hook.errors import CacheError, VeomniHookError
+from veomni_hook.layout import counted
 
 if TYPE_CHECKING:
     from veomni_hook.cache.store import Store
@@ -59,7 +60,7 @@ def info(*, as_json: JsonOption = False) -> None:
 def verify(*, as_json: JsonOption = False) -> None:
     """Check every entry, byte for byte.
 
-    Exits with 1 when one is damaged; an import never uses such an entry, it patches the module anew.
+    An import never uses a damaged entry: it patches the module again. Exits with 1 if an entry is damaged.
     """
     found = _disk_store().verify()
     if as_json:
@@ -72,7 +73,8 @@ def verify(*, as_json: JsonOption = False) -> None:
         ]
         if rows:
             output.emit_table(("finding", "path", "reason"), rows)
-        output.emit(f"{found.checked} checked, {len(found.defects)} damaged, {len(found.stale)} outdated\n")
+        checked = counted(found.checked, "entry", "entries")
+        output.emit(f"{checked} checked, {len(found.defects)} damaged, {len(found.stale)} outdated\n")
     if not found.ok:
         output.note("fix: veomni-hook cache clear")
         raise typer.Exit(FOUND)
@@ -81,15 +83,26 @@ def verify(*, as_json: JsonOption = False) -> None:
 @app.command("clear")
 def clear(
     *,
-    force: Annotated[bool, typer.Option("--force", help="Also entries that a running process uses.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also remove entries that a running process uses.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove every entry that no running process uses. Exits with 1 when something had to stay."""
-    done = _disk_store().clear(force=force)
+    """Remove every entry that no running process uses, and what `list` keeps.
+
+    Exits with 1 if something could not be removed.
+    """
+    from veomni_hook.cli.kept import forget
+
+    store = _disk_store()
+    done = store.clear(force=force)
+    freed = done.freed + forget(store)
     if as_json:
-        output.emit_json(done.to_dict())
+        output.emit_json({**done.to_dict(), "freed": freed})
     else:
-        output.emit(f"{len(done.removed)} removed, {readable_size(done.freed)} freed\n")
+        output.emit(
+            f"{counted(len(done.removed), 'entry', 'entries')} removed, {readable_size(freed)} freed\n"
+        )
     for finding in done.in_use:
         output.warn(f"{finding.path} stays: {finding.reason}")
     for finding in done.failed:
@@ -104,7 +117,7 @@ def warm(
         list[str] | None,
         typer.Argument(
             metavar="[TARGET]...",
-            help="These families or modules; by default all that a spec or a config of yours names.",
+            help="Families or modules. Default: every module that a built-in or your own config names.",
             autocompletion=complete_family,
             show_default=False,
         ),
@@ -112,7 +125,10 @@ def warm(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Patch and store modules now, so that no job has to. Exits with 1 when one could not be."""
+    """Patch modules now and store them, so that later imports are fast.
+
+    Exits with 1 if a module cannot be patched or stored.
+    """
     rows = list(_warmed([module_name(target) for target in targets or ()], _settings()))
     if as_json:
         output.emit_json(rows)
@@ -145,7 +161,9 @@ def _warmed(wanted: Sequence[str], settings: Settings) -> Iterator[dict[str, obj
         sources = load_sources(names(settings))
         modules = modules_of(config for source in sources for config in source.configs)
         wanted = [module for module in modules if locate(module) is not None]
-        output.note("what idioms route is patched for the families that you name: cache warm qwen3")
+        output.note(
+            "only modules that configs name; for others name their families: veomni-hook cache warm qwen3"
+        )
         for source in sources:
             if source.error is not None:
                 output.fail(source.error)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from veomni_hook.patches.spec import PatchConfig
     from veomni_hook.settings import Settings
 
+PLURALS = {"applies": "apply", "yields": "yield", "FAILS": "FAIL"}
 HEADERS = ("verdict", "target", "kind", "detail", "config", "device")
 
 
@@ -29,7 +30,7 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="[TARGET]...",
-            help="Only these families or modules, with what idioms route there.",
+            help="Only these families or modules. Also checks what is routed to kernels there.",
             autocompletion=complete_family,
             show_default=False,
         ),
@@ -39,7 +40,7 @@ def check(
         typer.Option(
             "--config",
             metavar="PACKAGE.MODULE[:NAME]",
-            help="Check this config too; may be repeated.",
+            help="Also check this config. Can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -47,7 +48,7 @@ def check(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="The lock; by default the nearest veomni-hook.lock upward from here.",
+            help="The lock file. Default: the nearest veomni-hook.lock in this folder or above it.",
             show_default=False,
         ),
     ] = None,
@@ -57,21 +58,20 @@ def check(
         bool,
         typer.Option(
             "--write-lock",
-            help="Record the routed sites of the targets (or those of the lock, or all), and the "
-            "upstream code under your own patches.",
+            help="Write the lock: the routed places of the targets (or of the present lock, or of all"
+            " families), and the upstream code that your own patches replace.",
         ),
     ] = False,
-    diffs: Annotated[
-        bool, typer.Option("--diffs", help="Also the diffs of changes that do not matter.")
-    ] = False,
+    diffs: Annotated[bool, typer.Option("--diffs", help="Also show the diffs of harmless changes.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that every patch applies exactly once to the installed transformers.
 
-    Where a lock is found, also tell what changed upstream since it was written: sites that are gone, moved,
-    compute something else or have another signature, with the diff.
+    A lock file records the upstream code that a project relies on. If there is one, also show what has
+    changed upstream since it was written: places that are gone or moved, compute something else or have
+    another signature, with the diff.
 
-    Exits with 1 when a patch does not apply, or for a change that matters.
+    Exits with 1 if a patch does not apply, or if a change can affect the project.
     """
     from veomni_hook.cli.lock import NAME, check_place, compared, find_lock
     from veomni_hook.cli.spec_sources import OPTION, load_sources, names
@@ -96,7 +96,7 @@ def check(
             [*(verdict.to_dict() for verdict in verdicts), *(comparison.rows() if comparison else ())]
         )
     else:
-        _print(verdicts)
+        show(verdicts)
         if comparison is not None:
             output.emit("\n")
             comparison.show(diffs=diffs)
@@ -162,7 +162,8 @@ def _unreadable(
             yield failure(module, config.name, ConfigError(reason, where=config.origin, fix=fix))
 
 
-def _print(verdicts: Sequence[Verdict]) -> None:
+def show(verdicts: Sequence[Verdict]) -> None:
+    """Print the verdicts by module, what to do about failures, and how many there are of each."""
     from veomni_hook.cli.verdict import FAILS
 
     for module in dict.fromkeys(verdict.module for verdict in verdicts):
@@ -173,9 +174,15 @@ def _print(verdicts: Sequence[Verdict]) -> None:
     failed = [verdict for verdict in verdicts if verdict.verdict == FAILS]
     for verdict in failed:
         place = f"{verdict.module}: {verdict.target}"
-        output.emit(f"{FAILS} {place}\n  {verdict.detail}\n  fix: {verdict.fix}\n\n")
+        output.emit_text(f"{FAILS} {place}\n  {verdict.detail}\n  fix: {verdict.fix}\n\n")
     counts = Counter(verdict.verdict for verdict in verdicts)
-    output.emit((", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no patches") + "\n")
+    said = [_counted(count, verdict) for verdict, count in counts.items()]
+    output.emit_text((", ".join(said) or "no patches") + "\n")
+
+
+def _counted(count: int, verdict: str) -> str:
+    """Say how many patches have a verdict; the verdicts that are verbs follow the count."""
+    return f"{count} {verdict if count == 1 else PLURALS.get(verdict, verdict)}"
 
 
 def _row(verdict: Verdict) -> dict[str, str]:

@@ -11,6 +11,7 @@ from veomni_hook.cli import output
 from veomni_hook.cli.target_options import JobsOption, JsonOption
 from veomni_hook.cli.targets import complete_family, family_of
 from veomni_hook.cli.usage import FOUND, UsageError
+from veomni_hook.layout import counted
 
 if TYPE_CHECKING:
     from veomni_hook.patches.coverage import Row, Total
@@ -27,12 +28,14 @@ TOTAL_HEADERS = (
     "call sites",
     "unbound calls",
 )
+# What a narrow terminal shows last.
+LESS_NEEDED = ("unbound", "missed", "no kernel", "call sites", "unbound calls")
 
 FamiliesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FAMILY]...",
-        help="Only these families, modules or Python files; by default all of transformers.",
+        help="Only these families, modules or Python files. Default: all of transformers.",
         autocompletion=complete_family,
         show_default=False,
     ),
@@ -45,7 +48,8 @@ def coverage(  # noqa: PLR0913 - the options of a command
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Judge the transformers package in this folder (an unpacked wheel, a checkout) instead.",
+            help="Read the transformers package in this folder (an unpacked wheel or a checkout), not the"
+            " installed one.",
             show_default=False,
         ),
     ] = None,
@@ -53,29 +57,41 @@ def coverage(  # noqa: PLR0913 - the options of a command
         list[str] | None,
         typer.Option(
             metavar="OP=PERCENT",
-            help="Exit with 1 where less of an op is routed to a kernel; may be repeated.",
+            help="Exit with 1 if a smaller share of this op is routed to kernels. Can be repeated.",
+            autocompletion=complete_required,
             show_default=False,
         ),
     ] = None,
     jobs: JobsOption = None,
     *,
-    missed: Annotated[bool, typer.Option("--missed", help="Only what is not routed.")] = False,
+    missed: Annotated[bool, typer.Option("--missed", help="Show only what is not routed.")] = False,
     call_sites: Annotated[
-        bool, typer.Option("--call-sites", help="Also the calls of candidates that a kernel is asked at.")
+        bool,
+        typer.Option(
+            "--call-sites",
+            help="Also show the calls at which a kernel is asked for, if not in the candidate itself.",
+        ),
     ] = False,
-    only_totals: Annotated[bool, typer.Option("--totals", help="Only the totals by op.")] = False,
+    only_totals: Annotated[bool, typer.Option("--totals", help="Show only the totals of each op.")] = False,
     only_denominators: Annotated[
-        bool, typer.Option("--denominators", help="Tell what counts as a candidate of each op, and exit.")
+        bool, typer.Option("--denominators", help="Say what counts as a candidate of each op, and exit.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every candidate of every op: routed to a kernel, or not and why. Nothing is imported.
+    """Show which code of transformers is routed to kernels, and why other code is not. Nothing is imported.
 
-    A candidate is what looks like the op, by its name or loosely by its structure: `--denominators` tells.
-    One that is not routed has the nearest idiom and the first difference. One whose formula no machine has a
-    kernel for is counted apart (no_kernel): it has a slot, and upstream's code runs.
+    A candidate is code that looks like an op (for example RMSNorm), by its name or its structure. An idiom is
+    a recogniser of one operation by the structure of its code. The status of a candidate is one of these:
 
-    Exits with 1 when a module or an idiom fails, or where --require is not met.
+    routed: the patched code asks for a kernel, and falls back to the upstream code.
+
+    no_kernel: recognised, but no machine has a kernel for this formula. The upstream code runs.
+
+    unbound: recognised, but there is no module that the kernel could belong to.
+
+    missed: not recognised. The reason names the nearest idiom and the first difference.
+
+    Exits with 1 if a module or an idiom fails, or if --require is not met.
     """
     from veomni_hook.patches.coverage import ERROR, totals
 
@@ -90,9 +106,7 @@ def coverage(  # noqa: PLR0913 - the options of a command
     if as_json:
         output.emit_json([one.to_dict() for one in (found if only_totals else shown)])
     else:
-        if not only_totals:
-            _print_rows(shown)
-        _print_totals(found)
+        show([] if only_totals else shown, found)
     failed = [row for row in rows if row.status == ERROR]
     for reason, modules in _by_reason(failed).items():
         more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
@@ -117,7 +131,7 @@ def examined(families: Sequence[str], source: str | None, jobs: int | None) -> l
 
     tree = source_tree(source)
     files = tree.files(families)
-    output.note(f"transformers {tree.version}, {len(files)} modules")
+    output.note(f"transformers {tree.version}, {counted(len(files), 'module')}")
     rows: list[Row] = []
     for module, found in zip(files, survey(examine, files, "reading", jobs=jobs), strict=True):
         rows += [failure(module, found.what)] if isinstance(found, VeomniHookError) else found
@@ -147,6 +161,12 @@ def supplied(rows: Iterable[Row]) -> list[Row]:
     return sorted(told(row) for row in rows)
 
 
+def show(rows: Sequence[Row], found: Sequence[Total]) -> None:
+    """Print candidates, and the totals of each op."""
+    _print_rows(rows)
+    _print_totals(found)
+
+
 def _by_reason(failed: Sequence[Row]) -> dict[str, list[str]]:
     """Return the modules of errors; an idiom that fails everywhere is told once."""
     found: dict[str, list[str]] = {}
@@ -159,6 +179,13 @@ def _is_shown(row: Row, *, missed: bool, call_sites: bool) -> bool:
     from veomni_hook.patches.coverage import ROUTED
 
     return (row.counted or call_sites) and not (missed and row.status == ROUTED)
+
+
+def complete_required(incomplete: str) -> list[str]:
+    """Complete the op of `--require` for the shell."""
+    from veomni_hook.patches.coverage import totals
+
+    return [f"{total.op}=" for total in totals(()) if total.op.startswith(incomplete)]
 
 
 def _required(given: Sequence[str]) -> dict[str, float]:
@@ -177,7 +204,9 @@ def _required(given: Sequence[str]) -> dict[str, float]:
             found[op] = float(percent)
         except ValueError:
             raise UsageError(
-                f"{one!r} requires nothing", where="--require", fix="write op=percent, as in rms_norm=98"
+                f"{one!r} is not of the form op=percent",
+                where="--require",
+                fix="write for example rms_norm=98",
             ) from None
         _known([op.partition("/")[0]], known)
     return found
@@ -214,7 +243,7 @@ def _print_totals(found: Sequence[Total]) -> None:
         )
         for total in found
     ]
-    output.emit_table(TOTAL_HEADERS, rows)
+    output.emit_table(TOTAL_HEADERS, rows, optional=LESS_NEEDED)
 
 
 def _print_denominators(*, as_json: bool) -> None:

@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import ConfigOption, DeviceOption, TargetArgument, prepared
+from veomni_hook.cli.pager import PagerOption, show
+from veomni_hook.cli.target_options import (
+    ConfigOption,
+    DeviceOption,
+    JsonOption,
+    TargetArgument,
+    facts_of,
+    prepared,
+)
 
 
-def diff(target: TargetArgument = None, config: ConfigOption = None, device: DeviceOption = None) -> None:
-    """Print the unified diff between a module's installed source and its patched form.
+def diff(
+    target: TargetArgument = None,
+    config: ConfigOption = None,
+    device: DeviceOption = None,
+    *,
+    pager: PagerOption = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the unified diff between the installed source of a module and its patched form.
 
-    Every hunk belongs to a patch: header, markers and rewritten imports are left out. Nothing is printed, and
-    a note goes to stderr, where no patch applies.
+    The diff shows what patches change. It leaves out the header, the markers and the rewritten imports of the
+    stored file. Where no patch applies, it is empty, and a note on stderr says so.
     """
-    found = prepared(target, config, device)
-    if found.patched is None:
-        output.note(f"{found.module}: {found.reason}; no difference")
-        return
     from veomni_hook.patches.render import unified_diff
 
-    output.emit_code(unified_diff(found.original, found.patched, found.module), "diff")
+    found = prepared(target, config, device)
+    text = unified_diff(found.original, found.patched, found.module) if found.patched is not None else ""
+    if as_json:
+        output.emit_json({**facts_of(found), **_counts(text), "diff": text})
+    elif found.patched is None:
+        output.note(f"{found.module}: {found.reason}; no difference")
+    else:
+        show(text, "diff", paged=pager)
+
+
+def _counts(text: str) -> dict[str, int]:
+    """How many lines a diff adds and removes, without the two lines that name the files."""
+    first = [line[:1] for line in text.split("\n")[2:]]
+    return {"added": first.count("+"), "removed": first.count("-")}

@@ -18,12 +18,14 @@ from veomni_hook.cli import output
 from veomni_hook.cli.target_options import JsonOption
 from veomni_hook.cli.usage import FOUND, UsageError
 from veomni_hook.errors import VeomniHookError
+from veomni_hook.layout import counted
 
 if TYPE_CHECKING:
     from veomni_hook.settings import Resolved, Settings
 
 REQUIRED = ("transformers", "torch")
 DISTRIBUTIONS = (*REQUIRED, "triton", "liger-kernel", "torch_npu", "accelerate", "kernels")
+LABELS = {"beat": "instead of"}
 TRANSFORMERS_RANGE = ((5, 2), (6, 0))  # the range in pyproject.toml: from, below
 
 
@@ -37,12 +39,15 @@ class Findings:
 
 def doctor(
     *,
-    fast: Annotated[bool, typer.Option("--fast", help="Leave out what imports torch or a config.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Import neither torch nor configs; leave out what needs them.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Report versions, hook, cache, settings, specs and hardware, and what is wrong with them.
+    """Report versions, the hook, settings, cache, configs and hardware, and problems with them.
 
-    Exits with 1 when something keeps the hook from working.
+    A problem keeps the hook from working as asked. A hazard is something to know about. Exits with 1 if there
+    is a problem.
     """
     findings = Findings()
     resolved = _resolved(findings)
@@ -59,7 +64,7 @@ def doctor(
     if as_json:
         output.emit_json({**sections, "problems": findings.problems, "hazards": findings.hazards})
     else:
-        _print(sections, findings)
+        show(sections, findings)
     if findings.problems:
         raise typer.Exit(FOUND)
 
@@ -222,7 +227,9 @@ def hardware(findings: Findings) -> dict[str, object]:
         for op in registry.ops().values():
             chosen = Counter(str(chosen_for(op.name, name)["kernel"]) for name in op.variants)
             known = len(op.variants)
-            found[op.name] = [f"{kernel} for {count} of {known} formulas" for kernel, count in chosen.items()]
+            found[op.name] = [
+                f"{kernel} for {count} of {counted(known, 'formula')}" for kernel, count in chosen.items()
+            ]
     except VeomniHookError as error:
         findings.problems.append(_one_line(error))
     return found
@@ -272,16 +279,18 @@ def _one_line(error: VeomniHookError) -> str:
     return f"{error.what} ({error.where}); fix: {error.fix}"
 
 
-def _print(sections: dict[str, Any], findings: Findings) -> None:
+def show(sections: dict[str, Any], findings: Findings) -> None:
+    """Print the sections and findings for a reader."""
     for name, content in sections.items():
         output.emit_heading(name)
         if isinstance(content, dict):
             output.emit_fields(content)
         elif content:
-            output.emit_table([*content[0]], [[*row.values()] for row in content])
+            headers = [LABELS.get(name, name) for name in content[0]]
+            output.emit_table(headers, [[*row.values()] for row in content])
         else:
             output.emit("  none\n")
         output.emit("\n")
     for label, lines in (("problems", findings.problems), ("hazards", findings.hazards)):
         output.emit_heading(label)
-        output.emit("".join(f"  - {line}\n" for line in lines) or "  none\n")
+        output.emit_text("".join(f"  - {line}\n" for line in lines) or "  none\n")

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import ConfigOption, DeviceOption, TargetArgument, prepared
+from veomni_hook.cli.pager import PagerOption, show
+from veomni_hook.cli.target_options import (
+    ConfigOption,
+    DeviceOption,
+    JsonOption,
+    TargetArgument,
+    facts_of,
+    prepared,
+)
 from veomni_hook.cli.usage import UsageError
 
 
@@ -17,22 +25,37 @@ def dump(
     config: ConfigOption = None,
     device: DeviceOption = None,
     file: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this file instead.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write to this file, not to stdout.", show_default=False
+        ),
     ] = None,
+    *,
+    pager: PagerOption = True,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the patched source of a module, with relative imports made absolute.
 
-    Line numbers are those of tracebacks and breakpoints. Neither the module nor torch is imported.
+    Line numbers are those of tracebacks and breakpoints. Neither the module nor torch is imported. A module
+    without patches is printed as it is installed.
     """
     from veomni_hook.patches.render import dump_text
 
     found = prepared(target, config, device)
     text = dump_text(found.stored_text, found.module)
-    if found.patched is None:
+    if as_json:
+        text = output.json_text({**facts_of(found), "text": text})
+    elif found.patched is None:
         output.note(f"{found.module}: {found.reason}; this is the installed source")
-    if file is None:
-        output.emit_code(text, "python")
-        return
+    if file is not None:
+        _write(file, text)
+    elif as_json:
+        output.emit(text)
+    else:
+        show(text, "python", paged=pager)
+
+
+def _write(file: Path, text: str) -> None:
     try:
         file.write_bytes(text.encode("utf-8"))
     except OSError as error:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import ConfigOption, DeviceOption, JsonOption, TargetArgument, prepared
+from veomni_hook.cli.target_options import (
+    ConfigOption,
+    DeviceOption,
+    JsonOption,
+    TargetArgument,
+    facts_of,
+    prepared,
+)
 
 if TYPE_CHECKING:
     from veomni_hook.finders.prepare import Prepared
@@ -19,33 +26,41 @@ def explain(
     device: DeviceOption = None,
     *,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Leave out which kernel each slot gets: that imports torch.")
+        bool,
+        typer.Option(
+            "--fast", help="Do not say which kernel each slot gets: finding that out imports torch."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain what the patches do to a module: each one's reason and lines, what yielded, what is untouched.
+    """Explain what was patched in a module, where and why, and what was left as it is.
 
-    Lines are those of the stored file, which tracebacks and `dump` show.
+    A slot is a place in the patched code that asks for a kernel. A patch "yields" when a config of yours
+    patches the same code. Line numbers are those of the stored file, which tracebacks and `dump` show.
     """
-    from veomni_hook.patches.coverage import NO_KERNEL, ROUTED
-
     found = prepared(target, config, device)
     facts = explained(found, select=not fast)
     if as_json:
         output.emit_json(facts)
-        return
-    output.emit_heading(f"{found.module} ({facts['distribution']} {facts['version']})")
-    place = {"source": found.original_path, "patched": _place(found), "hash": found.patch_hash or None}
-    output.emit_fields(place)
+    else:
+        show(facts, _place(found))
+
+
+def show(facts: dict[str, Any], place: str) -> None:
+    """Print what `explained` returns, and where the patched source is."""
+    from veomni_hook.patches.coverage import NO_KERNEL, ROUTED
+
+    output.emit_heading(f"{facts['module']} ({facts['distribution']} {facts['version']})")
+    output.emit_fields({"source": facts["source"], "patched": place, "hash": facts["patch_hash"] or None})
     patches = [patch for patch in facts["applied"] if patch["kind"] != "slot"]
     _section("applied", ("lines", "kind", "target", "reason", "config"), patches)
     _section("yielded", ("kind", "target", "reason", "config"), facts["yielded"])
     _section("not routed", ("status", "op", "target", "reason"), facts["missed"])
     columns = ("name", "op", "variant", "kernel", "decisions")
-    for title, status in (("kernel slots", ROUTED), ("slots that no machine has a kernel for", NO_KERNEL)):
+    for title, status in (("kernel slots", ROUTED), ("slots without a kernel on any machine", NO_KERNEL)):
         _section(title, columns, [slot for slot in facts["slots"] if slot["status"] == status])
     output.emit_heading("\nleft as installed")
-    output.emit(f"  {', '.join(facts['untouched']) or 'nothing'}\n")
+    output.emit_text(f"  {', '.join(facts['untouched']) or 'nothing'}\n")
 
 
 def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
@@ -55,14 +70,7 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
         found: the module, patched.
         select: also select the kernel of each slot for this machine, which imports torch.
     """
-    facts: dict[str, Any] = {
-        "module": found.module,
-        "source": found.original_path,
-        "stored": found.stored_path,
-        "cache": found.cache,
-        "patch_hash": found.patch_hash,
-        "reason": found.reason,
-    }
+    facts = facts_of(found)
     if found.report is None:
         distribution = found.module.partition(".")[0]
         facts.update(distribution=distribution, version=_version(distribution), untouched=_definitions(found))
@@ -125,9 +133,10 @@ def _section(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -
         return
     output.emit_heading(f"\n{title}")
     shown = [column for column in columns if any(column in row for row in rows)]
-    output.emit_table(shown, [[_lines(row) if c == "lines" else row.get(c) for c in shown] for row in rows])
+    output.emit_table(shown, [[_cell(row, column) for column in shown] for row in rows])
 
 
-def _lines(row: dict[str, Any]) -> str:
-    first, last = row["lines"]
-    return f"{first}-{last}"
+def _cell(row: dict[str, Any], column: str) -> object:
+    if column == "lines":
+        return "-".join(map(str, row[column]))
+    return "; ".join(row[column]) if column == "decisions" else row.get(column)

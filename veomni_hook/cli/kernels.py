@@ -14,13 +14,14 @@ from veomni_hook.cli.targets import complete_family
 from veomni_hook.cli.usage import FOUND, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from veomni_hook.kernels.select import Selection
     from veomni_hook.kernels.system import System
 
 HEADERS = ("op", "variant", "backend", "chosen", "reason", "description")
 NONE = "none"
+SYSTEMS = ("cpu", "sm80", "sm90", "sm100", "ascend")
 
 
 def kernels(
@@ -28,7 +29,7 @@ def kernels(
         list[str] | None,
         typer.Argument(
             metavar="[FAMILY]...",
-            help="Which kernel every routed place of these families, modules or Python files gets.",
+            help="Show which kernel each routed place of these families, modules or Python files gets.",
             autocompletion=complete_family,
             show_default=False,
         ),
@@ -38,7 +39,8 @@ def kernels(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Another machine: cpu, sm80, sm90, sm100 or ascend; packages are assumed to be there.",
+            help="Show it for another machine with all packages: cpu, sm80, sm90, sm100 or ascend.",
+            autocompletion=complete_system,
             show_default=False,
         ),
     ] = None,
@@ -46,7 +48,8 @@ def kernels(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Read the transformers package in this folder (an unpacked wheel, a checkout) instead.",
+            help="Read the transformers package in this folder (an unpacked wheel or a checkout), not the"
+            " installed one.",
             show_default=False,
         ),
     ] = None,
@@ -56,18 +59,19 @@ def kernels(
         bool,
         typer.Option(
             "--models",
-            help="How many places of each family get which kernel. By default of every family: that takes up"
-            " to a minute.",
+            help="Count the places of each family by kernel. Without FAMILY: of all families, which can take"
+            " a minute.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List every kernel with the decision about it under the settings in force, on this machine or another.
+    """List every kernel, and which one each op gets on this machine with the present settings, and why.
 
-    With families or --models, tell instead which kernel each routed place of models gets; nothing of them is
-    imported. Exits with 1 when one of their modules or an idiom fails.
+    With FAMILY or --models: which kernel each routed place of models gets. No model code is imported. Exits
+    with 1 if a module, or an idiom (the recogniser of one operation by the structure of its code), fails.
 
-    What depends on a single call (dtype, shapes, hooks) is decided there: `veomni_hook.explain(model)` tells.
+    What depends on a call (dtype, shapes, hooks) is decided at that call: `veomni_hook.explain(model)` shows
+    it.
     """
     from veomni_hook.kernels.choice import parse_choice
     from veomni_hook.kernels.registry import registry
@@ -79,9 +83,9 @@ def kernels(
         return
     if source is not None or jobs is not None:
         raise UsageError(
-            "--source and --jobs are about models",
+            "--source and --jobs need families",
             where="veomni-hook kernels",
-            fix="name families, or --models",
+            fix="name families, or add --models",
         )
     rows = [
         row
@@ -93,10 +97,20 @@ def kernels(
     if as_json:
         output.emit_json({"system": str(place), "choice": choice, "presets": presets, "kernels": rows})
         return
-    output.emit_heading(f"{place}; kernels = {choice}")
+    show(rows, presets, f"{place}; kernels = {choice}")
+
+
+def show(rows: Sequence[Mapping[str, Any]], presets: Mapping[str, Sequence[str]], heading: str) -> None:
+    """Print the kernels with the decisions about them, and what each preset stands for."""
+    output.emit_heading(heading)
     output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in rows])
-    output.emit_heading("\npresets: what a backend stands for where it is chosen for all ops")
+    output.emit_heading("\npresets: the ops that get a backend which is chosen for all ops")
     output.emit_fields({name: ", ".join(ops) for name, ops in presets.items()})
+
+
+def complete_system(incomplete: str) -> list[str]:
+    """Complete the name of a system for the shell."""
+    return [name for name in SYSTEMS if name.startswith(incomplete)]
 
 
 def on(device: str | None, system: str | None) -> System:
@@ -112,7 +126,9 @@ def on(device: str | None, system: str | None) -> System:
         return detected(device)
     if device is not None:
         raise KernelError(
-            "--device and --system are two systems", where="veomni-hook kernels", fix="give one of the two"
+            "--device and --system name two different systems",
+            where="veomni-hook kernels",
+            fix="give one of the two options",
         )
     return System.named(system)
 

@@ -1,23 +1,25 @@
-"""`veomni-hook list`: the modules that patches exist for, whose these are, and what idioms route there."""
+"""`veomni-hook list`: families with the ops that kernels take over there, and the patches of your configs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.sources import source_tree
+from veomni_hook.cli.sources import SHARED, SourceTree, source_tree
 from veomni_hook.cli.target_options import JobsOption, JsonOption, import_from_here
-from veomni_hook.cli.targets import MODELS, complete_family, family_of
+from veomni_hook.cli.targets import complete_family
 from veomni_hook.cli.usage import FOUND
+from veomni_hook.layout import counted
 
 if TYPE_CHECKING:
-    from veomni_hook.patches.spec import PatchConfig
+    from veomni_hook.cli.spec_sources import Source
+    from veomni_hook.settings import Settings
 
-HEADERS = ("family", "config", "from", "device", "patches", "slots", "installed", "routes")
-IDIOMS = "idioms"
+HEADERS = ("family", "routed ops")
+CONFIG_HEADERS = ("family", "config", "from", "device", "patches", "installed")
 
 
 def list_(
@@ -25,7 +27,7 @@ def list_(
         list[str] | None,
         typer.Argument(
             metavar="[FAMILY]...",
-            help="Only these families or modules, with what idioms route there.",
+            help="Only these families or modules.",
             autocompletion=complete_family,
             show_default=False,
         ),
@@ -33,102 +35,105 @@ def list_(
     jobs: JobsOption = None,
     *,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also the modeling modules that have no patches.")
+        bool,
+        typer.Option("--all", help="Also families (with --modules: modules) in which nothing is routed."),
+    ] = False,
+    modules: Annotated[
+        bool,
+        typer.Option(
+            "--modules", help="List modules and the configs that patch them, also the built-in ones."
+        ),
     ] = False,
     routes: Annotated[
-        bool, typer.Option("--routes", help="What idioms route in every module; that takes a while.")
+        bool, typer.Option("--routes", help="With --modules: also what is routed in every module.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the modules that patches exist for: built-in specs, settings, and installed packages.
+    """List the model families of the installed transformers, with the ops that are routed to kernels there.
 
-    Idioms find kernels' code in modules that no list names: they are asked about the families given, or about
-    all with --routes. Exits with 1 when a config cannot be loaded, or where an idiom fails.
+    "Routed" means that the patched code asks for a kernel and falls back to the upstream code. "(no kernel)"
+    marks an op whose formula has no kernel on any machine: the upstream code runs. The patches of your
+    configs and of installed packages follow.
+
+    The first listing of all families can take a minute. Its result is kept in the cache folder, and later
+    listings take about a second. Exits with 1 if a config cannot be loaded or a module cannot be examined.
     """
+    from veomni_hook.cli.listed_modules import list_modules
     from veomni_hook.cli.spec_sources import load_sources, names
     from veomni_hook.settings import resolve
 
     import_from_here()
     tree = source_tree()
+    settings = resolve().settings
     wanted = tree.files(targets) if targets else {}
-    sources = load_sources(names(resolve().settings))
-    installed = tree.files()
-    rows: list[dict[str, Any]] = [
-        {
-            "family": family_of(config.source_module),
-            "module": config.source_module,
-            "config": config.name,
-            "from": source.origin,
-            "device": config.device or "any",
-            "patches": len(config.patches),
-            "slots": [slot.name for slot in config.slots],
-            "installed": _is_installed(config, installed),
-            "routes": {},
-        }
-        for source in sources
-        for config in source.configs
-        if not wanted or any(config.applies_to(module) for module in wanted)
-    ]
-    failed = False
-    if routes or wanted:
-        found, failed = _routed(wanted or installed, jobs)
-        rows += found
-    if everything:
-        known = {str(row["module"]) for row in rows}
-        rows += [_bare(module) for module in wanted or installed if module not in known]
-    _show(rows, as_json=as_json)
-    broken = [source for source in sources if source.error is not None]
-    for source in broken:
-        if source.error is not None:
-            output.fail(source.error)
-    if not (routes or wanted or as_json):
-        output.note("what idioms route: `veomni-hook list FAMILY`, `veomni-hook coverage`")
+    sources = load_sources(names(settings))
+    failed: Iterable[object]
+    if modules or routes:
+        rows, failed = list_modules(
+            tree, sources, wanted, settings, jobs=jobs, routes=routes, everything=everything
+        )
+        if as_json:
+            output.emit_json(rows)
+        else:
+            _show_modules(rows)
+    else:
+        failed = _list_families(
+            tree, sources, wanted, settings, jobs=jobs, everything=everything, as_json=as_json
+        )
+    broken = [source.error for source in sources if source.error is not None]
+    for error in broken:
+        output.fail(error)
     if broken or failed:
         raise typer.Exit(FOUND)
 
 
-def _routed(files: dict[str, str], jobs: int | None) -> tuple[list[dict[str, Any]], bool]:
-    """Return a row for each module in which idioms route something, and whether one failed."""
-    from collections import Counter
+def _list_families(
+    tree: SourceTree,
+    sources: Sequence[Source],
+    wanted: Mapping[str, str],
+    settings: Settings,
+    *,
+    jobs: int | None,
+    everything: bool,
+    as_json: bool,
+) -> list[str]:
+    """Print families and configs; return the modules that could not be examined."""
+    from veomni_hook.cli.families import families_of, routed
+    from veomni_hook.cli.listed_modules import config_rows
+    from veomni_hook.cli.spec_sources import BUILT_IN
 
-    from veomni_hook.cli.survey import survey
-    from veomni_hook.errors import VeomniHookError
-    from veomni_hook.patches.coverage import ERROR, ROUTED, examine
-    from veomni_hook.patches.routes.site import slot_name
-
-    rows: list[dict[str, Any]] = []
-    failed = False
-    for module, found in zip(files, survey(examine, files, "reading", jobs=jobs), strict=True):
-        sites = [] if isinstance(found, VeomniHookError) else found
-        errors = [found.what] if isinstance(found, VeomniHookError) else []
-        for reason in (*errors, *(row.reason for row in sites if row.status == ERROR)):
-            output.warn(f"{module}: {reason}")
-            failed = True
-        routed = [row for row in sites if row.status == ROUTED]
-        edited = [row for row in routed if row.edited]
-        if not edited:
-            continue
-        listed = {
-            "family": family_of(module),
-            "module": module,
-            "config": None,
-            "from": IDIOMS,
-            "device": "any",
-            "patches": len(edited),
-            "slots": sorted(
-                {slot_name(row.op, one) for row in edited for one in row.variant.split("|") if one}
-            ),
-            "installed": True,
-            "routes": dict(Counter(row.op for row in routed if row.counted)),
-        }
-        rows.append(listed)
-    return rows, failed
-
-
-def _show(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    files = wanted or {module: path for module, path in tree.files().items() if module not in SHARED}
+    found, failed = routed(tree, files, settings, jobs)
+    all_families = families_of(found)
+    families = [row for row in all_families if everything or wanted or row["ops"] or row["no_kernel"]]
+    configs = config_rows(tree, [one for one in sources if one.origin != BUILT_IN], wanted)
     if as_json:
-        output.emit_json(rows)
-        return
+        output.emit_json({"transformers": tree.version, "families": families, "configs": configs})
+        return failed
+    show_families(families, configs)
+    with_ops = sum(bool(row["ops"] or row["no_kernel"]) for row in all_families)
+    said = counted(len(all_families), "family", "families")
+    output.note(f"transformers {tree.version}: {with_ops} of {said} with routed ops")
+    output.note("where they are, and why others are not routed: `veomni-hook coverage FAMILY`")
+    return failed
+
+
+def show_families(families: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line for each family, and the configs that are not built in."""
+    output.emit_table(HEADERS, [(row["family"], _ops(row)) for row in families])
+    if configs:
+        output.emit_heading("\nyour patches")
+        output.emit_table(CONFIG_HEADERS, [[row[header] for header in CONFIG_HEADERS] for row in configs])
+
+
+def _ops(row: Mapping[str, Any]) -> list[str]:
+    without = [f"{op} (no kernel)" for op in row["no_kernel"] if op not in row["ops"]]
+    return [*row["ops"], *without]
+
+
+def _show_modules(rows: Sequence[Mapping[str, Any]]) -> None:
+    from veomni_hook.cli.listed_modules import HEADERS
+
     cells = [
         {
             **row,
@@ -138,17 +143,3 @@ def _show(rows: list[dict[str, Any]], *, as_json: bool) -> None:
         for row in rows
     ]
     output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in cells])
-
-
-def _is_installed(config: PatchConfig, installed: Collection[str]) -> bool:
-    from veomni_hook.finders.locate import locate
-
-    if config.is_pattern:
-        return any(config.applies_to(module) for module in installed)
-    module = config.source_module
-    return module in installed or (not module.startswith(f"{MODELS}.") and locate(module) is not None)
-
-
-def _bare(module: str) -> dict[str, Any]:
-    shown = {"family": family_of(module), "module": module, "patches": 0, "slots": [], "installed": True}
-    return {**dict.fromkeys(HEADERS), **shown, "routes": {}}

@@ -14,6 +14,7 @@ from veomni_hook.cli.sources import SourceTree, read_source, source_tree
 from veomni_hook.cli.targets import family_of
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.errors import LockError, VeomniHookError
+from veomni_hook.layout import counted
 from veomni_hook.ownership import swap_problem
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def write_lock(path: str, lock: Lock) -> None:
         raise LockError(f"the lock cannot be written: {error.strerror}", where=path, fix=fix) from error
     sites = sum(len(held.sites) for held in kept.values())
     bodies = sum(len(held.overrides) for held in kept.values())
-    output.note(f"wrote {path}: {sites} routed sites and {bodies} overridden bodies in {len(kept)} modules")
+    said = f"{counted(sites, 'routed site')} and {counted(bodies, 'overridden body', 'overridden bodies')}"
+    output.note(f"wrote {path}: {said} in {counted(len(kept), 'module')}")
 
 
 def taken(
@@ -199,9 +201,9 @@ class Comparison:
         counts = Counter(change.result for change in self.changes)
         recorded = sum(len(held.sites) + len(held.overrides) for held in self.old.modules.values())
         said = [f"{recorded} recorded", *(f"{count} {result}" for result, count in counts.items())]
-        output.emit(("\n" if rows else "") + ", ".join(said) + "\n")
+        output.emit_text(("\n" if rows else "") + ", ".join(said) + "\n")
         if any(change.matters for change in self.changes):
-            output.emit(f"fix: {FIX}\n")
+            output.emit_text(f"fix: {FIX}\n")
 
 
 def compared(

@@ -1,7 +1,8 @@
 """What the commands print, and where: results to stdout, everything else to stderr.
 
-Colour and rich's layout are for terminals only, and `NO_COLOR` turns the colour off there too. A result that
-goes into a pipe or a file is plain text: exact source, or columns that are never cut to a width.
+Colour is for terminals only, and `NO_COLOR` turns it off there too. What people read fits the width of the
+terminal. A result that goes into a pipe or a file is plain text: exact source, or columns of any width,
+unless `COLUMNS` gives one.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from veomni_hook import layout
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from veomni_hook.errors import VeomniHookError
 
-NARROW = 28  # a column up to this width keeps it; the wider ones share what is left of the terminal
+USUAL_WIDTH = 80  # of a terminal that does not tell its own
 BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended, as `cat file | head` does
 
 
@@ -41,6 +44,19 @@ def is_terminal(stream: IO[str] | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
 
 
+def width_of(stream: IO[str] | None) -> int | None:
+    """Return how many columns a stream has: `COLUMNS`, else the terminal's; None: no limit, as in a pipe."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    if stream is None or not is_terminal(stream):
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or USUAL_WIDTH
+    except (OSError, ValueError):
+        return USUAL_WIDTH
+
+
 def emit(text: str) -> None:
     """Write a result to stdout: these characters in UTF-8, with the line ends that they have.
 
@@ -61,63 +77,71 @@ def emit_code(text: str, lexer: str) -> None:
         text: the code; written unchanged where stdout is no terminal.
         lexer: the name of the pygments lexer.
     """
+    emit(coloured(text, lexer))
+
+
+def coloured(text: str, lexer: str) -> str:
+    """Return code with the colours that stdout takes: unchanged where that is no terminal."""
     target = console()
     if target.color_system is None:
-        emit(text)
-        return
+        return text
     from rich.syntax import Syntax
 
-    coloured = Syntax("", lexer, theme="ansi_dark", background_color="default").highlight(text)
-    coloured.rstrip()
-    target.print(coloured, soft_wrap=True)
+    shown = Syntax("", lexer, theme="ansi_dark", background_color="default").highlight(text)
+    shown.rstrip()
+    with target.capture() as captured:
+        target.print(shown, soft_wrap=True)
+    return captured.get()
 
 
 def emit_json(value: object) -> None:
     """Write one JSON document to stdout."""
+    emit(json_text(value))
+
+
+def json_text(value: object) -> str:
+    """Return one JSON document, as text with a line end."""
     import json
 
-    emit(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+    return json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n"
 
 
-def emit_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table to stdout: fitted to the width of a terminal, uncut and aligned elsewhere."""
+def emit_table(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], *, optional: Sequence[str] = ()
+) -> None:
+    """Write a table to stdout: aligned columns, or one block an entry where these do not fit.
+
+    Args:
+        headers: the names of the columns.
+        rows: the cells.
+        optional: columns to leave out, the last first, where that lets the table fit.
+    """
     cells = [[_cell(value) for value in row] for row in rows]
-    target = console()
-    if not target.is_terminal:
-        lines = [list(headers), *cells]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
-        padded = (
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines
-        )
-        emit("".join(line.rstrip() + "\n" for line in padded))
+    lines = layout.table(headers, cells, width_of(sys.stdout), optional=optional)
+    if console().color_system is None:
+        emit("".join(f"{line.text}\n" for line in lines))
         return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column, header in enumerate(headers):
-        widest = max(len(line[column]) for line in (list(headers), *cells))
-        table.add_column(header, overflow="fold", no_wrap=widest <= NARROW)
-    for line in cells:
-        table.add_row(*(Text(text) for text in line))
-    target.print(table)
+    for line in lines:
+        _print(line.text, "bold" if line.head else "")
 
 
 def emit_heading(text: str) -> None:
     """Write the heading of a section of a result to stdout."""
-    target = console()
-    if target.color_system is None:
+    text = layout.paragraphs(text, width_of(sys.stdout), indent=0)
+    if console().color_system is None:
         emit(f"{text}\n")
         return
-    from rich.text import Text
-
-    target.print(Text(text, style="bold cyan"), soft_wrap=True)
+    _print(text, "bold cyan")
 
 
 def emit_fields(fields: Mapping[str, object]) -> None:
     """Write name and value pairs to stdout, one a line, indented below a heading."""
-    width = max((len(name) for name in fields), default=0)
-    emit("".join(f"  {name.ljust(width)}  {_cell(value)}".rstrip() + "\n" for name, value in fields.items()))
+    emit(layout.fields({name: _cell(value) for name, value in fields.items()}, width_of(sys.stdout)))
+
+
+def emit_text(text: str) -> None:
+    """Write lines of prose to stdout, broken between words where they do not fit."""
+    emit(layout.paragraphs(text, width_of(sys.stdout)))
 
 
 def note(message: str) -> None:
@@ -162,6 +186,8 @@ def abandon_stdout() -> None:
 def _say(message: str, style: str) -> None:
     if sys.stderr is None:
         return
+    if is_terminal(sys.stderr):
+        message = layout.paragraphs(message, width_of(sys.stderr))
     target = console(stderr=True)
     if target.color_system is None or not style:
         sys.stderr.write(message + "\n")
@@ -170,6 +196,12 @@ def _say(message: str, style: str) -> None:
     from rich.text import Text
 
     target.print(Text(message, style=style), soft_wrap=True)
+
+
+def _print(text: str, style: str) -> None:
+    from rich.text import Text
+
+    console().print(Text(text, style=style), soft_wrap=True)
 
 
 def _cell(value: object) -> str:

@@ -12,8 +12,9 @@ from veomni_hook.cli import output
 from veomni_hook.cli.coverage import examined
 from veomni_hook.cli.kernels import NONE, backend_of, selection
 from veomni_hook.cli.sources import SHARED, source_tree
-from veomni_hook.cli.targets import MODELS
+from veomni_hook.cli.targets import family_folder
 from veomni_hook.kernels.registry import EAGER, registry
+from veomni_hook.layout import counted
 from veomni_hook.patches.coverage import ERROR, ROUTED
 
 if TYPE_CHECKING:
@@ -92,22 +93,22 @@ def report(
         choice: the choice of kernels.
         system: where they would run.
         source: the folder of a transformers package; by default the installed one.
-        jobs: how many processes; by default one a processor.
+        jobs: how many processes; by default one for each processor.
 
     Raises:
         UsageError: a family or the source folder does not exist.
     """
     rows = examined(families, source, jobs)
-    counted = [row for row in rows if row.counted and row.status != ERROR]
+    candidates = [row for row in rows if row.counted and row.status != ERROR]
     ask = cache(lambda op, variant: asked(op, variant, choice, system))
     sites = [
         _routed(row, {one: ask(row.op, one) for one in row.variant.split("|")})
-        for row in counted
+        for row in candidates
         if row.status == ROUTED
     ]
-    missing = [row for row in counted if row.status != ROUTED]
+    missing = [row for row in candidates if row.status != ROUTED]
     # A family without candidates has no rows; a shared module is a family only where it has some.
-    known = {family_folder(row.module) for row in counted}
+    known = {family_folder(row.module) for row in candidates}
     known |= {family_folder(one) for one in source_tree(source).files(families) if one not in SHARED}
     names = _backends(sites)
     summaries = [
@@ -121,20 +122,14 @@ def report(
     return Report(sites, summaries, _summary(TOTAL, sites, len(missing), names), errors)
 
 
-def family_folder(module: str) -> str:
-    """Return the family that a modeling module belongs to, or the name of a module that belongs to none."""
-    if not module.startswith(f"{MODELS}."):
-        return module
-    return module.removeprefix(f"{MODELS}.").partition(".")[0]
-
-
 def show(found: Report, heading: str) -> None:
     """Print every routed place, and how many get which backend."""
     output.emit_heading(heading)
     output.emit_table(HEADERS, [[getattr(site, header) for header in HEADERS] for site in found.sites])
     total = found.total
     each = ", ".join(f"{name} {count}" for name, count in total.backends.items())
-    output.emit(f"\n{total.sites} routed: {each}; {total.unrouted} candidates are not routed\n")
+    unrouted = counted(total.unrouted, "candidate is", "candidates are")
+    output.emit_text(f"\n{total.sites} routed: {each}; {unrouted} not routed\n")
 
 
 def show_summary(found: Report, heading: str) -> None:

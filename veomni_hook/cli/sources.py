@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from veomni_hook.cli.targets import MODELS, families, modeling_files, transformers_folder
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.finders import finder
+from veomni_hook.layout import counted
 
 #: Modules outside `transformers.models` that idioms are asked about: many models share their code.
 SHARED = tuple(sorted(finder.SHARED - {finder.REMOTE_LOADING}))
@@ -79,7 +80,7 @@ class SourceTree:
         near = nearest(given.lower().replace("-", "_"), {*known, *stems})
         return UsageError(
             f"unknown family {given!r}",
-            where=f"{self.folder} ({len(known)} families)",
+            where=f"{self.folder} ({counted(len(known), 'family', 'families')})",
             fix=f"nearest names: {', '.join(near) or 'none'}; `veomni-hook list --all` shows every family",
         )
 
@@ -135,7 +136,7 @@ def _existing(given: str, path: str) -> str:
         raise UsageError(
             f"there is no module {given}",
             where=path,
-            fix="`veomni-hook list --all` shows every modeling module",
+            fix="`veomni-hook list --all --modules` shows every modeling module",
         )
     return path
 

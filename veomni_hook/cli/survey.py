@@ -11,6 +11,7 @@ from typing import TypeVar
 from veomni_hook.cli import output
 from veomni_hook.cli.sources import read_source
 from veomni_hook.errors import VeomniHookError
+from veomni_hook.layout import counted
 
 T = TypeVar("T")
 Work = Callable[[str, str], T]
@@ -29,7 +30,7 @@ def survey(
         work: a function of a module that worker processes can import, or a `functools.partial` of one.
         files: module names with their files.
         label: what a progress bar says.
-        jobs: how many processes; by default one a processor.
+        jobs: how many processes; by default one for each processor.
 
     Raises:
         VeomniHookError: a worker process was ended from outside.
@@ -51,7 +52,7 @@ def survey(
         except BrokenProcessPool as error:
             raise VeomniHookError(
                 "a worker process ended before its work was done",
-                where=f"{jobs} processes over {len(names)} modules",
+                where=f"{counted(jobs, 'process', 'processes')} over {counted(len(names), 'module')}",
                 fix="it may have run out of memory; use --jobs 1",
             ) from error
 

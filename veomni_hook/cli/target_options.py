@@ -1,4 +1,4 @@
-"""What `dump`, `diff` and `explain` share: naming a target, and patching it without importing it."""
+"""What `dump`, `diff` and `explain` share: naming a target, patching it without an import, and its facts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from veomni_hook.cli.targets import complete_family, module_name
 from veomni_hook.cli.usage import UsageError
+from veomni_hook.layout import counted
 
 if TYPE_CHECKING:
     from veomni_hook.finders.prepare import Prepared
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Device(StrEnum):
-    """Which of a GPU/NPU pair of configs applies."""
+    """For which kind of accelerator configs apply."""
 
     gpu = "gpu"
     npu = "npu"
@@ -40,28 +41,34 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         metavar="PACKAGE.MODULE[:NAME]",
-        help="Apply this config (ours or patchgen's) and nothing else to its source module.",
+        help="Apply only this config (written for veomni-hook or for patchgen) to its source module.",
         show_default=False,
     ),
 ]
 DeviceOption = Annotated[
     Device | None,
-    typer.Option("--device", help="Which of a GPU/NPU pair of configs applies.", show_default=False),
+    typer.Option("--device", help="Apply the configs for this kind of accelerator.", show_default=False),
 ]
 TypeOption = Annotated[
     str | None,
     typer.Option(
         "--device",
         metavar="TYPE",
-        help="A torch device type (cpu, cuda, npu); by default the best one here.",
+        help="A torch device type (cpu, cuda, npu). Default: the best one on this machine.",
         show_default=False,
     ),
 ]
 JobsOption = Annotated[
     int | None,
-    typer.Option("--jobs", min=1, help="How many processes; by default one a processor.", show_default=False),
+    typer.Option(
+        "--jobs",
+        metavar="NUMBER",
+        min=1,
+        help="How many processes to use. Default: one for each processor.",
+        show_default=False,
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
 
 def import_from_here() -> None:
@@ -101,6 +108,18 @@ def prepared(target: str | None, config: str | None, device: Device | None) -> P
     return prepare(picked.module, settings, configs=picked.configs, device=picked.device)
 
 
+def facts_of(found: Prepared) -> dict[str, Any]:
+    """Return what every JSON document about a prepared module begins with."""
+    return {
+        "module": found.module,
+        "source": found.original_path,
+        "stored": found.stored_path,
+        "cache": found.cache,
+        "patch_hash": found.patch_hash,
+        "reason": found.reason,
+    }
+
+
 @dataclass(frozen=True)
 class Picked:
     """Configs for one module and one device."""
@@ -125,7 +144,7 @@ def _picked(name: str, module: str | None, device: str | None) -> Picked:
         )
     if module is None and len(modules) > 1:
         raise UsageError(
-            f"{name} holds configs for {len(modules)} modules",
+            f"{name} holds configs for {counted(len(modules), 'module')}",
             where=f"config {name}",
             fix=f"name one as the target too: {', '.join(modules)}",
         )

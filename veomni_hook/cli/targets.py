@@ -11,6 +11,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
 from veomni_hook.cli.usage import UsageError
+from veomni_hook.layout import counted
 
 MODELS = "transformers.models"
 
@@ -61,6 +62,13 @@ def family_of(module: str) -> str:
     return family if stem == family else stem
 
 
+def family_folder(module: str) -> str:
+    """Return the family that a modeling module belongs to, or the name of a module that belongs to none."""
+    if not module.startswith(f"{MODELS}."):
+        return module
+    return module.removeprefix(f"{MODELS}.").partition(".")[0]
+
+
 def module_name(given: str) -> str:
     """Return the module that the user means.
 
@@ -84,14 +92,14 @@ def module_name(given: str) -> str:
         return f"{MODELS}.{given}.{files[0]}"
     if files:
         raise UsageError(
-            f"the family {given!r} has {len(files)} modeling files",
+            f"the family {given!r} has {counted(len(files), 'modeling file')}",
             where=os.path.join(transformers_folder(), "models", given),
             fix="name one: " + ", ".join(name.removeprefix("modeling_") for name in files),
         )
     stems = {file.removeprefix("modeling_") for names in known.values() for file in names}
     raise UsageError(
         f"unknown family {given!r}",
-        where=f"{transformers_folder()} ({len(known)} families)",
+        where=f"{transformers_folder()} ({counted(len(known), 'family', 'families')})",
         fix=_suggestion(given, {*known, *stems}),
     )
 

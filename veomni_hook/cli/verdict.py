@@ -14,6 +14,7 @@ from importlib.util import decode_source
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import IdiomError, PatchError, VeomniHookError
+from veomni_hook.layout import counted
 from veomni_hook.patches.routes.config import NAME
 from veomni_hook.patches.spec import PatchType
 
@@ -168,7 +169,8 @@ def nowhere(config: PatchConfig, reports: Sequence[PatchReport]) -> list[Verdict
     from veomni_hook.patches.selection import unapplied
 
     modules = config.source_module
-    fix = "correct the target or the fingerprints; `veomni-hook list --all` shows the modules"
+    none = f"it applies to none of the {counted(len(reports), 'module')} that {modules} matches"
+    fix = "correct the target or the fingerprints; `veomni-hook list --all --modules` shows the modules"
     return [
         Verdict(
             modules,
@@ -177,7 +179,7 @@ def nowhere(config: PatchConfig, reports: Sequence[PatchReport]) -> list[Verdict
             patch.patch_type.value,
             patch.target,
             FAILS,
-            f"it applies to none of the {len(reports)} modules that {modules} matches ({config.origin})",
+            f"{none} ({config.origin})",
             fix,
         )
         for patch in unapplied(config, reports)

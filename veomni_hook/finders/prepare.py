@@ -82,7 +82,7 @@ def prepare(
         raise ConfigError(
             f"{module} cannot be read: {reason}",
             where=(spec.origin if spec is not None else None) or module,
-            fix="name an installed modeling module; `veomni-hook list` shows those with patches",
+            fix="name an installed modeling module; `veomni-hook list --all --modules` shows them",
         )
     if device is not None:
         settings = _with_device(settings, device)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from os import PathLike
 from shutil import get_terminal_size
-from textwrap import fill
 from typing import overload
 
 from veomni_hook.kernels.answers import REPLACED
 from veomni_hook.kernels.record import Calls
+from veomni_hook.layout import counted, paragraphs
 
 __all__ = ["MODES", "UNASKED", "Explanation", "Row"]
 
@@ -110,9 +110,9 @@ class Explanation:
         return "\n".join([f"{self.subject}:", *(f"  {group}" for group in self.groups()), *self._apart()])
 
     def __repr__(self) -> str:
-        """Return what is printed, within the width of the terminal."""
+        """Return what is printed, broken between words to the width of the terminal."""
         width = max(get_terminal_size((80, 24)).columns, 20)
-        return "\n".join(fill(line, width, subsequent_indent="      ") for line in str(self).splitlines())
+        return paragraphs(str(self), width, indent=4)
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
@@ -164,7 +164,7 @@ class Explanation:
     def _apart(self) -> list[str]:
         """Count the places that no machine has a kernel for."""
         count = sum(not row.supplied for row in self.rows)
-        return [f"  {count} of {len(self.rows)} places: no machine has a kernel"] if count else []
+        return [f"  {count} of {counted(len(self.rows), 'place')}: no machine has a kernel"] if count else []
 
 
 def _why(row: Row) -> str:
@@ -187,15 +187,11 @@ def _calls(rows: Sequence[Row]) -> str:
         sums = [sum(getattr(row, mode)[at].times for row in rows) for at in range(len(getattr(first, mode)))]
         found = [one._replace(times=times) for one, times in zip(getattr(first, mode), sums, strict=True)]
         if [(one.backend, one.reason) for one in found] == [(first.backend, first.reason)]:
-            told.append(f"{_counted(found[0].times)} in {mode}")
+            told.append(f"{counted(found[0].times, 'call')} in {mode}")
         elif found:
-            each = ", ".join(f"{one.backend} ({one.reason}) {_counted(one.times)}" for one in found)
+            each = ", ".join(f"{one.backend} ({one.reason}) {counted(one.times, 'call')}" for one in found)
             told.append(f"in {mode}: {each}")
     return "; ".join(told)
-
-
-def _counted(count: int) -> str:
-    return f"{count:,} call{'' if count == 1 else 's'}"
 
 
 def _cells(tag: str, values: Sequence[object]) -> str:
