@@ -30,7 +30,7 @@ def test_warm_info_verify_clear(own: Command, tmp_path: Path) -> None:
     assert (info["root"], info["mode"], info["writable"]) == (str(tmp_path / "cache"), "disk", True)
     assert {entry["module"] for entry in info["entries"]} == set(results)
     assert TINY in own("cache", "info").out
-    assert own("cache", "verify").out == "4 checked, 0 damaged, 0 outdated\n"
+    assert own("cache", "verify").out == "4 entries checked, 0 damaged, 0 outdated\n"
 
     Path(results[TINY]["stored"]).write_text("harmful = True\n")
     damaged = own("cache", "verify")
@@ -41,7 +41,7 @@ def test_warm_info_verify_clear(own: Command, tmp_path: Path) -> None:
     assert own("cache", "verify", "--json").json["defects"][0]["path"] == results[TINY]["stored"]
 
     cleared = own("cache", "clear")
-    assert cleared.status == 0 and cleared.out.startswith("4 removed")
+    assert cleared.status == 0 and cleared.out.startswith("4 entries removed")
     assert own("cache", "info", "--json").json["entries"] == []
 
 

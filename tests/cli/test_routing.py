@@ -176,7 +176,10 @@ def test_wrong_use(kernels: Kernels) -> None:
     assert (unknown.exit_code, unknown.stdout) == (2, "")
     assert "unknown family 'qwne3'" in unknown.stderr and "nearest names: qwen3" in unknown.stderr
     nothing = kernels("--system", "ascend", "--jobs", "1")
-    assert (nothing.exit_code, nothing.stdout) == (2, "") and "name families, or --models" in nothing.stderr
+    assert (nothing.exit_code, nothing.stdout) == (
+        2,
+        "",
+    ) and "name families, or add --models" in nothing.stderr
     system = kernels("qwen3", "--system", "sm9")
     assert (system.exit_code, system.stdout) == (2, "")
 

@@ -176,4 +176,4 @@ def test_a_patch_of_a_pattern_that_applies_nowhere_fails() -> None:
     _, reports = judge(UPSTREAM, [config])
     (failed,) = nowhere(config, reports)
     assert (failed.target, failed.verdict, failed.module) == ("gone", "FAILS", "package.*")
-    assert "none of the 1 modules" in failed.detail and failed.fix
+    assert "not apply to the one module that package.* matches" in failed.detail and failed.fix

@@ -94,8 +94,9 @@ def options(
 ) -> None:
     """Patch the modeling code of Hugging Face transformers in memory, as it is imported.
 
-    A family is a model of transformers, such as qwen3. Exit status: 0 is success, 1 means that a check found
-    a problem, 2 means wrong use of a command.
+    A family is a model of transformers, such as qwen3.
+
+    Exit status: 0: success, 1: a check found a problem, 2: wrong use of a command.
     """
 
 
@@ -103,12 +104,22 @@ def _load(name: str) -> Any:
     module, _, attribute = COMMANDS[name].partition(":")
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
-        group = typer.main.get_command(found)
+        group: Any = typer.main.get_command(found)
         group.name = name
+        for command in group.commands.values():
+            command.help = _flowing(command.help)
         return group
     one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     one.command(name, cls=getattr(found, "command_class", TyperCommand))(found)
-    return typer.main.get_command(one)
+    command = typer.main.get_command(one)
+    command.help = _flowing(command.help)
+    return command
+
+
+def _flowing(text: str | None) -> str:
+    """A help text with one line a paragraph, for the terminal to break; one with indented lines is kept."""
+    paragraphs = (text or "").split("\n\n")
+    return "\n\n".join(one if "\n " in one or "\b" in one else " ".join(one.split()) for one in paragraphs)
 
 
 def _show_warning(message: Any, category: Any, filename: str, lineno: int, *_: Any, **__: Any) -> None:

@@ -20,7 +20,7 @@ def bench(
     ops: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[OP]...",
+            metavar="OP",
             help="Measure these ops. Default: all.",
             autocompletion=complete_op,
             show_default=False,

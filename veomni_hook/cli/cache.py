@@ -116,7 +116,7 @@ def warm(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TARGET]...",
+            metavar="TARGET",
             help="Families or modules. Default: every module that a built-in or your own config names.",
             autocompletion=complete_family,
             show_default=False,

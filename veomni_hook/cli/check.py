@@ -29,7 +29,7 @@ def check(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TARGET]...",
+            metavar="TARGET",
             help="Only these families or modules. Also checks what is routed to kernels there.",
             autocompletion=complete_family,
             show_default=False,

@@ -34,7 +34,7 @@ LESS_NEEDED = ("unbound", "missed", "no kernel", "call sites", "unbound calls")
 FamiliesArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[FAMILY]...",
+        metavar="FAMILY",
         help="Only these families, modules or Python files. Default: all of transformers.",
         autocompletion=complete_family,
         show_default=False,

@@ -55,7 +55,8 @@ def examined_once(
     if len(missing) > FEW:
         result = "; the result is kept" if store.mode == "disk" else ""
         output.note(f"examining {counted(len(missing), 'module')}, which can take a minute{result}")
-    fresh = dict(zip(missing, survey(examine, missing, "reading", jobs=jobs), strict=True))
+    found = survey(examine, missing, "reading", jobs=jobs) if missing else []
+    fresh = dict(zip(missing, found, strict=True))
     good = {module: rows for module, rows in fresh.items() if _is_good(rows) and seals[module]}
     if good and store.mode == "disk":
         added = {module: _kept(seals[module], rows) for module, rows in good.items()}

@@ -28,7 +28,7 @@ def kernels(
     families: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FAMILY]...",
+            metavar="FAMILY",
             help="Show which kernel each routed place of these families, modules or Python files gets.",
             autocompletion=complete_family,
             show_default=False,

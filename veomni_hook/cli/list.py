@@ -26,7 +26,7 @@ def list_(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FAMILY]...",
+            metavar="FAMILY",
             help="Only these families or modules.",
             autocompletion=complete_family,
             show_default=False,

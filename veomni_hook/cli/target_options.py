@@ -30,7 +30,7 @@ class Device(StrEnum):
 TargetArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[TARGET]",
+        metavar="TARGET",
         help="A family (qwen3), or a module (transformers.models.qwen3.modeling_qwen3).",
         autocompletion=complete_family,
         show_default=False,

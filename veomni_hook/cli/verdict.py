@@ -169,7 +169,10 @@ def nowhere(config: PatchConfig, reports: Sequence[PatchReport]) -> list[Verdict
     from veomni_hook.patches.selection import unapplied
 
     modules = config.source_module
-    none = f"it applies to none of the {counted(len(reports), 'module')} that {modules} matches"
+    count = len(reports)
+    none = f"does not apply to the one module that {modules} matches"
+    if count != 1:
+        none = f"applies to none of the {counted(count, 'module')} that {modules} matches"
     fix = "correct the target or the fingerprints; `veomni-hook list --all --modules` shows the modules"
     return [
         Verdict(
@@ -179,7 +182,7 @@ def nowhere(config: PatchConfig, reports: Sequence[PatchReport]) -> list[Verdict
             patch.patch_type.value,
             patch.target,
             FAILS,
-            f"{none} ({config.origin})",
+            f"it {none} ({config.origin})",
             fix,
         )
         for patch in unapplied(config, reports)
