@@ -95,7 +95,7 @@ def test_the_engine_is_not_taken_at_its_word(monkeypatch: pytest.MonkeyPatch, ch
     monkeypatch.setattr(build, "patch", tampered)
     (first, second), _ = judge(UPSTREAM, [make("one", "two")])
     assert (first.verdict, second.verdict) == ("FAILS", "applies")
-    assert first.detail == f"declared 1 times, applied {0 if change == 'lost' else 2} times"
+    assert first.detail == f"declared 1 time, applied {0 if change == 'lost' else 2} times"
 
 
 NORMS = b"""

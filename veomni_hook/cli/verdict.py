@@ -159,7 +159,7 @@ def _declared(config: PatchConfig, report: PatchReport, shown: str) -> list[Verd
         if declared.target in yielded and not count:
             detail, verdict = yielded[declared.target], YIELDS
         elif count != wanted:
-            detail, verdict = f"declared {wanted} times, applied {count} times", FAILS
+            detail, verdict = f"declared {counted(wanted, 'time')}, applied {counted(count, 'time')}", FAILS
         verdicts.append(Verdict(report.module, shown, config.name, kind, declared.target, verdict, detail))
     return verdicts
 
