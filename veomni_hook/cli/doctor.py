@@ -243,7 +243,7 @@ def installed_plugins(findings: Findings, settings: Settings) -> list[dict[str, 
         findings.hazards.append(f"the entry points of {name} cannot be read: {reason}")
     for name in plugins.unknown_names(settings.plugins):
         findings.problems.append(
-            f"the setting `plugins` names {name}, which nothing installed is called; fix: correct the name"
+            f"the setting `plugins` names {name}: no installed package or entry point; fix: correct the name"
         )
     return [
         {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any
 
 from veomni_hook import layout
@@ -118,11 +119,13 @@ def emit_table(
     """
     cells = [[_cell(value) for value in row] for row in rows]
     lines = layout.table(headers, cells, width_of(sys.stdout), optional=optional)
-    if console().color_system is None:
-        emit("".join(f"{line.text}\n" for line in lines))
-        return
-    for line in lines:
-        _print(line.text, "bold" if line.head else "")
+    plain = console().color_system is None
+    for head, group in groupby(lines, key=lambda line: line.head and not plain):
+        text = "\n".join(line.text for line in group)
+        if head:
+            _print(text, "bold")
+        else:
+            emit(f"{text}\n")
 
 
 def emit_heading(text: str) -> None:
