@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Material for MkDocs says at each build until when it is maintained: May 2027. Its successor, Zensical, runs no hooks.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup demo test slow lint format docs bench matrix releases proof stress clean
+.PHONY: help setup demo test slow lint format docs bench matrix recipes releases proof stress clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make docs     build the site into build/site; ARGS=serve shows it while you write"
 	@echo "make bench    run the benchmarks and record their results in benchmarks/results/"
 	@echo "make matrix   run the tests over the supported transformers releases with nox"
+	@echo "make recipes  run every recipe of docs/recipes.md without and with the hook, with nox"
 	@echo "make releases judge what idioms route in transformers releases, without installing them"
 	@echo "make proof    run every routed site through its guard and through upstream's body, then mutants of them"
 	@echo "make stress   many starts, kills, tamperings and generated modules: at most half an hour on two cores"
@@ -80,6 +81,9 @@ bench: $(STAMP)
 
 matrix: $(STAMP)
 	$(BIN)/nox --session matrix $(ARGS)
+
+recipes: $(STAMP)
+	$(BIN)/nox --session recipes $(if $(ARGS),-- $(ARGS))
 
 releases: $(STAMP)
 	$(BIN)/python -m scripts.releases $(ARGS)

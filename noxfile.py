@@ -1,4 +1,4 @@
-"""The test suite over the supported transformers releases: `make matrix`.
+"""The test suite over the supported transformers releases, `make matrix`, and the recipes: `make recipes`.
 
 One of them: `nox -s "matrix(transformers='5.9.0')"`. Every release gets its own
 environment, because the releases disagree on tokenizers and huggingface_hub.
@@ -14,6 +14,9 @@ import nox
 RELEASES = ["5.2.0", "5.9.0", "5.17.0", "5.23.0"]
 # Pinned for 5.23.0 in the constraints; each release brings its own.
 RELEASE_BOUND = {"transformers", "tokenizers", "huggingface-hub", "hf-xet", "typer", "click"}
+
+# What recipes need beside what development installs, pinned in constraints-recipes.txt.
+RECIPE_PACKAGES = ["datasets", "ipykernel", "joblib", "nbclient", "ray[train]", "submitit", "trl"]
 
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["matrix"]
@@ -52,4 +55,23 @@ def matrix(session: nox.Session, transformers: str) -> None:
         "not slow",
         *session.posargs,
         env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+@nox.session
+def recipes(session: nox.Session) -> None:
+    """Run every recipe without and with the hook; arguments after ``--`` go to pytest."""
+    constraints = ("-c", "constraints-dev.txt", "-c", "constraints-recipes.txt")
+    # torch first and alone, as in the Makefile.
+    session.install("--quiet", "-c", "constraints-dev.txt", "torch")
+    session.install("--quiet", "-c", "constraints-dev.txt", "hatchling", "editables")
+    session.install("--quiet", *constraints, "--no-build-isolation", "-e", ".[dev]", *RECIPE_PACKAGES)
+    # A package that is missing is a failure here, and a test that is skipped elsewhere.
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "tests/recipes",
+        *session.posargs,
+        env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "RECIPES_SKIP": "0"},
     )

@@ -1,0 +1,129 @@
+"""Every recipe as a script of its own, without the hook and with it: `make recipes` has what they need."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import py_compile
+import re
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from scripts.recipes import NOTEBOOK, RECIPES
+from tests.recipes import tiny
+from tests.recipes.running import TORCHRUN, drive, environment, run, said_of
+
+pytestmark = pytest.mark.slow
+
+LOSS = "linear_cross_entropy"
+NEVER_ASKED = r"in training( and evaluation)?, the model was never asked for a loss"
+DENSE = {"rms_norm", "add_rms_norm", "rotary", "qk_norm_rotary", "gated_mlp", LOSS}
+EXPERTS = DENSE | {"moe_experts", "moe_router", "load_balancing_loss"}
+
+
+class Recipe(NamedTuple):
+    """What a recipe needs, and what is to be seen: ``loss`` is what `explain` says of the loss."""
+
+    needs: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()
+    loss: str = r"torch \(chosen\), 8 calls in training$"
+    experts: bool = False
+    runs: int = 1
+
+
+PLAIN = {
+    "plain_loop": Recipe(),
+    "trainer": Recipe(loss=r"eager \(the model is in eval mode.*, in training: torch \(chosen\) 8 calls; "),
+    "accelerate_loop": Recipe(),
+    "torchrun_ddp": Recipe(launcher=TORCHRUN),
+    "torchrun_fsdp2": Recipe(launcher=TORCHRUN),
+    "trl_sft": Recipe(("trl",), loss=NEVER_ASKED),
+    "trl_dpo": Recipe(("trl",), loss=NEVER_ASKED),
+    "trl_grpo": Recipe(("trl",), loss=NEVER_ASKED),
+    "peft_lora": Recipe(("peft",)),
+    "peft_lora_experts": Recipe(("peft",), experts=True),
+    "ray_train": Recipe(("ray",)),
+    "submitit_job": Recipe(("submitit",)),
+    "joblib_workers": Recipe(("joblib",), runs=2),
+}
+#: Installed and run by hand alone: docs/recipes.md says what came of it.
+BY_HAND = {"deepspeed_zero3"}
+
+
+def require(*packages: str) -> None:
+    """Skip where a package is missing; in the session that installs them that is a failure."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing and os.environ.get("RECIPES_SKIP") != "0":
+        pytest.skip(f"needs {', '.join(missing)}; `make recipes` installs it")
+    assert not missing
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {False: tiny.dense(folder / "dense"), True: tiny.with_experts(folder / "experts")}
+
+
+def test_every_recipe_is_here():
+    assert {path.stem for path in RECIPES.glob("*.py")} == {*PLAIN, *BY_HAND, NOTEBOOK.stem}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_losses_are_upstreams_and_the_kernels_run(name, models, tmp_path):
+    recipe = PLAIN[name]
+    require(*recipe.needs)
+    found = {}
+    for kind, variables in (("without", {"VEOMNI_HOOK": "0"}), ("with", {"VEOMNI_KERNELS": "torch"})):
+        made = drive(tmp_path / kind, models[recipe.experts], name, launcher=recipe.launcher, **variables)
+        found[kind] = made[name]["as-set"]
+    assert len(found["with"]) == len(found["without"]) == recipe.runs
+    for without, hooked in zip(found["without"], found["with"], strict=True):
+        assert len(set(without["losses"])) > 3
+        for numbers in ("losses", "evaluated"):
+            assert hooked.get(numbers) == pytest.approx(without.get(numbers), abs=1e-4)
+        for expected, got in zip(without.get("logged", ()), hooked.get("logged", ()), strict=True):
+            assert got == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        assert "no kernel slots" in without["explanation"]
+        said = said_of(hooked["explanation"])
+        assert set(said) == (EXPERTS if recipe.experts else DENSE)
+        assert [line for line in said.pop(LOSS) if not re.match(recipe.loss, line)] == []
+        wrong = [line for lines in said.values() for line in lines if not line.startswith("torch (")]
+        assert wrong == []
+
+
+@pytest.mark.parametrize("name", sorted(BY_HAND))
+def test_what_runs_nowhere_here_is_python_at_least(name, tmp_path):
+    py_compile.compile(str(RECIPES / f"{name}.py"), cfile=str(tmp_path / "compiled.pyc"), doraise=True)
+
+
+EXECUTE = """
+import json, sys
+import nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+for cell in notebook.cells:
+    cell.source = cell.source.replace('"Qwen/Qwen3-0.6B"', repr(sys.argv[2]))
+NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+last = [cell.outputs[-1]["data"] for cell in notebook.cells[-2:]]
+print(json.dumps({"losses": json.loads(last[0]["text/plain"]), "table": last[1]["text/html"], "told": last[1]["text/plain"]}))
+"""
+
+
+def executed(folder, model, **variables):
+    folder.mkdir()
+    command = [sys.executable, "-c", EXECUTE, str(NOTEBOOK), str(model)]
+    return json.loads(run(command, folder, 120, environment(folder, **variables)))
+
+
+def test_the_notebook_runs_from_its_first_cell(models, tmp_path):
+    require("nbclient", "ipykernel")
+    without = executed(tmp_path / "without", models[False], VEOMNI_HOOK="0")
+    hooked = executed(tmp_path / "with", models[False], VEOMNI_KERNELS="torch")
+    assert len(without["losses"]) == 8
+    assert hooked["losses"] == pytest.approx(without["losses"], abs=1e-4)
+    assert "no kernel slots" in without["told"]
+    assert f"<td>{LOSS}/next_token</td><td>torch</td>" in hooked["table"]
