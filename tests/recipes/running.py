@@ -61,7 +61,7 @@ def drive(
     *recipes: str,
     choices: str = AS_SET,
     launcher: tuple[str, ...] = (),
-    limit: int = 120,
+    limit: int = 300,
     **variables: str,
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Run recipes in one process, or under a launcher in two; return by recipe and choice what came of them."""

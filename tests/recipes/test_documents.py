@@ -25,6 +25,10 @@ def test_the_notebook_is_made_of_its_script():
 def test_constraints_of_recipes_add_to_those_of_development():
     text = (recipes.ROOT / "constraints-recipes.txt").read_text(encoding="utf-8")
     pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", text, re.MULTILINE))
-    assert {"trl", "datasets", "nbclient", "ray", "joblib", "submitit"} <= set(pinned)
+    named = {"trl", "datasets", "ipykernel", "nbclient", "ray", "joblib", "submitit"}
+    assert named <= set(pinned)
+    document = recipes.DOCUMENT.read_text(encoding="utf-8")
+    assert [name for name in sorted(named) if pinned[name] not in document] == []
+    assert str(pins()["peft"]) in document and str(pins()["accelerate"]) in document
     assert all(Version(version) for version in pinned.values())
     assert not set(pinned) & set(pins())

@@ -107,7 +107,7 @@ from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], as_version=4)
 for cell in notebook.cells:
     cell.source = cell.source.replace('"Qwen/Qwen3-0.6B"', repr(sys.argv[2]))
-NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
 last = [cell.outputs[-1]["data"] for cell in notebook.cells[-2:]]
 print(json.dumps({"losses": json.loads(last[0]["text/plain"]), "table": last[1]["text/html"], "told": last[1]["text/plain"]}))
 """
@@ -116,7 +116,7 @@ print(json.dumps({"losses": json.loads(last[0]["text/plain"]), "table": last[1][
 def executed(folder, model, **variables):
     folder.mkdir()
     command = [sys.executable, "-c", EXECUTE, str(NOTEBOOK), str(model)]
-    return json.loads(run(command, folder, 120, environment(folder, **variables)))
+    return json.loads(run(command, folder, 300, environment(folder, **variables)))
 
 
 def test_the_notebook_runs_from_its_first_cell(models, tmp_path):
