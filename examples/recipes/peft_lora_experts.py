@@ -13,7 +13,7 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 torch.manual_seed(0)
 tokenizer = AutoTokenizer.from_pretrained(MODEL)
-model = AutoModelForCausalLM.from_pretrained(MODEL)
+model = AutoModelForCausalLM.from_pretrained(MODEL, output_router_logits=True)
 lora = LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"], target_parameters=EXPERTS)
 model = get_peft_model(model, lora).train()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 LOSS = "linear_cross_entropy"
 NEVER_ASKED = r"in training( and evaluation)?, the model was never asked for a loss"
 DENSE = {"rms_norm", "add_rms_norm", "rotary", "qk_norm_rotary", "gated_mlp", LOSS}
-EXPERTS = DENSE | {"moe_experts", "moe_router", "load_balancing_loss"}
+EXPERTS = DENSE - {"gated_mlp"} | {"moe_experts", "moe_router", "load_balancing_loss"}
 
 
 class Recipe(NamedTuple):
@@ -81,7 +81,8 @@ def test_losses_are_upstreams_and_the_kernels_run(name, models, tmp_path):
         found[kind] = made[name]["as-set"]
     assert len(found["with"]) == len(found["without"]) == recipe.runs
     for without, hooked in zip(found["without"], found["with"], strict=True):
-        assert len(set(without["losses"])) > 3
+        # At the first step on its own samples GRPO's loss is 0; what else it logs is not.
+        assert len({str(step) for step in without.get("logged", without["losses"])}) > 3
         for numbers in ("losses", "evaluated"):
             assert hooked.get(numbers) == pytest.approx(without.get(numbers), abs=1e-4)
         for expected, got in zip(without.get("logged", ()), hooked.get("logged", ()), strict=True):
