@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,8 @@ import typer
 from typer.core import TyperCommand
 
 from veomni_hook.cli import output
-from veomni_hook.cli.run import interpreter_flags
+from veomni_hook.cli.commands import command_of
+from veomni_hook.cli.interpreter import python
 from veomni_hook.cli.target_options import JsonOption
 from veomni_hook.cli.usage import FOUND, UsageError
 
@@ -151,30 +150,15 @@ def _command(words: Sequence[str], module: str | None) -> list[str]:
     Raises:
         UsageError: there is nothing to run, or no such script or program.
     """
-    python = [sys.executable, *interpreter_flags()]
     if module is not None:
-        return [*python, "-m", module, *words]
+        return [*python(), "-m", module, *words]
     if not words:
         raise UsageError(
             "no script and no module",
             where="veomni-hook compare",
             fix="name one: compare train.py, compare torchrun --nproc_per_node 2 train.py, compare -m module",
         )
-    name, *arguments = words
-    if os.path.exists(name) and (name.endswith(".py") or not os.access(name, os.X_OK)):
-        return [*python, *words]
-    if name in ("python", "python3"):
-        return [*python, *arguments]
-    # A program of this environment comes before one on PATH: the environment may not be activated.
-    here = os.pathsep.join(filter(None, (os.path.dirname(sys.executable), os.environ.get("PATH"))))
-    program = shutil.which(name, path=here)
-    if program is None:
-        raise UsageError(
-            f"there is no script and no program {name!r}",
-            where=f"looked for {os.path.abspath(name)}, in {os.path.dirname(sys.executable)} and on PATH",
-            fix="check the name; a module is run with -m: veomni-hook compare -m package.module",
-        )
-    return [os.path.abspath(program), *arguments]
+    return command_of(words)
 
 
 def _make(folder: Path) -> None:
