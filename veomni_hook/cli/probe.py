@@ -34,7 +34,8 @@ class Case(NamedTuple):
         name: the family, as its classes have it.
         config: of both sizes.
         cpu: tokens of a step on a CPU, and what its configuration has besides.
-        accelerator: the same on an accelerator.
+        accelerator: the same on an accelerator, where the dtype is bfloat16.
+        cpu_dtype: the dtype on a CPU.
     """
 
     module: str
@@ -42,6 +43,7 @@ class Case(NamedTuple):
     config: dict[str, Any]
     cpu: tuple[int, dict[str, int]]
     accelerator: tuple[int, dict[str, int]]
+    cpu_dtype: str = "float32"
 
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")
@@ -59,7 +61,7 @@ CASES = {
         "transformers.models.qwen3_moe.modeling_qwen3_moe",
         "Qwen3Moe",
         {
-            "vocab_size": 8192,
+            "vocab_size": 2048,
             "head_dim": 64,
             "tie_word_embeddings": True,
             "num_experts": 64,
@@ -67,7 +69,8 @@ CASES = {
             "norm_topk_prob": True,
             "output_router_logits": True,
         },
-        cpu=(512, dict(zip((*_SIZE, "moe_intermediate_size"), (256, 384, 2, 4, 2, 128), strict=True))),
+        cpu=(1024, dict(zip((*_SIZE, "moe_intermediate_size"), (256, 768, 2, 4, 2, 128), strict=True))),
+        cpu_dtype="bfloat16",
         accelerator=(
             4096,
             dict(zip((*_SIZE, "moe_intermediate_size"), (1024, 3072, 2, 16, 8, 512), strict=True)),
@@ -86,7 +89,7 @@ class Side:
         config = getattr(modeling, f"{case.name}Config")(**case.config, **size, use_cache=False)
         torch.manual_seed(0)
         model = getattr(modeling, f"{case.name}ForCausalLM")(config).train()
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        dtype = getattr(torch, case.cpu_dtype if device == "cpu" else "bfloat16")
         self.model = model.to(device, dtype)
         self.device = device
         self.seconds: list[float] = []
