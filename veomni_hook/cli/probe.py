@@ -246,6 +246,14 @@ def main(cache_dir: str, rounds: int, parts: list[str]) -> dict[str, Any]:
         rounds: how many timed steps each of two models takes.
         parts: `imports` or names of `CASES`, in any order.
     """
+    from veomni_hook import activate
+
+    # As where a script begins with the hook: transformers' own modules note then which implementation of
+    # experts a user chose, and change nothing else. The modeling modules of both sides come later.
+    with activate(cache_dir=str(Path(cache_dir, "transformers"))):
+        for name in ("transformers.modeling_utils", "transformers.modeling_layers"):
+            importlib.import_module(name)
+    cache_dir = str(Path(cache_dir, "models"))
     for part in parts:
         importlib.import_module(CASES[part].module if part in CASES else MODULE)
     found = machine()
