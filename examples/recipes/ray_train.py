@@ -1,5 +1,6 @@
 """Ray Train: two workers with DistributedDataParallel."""
 
+import os
 import sys
 
 import ray.train
@@ -27,10 +28,12 @@ def train(config):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    ray.train.report({"losses": losses, "explanation": str(veomni_hook.explain(model))})
+    return losses, str(veomni_hook.explain(model))
 
 
 workers = ray.train.ScalingConfig(num_workers=2)
-result = TorchTrainer(train, train_loop_config={"model": MODEL}, scaling_config=workers).fit()
-print(result.metrics["losses"])
-print(result.metrics["explanation"])
+where = ray.train.RunConfig(storage_path=os.path.abspath("out"))
+trained = TorchTrainer(train, train_loop_config={"model": MODEL}, scaling_config=workers, run_config=where)
+losses, explanation = trained.fit().return_value
+print(losses)
+print(explanation)

@@ -27,13 +27,6 @@ def results(names: dict[str, Any]) -> list[dict[str, Any]]:
 
     if "runs" in names:
         return [{"losses": losses, "explanation": told} for losses, told in names["runs"]]
-    if "result" in names:
-        return [
-            {
-                "losses": names["result"].metrics["losses"],
-                "explanation": names["result"].metrics["explanation"],
-            }
-        ]
     if "explanation" in names:
         return [{"losses": names["losses"], "explanation": names["explanation"]}]
     if "trainer" in names:
