@@ -52,7 +52,7 @@ def test_the_tables_of_kernels_are_those_of_the_registry() -> None:
 def test_commands_and_files_that_documents_name_exist(document: str) -> None:
     source = (DOCS / document).read_text(encoding="utf-8")
     assert {*re.findall(r"(?m)(?:^ *|`)veomni-hook ([a-z]+)", source)} <= {*COMMANDS}
-    for link in re.findall(r"\]\(([^):#]+)", source):
+    for link in re.findall(r"\]\((?!https:)([^):#]+)", source):
         assert (DOCS / link).exists(), link
 
 
