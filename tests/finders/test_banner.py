@@ -13,10 +13,11 @@ import pytest
 
 from tests.finders.conftest import TINY, Python
 from veomni_hook.finders import banner
-from veomni_hook.finders.handle import activate
+from veomni_hook.finders.handle import activate_late
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.state import STATE as KERNELS
+from veomni_hook.kernels.state import set_active
 from veomni_hook.settings import BANNER_SHOWN
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
@@ -44,20 +45,27 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Have a module patched, as far as the hook's state tells, in a process that no launcher started."""
     held = {name: getattr(STATE, name) for name in ("outcomes", "announced", "resolved", "registered")}
     STATE.outcomes, STATE.announced = {}, set()
-    asked = KERNELS.asked
+    asked, active = KERNELS.asked, KERNELS.active
     for name in (BANNER_SHOWN, "VEOMNI_BANNER", *banner._RANKS):
         monkeypatch.setenv(name, "")  # also to have it restored
         monkeypatch.delenv(name)
     monkeypatch.setattr(STATE, "process", os.getpid())
+    # Activation looks at what is imported; other tests of this process make modules with slots by hand.
+    for name in [each for each in sys.modules if each.endswith("_with_slots")]:
+        monkeypatch.delitem(sys.modules, name)
 
     def put(*others: tuple[str, str], module: str = MODULE) -> None:
         STATE.outcomes[module] = Outcome(module, patched=True, report=lambda: {"applied": applied(*others)})
 
-    with activate():
-        yield put
-    KERNELS.asked = asked
-    for name, value in held.items():
-        setattr(STATE, name, value)
+    try:
+        with activate_late():
+            yield put
+    finally:
+        # Kernels that were never activated answer; deactivated ones do not.
+        KERNELS.asked = asked
+        set_active(active)
+        for name, value in held.items():
+            setattr(STATE, name, value)
 
 
 def test_the_line_comes_once_and_counts_what_each_place_gets(
@@ -155,7 +163,7 @@ def test_helpers_and_children_say_nothing(
     monkeypatch.setenv(BANNER_SHOWN, str(os.getpid() + 1))
     assert heard() == "", "the parent has said it"
     monkeypatch.delenv(BANNER_SHOWN)
-    with activate(banner=False):
+    with activate_late(banner=False):
         assert heard() == ""
 
 

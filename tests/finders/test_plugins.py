@@ -49,8 +49,8 @@ MISSING = "from veomni_hook import PatchConfig\nconfig = PatchConfig({!r})\n@con
         ("import nowhere_at_all\n", "ModuleNotFoundError"),
         ("def (\n", "SyntaxError"),
         ("class Stop(BaseException): pass\nraise Stop('a skip')\n", "Stop: a skip"),
-        ("value = 1\n", "holds no patch config"),
-        ("config = 3\n", "no patch config"),
+        ("value = 1\n", "has no patch config"),
+        ("config = 3\n", "is not a patch config"),
     ],
 )
 def test_one_that_fails_is_named_once_and_everything_else_goes_on(
@@ -192,4 +192,4 @@ def test_doctor_lists_them(installed: Run, fast: bool) -> None:
     assert any("of bad (veomni_hook.patches)" in problem for problem in found["problems"]) == (not fast)
     off = json.loads(command(installed, code, *options, VEOMNI_PLUGINS="good-dist,god").out)
     assert [row["state"] for row in off["plugins"]] == ["switched off", "in force"]
-    assert any("names god," in problem for problem in off["problems"])
+    assert any("names god:" in problem for problem in off["problems"])

@@ -151,7 +151,7 @@ def test_wrong_use(tmp_path: Path) -> None:
 
     assert "no target" in refused()
     assert "nearest names: qwen3" in refused("qwne3")
-    assert "no system is called 'sm9'" in refused("qwen3", "--system", "sm9")
+    assert "there is no system 'sm9'" in refused("qwen3", "--system", "sm9")
     assert "the page cannot be written" in refused(
         "auto", "--system", "cpu", "-o", str(tmp_path / "no" / "x.html")
     )

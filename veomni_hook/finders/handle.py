@@ -103,7 +103,14 @@ def activate(**settings: Any) -> Handle:
             first target module).
         AlreadyImportedError: under `VEOMNI_STRICT=1`, a module with patches is already imported.
     """
-    return _activate(settings, early=True)
+    try:
+        return _activate(settings, early=True)
+    except BaseException as error:
+        from veomni_hook.finders.tracebacks import fold
+
+        if not fold(error):
+            raise
+        raise error  # VEOMNI_TRACEBACK=full shows the frames of veomni_hook, too
 
 
 def activate_late(**settings: Any) -> Handle:
@@ -131,13 +138,9 @@ def _activate(settings: dict[str, Any], *, early: bool) -> Handle:
         bind_slots()
         if "transformers" in sys.modules:
             _note_early_imports(report=early)
-    except BaseException as error:
+    except BaseException:
         handle.deactivate()
-        from veomni_hook.finders.tracebacks import fold
-
-        if not fold(error):
-            raise
-        raise error  # VEOMNI_TRACEBACK=full shows the frames of veomni_hook, too
+        raise
     return handle
 
 
