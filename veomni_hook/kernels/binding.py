@@ -1,7 +1,7 @@
-"""Kernels of one model, whatever the process has chosen: `bind`, and `use_kernels` around its construction.
+"""Kernels for one model, independent of the process's choice: `bind`, and the context `use_kernels`.
 
-What a module is bound to is a dict from ops to backends in its ``__dict__``: plain strings, so that copies
-and pickles have it, also where veomni_hook is not installed, and state dicts do not.
+A module's binding is a dict from ops to backends in its ``__dict__``. It holds plain strings: copies and
+pickles keep it, even where veomni_hook is not installed, and state dicts do not contain it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 __all__ = ["BINDING", "bind", "binding_of", "use_kernels", "wanted_by"]
 
-#: The attribute of a module.
+#: The attribute of a module that holds its binding.
 BINDING = "_veomni_kernels"
 
 
 def bind(model: nn.Module, preset: str | None = None, /, **ops: str | None) -> None:
     """Bind every module of ``model`` to kernels, from its next call on.
 
-    What is bound wins over `use_kernels` and over the settings of the process. What is not named keeps what
-    it was bound to before. Modules that are put into the model later are not bound.
+    A binding overrides `use_kernels` and the settings of the process. Ops that are not named keep their
+    previous binding. Modules that are added to the model later are not bound.
 
     Args:
-        model: any ``nn.Module``; of its modules those that have kernel slots follow.
+        model: any ``nn.Module``; applies to those of its modules that have kernel slots.
         preset: ``auto``, ``eager`` or a backend, for every op.
-        **ops: the same for single ops; None lets an op follow the process again.
+        **ops: the same for single ops; None removes the op's binding.
 
     Raises:
-        KernelError: an op or a backend does not exist, the model has no kernel slots (why is said), or a
-            backend has no kernel for the variant of a site in the model: all of these sites are named.
-            Nothing has been bound then.
+        KernelError: an op or a backend does not exist, the model has no kernel slots (the message says why),
+            or a backend has no kernel for the variant of a site in the model (the message lists all such
+            sites). In these cases nothing is bound.
     """
     if not callable(getattr(model, "modules", None)):
         raise KernelError(
@@ -72,22 +72,22 @@ def binding_of(module: Any) -> Mapping[str, str] | None:
 
 
 def wanted_by(owner: Any, op: str) -> str:
-    """Return ``auto``, ``eager`` or the backend that is wanted where the module ``owner`` asks for ``op``."""
+    """Return ``auto``, ``eager`` or the backend that is chosen for ``op`` in the module ``owner``."""
     bound = binding_of(owner)
     return (bound or {}).get(op) or STATE.wanted.get(op, AUTO)
 
 
 @contextmanager
 def use_kernels(preset: str | None = None, /, **ops: str) -> Iterator[None]:
-    """Choose kernels for a while: for calls of modules that are bound to none, and for new models.
+    """Choose kernels inside a ``with`` block: for calls of unbound modules, and for new models.
 
-    Modules that are constructed meanwhile, in any way (``from_pretrained`` too), are bound to this choice for
-    good, as `bind` does. For calls it holds in all threads, as torch's backend flags do, since a backward
-    that computes a checkpoint again runs in another thread; a backward after the context computes it with
-    what the process has chosen.
+    Modules constructed in the block, in any way (``from_pretrained`` too), are bound to this choice
+    permanently, as `bind` does. For calls, the choice applies to all threads, like torch's backend flags,
+    because a backward that recomputes a checkpoint runs in another thread. A backward that runs after the
+    block recomputes the checkpoint with the choice of the process.
 
     Args:
-        preset: ``auto``, ``eager`` or a backend, for every op; wins over the settings of the process.
+        preset: ``auto``, ``eager`` or a backend, for every op; overrides the settings of the process.
         **ops: the same for single ops.
 
     Raises:
@@ -102,7 +102,7 @@ def use_kernels(preset: str | None = None, /, **ops: str) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        # By identity: contexts in threads may close in any order, and two may say the same.
+        # By identity: contexts in threads may close in any order, and two may hold equal choices.
         STATE.contexts = tuple(other for other in STATE.contexts if other is not choice)
         STATE.changed()
 
@@ -113,13 +113,13 @@ def _said(function: str, preset: str | None, ops: Mapping[str, str | None]) -> s
 
 
 def _binding_what_is_made() -> list[RemovableHandle]:
-    """Bind modules at their first parameter or child: nothing else tells that a module is constructed."""
+    """Bind modules at their first parameter or child: no other hook reports that a module is constructed."""
     from torch.nn.modules import module as modules
 
     def note(module: nn.Module, name: str, added: object) -> None:
         held = (*module._modules.values(), *module._parameters.values())
         if any(one is not None for one in held):
-            return  # it is older than that
+            return  # it was constructed earlier
         said = Choice()
         for choice in STATE.contexts:
             said = choice.over(said)
@@ -134,7 +134,7 @@ def _binding_what_is_made() -> list[RemovableHandle]:
 
 
 def _check_sites(model: nn.Module, choice: Choice) -> None:
-    """Raise KernelError if a module of ``model`` has a slot that ``choice`` names a backend for in vain."""
+    """Raise KernelError if ``choice`` names a backend that has no kernel for a slot in ``model``."""
     from veomni_hook.kernels.explain import places_of
     from veomni_hook.kernels.unpatched import no_slots
 
@@ -163,7 +163,7 @@ def _check_sites(model: nn.Module, choice: Choice) -> None:
 
 
 def _holds_slots(module: nn.Module) -> bool:
-    """Whether a module has slots of its own, as one that somebody wrote for these kernels may."""
+    """Return whether a module itself holds slots, as modules written for these kernels may."""
     from veomni_hook.kernels.slot import Slot
 
     return any(isinstance(value, Slot) for value in vars(module).values())

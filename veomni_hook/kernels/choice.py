@@ -1,9 +1,9 @@
 """Which backend the user wants for each op: the grammar of ``VEOMNI_KERNELS`` and ``kernels`` in settings.
 
-``auto`` | ``eager`` | a backend's name, and then, or instead, ``op=name`` pairs, all with commas:
-``triton``, ``rms_norm=torch,rotary=eager``, ``triton,rotary=eager``. Other ops get ``auto``.
-A backend's name for all ops is a preset: it stands for the ops that the backend has kernels for
-(`Registry.preset`), the others stay with the upstream code.
+``auto`` | ``eager`` | a backend's name, optionally followed or replaced by ``op=name`` pairs, separated by
+commas: ``triton``, ``rms_norm=torch,rotary=eager``, ``triton,rotary=eager``. Other ops get ``auto``.
+A backend's name for all ops is a preset. It applies to the ops that the backend has kernels for
+(`Registry.preset`); the others keep the upstream code.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Choice:
-    """What is wanted for every op.
+    """The user's choice for every op.
 
     Attributes:
-        preset: the name for ops that ``ops`` does not name; None says nothing of them.
+        preset: the name for ops that ``ops`` does not contain; None leaves them unspecified.
         ops: the name for single ops.
-        listed: the ops that ``preset`` stands for; None: all.
+        listed: the ops that ``preset`` applies to; None: all.
     """
 
     preset: str | None = None
@@ -34,17 +34,17 @@ class Choice:
     listed: tuple[str, ...] | None = None
 
     def named(self, op: str) -> str | None:
-        """Return ``auto``, ``eager``, the name of a backend, or None where nothing is said of ``op``."""
+        """Return ``auto``, ``eager``, the name of a backend, or None if ``op`` is unspecified."""
         if op in self.ops or self.preset is None:
             return self.ops.get(op)
         return self.preset if self.listed is None or op in self.listed else EAGER
 
     def backend(self, op: str) -> str:
-        """Return what `named` does, and ``auto`` where nothing is said."""
+        """Return the same as `named`, but ``auto`` if ``op`` is unspecified."""
         return self.named(op) or AUTO
 
     def why(self, op: str) -> str:
-        """Say what made `backend` of ``op`` what it is."""
+        """Return the reason for what `backend` returns for ``op``."""
         if op in self.ops:
             return f"{op}={self.ops[op]} is chosen"
         if self.preset is None or self.named(op) == self.preset:
@@ -52,7 +52,7 @@ class Choice:
         return f"{self.preset} is chosen, which has no kernels for {op}"
 
     def over(self, base: Choice) -> Choice:
-        """Return this choice with that of ``base`` for what nothing is said of here."""
+        """Return this choice, with ``base`` as the fallback for what it leaves unspecified."""
         if self.preset is not None:
             return self
         return Choice(base.preset, {**base.ops, **self.ops}, base.listed)
@@ -63,7 +63,7 @@ class Choice:
 
 
 def parse_choice(text: str, known: Registry = registry) -> Choice:
-    """Read a choice. Raises KernelError, listing what is valid, for unknown names and ops chosen twice."""
+    """Parse a choice. Raises KernelError, listing the valid names, for unknown names and duplicate ops."""
     first, *others = (word.strip() for word in text.split(","))
     preset = None if "=" in first else first
     ops: dict[str, str] = {}
@@ -82,10 +82,10 @@ def parse_choice(text: str, known: Registry = registry) -> Choice:
 
 
 def choice_of(preset: str | None, ops: Mapping[str, str], where: str, known: Registry = registry) -> Choice:
-    """Return the choice of a preset and single ops; ``where`` is what an error names as its place.
+    """Return the choice for a preset and single ops; ``where`` is the place that errors report.
 
     Raises:
-        KernelError: a name does not exist; the message lists those that do.
+        KernelError: a name does not exist; the message lists the valid names.
     """
     for op, backend in ops.items():
         if op not in known.ops():

@@ -28,7 +28,7 @@ __all__ = ["Explanation", "Row", "explain", "places_of", "slots_of"]
 
 
 class Place(NamedTuple):
-    """A slot that modules of a class ask, by its name there, and the guards of it with their classes."""
+    """A slot that modules of a class use, its name there, and its guards with their classes."""
 
     name: str
     slot: Slot
@@ -38,9 +38,9 @@ class Place(NamedTuple):
 def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Explanation:
     """Return what each kernel slot of ``target`` last did, and why.
 
-    ``target`` is a model (any ``nn.Module``) or an imported modeling module. For slots that have not been
-    asked yet the answer is what would be asked for tensors on ``device`` (by default that of the model's
-    first parameter, or the CPU). Warns once a process where Liger's functions stand in patched code. Raises
+    ``target`` is a model (any ``nn.Module``) or an imported modeling module. Slots that have not been asked
+    yet report what they would select for tensors on ``device`` (default: the device of the model's first
+    parameter, or the CPU). Warns once per process if Liger's functions replace patched code. Raises
     KernelError if ``target`` is neither.
     """
     warn_of_stacked(target)
@@ -61,14 +61,14 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
 
 
 def _modules_of(model: nn.Module, rows: list[Row]) -> tuple[str, ...]:
-    """The modeling modules of a model's classes, and those that rows are about, each once."""
+    """Return the modeling modules of a model's classes and of ``rows``, without duplicates."""
     homes = dict.fromkeys(type(module).__module__ for module in model.modules())
     modeling = [home for home in homes if home.rpartition(".")[2].startswith("modeling_")]
     return tuple(dict.fromkeys([*modeling, *(row.module for row in rows)]))
 
 
 def places_of(kind: type) -> list[Place]:
-    """Return the slots that modules of ``kind`` ask, or would if nobody had replaced their methods."""
+    """Return the slots that modules of ``kind`` use, or would use if no method had been replaced."""
     guards: dict[str, list[tuple[type, Guard]]] = {}
     slots = dict(slots_of(kind))
     for base, guard in guards_of(kind):
@@ -79,7 +79,7 @@ def places_of(kind: type) -> list[Place]:
 
 
 def slots_of(kind: type) -> list[tuple[str, Slot]]:
-    """Return the slots, by name, that the methods of the module class ``kind`` ask, inherited ones too."""
+    """Return the slots, by name, that the methods of the module class ``kind`` use, inherited ones too."""
     found: dict[str, Slot] = {}
     methods = {name: each for base in reversed(kind.__mro__) for name, each in vars(base).items()}
     for method in methods.values():
@@ -114,12 +114,12 @@ def _asked_in(guards: list[Guard]) -> tuple[str, ...]:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether ``torch.compile`` was told of this module; of a function that calls it nothing is known."""
+    """Return whether this module was passed to ``torch.compile``; compiled callers cannot be detected."""
     return module._compiled_call_impl is not None or type(module).__module__ == "torch._dynamo.eval_frame"
 
 
 def _taken_out(known: dict[type, list[Place]]) -> dict[type, list[Guard]]:
-    """The guards of classes in whose place patched modules have a class of another module, by that one."""
+    """Return the guards of replaced classes in patched modules, by the class that replaced them."""
     bases = {base.__module__ for kind in known for base in kind.__mro__}
     modules = [module for name in bases if (module := sys.modules.get(name)) and slots_in(module)]
     found: dict[type, list[Guard]] = {}
@@ -140,7 +140,7 @@ def _of_module(module: ModuleType, name: str, slot: Slot, device: str) -> Row:
 
 
 def _in_module(guard: Guard, module: ModuleType) -> Standing | None:
-    """What stands in a guard's place in modules that are made of the class of that name now."""
+    """Return what replaces a guard in modules made from the class that has its name now, or None."""
     kind = vars(module).get(guard.kind)
     if not isinstance(kind, type):
         return None
@@ -151,7 +151,7 @@ def _in_module(guard: Guard, module: ModuleType) -> Standing | None:
 
 
 def _as_it_stands(row: Row, found: list[Standing | None]) -> Row:
-    """Say what stands in the place of guards, unless calls have told what comes of it."""
+    """Report what replaces the guards, unless recorded calls already show the result."""
     others = [each for each in dict.fromkeys(found) if each is not None]
     if not others:
         return row
@@ -170,7 +170,7 @@ def _noted(row: Row, note: str) -> Row:
 
 
 def _with_parts(rows: list[Row]) -> Iterator[Row]:
-    """Say of places that have not been asked that a fused op around them took what they would compute."""
+    """Mark places that were not asked because an enclosing fused op computed their part."""
     taken: dict[tuple[str, str], Row] = {}
     for row in rows:
         if row.called and any(backend != EAGER for backend in _backends(row)):
@@ -186,7 +186,7 @@ def _backends(row: Row) -> list[str]:
 
 
 def _as_a_part(row: Row, whole: Row) -> Row:
-    """Let ``whole`` speak for the calls of a kind that ``row`` did not see."""
+    """Take the calls of a kind that ``row`` did not see from ``whole``."""
     reason = f"part of {whole.op}"
     for mode in MODES:
         taken = tuple(each._replace(reason=reason) for each in getattr(whole, mode) if each.backend != EAGER)
@@ -199,7 +199,7 @@ def _as_a_part(row: Row, whole: Row) -> Row:
 
 
 def _with_unasked(rows: list[Row]) -> Iterator[Row]:
-    """Say of places that are not asked, while the modules below them are called, what that means."""
+    """Mark places that are not asked although the modules below them are called, and say what that means."""
     for row in rows:
         said = registry.ops()[row.op].variants[row.variant].unasked
         modes = [] if not said or row.settled else _modes_below(row, rows)
@@ -212,7 +212,7 @@ def _with_unasked(rows: list[Row]) -> Iterator[Row]:
 
 
 def _modes_below(row: Row, rows: list[Row]) -> list[str]:
-    """In which ways the modules below a place are called that is not called in these."""
+    """Return the modes in which modules below a place are called and the place itself is not."""
     inside = f"{row.place}." if row.place else ""
     below = [each for each in rows if each.place.startswith(inside) and each.place != row.place]
     modes = [mode for mode in MODES if any(getattr(each, mode) for each in below)]

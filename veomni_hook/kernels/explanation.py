@@ -1,4 +1,4 @@
-"""What `explain` returns: rows, and how they are printed: as lines, within a terminal, in a notebook."""
+"""What `explain` returns: rows, and their output as text, in a terminal, or in a notebook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from veomni_hook.layout import counted, paragraphs
 
 __all__ = ["MODES", "UNASKED", "Explanation", "Row"]
 
-#: The backend of a row whose guard nobody asks, though the model is called.
+#: The backend of a row whose guard is never asked, although the model is called.
 UNASKED = "unasked"
 
 MODES = ("training", "evaluation")
@@ -23,30 +23,30 @@ MODES = ("training", "evaluation")
 
 @dataclass(frozen=True)
 class Row:
-    """One slot of one place: ``backend`` ran there last, or would if it is not ``called`` yet.
+    """One slot at one place: ``backend`` ran there last, or would run if it is not ``called`` yet.
 
     Attributes:
-        place: the module's name in the model; empty: the model itself, or a modeling module.
+        place: the module's name in the model; empty for the model itself, or a modeling module.
         kind: its class.
         slot: the slot's name in the modeling module.
-        op, variant: what the slot is for.
-        backend: ``eager`` is the upstream code; ``none``: a backend was chosen by name that cannot run there,
-            and a call is an error; ``replaced``: another's function stands there, and the slot is not asked;
-            ``unasked``: the model is called in a way that does not ask it.
-        reason: why.
-        choice: what was wanted, and in brackets who said so unless the settings did.
-        called: whether it, or a fused op that it is a part of, has been asked, or compiled by torch.compile.
-        settled: no call can change what is said: no kernel comes into question.
+        op, variant: the slot's op and variant.
+        backend: ``eager``: the upstream code; ``none``: a backend chosen by name cannot run there, and a
+            call raises an error; ``replaced``: another function replaces the code, and the slot is not
+            asked; ``unasked``: the model is called in a way that bypasses the slot.
+        reason: why this backend.
+        choice: what was chosen, followed in brackets by the source unless it was the settings.
+        called: whether the slot, or a fused op that contains it, was asked or compiled by torch.compile.
+        settled: no kernel can be selected, so calls cannot change this row.
         training: the calls in training by backend, that of the last call last (`veomni_hook.kernels.record`
-            says what training is). Calls while no kernel came into question are not counted, nor are those of
-            compiled code.
+            defines training). Not counted: calls while no kernel could be selected, and calls of compiled
+            code.
         evaluation: all other calls.
-        note: what else is to be known of the place.
+        note: further information about the place.
         supplied: whether any machine has a kernel for the variant.
-        compiled: ``itself`` where what is said is what torch.compile made of this place, ``kind`` where it is
-            what it made of another one that runs the same code; else empty.
+        compiled: ``itself`` if the row shows what torch.compile compiled for this place, ``kind`` if it shows
+            what was compiled for another place that runs the same code; else empty.
         module: the modeling module whose source asks the slot there.
-        asked_in: the methods that ask it, as ``Class.method``; empty: any that does.
+        asked_in: the methods that ask it, as ``Class.method``; empty if any method may.
     """
 
     place: str
@@ -70,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of which the same is told, as they are printed."""
+    """Rows with the same content, printed as one."""
 
     kind: str
     places: int
@@ -86,9 +86,9 @@ class Group:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The rows of a model or module; printed, equal ones are counted.
+    """The rows of a model or module; equal rows are printed once, with a count.
 
-    ``modules`` are the modeling modules that its classes are from.
+    ``modules`` are the modeling modules that define its classes.
     """
 
     subject: str
@@ -96,7 +96,7 @@ class Explanation:
     modules: tuple[str, ...] = ()
 
     def groups(self) -> list[Group]:
-        """Return the rows as they are printed: one for all places of which the same is told."""
+        """Return the rows as they are printed: places with the same content are one group."""
         held: dict[tuple[object, ...], list[Row]] = {}
         for row in self.rows:
             modes = [(*((each.backend, each.reason) for each in getattr(row, mode)), mode) for mode in MODES]
@@ -110,7 +110,7 @@ class Explanation:
         return "\n".join([f"{self.subject}:", *(f"  {group}" for group in self.groups()), *self._apart()])
 
     def __repr__(self) -> str:
-        """Return what is printed, broken between words to the width of the terminal."""
+        """Return the printed text, wrapped at words to the width of the terminal."""
         width = max(get_terminal_size((80, 24)).columns, 20)
         return paragraphs(str(self), width, indent=4)
 
@@ -138,15 +138,15 @@ class Explanation:
     def to_html(self, path: str | PathLike[str] | None = None) -> str | None:
         """Return a page about the model as one HTML document, or write it to a file.
 
-        The page shows what ran at each place, why, and the calls that were counted; what was not routed; and
-        upstream's source beside the patched one. It is the page of `veomni-hook report`, needs no network and
-        has no script.
+        The page shows, for each place, what ran, why, and the counted calls; what was not routed; and the
+        upstream source next to the patched source. It is the page of `veomni-hook report`. It needs no
+        network and contains no script.
 
         Args:
-            path: the file to write, replaced if it is there; by default nothing is written.
+            path: the file to write or overwrite; by default nothing is written.
 
         Returns:
-            The document where there is no path; else None, so that a notebook does not print it.
+            The document if ``path`` is None; else None, so that a notebook does not print it.
 
         Raises:
             OSError: the file cannot be written.
@@ -162,7 +162,7 @@ class Explanation:
         return None
 
     def _apart(self) -> list[str]:
-        """Count the places that no machine has a kernel for."""
+        """Count the places for which no machine has a kernel."""
         count = sum(not row.supplied for row in self.rows)
         return [f"  {count} of {counted(len(self.rows), 'place')}: no machine has a kernel"] if count else []
 
@@ -180,7 +180,7 @@ def _group(rows: Sequence[Row]) -> Group:
 
 
 def _calls(rows: Sequence[Row]) -> str:
-    """The calls of all rows together; what each backend got, where that is more than the row says."""
+    """Return the calls of all rows together, by backend where the row alone does not show it."""
     first = rows[0]
     told = []
     for mode in MODES:

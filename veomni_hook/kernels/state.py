@@ -1,6 +1,6 @@
-"""The one home of what a process has chosen: the kernels, and whether slots answer at all.
+"""The process-wide choice of kernels, and the switch that turns all slots off.
 
-``epoch`` changes with every setting; slots compare it and look their kernels up again.
+``epoch`` changes with every setting; slots compare it to know when to look their kernels up again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class State:
     """Mutable process state of `veomni_hook.kernels`; tests make their own or restore this one.
 
     Attributes:
-        choice: what settings say.
-        contexts: what every `use_kernels` that is open says, the outer ones first.
+        choice: the choice in the settings.
+        contexts: the choices of all open `use_kernels` blocks, outermost first.
         active: whether slots answer.
-        wanted: what all of it comes to for every op. Plain strings, so that code under ``torch.compile``
+        wanted: the resulting choice for every op. Plain strings, so that code under ``torch.compile``
             depends on nothing else.
-        asked: told the name of a patched module and a torch device type whenever kernels are chosen for one
-            of its slots, which is at a call; no device where none comes into question on any. Last, whether
-            it is a call that ``torch.compile`` traces.
+        asked: callback that runs whenever kernels are selected for a slot, which happens at a call. Its
+            arguments: the patched module's name; a torch device type, or None if no kernel is possible on
+            any device; whether ``torch.compile`` is tracing the call.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class State:
 
     @property
     def effective(self) -> Choice:
-        """The choice for modules that are bound to none of their own."""
+        """The choice for unbound modules."""
         found = self.choice
         for choice in self.contexts:
             found = choice.over(found)
         return found
 
     def changed(self) -> None:
-        """Make slots look anew."""
+        """Make slots look their kernels up again."""
         effective = self.effective
         self.wanted = {op: effective.backend(op) if self.active else EAGER for op in registry.ops()}
         self.epoch += 1
@@ -57,10 +57,10 @@ STATE = State()
 def set_choice(text: str) -> None:
     """Choose kernels for this process, e.g. ``auto``, ``rms_norm=torch``. Raises KernelError if not valid.
 
-    Every patched module that is imported asks for the choice in force; only another one
-    makes slots look anew.
+    Every import of a patched module calls this with the choice in force; slots look their kernels up again
+    only if the choice differs.
     """
-    registry.ops()  # plugins that came into force or went out of it make another version
+    registry.ops()  # enabling or disabling plugins changes the version
     choice = _parsed(text, registry.version)
     if choice != STATE.choice:
         STATE.choice = choice
@@ -69,7 +69,7 @@ def set_choice(text: str) -> None:
 
 @lru_cache(maxsize=8)
 def _parsed(text: str, version: int) -> Choice:
-    """The choice that ``text`` is where the registry holds what it holds in this version."""
+    """Return the parsed choice; ``version`` is the registry's, as part of the cache key."""
     return parse_choice(text)
 
 
