@@ -1,8 +1,8 @@
 """Hugging Face modeling code, patched in memory as it is imported.
 
-`import veomni_hook.install` is all that a training script needs. The names below are for those who write
-patches or want to look inside. Importing this package loads neither torch nor transformers: every name is
-resolved on first use (PEP 562).
+A training script only needs `import veomni_hook.install`. The names below are for writing patches and for
+inspection. Importing this package imports neither torch nor transformers: every name is resolved on first use
+(PEP 562).
 """
 
 from __future__ import annotations

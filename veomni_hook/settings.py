@@ -1,9 +1,9 @@
-"""The settings of this process: one frozen object, and where each value came from.
+"""The settings of this process: one frozen object, and the source of each value.
 
 Precedence, lowest first: defaults, settings file (the nearest `veomni-hook.toml` or `pyproject.toml` with a
-`[tool.veomni-hook]` table, searched upward), environment, `activate(...)`. Read at the first module that
-could be patched, not at activation: `import veomni_hook.install` must stay cheap. (`children` is read there,
-where anything says so.)
+`[tool.veomni-hook]` table, searched upward), environment, `activate(...)`. Read when the first module that
+could be patched is imported, not at activation: `import veomni_hook.install` must stay cheap. (`children` is
+read at activation, if any source sets it.)
 """
 
 from __future__ import annotations
@@ -76,25 +76,25 @@ def _traceback(value: object) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user chose.
+    """The values of all settings.
 
     Attributes:
-        enabled: False leaves every module alone.
+        enabled: False patches nothing.
         kernels: kernel choice: `auto`, `eager`, a backend, or `op=backend,…`.
-        device: which of a GPU/NPU pair of configs applies; `auto` takes `npu` where torch_npu is installed.
+        device: which config of a GPU/NPU pair applies; `auto` selects `npu` if torch_npu is installed.
         dump_patched: write every patched module and its diff to `dump_dir`.
         dump_dir: folder for `dump_patched`, relative to the working directory.
-        cache_dir: root of the cache; None is the user's cache folder.
-        strict: what is otherwise a warning (module imported too early, no source, …) is an error.
+        cache_dir: root of the cache; None: the user's cache folder.
+        strict: turn warnings (module imported too early, no source, …) into errors.
         patches: extra modules that hold patch configs.
-        idioms: find kernels' code by what it computes, in every modeling module; False leaves the patches
+        idioms: recognise operations by their code in every modeling module; False applies only the patches
             that configs name.
         remote_code: patch modules of `trust_remote_code` models as well.
-        children: activation puts the hook into this process's environment, for every child process.
-        plugins: which entry points of installed distributions are in force: `all`, `none`, or names of
+        children: activation adds the hook to this process's environment, for every child process.
+        plugins: which entry points of installed distributions are enabled: `all`, `none`, or names of
             distributions or entry points, comma-separated.
-        banner: say once, on rank 0, what is patched in a model that runs.
-        traceback: `short` leaves the frames of this package out of the tracebacks of errors that an import
+        banner: print once, on rank 0, what is patched in a model that runs.
+        traceback: `short` removes this package's frames from the tracebacks of errors that an import
             raises, `full` keeps them.
     """
 
@@ -148,13 +148,13 @@ ENVIRONMENT = {
     "traceback": "VEOMNI_TRACEBACK",
 }
 
-#: Set by the process that has said what is patched, to its id: its children do not say it again.
+#: Set, to its process id, by the process that printed the banner: its children do not print it again.
 BANNER_SHOWN = "VEOMNI_BANNER_SHOWN"
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where one setting's value came from, and what it beat (nearest rival first)."""
+    """The source of one setting's value, and the values that it overrides (highest precedence first)."""
 
     value: object
     source: str
@@ -163,7 +163,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The settings with the provenance of each field; `ignored` says which files were not obeyed, and why."""
+    """The settings with the provenance of each field; `ignored` lists the ignored files and the reasons."""
 
     settings: Settings
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
@@ -180,16 +180,16 @@ def resolve(
     start_dir: str | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Resolved:
-    """Resolve every setting from its four sources; warns, once a process, of a settings file that is ignored.
+    """Resolve every setting from its four sources; warn, once per process, if a settings file is ignored.
 
     Args:
         environ: the environment; `os.environ` by default.
         start_dir: where the upward search for a settings file begins; the working directory by default.
-        overrides: what `activate(...)` was given.
+        overrides: the arguments of `activate(...)`.
 
     Raises:
-        SettingsError: a value is not legal, a key is unknown, or the file is no TOML; in strict mode also: a
-            settings file is ignored.
+        SettingsError: a value is invalid, a key is unknown, or the file is not valid TOML; in strict mode
+            also if a settings file is ignored.
     """
     environ = os.environ if environ is None else environ
     path, table, ignored = nearest(start_dir)

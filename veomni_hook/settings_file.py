@@ -1,8 +1,8 @@
-"""The settings file: the nearest upward that no other user can have had a hand in.
+"""The settings file: the nearest one upward that no other user can have modified.
 
-It says what is imported and where files are written. So it has to belong to this user or to the superuser,
-and nobody else may be able to write it (a group that holds this user alone may) or to put another one in its
-place. A superuser's process obeys no file of another user.
+It decides what is imported and where files are written. So it must belong to this user or to the superuser,
+and nobody else may be able to write it (except a group whose only member is this user) or to replace it. A
+process of the superuser ignores files of other users.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ FILE_NAME = "veomni-hook.toml"
 
 
 def nearest(start_dir: str | None) -> tuple[str | None, dict[str, object], dict[str, str]]:
-    """The nearest settings file that may be obeyed, its table, and why nearer ones are ignored, by path.
+    """Return the nearest settings file that may be used, its table, and why nearer ones are ignored, by path.
 
     Args:
         start_dir: where the search upward begins; the working directory by default.
 
     Raises:
-        SettingsError: a file that may be obeyed is no TOML.
+        SettingsError: a file that may be used is not valid TOML.
     """
     ignored: dict[str, str] = {}
     try:
@@ -55,7 +55,7 @@ def nearest(start_dir: str | None) -> tuple[str | None, dict[str, object], dict[
 
 
 def _read(path: str) -> tuple[bytes, str]:
-    """A file's bytes, and why they must not be obeyed: another user could have written them, or nothing."""
+    """Return a file's bytes, and why they must not be used: another user could have written them; or empty."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(descriptor, "rb") as file:
@@ -77,12 +77,12 @@ def _parsed(data: bytes, path: str) -> dict[str, object]:
 
 
 def _table(data: bytes, path: str, *, trusted: bool) -> dict[str, object] | None:
-    """Our table in a `pyproject.toml`; None where there is none."""
+    """Return our table in a `pyproject.toml`, or None."""
     try:
         tool = _parsed(data, path).get("tool", {})
     except (SettingsError, RecursionError):
         if trusted:
             raise
-        return None  # whoever wrote it must not be able to stop an import
+        return None  # another user's file must not be able to stop an import
     table = tool.get(TABLE) if isinstance(tool, dict) else None
     return table if isinstance(table, dict) else None

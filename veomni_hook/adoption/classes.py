@@ -1,7 +1,7 @@
-"""Classes for modules that are loaded: what their copies and pickles are.
+"""Classes for adopted modules, and how these are copied and pickled.
 
-A copy of an adopted module is adopted. A pickle names the class that the module had before, because pickles
-name classes by where they are found; so it can be loaded where this package is not installed.
+A copy of an adopted module is adopted. A pickle names the module's former class, because pickles refer to
+classes by import path; so it can be loaded where this package is not installed.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 
 __all__ = ["ADOPTED", "former_class", "subclass_for", "with_copies"]
 
-#: The attribute of a class that was made for loaded modules: the class that these had before.
+#: The attribute of a class made for adopted modules: their former class.
 ADOPTED = "_veomni_former_class"
-# What pickles of any protocol name: they are loaded without this package.
+# Pickles of any protocol refer to these, so they load without this package.
 _NEW: Any = vars(copyreg)["__newobj__"]
 _RECONSTRUCT: Any = vars(copyreg)["_reconstructor"]
 
 
 def former_class(kind: type) -> type | None:
-    """Return the class that modules of an adopted class had before; None: it is no adopted class."""
+    """Return the former class of modules of an adopted class; None if ``kind`` is not one."""
     former: type | None = vars(kind).get(ADOPTED)
     return former
 
 
 def subclass_for(kind: type, changed: Iterable[type]) -> type:
-    """Return a class for modules of ``kind``, some of whose bases have the ``changed`` forms.
+    """Return a class for modules of ``kind``, some of whose bases have ``changed`` forms.
 
-    What ``kind`` defines itself wins over these, and its ``super()`` reaches them.
+    Members that ``kind`` defines itself override these, and its ``super()`` reaches them.
     """
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     made: type = type(kind)(kind.__name__, (kind, *changed), names)
@@ -37,15 +37,15 @@ def subclass_for(kind: type, changed: Iterable[type]) -> type:
 
 
 def with_copies(made: type, former: type) -> type:
-    """Give a class that was made in the place of ``former`` its copies and pickles, and return it."""
+    """Add copying and pickling to a class that replaces ``former``, and return it."""
 
-    bases: Any = super  # to mypy, `made` is no class
+    bases: Any = super  # to mypy, `made` is not a class
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         found = bases(made, self).__reduce_ex__(max(int(protocol), 2))
         if type(self) is not made or found[:2] != (_NEW, (made,)):
             return found
-        # Not `__newobj__`, for which pickle compares the class with the object's.
+        # Not `__newobj__`: pickle would compare the class with the object's.
         return (_RECONSTRUCT, (former, object, None), *found[2:])
 
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:

@@ -1,10 +1,10 @@
-"""The patched form of a module that was imported unpatched: its changed classes, beside the module's own.
+"""The patched form of a module that was imported unpatched: its changed classes, next to the originals.
 
-The module is not executed again. A second copy of it would have classes of its own for outputs and layers, of
-which nothing that is loaded is an instance, and functions that do not see what users put into the module; and
-``torch.compile`` looks for the globals of a function in `sys.modules`. So every changed class becomes a
-subclass of the class that models are made of, with the changed members alone. Their globals are the module's
-own, into which the names that patches add (the slots) are put.
+The module is not executed again. A second copy would have its own classes for outputs and layers, so existing
+objects would not be instances of them; its functions would not see what users put into the module; and
+``torch.compile`` looks up the globals of a function in `sys.modules`. Instead, every changed class becomes a
+subclass of the original class, with only the changed members. Their globals are the module's own; the names
+that patches add (the slots) are put there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from veomni_hook.patches.delta import BASES, ChangedClass, Delta, adopted_name, 
 
 __all__ = ["Form", "Unchanged", "form_of", "is_in_question"]
 
-#: Of the modules that all models share, the one whose classes models inherit methods with guards from.
+#: The only one of the modules shared by all models from which models inherit methods with guards.
 _LAYERS = "transformers.modeling_layers"
 
 
@@ -43,8 +43,8 @@ class Unchanged:
     """Why a module has no form.
 
     Attributes:
-        reason: empty: no patch applies to it.
-        patched: whether it was imported patched.
+        reason: why; empty if no patch applies to the module.
+        patched: whether the module was imported patched.
     """
 
     reason: str = ""
@@ -57,13 +57,13 @@ class Form:
 
     Attributes:
         module: the module.
-        spec: the spec that it was executed with.
-        outcome: what the cache told of its patched form.
-        classes: the changed classes, by the class that each is the changed form of.
-        refused: by the name of a class, why it has none.
-        members: by the name of a class, the names of the members that are changed.
-        shared: what patches change in the module beside classes, which adoption leaves as it is.
-        written: the code that the installed, unpatched text compiles to.
+        spec: the spec that the module was executed with.
+        outcome: the cache's outcome for the patched form.
+        classes: the changed classes, by original class.
+        refused: by class name, why the class has no changed form.
+        members: by class name, the names of the changed members.
+        shared: names besides classes that patches change in the module; adoption does not change them.
+        written: the compiled code of the installed, unpatched source.
     """
 
     module: ModuleType
@@ -76,7 +76,7 @@ class Form:
     written: CodeType | None = None
 
     def refusal(self, kind: type) -> str:
-        """Return why modules of a class of this module cannot be adopted now; empty: they can."""
+        """Return why modules of a class of this module cannot be adopted now; empty if they can."""
         name = kind.__qualname__
         if name not in self.members or name in self.refused:
             return self.refused.get(name, "")
@@ -89,9 +89,9 @@ _FORMS: dict[str, Form] = {}
 
 
 def is_in_question(name: str) -> bool:
-    """Whether classes of the module ``name`` may be adopted, as far as the name tells."""
+    """Return whether classes of the module ``name`` may be adopted, judging by the name alone."""
     if name in SHARED and name != _LAYERS:
-        return False  # what they do has been done when a model is loaded
+        return False  # their code has already run when a model is loaded
     finder = STATE.finder
     return (
         is_target(name)
@@ -102,7 +102,7 @@ def is_in_question(name: str) -> bool:
 
 
 def form_of(name: str) -> Form | Unchanged:
-    """Return the changed classes of the loaded module ``name``; the same ones at every call.
+    """Return the changed classes of the loaded module ``name``; the same objects at every call.
 
     Raises:
         PatchError: a patch that was declared for the module does not apply.
@@ -134,7 +134,7 @@ def _form(module: ModuleType, spec: ModuleSpec, loader: PatchedLoader, outcome: 
 
 
 class _Build:
-    """Makes the form of one module."""
+    """Builds the form of one module."""
 
     def __init__(self, form: Form, loader: PatchedLoader) -> None:
         module = form.module
@@ -146,7 +146,7 @@ class _Build:
         self._path = virtual_path(module.__name__) if loader.virtual else loader.path
         self._form = form
         form.written = self._written
-        # What explains, and what compares skipped definitions, reads the form of the module here.
+        # `explain` and the comparison of skipped definitions read the form of the module here.
         self._homes = ModuleType(module.__name__)
         self._homes.__loader__ = loader
         self._homes.__file__ = self._path
@@ -188,7 +188,7 @@ class _Build:
         return compile(tree, self._path, "exec", dont_inherit=True)
 
     def _add(self, changes: Delta) -> None:
-        """Execute the statements that patches add: they bind new names of the module."""
+        """Execute the statements that patches add; they bind new names in the module."""
         tree = ast.Module([*changes.future, *changes.added], [])
         code = compile(ast.fix_missing_locations(tree), self._path, "exec", dont_inherit=True)
         scope = vars(self._module)
@@ -209,7 +209,7 @@ class _Build:
         setattr(self._homes, change.name, made)
 
     def _code_of(self, place: str) -> CodeType | None:
-        """The code of a recognised definition: the changed one's, or that of what is loaded."""
+        """Return the code of a recognised definition: from the changed class, or from the loaded module."""
         if (code := self._codes.get(place)) is not None:
             return code
         written = live.definition(self._written, place)

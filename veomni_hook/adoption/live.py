@@ -1,4 +1,4 @@
-"""Code objects: those that a module's text compiles to, and those that its classes run."""
+"""Code objects: those compiled from a module's source, and those that its classes run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from veomni_hook.kernels.standing import home_of, name_of
 
 __all__ = ["code_like", "definition", "definitions", "replaced", "set_class_cell"]
 
-#: Whose decorators stand above the methods of models as they are installed.
+#: Packages whose decorators wrap methods in installed modeling code.
 _DECORATORS = ("torch", "transformers")
 _CLASS_CELL = "__class__"
 
@@ -26,7 +26,7 @@ def definitions(code: CodeType, inside: str = "") -> Iterator[tuple[str, CodeTyp
 
 
 def definition(code: CodeType | None, place: str) -> CodeType | None:
-    """Return the code of a definition; None where there is none of that name, or several."""
+    """Return the code of a definition; None if there is no definition of that name, or several."""
     found = code
     for part in place.split("."):
         inner = () if found is None else found.co_consts
@@ -36,7 +36,7 @@ def definition(code: CodeType | None, place: str) -> CodeType | None:
 
 
 def code_like(written: CodeType, found: Any) -> CodeType | None:
-    """Return the code object of ``found``, or of what it wraps, that equals ``written``; None: none does."""
+    """Return the code object of ``found``, or of what it wraps, that equals ``written``, or None."""
     for function in _layers(found):
         if function.__code__ == written:
             return function.__code__
@@ -44,12 +44,12 @@ def code_like(written: CodeType, found: Any) -> CodeType | None:
 
 
 def replaced(written: CodeType | None, module: ModuleType, kind: type, members: tuple[str, ...]) -> str:
-    """Return what stands in a class in the place of what its text says, for these members; empty: nothing."""
+    """Return what replaced one of these members of a class, compared with the source; empty if nothing."""
     for name in members:
         place = f"{kind.__qualname__}.{name}"
         code = definition(written, place)
         if code is None:
-            continue  # the patches add it; or it is no method, or one that is defined twice, as setters are
+            continue  # added by the patches, not a method, or defined twice as setters are
         if name not in vars(kind):
             return f"{place} was taken away"
         reason = _covered(code, vars(kind)[name], module, place)
@@ -59,7 +59,7 @@ def replaced(written: CodeType | None, module: ModuleType, kind: type, members: 
 
 
 def _covered(code: CodeType, standing: Any, module: ModuleType, place: str) -> str:
-    """Return why ``standing`` is not the function with this code below decorators of upstream's; or empty."""
+    """Return why ``standing`` is not, below upstream decorators, the function with this code; else empty."""
     outer = standing
     for function in _layers(standing):
         if function.__code__ == code:
@@ -73,10 +73,10 @@ def _covered(code: CodeType, standing: Any, module: ModuleType, place: str) -> s
 
 
 def set_class_cell(made: type, body: CodeType | None, kind: type) -> bool:
-    """Let ``super()`` without arguments in the methods of a class go on behind ``kind``.
+    """Make zero-argument ``super()`` in the methods of a class continue the lookup after ``kind``.
 
     Returns:
-        Whether that was done, or is not needed: no method, by the code of the class's body, calls it.
+        Whether this was done, or is not needed because no method in the class's body calls it.
     """
     if body is None or _CLASS_CELL not in body.co_cellvars:
         return True
@@ -84,13 +84,13 @@ def set_class_cell(made: type, body: CodeType | None, kind: type) -> bool:
         for function in _layers(each):
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 if name == _CLASS_CELL:
-                    cell.cell_contents = kind  # the methods of a class have it in common
+                    cell.cell_contents = kind  # the methods of a class share one cell
                     return True
     return False
 
 
 def _layers(found: Any) -> Iterator[FunctionType]:
-    """A function, and what it wraps, from the outside in."""
+    """Yield a function and what it wraps, outermost first."""
     function, seen = _peeled(found), set[int]()
     while isinstance(function, FunctionType) and id(function) not in seen:
         seen.add(id(function))
@@ -107,13 +107,13 @@ def _peeled(found: Any) -> Any:
         elif isinstance(found, property):
             found = found.fget
         elif hasattr(type(found), "kernel_layer_name"):
-            found = type(found).forward  # the package ``kernels`` has made a module of a function
+            found = type(found).forward  # the package ``kernels`` made a module of a function
         else:
             return found
 
 
 def _of_hub(function: FunctionType) -> Any:
-    """What the forward of a module that the package ``kernels`` has made of a function calls."""
+    """Return the function that a ``kernels`` module, made of that function, calls in its forward, or None."""
     if hasattr(function, "kernel_layer_name") or function.__name__ != "forward":
         return None
     held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
@@ -124,5 +124,5 @@ def _of_hub(function: FunctionType) -> Any:
 def _is_filled(cell: Any) -> bool:
     try:
         return cell.cell_contents is not None
-    except ValueError:  # a name that is not bound yet
+    except ValueError:  # unbound variable
         return False

@@ -1,4 +1,4 @@
-"""Giving the modules of a loaded model the changed forms of their classes."""
+"""Changing the classes of a loaded model's modules to their patched forms."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _HERE = "veomni_hook.adopt"
 
 
 def adopt(model: nn.Module) -> Adoption:
-    """Patch a model that was made before the hook could patch its modeling module.
+    """Patch a model that was created before the hook could patch its modeling module.
 
-    The modules whose code patches change get a new class: a subclass of the one that they have, of the same
-    name, with the changed methods. Nothing else of them changes: parameters, buffers, hooks, names in the
-    state dict and `isinstance` stay, and so do other models and the modeling module's classes. Modules that
-    are patched or adopted already are left as they are.
+    Each module whose code patches change gets a new class: a subclass of its class, with the same name and
+    the changed methods. Nothing else changes: parameters, buffers, hooks, state dict keys and `isinstance`
+    stay the same, and so do other models and the modeling module's own classes. Modules that are already
+    patched or adopted are skipped.
 
-    Call it before what wraps or shards the model (``fully_shard``, ``accelerator.prepare``). Where a wrapper
-    holds the model inside (DDP, PEFT, ``torch.compile``) that model is adopted.
+    Call it before the model is wrapped or sharded (``fully_shard``, ``accelerator.prepare``). If a wrapper
+    (DDP, PEFT, ``torch.compile``) contains the model, the inner model is adopted.
 
     Args:
-        model: any ``nn.Module``; all modules in it are looked at.
+        model: any ``nn.Module``; all of its modules are considered.
 
     Returns:
-        What was adopted, what was not and why, and `Adoption.undo`.
+        What was adopted, what was not and why. `Adoption.undo` reverts it.
 
     Raises:
-        AdoptionError: the hook is not active, or nothing in the model could be adopted or was patched
-            before. Where ``VEOMNI_HOOK=0`` is set, that is no error: the report is empty.
+        AdoptionError: the hook is not active, or no module of the model was adopted now or patched before.
+            Under ``VEOMNI_HOOK=0`` this is not an error: the report is empty.
         PatchError: a patch that was declared for one of its modeling modules does not apply.
     """
     if not callable(getattr(model, "named_modules", None)):
@@ -66,7 +66,7 @@ def adopt(model: nn.Module) -> Adoption:
 
 
 class _Survey:
-    """What each module of a model can become."""
+    """The plans for the classes of a model's modules."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -74,14 +74,14 @@ class _Survey:
         self._forms: dict[str, Form | Unchanged] = {}
 
     def apply(self, report: Adoption) -> Adoption:
-        """Change the classes, and note what became of each module."""
+        """Change the classes, and record the result for each module."""
         for place, module in list(self._model.named_modules()):
             plan = self._plan(type(module))
             if plan.before:
                 report.note(report.before, type(module), place, plan.before)
                 continue
             if plan.made is None and not plan.reason:
-                continue  # patches change nothing in it
+                continue  # patches do not change it
             reason = plan.reason or _own(module, plan.members)
             if not reason and plan.made is not None:
                 reason = report.rebind(module, plan.made, place, plan.routed)
@@ -93,7 +93,7 @@ class _Survey:
         return report
 
     def nothing(self, report: Adoption) -> AdoptionError:
-        """Return the error for a model of which no module is patched."""
+        """Return the error for a model without any patched module."""
         name = type(self._model).__name__
         if report.refused:
             reasons = "; ".join(f"{each.kind} ({each.first}): {each.reason}" for each in report.refused)
@@ -137,14 +137,14 @@ class _Survey:
 
 
 class _Plan:
-    """What becomes of the modules of one class.
+    """What happens to the modules of one class.
 
     Attributes:
-        made: the class that they get; None: none.
-        members: the names of the members that are changed.
-        reason: why they get none; empty: patches change nothing, or `made` says what.
-        before: why nothing is left to do.
-        routed: the formulas that `made` asks kernels for, as ``op/variant``.
+        made: their new class, or None.
+        members: the names of the changed members.
+        reason: why they get no new class; empty if they do, or if patches do not change them.
+        before: why they need none: they are patched already.
+        routed: the formulas for which `made` asks kernels, as ``op/variant``.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class _Plan:
 
 
 def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
-    """Return the plan for a class, some of whose bases, or itself, have changed forms."""
+    """Return the plan for a class that has, or some of whose bases have, changed forms."""
     for base, form in forms.items():
         if reason := form.refusal(base):
             return _Plan(reason=reason)
@@ -185,18 +185,18 @@ def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
 
 
 def _library_of(kind: type) -> str:
-    """The module that made a class at run time, as FSDP2 and parametrizations do; empty: it was defined."""
+    """Return the module that created a class at run time (FSDP2, parametrizations do); empty if none did."""
     home: Any = sys.modules.get(kind.__module__)
     for part in kind.__qualname__.split("."):
         if part == "<locals>":
             return ""
         home = getattr(home, part, None)
-    # A class that was defined again, as cells of a notebook do, still has a definition.
+    # A class that was redefined, e.g. by a notebook cell, still has a definition.
     return "" if home is not None or kind.__module__ == "__main__" else kind.__module__
 
 
 def _own(module: Any, members: frozenset[str]) -> str:
-    """Why a module cannot be adopted: it has methods of its own in the place of changed ones."""
+    """Return why a module cannot be adopted: an instance attribute shadows a changed method; else empty."""
     own = sorted(members & vars(module).keys())
     if not own:
         return ""

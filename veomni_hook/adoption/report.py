@@ -1,4 +1,4 @@
-"""What `veomni_hook.adopt` has done with a model, and its undoing."""
+"""The result of `veomni_hook.adopt`, and how to undo it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Adoption", "Entry"]
 
 @dataclass
 class Entry:
-    """Modules of one class that had the same lot.
+    """Modules of one class with the same result.
 
     Attributes:
         kind: the name of the class.
         module: the module that the class is from.
-        count: how many they are.
-        first: where in the model the first of them is; empty: the model itself.
-        reason: why they were not adopted, or are patched already; empty where they were adopted.
-        routed: the formulas that they ask kernels for now, as ``op/variant``.
+        count: the number of modules.
+        first: the place of the first one in the model; empty: the model itself.
+        reason: why they were not adopted, or are patched already; empty if they were adopted.
+        routed: the formulas for which they now ask kernels, as ``op/variant``.
     """
 
     kind: str
@@ -40,12 +40,12 @@ class Adoption:
 
     Attributes:
         model: the name of the model's class.
-        adopted: modules that run patched code since.
-        before: modules that were patched or adopted before.
-        refused: modules that patches have code for and that could not be adopted, with the reason.
-        shared: by module, names of it that patches change as well, functions for example. They stay as
-            they are: models that are not adopted use them, too.
-        off: why nothing was tried; empty: it was.
+        adopted: modules that run patched code from now on.
+        before: modules that were already patched or adopted.
+        refused: modules that patches apply to but that could not be adopted, with the reason.
+        shared: by module, other names that patches change in it, such as functions. They stay unchanged,
+            because models that are not adopted use them, too.
+        off: why nothing was tried; empty if it was.
     """
 
     def __init__(self, model: str, *, off: str = "") -> None:
@@ -58,13 +58,13 @@ class Adoption:
         self._changed: list[tuple[str, nn.Module, type]] = []
 
     def undo(self) -> None:
-        """Give every module back the class that it had; calling it twice is harmless.
+        """Restore the former class of every module; calling it twice is harmless.
 
-        Copies that were made of the model since stay adopted.
+        Copies of the model made in the meantime stay adopted.
 
         Raises:
-            AdoptionError: something has changed the classes of modules since (FSDP2 does); all others have
-                theirs back.
+            AdoptionError: something else has changed the classes of modules since (FSDP2 does); all other
+                modules are restored.
         """
         kept: list[tuple[str, nn.Module, type]] = []
         for place, module, made in self._changed:
@@ -92,11 +92,11 @@ class Adoption:
         return {"model": self.model, "off": self.off, **lists, "shared": shared}
 
     def rebind(self, module: nn.Module, made: type, place: str, routed: tuple[str, ...]) -> str:
-        """Give a module the class ``made``, and note it; returns why that cannot be."""
+        """Set a module's class to ``made`` and record it; return why this is impossible, or empty."""
         former = type(module)
         try:
             module.__class__ = made
-        except TypeError as error:  # another layout in memory
+        except TypeError as error:  # incompatible memory layout
             return f"its class cannot be changed: {error}"
         self._changed.append((place, module, made))
         self.note(self.adopted, former, place, "", routed)
@@ -105,7 +105,7 @@ class Adoption:
     def note(
         self, entries: list[Entry], kind: type, place: str, reason: str, routed: tuple[str, ...] = ()
     ) -> None:
-        """Count one module in one of the lists."""
+        """Add one module to one of the lists."""
         for each in entries:
             if (each.kind, each.module, each.reason) == (kind.__qualname__, kind.__module__, reason):
                 each.count += 1

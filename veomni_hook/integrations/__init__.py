@@ -1,1 +1,1 @@
-"""Parts for other libraries. Each module imports the library that it is for."""
+"""Integrations with other libraries. Each module imports the library that it integrates."""

@@ -1,7 +1,7 @@
-"""A callback for transformers' `Trainer`: the way to switch the hook on beside the training arguments.
+"""A callback for transformers' `Trainer` that activates the hook.
 
-`Trainer` knows no plugins: `TrainingArguments` has no field for other kernels than Liger's, and transformers
-reads no entry points. What it takes is a callback, and callbacks get the model.
+`Trainer` has no plugin interface: `TrainingArguments` has no field for kernels other than Liger's, and
+transformers reads no entry points. It accepts callbacks, and callbacks get the model.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ __all__ = ["VeomniCallback"]
 
 
 class VeomniCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Adopts the model of a `Trainer` when the trainer is made, and prints what was done.
+    """Adopts the model of a `Trainer` when the trainer is created, and prints what was adopted.
 
-    ``Trainer(..., callbacks=[VeomniCallback()])`` is all that a script needs. The hook is activated where it
-    is not active yet, and stays so. A model that ``model_init`` makes again for training is adopted when
-    training begins, which is after `accelerate` has prepared it: see docs/reach.md.
+    A script only needs ``Trainer(..., callbacks=[VeomniCallback()])``. The callback activates the hook if it
+    is not active yet; it stays active. A model that ``model_init`` creates again for training is adopted when
+    training begins, after `accelerate` has prepared it: see docs/reach.md.
 
     Args:
         **settings: as for `veomni_hook.activate`.
 
     Attributes:
-        handle: the activation, where this callback made one; else None.
-        report: what was done with the last model; None: nothing yet, or nothing in it could be adopted,
-            which is a warning (an error under ``VEOMNI_STRICT=1``).
+        handle: the activation, if this callback made one; else None.
+        report: the result for the last model; None if there is none yet, or if nothing in the model could be
+            adopted, which is a warning (an error under ``VEOMNI_STRICT=1``).
 
     Raises:
-        SettingsError: a setting is unknown or illegal.
+        SettingsError: a setting is unknown or invalid.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -51,7 +51,7 @@ class VeomniCallback(TrainerCallback):  # type: ignore[misc]  # transformers has
         self._adopt(model, state)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Adopt the model, if it is not the one that the trainer was made with."""
+        """Adopt the model, if it is not the one that the trainer was created with."""
         if self._model is None or self._model() is not model:
             self._adopt(model, state)
 

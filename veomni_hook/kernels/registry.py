@@ -1,12 +1,12 @@
-"""The one list of ops, variants and kernels.
+"""The registry of ops, variants and kernels.
 
-Every op declares its variants and kernels in ``kernels/<op>/__init__.py``. `register_kernel` adds to them, as
-do installed distributions by the entry point group ``veomni_hook.kernels``: each names a `Kernel`, several of
-them, or a module with ``KERNELS``. Nothing here imports torch: a kernel names its code as
-``module:attribute`` and is loaded when first used.
+Every op declares its variants and kernels in ``kernels/<op>/__init__.py``. More come from `register_kernel`,
+and from installed distributions through the entry point group ``veomni_hook.kernels``: each entry point names
+a `Kernel`, a tuple or list of them, or a module with ``KERNELS``. Nothing here imports torch: a kernel names
+its code as ``module:attribute`` and is loaded on first use.
 
 Every variant has the backend ``reference``: its formula in plain PyTorch, which the tests compare kernels
-with. ``auto`` never picks it.
+with. ``auto`` never selects it.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _REFERENCE_DESCRIPTION = "the formula in plain PyTorch: the oracle of the tests;
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a kernel needs from a `System`; empty fields need nothing.
+    """What a kernel needs from a `System`; empty fields mean no requirement.
 
-    ``distributions`` are written as pip takes them, ``name`` or ``name>=version``.
+    ``distributions`` use pip's syntax, ``name`` or ``name>=version``.
     """
 
     devices: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Requirement:
     distributions: tuple[str, ...] = ()
 
     def unmet(self, system: System) -> str | None:
-        """Return why ``system`` does not do, with what is needed and what was found, or None."""
+        """Return why ``system`` does not meet the requirement (needed and found), or None if it does."""
         if self.devices and system.device not in self.devices:
             return f"needs a device of type {' or '.join(self.devices)}, found {system.device}"
         if self.min_capability is not None and (system.capability or (0, 0)) < self.min_capability:
@@ -79,23 +79,23 @@ class Requirement:
         return next(filter(None, map(system.lacks, self.distributions)), None)
 
 
-#: What kernels of the backend ``npu`` need: an Ascend device, and the oldest torch_npu that was compared with
-#: their calls (`python -m tests.ascend.releases`).
+#: What kernels of the backend ``npu`` need: an Ascend device, and torch_npu from the oldest release that was
+#: checked against their calls (`python -m tests.ascend.releases`).
 NPU = Requirement(devices=("npu",), distributions=("torch_npu>=2.7.1",))
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One way to compute one variant of one op.
+    """One implementation of one variant of one op.
 
     ``load`` names the function that patched code calls. ``refuses`` names a function
-    ``(owner, *operands) -> str | None`` that is asked at every call and returns why this call cannot be
-    taken. ``loses`` has the same form, is asked under ``auto`` only, and returns where the kernel was
-    measured slower than the upstream code. ``priority`` orders kernels under ``auto``, higher first; a kernel
-    that is not ``automatic`` runs only where its backend was chosen by name.
+    ``(owner, *operands) -> str | None`` that is called at every call and returns why the kernel cannot take
+    this call. ``loses`` has the same form, is called under ``auto`` only, and returns a reason for calls on
+    which the kernel was measured slower than the upstream code. ``priority`` orders kernels under ``auto``,
+    higher first; a kernel that is not ``automatic`` runs only if its backend was chosen by name.
 
-    A ``traceable`` kernel and its ``refuses`` go through ``torch.compile(fullgraph=True)``: they run there
-    where the backend was chosen by name, and under ``auto`` if it ``beats_inductor``.
+    A ``traceable`` kernel and its ``refuses`` work under ``torch.compile(fullgraph=True)``: there the kernel
+    runs if its backend was chosen by name, and under ``auto`` if it ``beats_inductor``.
     """
 
     op: str
@@ -130,9 +130,9 @@ class Kernel:
 class Variant:
     """One formula of an op.
 
-    ``formula`` says it in a line, ``reference`` names (``module:attribute``) one plain torch function that
-    computes it. ``operands`` are the names of what kernels are called with, in order; empty: the parameters
-    of the reference. ``unasked`` says what it means where the modules below a site are called and it is not;
+    ``formula`` states it in one line. ``reference`` names (``module:attribute``) a plain torch function that
+    computes it. ``operands`` are the names of a kernel's arguments, in order; empty: the parameters of the
+    reference. ``unasked`` says what it means if the modules below a site are called but the site is not;
     empty: nothing in particular.
     """
 
@@ -146,13 +146,13 @@ class Variant:
 class Op:
     """An operation and its variants by name.
 
-    ``yields`` names a function ``(owner, *operands) -> str | None`` that is asked under ``auto`` before every
-    kernel of the op, and returns why the upstream code has to run: the user chose it there. ``parts`` are
-    the ops whose sites, at the same module and right below it, a kernel of this one stands in for.
-    ``offers`` names a function ``(slot, module class)`` that is called for every class whose calls reach a
-    guard below another decorator: it may put kernels where users choose between that one's implementations.
-    ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns what the user chose there
-    and does not get because the backend ``wanted`` was chosen by name.
+    ``yields`` names a function ``(owner, *operands) -> str | None`` that is called under ``auto`` before
+    every kernel of the op. It returns a reason if the user chose the upstream code there. ``parts`` are the
+    ops whose sites, at the same module and directly below it, a kernel of this op also computes. ``offers``
+    names a function ``(slot, module class)`` that is called for every class whose guard is below another
+    decorator: it may add kernels to the implementations that this decorator lets users choose from.
+    ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns which choice of the user has
+    no effect because the backend ``wanted`` was chosen by name.
     """
 
     name: str
@@ -164,10 +164,9 @@ class Op:
 
 
 class Registry:
-    """Ops and kernels by name; a second declaration of one thing is refused.
+    """Ops and kernels by name; duplicate declarations are errors.
 
-    Every variant gets a kernel of backend ``reference`` that refuses nothing; one that is declared takes its
-    place.
+    Every variant gets a kernel of backend ``reference`` that refuses no call; a declared one replaces it.
     """
 
     def __init__(self) -> None:
@@ -205,7 +204,7 @@ class Registry:
         self.version += 1
 
     def announced_by(self, kernel: Kernel) -> EntryPoint | None:
-        """Return the entry point that a kernel comes from; None for built-in and registered ones."""
+        """Return the entry point that added a kernel; None for built-in and registered ones."""
         return self._announced.get((kernel.op, kernel.variant, kernel.backend))
 
     def check(self, op: str, variant: str | None = None) -> None:
@@ -225,7 +224,7 @@ class Registry:
         return self._ops
 
     def kernels(self, op: str | None = None, variant: str | None = None) -> list[Kernel]:
-        """Return the kernels of ``op`` and ``variant`` (None: all), the best for ``auto`` first."""
+        """Return the kernels of ``op`` and ``variant`` (None: all), in ``auto``'s order of preference."""
         self._load_declarations()
         found = [
             kernel
@@ -235,25 +234,25 @@ class Registry:
         return sorted(found, key=lambda kernel: (not kernel.automatic, -kernel.priority))
 
     def supplied(self, op: str, variant: str) -> bool:
-        """Return whether a machine has a kernel: one that ``auto`` picks, or code beside the reference."""
+        """Return whether any machine has a kernel: one for ``auto``, or code besides the reference."""
         reference = self.ops()[op].variants[variant].reference
         return any(kernel.automatic or kernel.load != reference for kernel in self.kernels(op, variant))
 
     def backends(self, op: str | None = None) -> list[str]:
-        """Return the names that a choice for ``op`` (None: for all ops) may have."""
+        """Return the valid names in a choice for ``op`` (None: for all ops)."""
         return [*RESERVED, *dict.fromkeys(kernel.backend for kernel in self.kernels(op))]
 
     def distributions(self) -> list[str]:
-        """Return the names of all distributions that some kernel asks for."""
+        """Return the names of all distributions that kernels require."""
         return sorted({name for kernel in self.kernels() for name in kernel.requires.distributions})
 
     def preset(self, backend: str) -> tuple[str, ...]:
-        """Return the ops that ``backend`` stands for where it is chosen for all: those it has kernels for."""
+        """Return the ops that ``backend`` applies to as a preset: those it has kernels for."""
         listed = {kernel.op for kernel in self.kernels() if kernel.backend == backend}
         return tuple(op for op in self.ops() if op in listed)
 
     def _load_declarations(self) -> None:
-        if self._loading:  # adding asks for the declarations, too
+        if self._loading:  # `add` asks for the declarations, too
             return
         self._loading = True
         try:
@@ -269,7 +268,7 @@ class Registry:
             self._loading = False
 
     def _plug(self, points: tuple[EntryPoint, ...]) -> None:
-        """Have the kernels of these entry points and of no others; one that fails gives none."""
+        """Replace the announced kernels by those of these entry points; one that fails adds none."""
         for key in self._announced:
             self._remove(*key)
         self._announced, self._plugged = {}, ()
@@ -286,9 +285,7 @@ class Registry:
                 added.append((kernel.op, kernel.variant, kernel.backend))
         except KeyboardInterrupt:
             raise
-        except (
-            BaseException
-        ) as error:  # SystemExit, too: a distribution does not decide whether a script runs
+        except BaseException as error:  # SystemExit, too: a plugin must not be able to end a script
             for key in added:
                 self._remove(*key)
             what = error.what if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
@@ -306,7 +303,7 @@ class Registry:
             self._derive(op, variant, self._ops[op].variants[variant])
 
     def _derive(self, op: str, name: str, variant: Variant) -> None:
-        """Give a variant the kernel of backend ``reference`` that its declaration names."""
+        """Add the kernel of backend ``reference`` that a variant's declaration names."""
         kernel = Kernel(
             op=op,
             variant=name,
@@ -320,7 +317,7 @@ class Registry:
 
 
 def _announced_kernels(point: EntryPoint) -> Iterable[Kernel]:
-    """The kernels that an entry point names; raises whatever loading it raises."""
+    """Return the kernels that an entry point names; errors of its import propagate."""
     found = point.load()
     found = getattr(found, "KERNELS", found)
     kernels = (found,) if isinstance(found, Kernel) else found
@@ -337,10 +334,10 @@ registry = Registry()
 
 
 def register_kernel(kernel: Kernel) -> None:
-    """Add ``kernel`` to what can be chosen in this process.
+    """Register ``kernel`` in this process.
 
-    Raises KernelError if its op or variant does not exist (the message lists those that do) or if that
-    backend has a kernel for the variant already.
+    Raises KernelError if its op or variant does not exist (the message lists the valid names), or if its
+    backend already has a kernel for the variant.
     """
     registry.add(kernel)
 

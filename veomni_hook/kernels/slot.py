@@ -1,12 +1,12 @@
-"""Slots: what patched code asks for a kernel.
+"""Slots: the objects that patched code asks for a kernel.
 
-A slot is a global of the patched module and belongs to one op and variant. A guard asks `Slot.kernel`, a call
-site of a function `Slot.at`; `Slot.reached` decorates a class whose guard a decorator of upstream covers.
+A slot is a global of the patched module and belongs to one op and variant. Guards call `Slot.kernel`, call
+sites of functions call `Slot.at`; `Slot.reached` decorates a class whose guard is below a decorator.
 
-A slot holds nothing of a model: outcomes are kept beside the modules (weakly), so that pickling, copying and
-state dicts see no difference. What a module is bound to (`veomni_hook.kernels.binding`) wins over the choice
-of the process. Under ``torch.compile`` only traceable kernels answer (`veomni_hook.kernels.compiled`), and
-under ``auto`` only those that beat Inductor; under ``torch.export`` none: the upstream code is exported.
+A slot holds no references to a model: outcomes are stored outside the modules (weakly), so pickling, copying
+and state dicts are unchanged. A module's binding (`veomni_hook.kernels.binding`) overrides the choice of the
+process. Under ``torch.compile`` only traceable kernels answer (`veomni_hook.kernels.compiled`), and under
+``auto`` only those that beat Inductor. Under ``torch.export`` none does: the upstream code is exported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Taking = Callable[..., tuple[Any, ...]]
 
 
 class _NoKernelError(BaseException):
-    """Brings the answer of a guard to `Slot.reached`, through the method that the guard stands in."""
+    """Carries a guard's negative answer out of the guarded method to `Slot.reached`."""
 
     def __init__(self, slot: Slot, owner: Any) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ class _NoKernelError(BaseException):
 class Slot:
     """The place in a patched module where a kernel of ``op``/``variant`` may take over.
 
-    ``parameters`` are those of the upstream function at whose calls `at` stands, in the form that
+    ``parameters`` are the parameters of the upstream function whose calls `at` wraps, in the form that
     `veomni_hook.kernels.arguments` describes; empty: they are the op's operands. ``skips`` are the
-    definitions of the module whose calls kernels skip, as `veomni_hook.kernels.skipped` describes: the slot
-    is made in the module's own frame, and compares them with the code that this frame runs.
+    definitions of the module whose calls kernels skip (`veomni_hook.kernels.skipped`). The slot must be
+    created in the module's own frame, because it compares them with the code that this frame runs.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Slot:
         parameters: str = "",
         skips: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
-        # Patched modules have imported torch; whoever only reads the names here need not.
+        # Patched modules have already imported torch; readers of the names here need not.
         from torch import compiler, is_grad_enabled
 
         registry.check(op, variant)
@@ -78,9 +78,9 @@ class Slot:
         self._site = Site(op, variant, module_name, set())
         self._epoch = -1
         self._version = -1
-        #: For modules that are bound to nothing.
+        #: For modules without a binding.
         self._answers: Answers
-        #: By what is wanted, and what the upstream code runs for.
+        #: By the choice, and the reason why the upstream code runs.
         self._known: dict[tuple[str, str], Answers] = {}
         self._bound: dict[str, Answers] = {}
         self._bind: Callable[..., tuple[Any, ...]] | None = None
@@ -89,9 +89,9 @@ class Slot:
         )
         # By id with a weak reference: a WeakKeyDictionary would cost 1.5 us at every call.
         self._outcomes: dict[int, Record] = {}
-        #: The last function that stood in upstream's place, and what its calls get.
+        #: The last function that replaced upstream's, and the outcome of its calls.
         self._replacement: tuple[Any, Outcome] = (None, _UPSTREAM)
-        # Per thread, the module whose call came through `reached` and whose guard has not been asked yet.
+        # Per thread: the module whose call came through `reached` and whose guard has not been asked yet.
         self._waiting: threading.local | None = None
 
     def __repr__(self) -> str:
@@ -100,15 +100,15 @@ class Slot:
         return f"Slot({self.op!r}, {self.variant!r}, {self.module_name!r}{parameters}{skips})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Functions that close over a slot are pickled by value in some tools; a slot is rebuilt, not copied.
+        # Some tools pickle functions that close over a slot by value; a slot is rebuilt, not copied.
         return (Slot, (self.op, self.variant, self.module_name, self.parameters, self.skips))
 
     def kernel(self, owner: Any, *operands: Any) -> Callable[..., Any] | None:
         """Return the function that computes this call, or None: run the upstream code.
 
-        ``owner`` is the module whose ``forward`` asks; ``operands`` are what kernels decide by (the first
-        one's device decides between them; of a list of tensors the first tensor's). Raises KernelError if a
-        backend was chosen by name that has no kernel for this variant, or cannot run on this machine.
+        ``owner`` is the module whose ``forward`` asks. Kernels decide by ``operands``; the device of the
+        first one (of a list of tensors: of its first tensor) selects the kernels to ask. Raises KernelError
+        if a backend chosen by name has no kernel for this variant or cannot run on this machine.
         """
         if self._is_compiling():
             return None if self._exported() else self._compiled.kernel(owner, operands)
@@ -121,12 +121,12 @@ class Slot:
         return run
 
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what to call in the place of ``upstream``, with the very same arguments.
+        """Return what to call instead of ``upstream``, with exactly the same arguments.
 
-        ``upstream`` itself where no kernel comes into question, and where it, or a function that it calls, is
-        not the one that was recognised. Else a function that asks kernels
-        with the op's operands and, last, ``upstream``; the kernel that takes the call is called with the
-        operands. It calls ``upstream`` where all refuse, and where the arguments do not fit its parameters.
+        Returns ``upstream`` itself if no kernel can be selected, or if ``upstream`` or a function that it
+        calls is not the recognised one. Else returns a function that asks kernels with the op's operands and,
+        last, ``upstream``. The first kernel that accepts is called with the operands. The function falls back
+        to ``upstream`` if all refuse, or if the arguments do not fit the parameters.
         """
         if self._is_compiling():
             return upstream if self._exported() else self._compiled.at(owner, upstream)
@@ -139,13 +139,13 @@ class Slot:
         return partial(self._call, owner, upstream)
 
     def reached(self, taking: Taking) -> Callable[[ModuleClass], ModuleClass]:
-        """Let calls of a module class reach the guard in its ``forward``, which another decorator covers.
+        """Let calls of a module class reach the guard in its ``forward``, below another decorator.
 
-        For use above a class decorator that wraps ``forward`` (and says so in ``__wrapped__``). A call goes
-        to the wrapped ``forward``, whose first statement is the guard. If that finds no kernel, nothing has
-        run yet, and the call goes to the wrapper. ``taking`` gives the guard's operands for the arguments of
-        a call: under ``torch.compile`` the kernel is asked for and called from here, since the code behind
-        the guard has to be no part of the graph.
+        Use it above a class decorator that wraps ``forward`` (and sets ``__wrapped__``). A call first goes to
+        the wrapped ``forward``, whose first statement is the guard. If the guard finds no kernel, nothing has
+        run yet, and the call goes to the wrapper. ``taking`` maps the arguments of a call to the guard's
+        operands: under ``torch.compile`` the kernel is selected and called here, because the code after the
+        guard must not become part of the graph.
         """
         return partial(self._reach, taking)
 
@@ -184,7 +184,7 @@ class Slot:
         return decorated
 
     def answers(self, owner: Any = None) -> Answers:
-        """Return what the module ``owner`` is answered (None: any module that is bound to nothing)."""
+        """Return the answers for the module ``owner`` (None: for any module without a binding)."""
         if STATE.epoch != self._epoch or registry.version != self._version:
             self._refresh()
         if owner is None or (bound := owner.__dict__.get(BINDING)) is None or not STATE.active:
@@ -199,7 +199,7 @@ class Slot:
     def outcome(self, owner: Any) -> Outcome | None:
         """Return what the last call of the module ``owner`` got; None if it has not asked yet.
 
-        Calls are not noted while no kernel comes into question; why is what is returned then.
+        While no kernel can be selected, calls are not recorded; the reason for that is returned.
         """
         if (idle := self.answers(owner).idle) is not None:
             return idle
@@ -207,24 +207,24 @@ class Slot:
         return None if held is None else held.latest.last
 
     def record(self, owner: Any) -> Record | None:
-        """Return the calls of the module ``owner`` that kernels came into question for, or None."""
+        """Return the recorded calls of the module ``owner``, or None."""
         held = self._outcomes.get(id(owner))
         return held if held is not None and held.owner() is owner else None
 
     def traced(self, owner: Any, *, compiled: bool = False) -> Outcome | None:
-        """Return what ``torch.compile`` made of the calls of the module ``owner``; None: nothing is known.
+        """Return what ``torch.compile`` compiled for the calls of the module ``owner``, or None if unknown.
 
-        ``compiled``: it is known to be, and may run what was traced for another module of its kind.
+        ``compiled``: the module is known to be compiled, and may run code traced for another of its class.
         """
         return self._compiled.traced(owner, self.answers(owner).wanted, compiled=compiled)
 
     def _exported(self) -> bool:
-        """Whether a program is being exported, which has to run without this package."""
-        # Under torch 2.11 dynamo takes is_exporting() for true, whatever it traces for; torch 2.6 has none.
+        """Return whether a program is being exported; it has to run without this package."""
+        # In torch 2.11, dynamo always evaluates is_exporting() as true; torch 2.6 does not have it.
         return getattr(self._compiler, "_is_exporting_flag", False)
 
     def _refresh(self) -> None:
-        """Take over the settings in force."""
+        """Apply the settings in force."""
         epoch, version = STATE.epoch, registry.version
         if version != self._version:
             self._known = {}
@@ -264,7 +264,7 @@ class Slot:
         try:
             operands = self._binder()(*args, **kwargs)
         except TypeError:
-            return upstream(*args, **kwargs)  # it says itself what does not fit
+            return upstream(*args, **kwargs)  # upstream raises its own error
         run = self._ask(self.answers(owner), owner, (*operands, upstream))
         return upstream(*args, **kwargs) if run is None else run(*operands)
 
@@ -276,7 +276,7 @@ class Slot:
         return self._bind
 
     def _replaced_by(self, function: Any) -> Outcome:
-        """Return the outcome of a call that ``function`` gets, which stands in the place of upstream's."""
+        """Return the outcome of a call of ``function``, which replaces upstream's."""
         if self._replacement[0] is not function:
             from veomni_hook.kernels.standing import name_of
 
@@ -290,7 +290,7 @@ class Slot:
         try:
             training = owner.training and self._with_gradients()
         except AttributeError:
-            training = False  # no module
+            training = False  # not a module
         tally = held.latest = held.training if training else held.evaluation
         if tally.last is outcome:
             tally.run += 1
@@ -298,7 +298,7 @@ class Slot:
             tally.turn(outcome)
 
     def _begin(self, owner: Any) -> Record:
-        """Start the record of a module at its first call."""
+        """Create the record of a module at its first call."""
         key = id(owner)
         held = self._outcomes[key] = Record(ref(owner, lambda _: self._outcomes.pop(key, None)))
         from veomni_hook.kernels.stacked import warn_of_first_call
