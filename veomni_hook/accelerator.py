@@ -1,6 +1,6 @@
-"""The device that is no CPU, a CUDA GPU or an Ascend NPU: for code that means either of them.
+"""The accelerator, a CUDA GPU or an Ascend NPU, for code that supports either.
 
-``torch.cuda`` and ``torch.npu`` have one interface; torch_npu adds the second when torch is imported.
+``torch.cuda`` and ``torch.npu`` have the same interface; torch_npu adds the latter when torch is imported.
 Importing this module loads no torch.
 """
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["TYPES", "best", "module"]
 
-#: Torch device types of accelerators, the preferred one first: where `torch_npu.contrib.transfer_to_npu` has
-#: ``torch.npu`` stand in for ``torch.cuda``, both are available, and tensors are on ``npu``.
+#: Torch device types of accelerators, preferred one first: under `torch_npu.contrib.transfer_to_npu`, which
+#: replaces ``torch.cuda`` by ``torch.npu``, both are available, and tensors are on ``npu``.
 TYPES = ("npu", "cuda")
 
 
 def best() -> str:
-    """Return the device type of the accelerator here, else ``cpu``; imports torch."""
+    """Return the device type of this machine's accelerator, or ``cpu``; imports torch."""
     import torch
 
     for device in TYPES:
@@ -30,16 +30,16 @@ def best() -> str:
     return "cpu"
 
 
-# Kernels ask at every launch: the type of a `torch.device` alone takes longer than a look into the cache.
+# Called at every launch: reading the type of a `torch.device` alone takes longer than a cache lookup.
 @cache
 def module(device: str | torch.device) -> Any:
-    """Return what has the events, memory and current device of an accelerator; imports torch.
+    """Return the module for an accelerator's events, memory and current device; imports torch.
 
     Args:
         device: a torch device type, or a device.
 
     Returns:
-        ``torch.cuda`` or ``torch.npu``; None where ``device`` is no accelerator.
+        ``torch.cuda`` or ``torch.npu``; None if ``device`` is not an accelerator.
 
     Raises:
         RuntimeError: this torch has no such device.

@@ -1,7 +1,7 @@
 """Every exception and warning of the package: what failed, where, and what to do.
 
-Each error carries its three parts as fields (``what``, ``where``, ``fix``) and prints them on lines of
-their own, so that a report can take them apart again and no message can forget one.
+Each error stores these three parts as fields (``what``, ``where``, ``fix``) and prints them on separate
+lines, so that reports can split them and no message can omit one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class VeomniHookWarning(UserWarning):
 
 
 class AlreadyImportedWarning(VeomniHookWarning):
-    """A module that patches exist for was imported before the hook was active."""
+    """A module with known patches was imported before the hook was active."""
 
 
 class VeomniHookError(Exception):
@@ -65,11 +65,11 @@ def _rebuild(cls: type[VeomniHookError], state: dict[str, object], what: str) ->
 
 
 class SettingsError(VeomniHookError):
-    """A setting has no legal value, or a settings file cannot be read."""
+    """A setting has an invalid value, or a settings file cannot be read."""
 
 
 class ConfigError(VeomniHookError):
-    """A patch config cannot be loaded, or is no patch config."""
+    """A patch config cannot be loaded, or is not a patch config."""
 
 
 class AlreadyImportedError(VeomniHookError):
@@ -77,15 +77,15 @@ class AlreadyImportedError(VeomniHookError):
 
 
 class AdoptionError(VeomniHookError):
-    """No module of a loaded model can be patched, or its classes cannot be given back."""
+    """No module of a loaded model can be patched, or its former classes cannot be restored."""
 
 
 class CacheError(VeomniHookError):
-    """A cache command cannot do what it was asked to; imports never raise this."""
+    """A cache command failed; imports never raise this."""
 
 
 class CheckpointError(VeomniHookError):
-    """A checkpoint's expert tensors are not the model's; ``tensors`` names the wrong or missing ones."""
+    """A checkpoint's expert tensors do not match the model; ``tensors`` names the wrong or missing ones."""
 
     def __init__(self, what: str, *, where: str, fix: str, tensors: Iterable[str] = ()) -> None:
         super().__init__(what, where=where, fix=fix)
@@ -93,7 +93,7 @@ class CheckpointError(VeomniHookError):
 
 
 class KernelError(VeomniHookError):
-    """A kernel that was asked for does not exist or cannot run; lists what can."""
+    """A requested kernel does not exist or cannot run; the message lists those that can."""
 
 
 class LockError(VeomniHookError):
@@ -101,7 +101,7 @@ class LockError(VeomniHookError):
 
 
 class PatchError(VeomniHookError):
-    """Base of everything that can be wrong with a patch; ``target`` is the patch's target."""
+    """Base of all errors in a patch; ``target`` is the patch's target."""
 
     def __init__(self, what: str, *, where: str, fix: str, target: str = "") -> None:
         super().__init__(what, where=where, fix=fix)
@@ -119,15 +119,15 @@ class PatchTargetError(PatchError):
 
 
 class PatchConflictError(PatchError):
-    """Two patches claim one place and neither names the other as its base."""
+    """Two patches change the same place, and neither names the other as its base."""
 
 
 class IdiomError(PatchError):
-    """A recogniser failed on a module, or what it wants to write there is wrong; a defect of this package."""
+    """A recogniser failed on a module, or its output is invalid: a bug in this package."""
 
 
 class ReplacementError(PatchError):
-    """The code that should replace something does not exist or its source cannot be read."""
+    """The replacement code does not exist, or its source cannot be read."""
 
 
 class SignatureError(PatchError):
@@ -149,7 +149,7 @@ class ExcludedNameError(PatchError):
 
 
 class UnresolvedNameError(PatchError):
-    """The code of a patch reads names that nothing in the patched module provides; ``names`` lists them."""
+    """A patch's code uses names that the patched module does not provide; ``names`` lists them."""
 
     def __init__(
         self, what: str, *, where: str, fix: str, target: str = "", names: Iterable[str] = ()

@@ -1,6 +1,6 @@
 """`import veomni_hook.install`: activate the hook with the settings of this process.
 
-`handle` undoes it (`veomni_hook.install.handle.deactivate()`) and tells what happened (`handle.status()`).
+`handle.deactivate()` undoes it, and `handle.status()` reports what happened (`veomni_hook.install.handle`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Text for people, laid out to a width: tables, blocks, fields and paragraphs.
+"""Text output formatted to a width: tables, blocks, fields and paragraphs.
 
-No word is ever broken, and no figure is separated from its unit: what is longer than a line overflows it. A
-table that does not fit a narrow place becomes one block an entry.
+Words are never broken, and figures are never separated from their units; longer ones overflow the line. A
+table that does not fit a narrow width becomes one block per entry.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ __all__ = ["NARROW", "Line", "counted", "fields", "paragraphs", "table"]
 NARROW = 100
 
 GAP = 2  # columns between two cells
-SHORT = 20  # a column up to this width keeps it; the wider ones share what is left
-LEAST = 24  # a column that is wrapped has at least this width
-ROOM = 24  # with less room beside its name, a value goes below it
+SHORT = 20  # columns up to this width keep it; wider ones share the rest
+LEAST = 24  # minimum width of a wrapped column
+ROOM = 24  # if less room is left beside its name, a value starts on the next line
 FIGURE = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B)(?!\w))")
-GLUE = "\ue000"  # stands between a figure and its unit while lines are broken; no text has it
+GLUE = "\ue000"  # joins a figure and its unit during wrapping; occurs in no text
 
 
 class Line(NamedTuple):
-    """One line of a table; ``head`` is whether it is the line of its headers, or the first of a block."""
+    """One line of a table; ``head`` marks a line of the header row, or of a block's first field."""
 
     text: str
     head: bool = False
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Return a count with its noun: ``1 module``, ``2 modules``; ``many`` is the plural if not with an s."""
+    """Return a count with its noun: ``1 module``, ``2 modules``; ``many`` is the plural if irregular."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
@@ -47,9 +47,9 @@ def table(
 
     Args:
         headers: the names of the columns.
-        rows: the cells; an empty one, or one of ``-``, has no line in a block.
-        width: how many columns there are; None: as many as it takes.
-        optional: columns to leave out, the last first, where that lets the table fit; a line then names them.
+        rows: the cells; in a block, empty cells and ``-`` are omitted.
+        width: the maximum width in columns; None: no limit.
+        optional: columns to omit, the last first, if that makes the table fit; a line then names them.
     """
     cells = [list(row) for row in rows]
     if width is None or _natural(headers, cells) <= width:
@@ -68,7 +68,7 @@ def table(
 
 
 def fields(pairs: Mapping[str, str], width: int | None = None) -> str:
-    """Return name and value pairs, indented, one a line; a value that is too wide goes on below itself."""
+    """Return name and value pairs, indented, one per line; values that are too wide continue below."""
     longest = max((len(name) for name in pairs), default=0)
     lines = []
     for name, value in pairs.items():
@@ -81,7 +81,7 @@ def fields(pairs: Mapping[str, str], width: int | None = None) -> str:
 
 
 def paragraphs(text: str, width: int | None = None, *, indent: int = 2) -> str:
-    """Return text with each of its lines broken to a width; what goes on is indented more than it begins."""
+    """Return text with each line wrapped to a width; continuation lines are indented further."""
     if width is None:
         return text
     lines = []
@@ -100,7 +100,7 @@ def _widths(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]
 
 
 def _shared(headers: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """The widths of the columns where the wide ones are wrapped; None where that leaves them too little."""
+    """Return the column widths with the wide columns wrapped, or None if these would get too narrow."""
     widths = _widths(headers, cells)
     wide = [column for column, needed in enumerate(widths) if needed > SHORT]
     least = {column: max(LEAST, *(_longest(row[column]) for row in cells)) for column in wide}
@@ -153,7 +153,7 @@ def _blocks(headers: Sequence[str], cells: Sequence[Sequence[str]], width: int) 
 
 
 def _filled(text: str, width: int | None, start: str = "", after: str | None = None) -> str:
-    """The text after ``start``, its further lines after another one; never within a word."""
+    """Return the text wrapped after ``start``, further lines after ``after``; words are not broken."""
     if width is None:
         return start + text
     whole = fill(

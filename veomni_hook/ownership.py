@@ -1,7 +1,6 @@
-"""Whether another user could have written a file or folder, or could put another one in its place.
+"""Checks whether another user could have written or replaced a file or folder.
 
-The cache, the settings file and dumps follow these rules. Where the system has no user ids (Windows), nothing
-is a problem.
+The cache, the settings file and dumps use them. On systems without user ids (Windows) every check passes.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ _SUPERUSER = 0
 def ownership_problem(
     status: os.stat_result, *, links: bool = False, private_group: bool = False, above: bool = False
 ) -> str:
-    """Why another user could have written this file or folder; empty when none could.
+    """Return why another user could have written this file or folder; empty if none could.
 
     Args:
-        status: of the file or folder.
-        links: it is that of a symbolic link, whose mode bits mean nothing.
-        private_group: let the group write where it holds this user alone, as most distributions make one for
-            each user (and a umask of 002 with it).
-        above: it is that of a folder above: where it has a sticky bit, others may write but not replace.
+        status: the stat result of the file or folder.
+        links: it is a symbolic link, whose mode bits mean nothing.
+        private_group: allow a group-writable file if the group's only member is this user. Most distributions
+            create such a group per user (and set the umask to 002).
+        above: it is a parent folder: if it has the sticky bit, others can write there but not replace files.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -41,17 +40,16 @@ def ownership_problem(
 
 
 def swap_problem(path: str, *, what: str, owners: bool = False) -> str:
-    """Why another user could put something else in the place of ``path``; empty when none could.
+    """Return why another user could replace ``path``; empty if none could.
 
-    Symbolic links, in its place or above it, have to belong to this user or to the superuser. Group-writable
-    folders above it pass: with one group a user they are the rule, and whoever asks looks at what it has
-    opened, too.
+    Symbolic links, at the path or above it, must belong to this user or to the superuser. Group-writable
+    parent folders pass: with one group per user they are common, and callers also check what they opened.
 
     Args:
         path: absolute; it need not exist.
-        what: what it is, for the message (``the cache``).
-        owners: each folder above has to be this user's or the superuser's, and no group of several users
-            may write in it: for what is made there and was not there to be looked at.
+        what: a name for it in the message (``the cache``).
+        owners: also require that each parent folder belongs to this user or the superuser, and that no group
+            of several users can write there: for paths that did not exist and so could not be checked.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -59,7 +57,7 @@ def swap_problem(path: str, *, what: str, owners: bool = False) -> str:
         try:
             status = os.lstat(place)
         except OSError:
-            continue  # not there yet: made private
+            continue  # does not exist yet: it is created private
         if stat.S_ISLNK(status.st_mode):
             if problem := ownership_problem(status, links=True):
                 return f"the symbolic link {place} {problem}"
@@ -80,9 +78,9 @@ def _above(path: str) -> list[str]:
 
 
 def _is_private(group: int, user: int) -> bool:
-    """Whether a group is this user's own, by the rule that login programs set the umask by.
+    """Return whether a group is private to this user, by the rule with which login programs set the umask.
 
-    It is the primary group, bears the user's name, and lists no other member.
+    It is the user's primary group, has the user's name, and lists no other member.
     """
     import grp
     import pwd

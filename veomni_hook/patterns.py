@@ -1,14 +1,14 @@
-"""The files of `kernels/` that idioms read as patterns: one list, for recognisers and for the cache key.
+"""The files in `kernels/` that idioms read as patterns: one list for the recognisers and the cache key.
 
-What an idiom recognises, and so the patched text, follows from their contents. Nothing else there
-shapes the text, and what is not listed here cannot be read as a pattern.
+Their contents determine what an idiom recognises, and therefore the patched text. No other file there affects
+the text, and files that are not listed here cannot be read as patterns.
 """
 
 from __future__ import annotations
 
 __all__ = ["PATTERN_FILES", "pattern_source"]
 
-#: Paths from the package's root.
+#: Paths relative to the package's root.
 PATTERN_FILES = (
     "kernels/gated_mlp/reference.py",
     "kernels/load_balancing_loss/reference.py",
@@ -21,10 +21,10 @@ PATTERN_FILES = (
 
 
 def pattern_source(path: str) -> str:
-    """The text of a pattern file.
+    """Return the text of a pattern file.
 
     Raises:
-        ValueError: it is not listed, so that the cache key would not follow it.
+        ValueError: the file is not listed, so the cache key would not include it.
     """
     if path not in PATTERN_FILES:
         raise ValueError(f"{path} is no pattern file; add it to veomni_hook.patterns.PATTERN_FILES")

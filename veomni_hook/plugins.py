@@ -1,8 +1,8 @@
-"""Plugins: what installed distributions announce by entry point, and which of it is in force.
+"""Plugins: the entry points of installed distributions, and which of them are enabled.
 
-Whoever installs a distribution need not know that it announces something. So the setting `plugins` switches
-them off, and one that cannot be loaded is left out, alone, with a warning that names the distribution (in
-strict mode it is an error).
+Users may not know that a distribution they installed has such entry points. So the setting `plugins` can
+disable them, and a plugin that cannot be loaded is skipped on its own, with a warning that names the
+distribution (in strict mode, an error).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ PATCHES = "veomni_hook.patches"
 KERNELS = "veomni_hook.kernels"
 #: Values of the setting `plugins` besides names.
 ALL, NONE = "all", "none"
-#: What to do about a name in the setting that nothing has.
+#: The fix for a name in the setting that matches no plugin.
 NAMES_FIX = "`veomni-hook doctor` lists the names"
 
 
 class _State:
-    """What this process chose, and what failed in it; replaced whole, so that threads need no lock."""
+    """This process's choice and failures; values are replaced, not mutated, so threads need no lock."""
 
     def __init__(self) -> None:
         self.installed: tuple[EntryPoint, ...] | None = None
@@ -61,22 +61,22 @@ _STATE = _State()
 
 
 def choose(setting: str, *, strict: bool) -> None:
-    """Set what is in force for who asks without naming a setting (kernels do)."""
+    """Set which plugins callers get that pass no setting (kernels do this)."""
     _STATE.chosen, _STATE.strict = setting, strict
 
 
 def announced(group: str) -> tuple[EntryPoint, ...]:
-    """Every installed entry point of ``group``, in force or not, in the order of what they name."""
+    """Return every installed entry point of ``group``, enabled or not, sorted by value and name."""
     if _STATE.installed is None:
-        # Reading every distribution's entry points costs milliseconds; they cannot change under a process.
+        # Reading every distribution's entry points takes milliseconds, and they do not change at run time.
         _STATE.installed = tuple(sorted(_installed(), key=lambda point: (point.value, point.name)))
     return tuple(point for point in _STATE.installed if point.group == group)
 
 
 def in_force(group: str, setting: str | None = None) -> tuple[EntryPoint, ...]:
-    """The entry points of ``group`` that a setting (by default this process's) lets through and that work.
+    """Return the working entry points of ``group`` that a setting (default: this process's) enables.
 
-    The same tuple until something changes.
+    Returns the same tuple until something changes.
     """
     setting = _setting() if setting is None else setting
     if setting == NONE:
@@ -89,7 +89,7 @@ def in_force(group: str, setting: str | None = None) -> tuple[EntryPoint, ...]:
 
 
 def state_of(point: EntryPoint, setting: str) -> str:
-    """Why an entry point is not in force; empty where it is."""
+    """Return why an entry point is not enabled, or empty."""
     if setting != ALL and not _names(point) & _normalised(setting):
         return "switched off"
     reason = _STATE.failed.get(point)
@@ -97,7 +97,7 @@ def state_of(point: EntryPoint, setting: str) -> str:
 
 
 def give_up(point: EntryPoint, error: VeomniHookError, *, strict: bool | None = None) -> None:
-    """Take a plugin that fails out of force in this process, and warn.
+    """Disable a failing plugin in this process, and warn.
 
     Raises:
         VeomniHookError: in strict mode, the error itself.
@@ -111,24 +111,24 @@ def give_up(point: EntryPoint, error: VeomniHookError, *, strict: bool | None = 
 
 
 def note_failure(point: EntryPoint, reason: str) -> None:
-    """Take a plugin that fails out of force in this process."""
+    """Disable a failing plugin in this process."""
     _STATE.failed = {**_STATE.failed, point: reason}
     _STATE.found = {}
 
 
 def described(point: EntryPoint) -> str:
-    """An entry point with its distribution, for messages."""
+    """Return the name of an entry point and its distribution, for messages."""
     return f"entry point {point.name!r} of {distribution(point) or 'a distribution'} ({point.group})"
 
 
 def remedy(point: EntryPoint) -> str:
-    """What to do about a plugin that fails."""
+    """Return what to do about a failing plugin."""
     name = distribution(point) or "the distribution"
     return f"update or uninstall {name}, or leave it out: VEOMNI_PLUGINS=0, or the names of those to keep"
 
 
 def unknown_names(setting: str) -> tuple[str, ...]:
-    """The names in a setting that no installed plugin has."""
+    """Return the names in a setting that match no installed plugin."""
     if setting in (ALL, NONE):
         return ()
     known = {name for group in (PATCHES, KERNELS) for point in announced(group) for name in _names(point)}
@@ -136,7 +136,7 @@ def unknown_names(setting: str) -> tuple[str, ...]:
 
 
 def unreadable() -> dict[str, str]:
-    """Distributions whose entry points cannot be read, with the reasons."""
+    """Return the distributions whose entry points cannot be read, with the reasons."""
     announced(PATCHES)
     return _STATE.broken
 
@@ -150,7 +150,7 @@ def _warn(message: str) -> None:
 
 
 def _setting() -> str:
-    if _STATE.chosen is None:  # nothing is active: what would be chosen here
+    if _STATE.chosen is None:  # nothing is active: use what activation would choose here
         from veomni_hook.settings import resolve
 
         settings = resolve().settings
@@ -163,7 +163,7 @@ def _installed() -> Iterator[EntryPoint]:
 
     try:
         found = entry_points()
-    except Exception:  # one distribution's list cannot be read, and it takes all others with it
+    except Exception:  # one unreadable distribution makes the whole call fail
         yield from _installed_one_by_one()
         return
     for group in (PATCHES, KERNELS):
@@ -176,7 +176,7 @@ def _installed_one_by_one() -> Iterator[EntryPoint]:
     seen: set[str] = set()
     for distribution in distributions():
         name = str(distribution.metadata["Name"] or distribution)
-        if _normal(name) in seen:  # further down on sys.path, so hidden
+        if _normal(name) in seen:  # shadowed by an earlier one on sys.path
             continue
         seen.add(_normal(name))
         try:
@@ -189,7 +189,7 @@ def _installed_one_by_one() -> Iterator[EntryPoint]:
 
 
 def distribution(point: EntryPoint) -> str:
-    """The name of the distribution that announces an entry point."""
+    """Return the name of an entry point's distribution, or empty."""
     return point.dist.name if point.dist is not None else ""
 
 
@@ -202,5 +202,5 @@ def _normalised(setting: str) -> set[str]:
 
 
 def _normal(name: str) -> str:
-    """A distribution's name as the package index compares it."""
+    """Return a distribution's name in the normalised form of the package index."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()

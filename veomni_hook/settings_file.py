@@ -55,7 +55,7 @@ def nearest(start_dir: str | None) -> tuple[str | None, dict[str, object], dict[
 
 
 def _read(path: str) -> tuple[bytes, str]:
-    """Return a file's bytes, and why they must not be used: another user could have written them; or empty."""
+    """Return a file's bytes, and why they must not be used (others could have written them), or empty."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(descriptor, "rb") as file:

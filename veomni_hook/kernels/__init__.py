@@ -1,5 +1,5 @@
-"""Kernels: what each op can be computed with, how one is chosen, and the slots that patched code asks.
+"""Kernels: the implementations of each op, the selection of one, and the slots that patched code asks.
 
-One folder an op: its declaration (``__init__``), the plain definition (``reference``) and one file a backend.
-Importing this package, or `registry`, loads no torch; a backend's file is imported when it is first used.
+One folder per op: its declaration (``__init__``), its definition (``reference``) and one file per backend.
+Importing this package, or `registry`, does not import torch; a backend's file is imported on first use.
 """

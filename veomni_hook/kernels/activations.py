@@ -1,7 +1,7 @@
-"""Which function an activation is: of a module or function that a model holds, a name that kernels know.
+"""Identifies the activation that a model's module or function computes, by a name that kernels know.
 
-Nothing is called: a module counts as what its class computes only if neither its state nor hooks change that.
-Classes of transformers are known by name, so that it need not be imported.
+Nothing is called. A module counts as what its class computes only if neither its state nor hooks change that.
+Classes of transformers are identified by name, so transformers need not be imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-#: The names, and functions that round as upstream's do.
+#: The known names, with functions that round exactly as upstream's do.
 FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
@@ -38,7 +38,7 @@ FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "quick_gelu": _quick_gelu,
 }
 
-# Called with one argument, as gated products call them.
+# For calls with one argument, as in gated products.
 _BY_FUNCTION: dict[Any, str] = {
     functional.silu: "silu",
     functional.gelu: "gelu",
@@ -78,11 +78,11 @@ def name_of(activation: Any) -> str | None:
     try:
         return _BY_FUNCTION.get(activation)
     except TypeError:
-        return None  # what has no hash is none of them
+        return None  # unhashable, so not a known function
 
 
 def _known(kind: type[nn.Module]) -> tuple[str, str] | None:
-    """The name of what a known class of activations computes, and where the code of its forward is held."""
+    """Return the name of what a known activation class computes, and where its forward's code is stored."""
     found = _KNOWN.get(kind)
     if found is None:
         name = _BY_CLASS.get((kind.__module__, kind.__name__))
@@ -96,7 +96,7 @@ setattr(_known, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no s
 
 
 def unknown(activation: Any, known: str = "") -> str:
-    """Return why `name_of` has no name for ``activation``, or none of those that ``known`` says."""
+    """Return why `name_of` has no name for ``activation``, or a name that is not in ``known``."""
     changed = _changed(activation) if isinstance(activation, nn.Module) else None
     kind = type(activation)
     if changed is None and (kind.__module__, kind.__name__) in _BY_CLASS and not is_as_written(kind):
@@ -106,12 +106,12 @@ def unknown(activation: Any, known: str = "") -> str:
 
 
 def _said(activation: nn.Module, name: str) -> str | None:
-    """The name of a module of a known class, by what it was made with."""
+    """Return the name for an instance of a known class, considering its constructor arguments."""
     held = activation.__dict__
     if "approximate" in held:
         return _GELUS.get(held["approximate"])
     act = held.get("act")
-    # transformers' own spelling in Python rounds after every step; the module holds it as a method.
+    # transformers' Python version rounds after every step; the module stores it as a method.
     return name if act is None or name_of(act) == name else None
 
 
@@ -126,7 +126,7 @@ def _of_partial(activation: partial[Any]) -> str | None:
 
 
 def _changed(activation: nn.Module) -> str | None:
-    """Why a call of the module is more than its class says, or None."""
+    """Return what a call of the module does besides its class's computation, or None."""
     if activation.__dict__.get("inplace"):
         return "the activation works in place"
     seen = call_is_seen(activation)

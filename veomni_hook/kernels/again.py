@@ -1,9 +1,9 @@
-"""A formula in plain PyTorch whose backward computes it again, so that nothing but its operands is kept.
+"""A formula in plain PyTorch whose backward recomputes it, so that only its operands are saved.
 
-Autograd keeps what every operation of a formula needs: of an RMSNorm of bfloat16 two tensors in float32 and
-one in bfloat16, where the operand would do. Results and gradients are those of the formula, bit for bit, and
-so are second derivatives. `torch.utils.checkpoint` does the same and costs the host several times as much a
-call, which decides for ops of some ten microseconds.
+Autograd saves what every operation of a formula needs: for a bfloat16 RMSNorm two tensors in float32 and one
+in bfloat16, where the operand would be enough. Results, gradients and second derivatives are bitwise equal to
+the formula's. `torch.utils.checkpoint` does the same but takes several times as much host time per call,
+which matters for ops of some ten microseconds.
 
 Mutates: nothing. Saved: the operands.
 """
@@ -33,12 +33,12 @@ class _ComputedAgain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        twice = torch.is_grad_enabled()  # a second derivative is wanted
+        twice = torch.is_grad_enabled()  # for a second derivative
         wanted = ctx.needs_input_grad[1:]
         operands = list(ctx.others)
         for place, each in enumerate(ctx.saved_tensors):
             if each is not None:
-                # One tensor may stand in two places, which have a gradient each.
+                # One tensor may occur at two positions, each with its own gradient.
                 operands[place] = each.view_as(each) if twice else each.detach().requires_grad_(wanted[place])
         leaves = [each for each, want in zip(operands, wanted, strict=True) if want]
         enabled, dtype = ctx.autocast
@@ -49,15 +49,15 @@ class _ComputedAgain(torch.autograd.Function):
 
 
 def computed_again(formula: Callable[..., torch.Tensor], *operands: Any, **named: Any) -> torch.Tensor:
-    """Return ``formula(*operands, **named)``; where a gradient is wanted, its backward computes it again.
+    """Return ``formula(*operands, **named)``; if a gradient is needed, its backward recomputes the formula.
 
-    The result is neither an operand nor a view of one, and depends on every tensor among the operands and on
-    no other tensor that wants a gradient.
+    The result must be neither an operand nor a view of one. It must depend on every tensor among the operands
+    and on no other tensor that requires grad.
     """
     if named:
-        # Slots name nothing; tensors that others name get their gradients as those in order do.
+        # Slots pass no keywords; tensors that other callers pass by keyword get gradients in the same way.
         operands = inspect.signature(formula).bind(*operands, **named).args
-    # A compiler decides for itself what it keeps and what it computes again.
+    # A compiler decides for itself what to save and what to recompute.
     tensors = [each for each in operands if isinstance(each, torch.Tensor)]
     if torch.compiler.is_compiling() or not wants_grad(*tensors):
         return formula(*operands)

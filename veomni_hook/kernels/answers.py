@@ -1,4 +1,4 @@
-"""What a slot answers as long as one backend, or ``auto``, is wanted for it."""
+"""What a slot answers for one choice: one backend, or ``auto``."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from veomni_hook.plugins import described, give_up, remedy
 
 __all__ = ["REPLACED", "Answers", "Candidate", "Outcome", "Site"]
 
-#: In the place of a backend: neither a kernel nor upstream's code runs, but another library's or the user's.
+#: Used as a backend: neither a kernel nor upstream's code runs, but code of another library or the user.
 REPLACED = "replaced"
 
 logger = logging.getLogger("veomni_hook.kernels")
 
 
 class Outcome(NamedTuple):
-    """What the last call of one module got: a backend (``eager``: upstream's code) or `REPLACED`, and why."""
+    """What computed a module's last call: a backend (``eager``: upstream's code) or `REPLACED`, and why."""
 
     backend: str
     reason: str
 
 
 class Candidate(NamedTuple):
-    """A kernel that is asked: it runs unless one of ``refusals`` has a reason."""
+    """A kernel to ask; it runs unless one of ``refusals`` returns a reason."""
 
     run: Callable[..., Any]
     refusals: tuple[Callable[..., str | None], ...]
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where a slot is, and what it has logged already."""
+    """The place of a slot, and what it has already logged."""
 
     op: str
     variant: str
@@ -57,7 +57,7 @@ class Answers:
 
     Attributes:
         wanted: ``auto``, ``eager`` or a backend.
-        idle: what every call gets because no kernel comes into question on any device; None if one does.
+        idle: the outcome of every call if no kernel is possible on any device; else None.
     """
 
     def __init__(self, site: Site, choice: Choice, idle: Outcome | None = None) -> None:
@@ -73,23 +73,23 @@ class Answers:
             self._tell(None)
 
     def selection(self, device: str) -> Selection:
-        """Return what is selected for tensors of the torch device type ``device``, with every decision."""
+        """Return the selection for tensors of the torch device type ``device``, with every decision."""
         return select(self._site.op, self._site.variant, self._choice, system_of(device))
 
     def candidates(self, device: Any) -> tuple[Candidate, ...]:
-        """Return the kernels to ask, in their order.
+        """Return the kernels to ask, in order.
 
         Raises:
-            KernelError: a backend was chosen by name that has no kernel for the variant, or cannot run there.
+            KernelError: a backend chosen by name has no kernel for the variant, or cannot run there.
         """
         found = self._candidates.get(device)
         return self._resolve(device) if found is None else found
 
     def refused(self, backend: str, reason: str) -> Outcome:
-        """Return the outcome of a call that ``backend`` would not take."""
+        """Return the outcome of a call that ``backend`` refused."""
         found = self._refusals.get((backend, reason))
         if found is None:
-            # A backend that was asked for by name and does not run is worth a warning; auto promised nothing.
+            # A backend chosen by name that does not run deserves a warning; auto promised nothing.
             level = logging.INFO if self.wanted == AUTO else logging.WARNING
             self._site.say(level, f": upstream code instead of {backend}: {reason}")
             found = self._refusals[backend, reason] = Outcome(EAGER, reason)
@@ -115,7 +115,7 @@ class Answers:
 
     def _resolve(self, device: Any) -> tuple[Candidate, ...]:
         if not isinstance(device, str) or device == "meta":
-            return ()  # a proxy of a tracer, or nothing to compute
+            return ()  # a tracer's proxy, or nothing to compute
         taken = "chosen" if self.wanted != AUTO else "picked by auto"
         selection = self.selection(device).checked(self._named())
         found = tuple(
@@ -131,7 +131,7 @@ class Answers:
     def _loaded(
         self, kernels: Iterable[Kernel]
     ) -> Iterator[tuple[Kernel, Callable[..., Any], tuple[Callable[..., Any], ...]]]:
-        """The kernels with their code and rules; under ``auto`` without those of a plugin that fails."""
+        """Return the kernels with their code and rules; under ``auto``, failing plugins are skipped."""
         for each in kernels:
             try:
                 yield each, load_attribute(each.load), self._rules(each)
@@ -140,7 +140,7 @@ class Answers:
                 if point is None:
                     raise
                 failure = KernelError(error.what, where=described(point), fix=remedy(point))
-                if self.wanted != AUTO:  # asked for by name: a promise that is kept or an error
+                if self.wanted != AUTO:  # chosen by name: it must run or raise
                     raise failure from error
                 give_up(point, failure)
 

@@ -1,8 +1,8 @@
-"""From the arguments of an upstream function to an op's operands.
+"""Mapping the arguments of an upstream function to an op's operands.
 
-A slot that stands at a call gets upstream's parameter list in source form: ``name`` or ``name=default``, with
-commas; ``name->operand`` where the op has another name for it; ``*`` and ``/`` as in Python. Parameters that
-are no operand (an unused ``position_ids``) are bound and dropped.
+A slot at a call site gets upstream's parameter list in source form: ``name`` or ``name=default``, separated
+by commas; ``name->operand`` if the op uses another name; ``*`` and ``/`` as in Python. Other parameters (an
+unused ``position_ids``) are bound and dropped.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _RENAMED = re.compile(r"(\w+)\s*->\s*(\w+)")
 def operand_names(op: str, variant: str) -> dict[str, Any]:
     """Return the operands of ``op``/``variant`` in order, each with its default (`inspect.Parameter.empty`).
 
-    Names are those that the variant declares, else the positional parameters of its reference, from which
-    the defaults come. Imports the reference.
+    The names are those that the variant declares, else the positional parameters of its reference. Defaults
+    come from the reference. Imports the reference.
     """
     declared = registry.ops()[op].variants[variant]
     parameters = inspect.signature(load_attribute(declared.reference)).parameters
@@ -36,14 +36,14 @@ def operand_names(op: str, variant: str) -> dict[str, Any]:
 
 
 def binder(parameters: str, operands: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
-    """Return a function that takes upstream's arguments and returns the operands as a tuple.
+    """Return a function that maps upstream's arguments to the operands, as a tuple.
 
     Args:
         parameters: upstream's parameters in source form; empty: they are the operands.
         operands: the op's operands in order, with their defaults.
 
     Raises:
-        KernelError: ``parameters`` is not of this form, or an operand has neither a parameter nor a default.
+        KernelError: ``parameters`` does not have this form, or an operand has no parameter and no default.
     """
     aliases = {name: operand for name, operand in _RENAMED.findall(parameters)}
     text = _RENAMED.sub(r"\1", parameters) if parameters.strip() else ", ".join(operands)
@@ -65,7 +65,7 @@ def binder(parameters: str, operands: Mapping[str, Any]) -> Callable[..., tuple[
         _fill_defaults(signature, operands, constants)
     body = ast.Lambda(signature, ast.Tuple(values, ast.Load()))
     code = compile(ast.fix_missing_locations(ast.Expression(body)), f"<operands: {text}>", "eval")
-    # The expression is a lambda over names and literals, checked above.
+    # The expression is a lambda that contains only names and literals, checked above.
     return eval(code, constants)  # type: ignore[no-any-return]
 
 

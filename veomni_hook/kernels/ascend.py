@@ -1,7 +1,7 @@
-"""The operators of torch_npu, as kernels of the backend ``npu`` call them.
+"""Access to torch_npu's operators for kernels of the backend ``npu``.
 
-They are in ``torch.ops.npu`` once torch_npu is imported, which tensors on an Ascend device show. Nothing
-else here knows torch_npu, so that everything can be run without it, on operators of the same schemas
+The operators are in ``torch.ops.npu`` once torch_npu is imported; a tensor on an Ascend device implies that.
+Nothing else here uses torch_npu, so everything can run without it, on operators with the same schemas
 (`tests/ascend`).
 """
 
@@ -15,17 +15,17 @@ from veomni_hook.kernels.operands import not_plain, untraceable
 
 __all__ = ["DTYPES", "call", "unfit"]
 
-#: What its operators document, as far as kernels here use them.
+#: The dtypes that its operators document, as far as kernels here use them.
 DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 def call(operator: str, *args: Any, **kwargs: Any) -> Any:
-    """Call an operator of torch_npu; of several overloads the one without a name."""
+    """Call an operator of torch_npu; if it has several overloads, the unnamed one."""
     return getattr(torch.ops.npu, operator).default(*args, **kwargs)
 
 
 def unfit(*tensors: Any) -> str | None:
-    """Return why operators of torch_npu cannot take tensors, whatever they compute, or None."""
+    """Return why no operator of torch_npu can take these tensors, or None."""
     reason = not_plain(*tensors) or untraceable()
     if reason is not None:
         return reason

@@ -1,8 +1,8 @@
-"""What a slot answers under ``torch.compile``, in a form that dynamo follows without a graph break.
+"""What a slot answers under ``torch.compile``, in a form that dynamo can trace without a graph break.
 
-What is compiled depends on what the module is bound to and on what is wanted for the op, so a change of
-these, and nothing else, compiles anew. Calls are not noted: the code does not run again. What is noted, while
-dynamo traces, is what it compiled for a module. Another that runs the same code is not traced again.
+Compiled code depends on the module's binding and on the choice for the op; only changes of these recompile.
+Calls are not recorded, because this code does not run again. Instead, while dynamo traces, it is recorded
+what was compiled for a module. Other modules that run the same compiled code are not traced again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Compiled", "device_of"]
 
 
 def device_of(operands: tuple[Any, ...]) -> Any:
-    """Return the torch device type that kernels are chosen for: that of the first operand or tensor."""
+    """Return the torch device type for selecting kernels: that of the first operand or its first tensor."""
     first = operands[0]
     device = getattr(first, "device", None)
     if device is None and isinstance(first, (tuple, list)) and first:
@@ -36,7 +36,7 @@ _LEFT = Outcome(EAGER, "left to Inductor")
 
 
 class Notes:
-    """What dynamo compiled, by what is wanted: for modules, and last for any."""
+    """What dynamo compiled, by choice: per module, and the most recent."""
 
     def __init__(self) -> None:
         self._owners: dict[str, WeakKeyDictionary[Any, Outcome]] = {}
@@ -44,7 +44,7 @@ class Notes:
         self._complete = True
 
     def add(self, wanted: str, outcome: Outcome) -> None:
-        """Note what is being compiled; to be called while dynamo traces `Compiled.kernel`."""
+        """Record what is being compiled; call it while dynamo traces `Compiled.kernel`."""
         self._last[wanted] = outcome
         owner = _traced_owner()
         if owner is None:
@@ -53,30 +53,30 @@ class Notes:
             self._owners.setdefault(wanted, WeakKeyDictionary())[owner] = outcome
 
     def of(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
-        """Return what was noted for a module; where modules are not known, or it is ``compiled``, for any."""
+        """Return the note of a module; if it is ``compiled`` or modules are unknown, else the last note."""
         found = self._owners.get(wanted, {}).get(owner)
         return self._last.get(wanted) if found is None and (compiled or not self._complete) else found
 
 
 def _traced_owner() -> Any:
-    """The ``owner`` of the `Compiled.kernel` that dynamo is tracing; None where this torch does not tell.
+    """Return the ``owner`` of the `Compiled.kernel` that dynamo is tracing, or None if torch hides it.
 
-    As an argument, dynamo would guard on it and compile every layer anew.
+    As an argument, dynamo would guard on it and compile every layer separately.
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
         local: Any = InstructionTranslator.current_tx().output.current_tx.symbolic_locals["owner"]
         return local.realize().value
-    except (AttributeError, KeyError):  # nothing of this is public
+    except (AttributeError, KeyError):  # these are private APIs
         return None
 
 
 class Compiled:
     """The compiled form of one slot.
 
-    ``answers_to`` gives what it answers if a backend is wanted, ``binder`` what makes operands of arguments,
-    ``skipped`` what its kernels do not call.
+    ``answers_to`` returns the slot's answers for a chosen backend. ``binder`` returns the function that maps
+    arguments to operands. ``skipped`` checks the definitions whose calls the kernels skip.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Compiled:
         self._op = op
         self._skipped = skipped
         self._binder: Binder
-        #: By what is wanted and the device type: kernels, each with its refusals.
+        #: By choice and device type: kernels, each with its refusals.
         self._kernels: dict[tuple[str, str], Any] = {}
         notes = self._notes = Notes()
 
@@ -112,8 +112,8 @@ class Compiled:
         def named(kind: type) -> tuple[tuple[str, str, str], ...]:
             return skipped.named(kind)
 
-        # What torch.compiler.assume_constant_result does, which imports dynamo: called while it traces,
-        # their results are constants. Functions cannot be, since guards need their source.
+        # Same as torch.compiler.assume_constant_result, which imports dynamo: during tracing, the results of
+        # these calls are constants. Functions cannot be, because guards need their source.
         for function in (look_up, note, prepare, named):
             setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
         self._look_up = look_up
@@ -142,14 +142,14 @@ class Compiled:
         return None
 
     def traced(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
-        """Return what dynamo compiled for ``owner`` where ``wanted`` was in force; None: nothing is known.
+        """Return what dynamo compiled for ``owner`` under the choice ``wanted``, or None if unknown.
 
-        ``compiled``: the module is known to be, so that what was traced for another one holds for it.
+        ``compiled``: the module is known to be compiled, so notes of other modules apply to it.
         """
         return self._notes.of(owner, wanted, compiled=compiled)
 
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what to call in the place of ``upstream``, with the same arguments."""
+        """Return what to call instead of ``upstream``, with the same arguments."""
         if self._wanted(owner) == EAGER or self._skipped.changed_function_traced(upstream):
             return upstream
         return partial(self._call, owner, upstream)
@@ -161,7 +161,7 @@ class Compiled:
         return upstream(*args, **kwargs) if run is None else run(*operands)
 
     def _wanted(self, owner: Any) -> str:
-        # `getattr`, because dynamo notices that an attribute appears, and not that a key of `__dict__` does.
+        # `getattr`, because dynamo detects new attributes but not new keys of `__dict__`.
         bound = getattr(owner, BINDING, None)
         wanted = None if bound is None or not STATE.active else bound.get(self._op)
         return STATE.wanted.get(self._op, AUTO) if wanted is None else wanted

@@ -1,7 +1,7 @@
-"""Launches of Triton functions that need not look at every argument again.
+"""Launches of Triton functions that do not inspect every argument again.
 
-``function[grid](...)`` finds out for each argument of each launch what Triton would compile for it. Where
-that is known beforehand, the handle of what was compiled is launched directly.
+At each launch, ``function[grid](...)`` determines for every argument what Triton has to compile. If this is
+known beforehand, the compiled handle is launched directly.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ import triton
 
 __all__ = ["LAUNCHES", "Launch", "cdiv", "power"]
 
-#: Releases whose handles take all arguments in order, constants too; others go the general way.
+#: Releases whose handles take all arguments in order, including constants; others use the normal launch.
 _HANDLES = (3, 3) <= tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 _ALIGNED = 16
-#: How many kinds of calls a cache of launches keeps: shapes and strides, but not numbers of rows.
+#: How many kinds of calls a launch cache keeps; kinds include shapes and strides, but not row counts.
 LAUNCHES = 4096
 
 
 def cdiv(number: int, size: int) -> int:
-    """How many pieces of ``size`` hold ``number``. Triton's own takes 9 us: it serves device code, too."""
+    """Return how many blocks of ``size`` cover ``number``; Triton's own, made for device code, takes 9 us."""
     return -(-number // size)
 
 
 def power(number: int) -> int:
-    """The least power of two that is not less; 1 for nothing."""
+    """Return the smallest power of two that is not less; 1 for zero."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 class Launch:
-    """A Triton function for arguments of one kind, on one device; constants and options are fixed.
+    """A Triton function for one kind of arguments, on one device; constants and options are fixed.
 
-    The kind is all that Triton compiles for: the dtypes of tensors, and the values of numbers, except floats
-    and what the function is told not to specialise by, of which only the size counts (32 or 64 bits). Whoever
-    calls it sees to that. Alignment is looked at here, since it is of each tensor and not of its kind.
+    The kind is everything that Triton specialises on: the dtypes of tensors and the values of numbers. For
+    floats, and for numbers that the function is told not to specialise on, only the size counts (32 or 64
+    bits). Callers must ensure that the kind matches. Alignment is checked here: tensors of a kind differ in it.
 
     Args:
-        function: what ``triton.jit`` made.
-        tensors: how many arguments are tensors; they come first.
+        function: the result of ``triton.jit``.
+        tensors: the number of tensor arguments; they come first.
         constants: the last arguments, all ``tl.constexpr``.
-        options: of the compiler, such as ``num_warps``.
+        options: compiler options, such as ``num_warps``.
     """
 
     __slots__ = ("_compiled", "_constants", "_function", "_options", "_tensors")
@@ -53,7 +53,7 @@ class Launch:
         self._compiled: Any = None
 
     def __call__(self, grid: tuple[int, int, int], *arguments: Any) -> None:
-        """Launch it on the current device and stream."""
+        """Launch the function on the current device and stream."""
         aligned = True
         for tensor in arguments[: self._tensors]:
             if tensor.data_ptr() % _ALIGNED:

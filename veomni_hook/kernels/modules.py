@@ -1,4 +1,4 @@
-"""What may see the call of a module, for kernels that compute what it would and do not call it."""
+"""What could observe or change the call of a module that a kernel computes without calling it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _GLOBAL_FORWARD, _GLOBAL_FORWARD_PRE, _GLOBAL_BACKWARD, _GLOBAL_BACKWARD_PRE = (
 # Not `nn.Module.__call__`, which tracers and profilers replace.
 _CALL = vars(nn.Module)["_wrapped_call_impl"]
 
-#: The code of forwards that are as their module's text has them, as attributes: see `skipped.Skipped.named`.
+#: The code of unchanged forwards, stored as attributes: see `skipped.Skipped.named`.
 _FORWARDS = SimpleNamespace()
 _PLACES: dict[type, str] = {}
 
 
 def call_is_seen(module: nn.Module) -> str | None:
-    """Return what, about a call of ``module``, is more than its class's ``forward``, or None."""
+    """Return what a call of ``module`` does besides its class's ``forward``, or None."""
     held = module.__dict__
-    # Written out, since every guard asks: loops over these and the global ones took a fifth longer.
+    # Unrolled, because every guard calls this: loops over these and the global ones took a fifth longer.
     if (
         held["_forward_hooks"]
         or held["_forward_pre_hooks"]
@@ -43,7 +43,7 @@ def call_is_seen(module: nn.Module) -> str | None:
     ):
         return "has hooks"
     own = held.get("forward")
-    # The class's own, bound to the module, is what some wrappers leave behind.
+    # Some wrappers leave the class's own forward, bound to the module, in the instance.
     if own is not None and getattr(own, "__func__", None) is not type(module).forward:
         return "has a forward of its own"
     if module._compiled_call_impl is not None:
@@ -56,13 +56,13 @@ def call_is_seen(module: nn.Module) -> str | None:
 
 
 def parameter(module: nn.Module, name: str) -> Any:
-    """Return ``module.name``; of a parameter without `torch.nn.Module.__getattr__`, which takes over 1 us."""
+    """Return ``module.name``; parameters bypass `torch.nn.Module.__getattr__`, which takes over 1 us."""
     found = module._parameters.get(name)
     return getattr(module, name) if found is None else found
 
 
 def call_is_overridden(module: nn.Module) -> str | None:
-    """Return why a call of ``module`` is not torch's own, of hooks and ``forward``, or None."""
+    """Return why a call of ``module`` does not use torch's ``__call__``, or None."""
     if type(module).__call__ is not _CALL:
         return f"has a __call__ that is not torch's ({type(module).__name__})"
     return None
@@ -71,8 +71,8 @@ def call_is_overridden(module: nn.Module) -> str | None:
 def written_in(function: Any) -> tuple[str, str]:
     """Return the module in which a function was written, and its name there.
 
-    Its code tells, and its globals: ``__module__`` and ``__qualname__`` are what a decorator made of them. Of
-    what is no function its class tells.
+    Read from its code and globals, because decorators change ``__module__`` and ``__qualname__``. For objects
+    that are not functions, the class is used.
     """
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
@@ -82,23 +82,23 @@ def written_in(function: Any) -> tuple[str, str]:
 
 
 def is_as_written(kind: type[nn.Module]) -> bool:
-    """Whether ``forward`` of a class is the one that the text of the class's module defines for it."""
+    """Return whether a class's ``forward`` is the one that its module's text defines for it."""
     place = place_of(kind)
     return place != "" and has_code(kind, place)
 
 
 def has_code(kind: type[nn.Module], place: str) -> bool:
-    """Whether the forward of a class has the code that `place_of` has found."""
+    """Return whether the forward of a class has the code that `place_of` found."""
     return kind.forward.__code__ is getattr(_FORWARDS, place)
 
 
 def is_linear(kind: type) -> bool:
-    """Whether instances of a class compute what ``nn.Linear`` does, as it was written."""
+    """Return whether instances of a class compute what the original ``nn.Linear`` does."""
     return issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward and is_as_written(nn.Linear)
 
 
 def place_of(kind: type[nn.Module]) -> str:
-    """Return where the code of a class's forward is held; empty unless it is the one in the class's text."""
+    """Return where the code of a class's forward is stored; empty unless it is the one in its text."""
     found = _PLACES.get(kind)
     if found is not None:
         return found
@@ -110,5 +110,5 @@ def place_of(kind: type[nn.Module]) -> str:
     return _PLACES.setdefault(kind, place)
 
 
-# What torch.compiler.assume_constant_result does, which imports dynamo.
+# Same as torch.compiler.assume_constant_result, which imports dynamo.
 setattr(place_of, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute

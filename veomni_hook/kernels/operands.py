@@ -1,4 +1,4 @@
-"""Questions that several kernels ask of their operands before they take a call."""
+"""Checks on operands that several kernels make before they accept a call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch.autograd import forward_ad
 
 __all__ = ["count_as_plain", "not_plain", "untraceable", "wants_grad"]
 
-# To dynamo a module's buffer is a Buffer, which is otherwise the type of nothing.
+# To dynamo, a module's buffer has the type Buffer; elsewhere nothing does.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-# Bound here, since every guard asks: looking them up in torch took time.
+# Bound here, because every guard uses them and attribute lookups in torch took time.
 _is_compiling = torch.compiler.is_compiling
 _in_functorch = torch._C._are_functorch_transforms_active
 _in_jit_trace = torch._C._get_tracing_state
-# Said of a class and not in a collection: kernels are imported while dynamo traces, which guards collections.
+# Marked on the class, not in a collection: kernels are imported while dynamo traces and guards collections.
 _MARK = "_veomni_hook_reads_it"
 
 
@@ -25,7 +25,7 @@ def count_as_plain(kind: type[torch.Tensor]) -> None:
 
 
 def not_plain(*tensors: Any) -> str | None:
-    """Return why a kernel may not read one of ``tensors`` directly (DTensor, fake, proxy), or None."""
+    """Return why a kernel must not read one of ``tensors`` directly (DTensor, fake, proxy), or None."""
     for tensor in tensors:
         kind = type(tensor)
         if kind not in _PLAIN and getattr(kind, _MARK, None) is not kind:
@@ -36,7 +36,7 @@ def not_plain(*tensors: Any) -> str | None:
 def untraceable() -> str | None:
     """Return why code with its own backward must not run now (torch.func, jit.trace, dual numbers)."""
     if _is_compiling():
-        return None  # what is traced into one graph; dynamo follows none of the questions below
+        return None  # traced into one graph; dynamo cannot trace the checks below
     if _in_functorch():
         return "a torch.func transform is active"
     if forward_ad._current_level >= 0:

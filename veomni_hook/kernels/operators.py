@@ -1,4 +1,4 @@
-"""Operators of their own for kernels, so that fake tensors, tracers and `torch.library.opcheck` know them."""
+"""Custom torch operators for kernels, known to fake tensors, tracers and `torch.library.opcheck`."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from veomni_hook import accelerator
 
 __all__ = ["define_op", "watched"]
 
-# `define` and `impl` cost less at each call than the decorators of `torch.library.custom_op`.
+# `define` and `impl` cost less per call than the decorators of `torch.library.custom_op`.
 _LIBRARY: Any = torch.library.Library("veomni_hook", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def define_op(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Define ``torch.ops.veomni_hook.<name>``, which has no gradient of its own, and return what calls it.
+    """Define ``torch.ops.veomni_hook.<name>`` without a gradient, and return a function that calls it.
 
-    Where nothing watches operators (fake tensors, selective checkpointing, a profiler of dispatch), the call
-    goes to the implementation directly, and saves the host the way through the dispatcher and back.
+    If nothing observes operators (fake tensors, selective checkpointing, a dispatch profiler), the function
+    calls the implementation directly, which saves the host the dispatcher's overhead.
 
     Args:
-        schema: name, parameters and results, as `torch.library.Library.define` takes them.
-        implementation: called with the device of its first operand, a tensor, as the current one, where
-            Triton launches; it may mutate nothing and return no alias of its input.
-        fake: gives results of the same shapes and dtypes, from tensors without data.
+        schema: name, parameters and results, in the form of `torch.library.Library.define`.
+        implementation: called with the device of its first operand, a tensor, as the current device, on which
+            Triton launches; it must not mutate its input or return an alias of it.
+        fake: returns results of the same shapes and dtypes, from tensors without data.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
 
     @wraps(implementation)
     def launch(x: torch.Tensor, *operands: Any) -> Any:
-        # A model that is spread over devices runs all of them from one current device.
+        # A model spread over several devices runs all of them from one current device.
         if x.is_cpu:
             return implementation(x, *operands)
         device = x.device
@@ -54,5 +54,5 @@ def define_op(schema: str, implementation: Callable[..., Any], fake: Callable[..
 
 
 def watched() -> bool:
-    """Return whether a call must go through the dispatcher, by which an operator does as its schema says."""
+    """Return whether a call must use the dispatcher, so that operators behave as their schema says."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0

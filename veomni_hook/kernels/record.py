@@ -1,8 +1,8 @@
-"""What became of the calls of one module at one slot, counted: in training, and in evaluation.
+"""Counts of how the calls of one module at one slot were computed, in training and in evaluation.
 
 Training is a call of a module in training mode with gradients enabled. Everything else is evaluation: eval
 mode, ``torch.no_grad()``, and so the first pass of a reentrant checkpoint (its second pass is training). A
-forward that a checkpoint computes again is a call again.
+forward that a checkpoint recomputes counts as another call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Calls", "Record", "Tally"]
 
 
 class Calls(NamedTuple):
-    """How many calls one backend got (``eager``: the upstream code), and why the last of them."""
+    """How many calls one backend got (``eager``: the upstream code), and the reason for the last one."""
 
     backend: str
     reason: str
@@ -24,11 +24,11 @@ class Calls(NamedTuple):
 
 
 class Tally:
-    """The calls of one kind; `last` and `run` are written at every call and nothing else is.
+    """The calls of one mode; a call that repeats the previous outcome writes only `last` and `run`.
 
     Attributes:
-        last: what the last call got; None before the first.
-        run: how many calls in turn have got it.
+        last: the outcome of the last call; None before the first.
+        run: how many consecutive calls had this outcome.
     """
 
     __slots__ = ("_counts", "_reasons", "last", "run")
@@ -36,19 +36,19 @@ class Tally:
     def __init__(self) -> None:
         self.last: Outcome | None = None
         self.run = 0
-        # By backend: reasons may hold shapes, of which there is no end.
+        # By backend: reasons may contain shapes, so their number is unbounded.
         self._counts: dict[str, int] = {}
         self._reasons: dict[str, str] = {}
 
     def turn(self, outcome: Outcome) -> None:
-        """Count a call that did not get what the one before it got."""
+        """Count a call whose outcome differs from that of the previous call."""
         if (last := self.last) is not None:
             self._counts[last.backend] = self._counts.get(last.backend, 0) + self.run
             self._reasons[last.backend] = last.reason
         self.last, self.run = outcome, 1
 
     def calls(self) -> tuple[Calls, ...]:
-        """Return what each backend got, that of the last call last."""
+        """Return the calls by backend, that of the last call last."""
         if (last := self.last) is None:
             return ()
         before = self._counts.get(last.backend, 0)

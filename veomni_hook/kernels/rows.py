@@ -1,4 +1,4 @@
-"""A tensor as rows that a kernel can address without a copy."""
+"""A tensor viewed as rows that a kernel can address without a copy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Rows(NamedTuple):
 
 
 def rows_of(x: torch.Tensor) -> Rows | None:
-    """Where the rows ``[..., columns]`` begin; None if strides do not say it in three steps."""
+    """Return where the rows ``[..., columns]`` begin; None if this takes more than three strides."""
     if x.is_contiguous() and x.ndim:
-        # Nearly always, and sooner found. A single row has the stride of many: what is compiled is the same.
+        # The common case, found faster. A single row gets the strides of many, so the same code is compiled.
         return Rows(1, 1, x.shape[-1], 0, 0)
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         return None
@@ -36,14 +36,14 @@ def rows_of(x: torch.Tensor) -> Rows | None:
             steps.append((size, stride))
     if len(steps) > 3:
         return None
-    # One step is the first: a division by 1 costs nothing, triton leaves it out.
+    # A single step is the first one: a division by 1 costs nothing, because triton removes it.
     (_, s0), *others = steps or [(1, 0)]
     (n1, s1), (n2, s2) = [(1, 0)] * (2 - len(others)) + others
     return Rows(n1, n2, s0, s1, s2)
 
 
 def readable(x: torch.Tensor) -> tuple[torch.Tensor, Rows]:
-    """``x``, or a contiguous copy where its strides cannot be said, and where its rows begin."""
+    """Return ``x``, or a contiguous copy if its strides do not fit in `Rows`, and where its rows begin."""
     rows = rows_of(x)
     if rows is None:
         x = x.contiguous()

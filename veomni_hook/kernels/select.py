@@ -1,7 +1,7 @@
-"""The choice of kernels: a pure function of op, variant, the user's choice and the system.
+"""The selection of kernels: a pure function of op, variant, the user's choice and the system.
 
-Every kernel that was looked at leaves a `Decision` with a reason. What depends on a call (dtype, shapes,
-hooks) is not decided here: the slot asks each candidate in turn, at the call.
+Every kernel considered gets a `Decision` with a reason. What depends on the call (dtype, shapes, hooks) is
+not decided here: at the call, the slot asks each candidate in turn.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from veomni_hook.kernels.system import System
 
 __all__ = ["UNSUPPLIED", "Decision", "Selection", "excluded", "select", "system_of"]
 
-#: Why the upstream code of a variant runs everywhere that has only its formula in PyTorch.
+#: The reason why the upstream code runs on every system, for variants that only have a reference.
 UNSUPPLIED = "no kernel exists for this formula on any machine; upstream's code runs"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one backend, and why."""
+    """Whether one backend was accepted, and why."""
 
     backend: str
     accepted: bool
@@ -30,15 +30,15 @@ class Decision:
 
 @dataclass(frozen=True)
 class Selection:
-    """What an op's variant gets.
+    """The kernels selected for a variant of an op.
 
     Attributes:
         wanted: ``auto``, ``eager`` or the backend that was chosen by name.
-        candidates: in the order in which a slot asks them; none: the upstream code runs.
+        candidates: in the order in which a slot asks them; if empty, the upstream code runs.
         decisions: one for every kernel, and one for the upstream code.
-        failure: why there is neither: the backend was chosen by name and has nothing that can run.
-        remedy: what to do about that.
-        system: where.
+        failure: set if neither can run: the backend was chosen by name, and none of its kernels can run.
+        remedy: how to fix a failure.
+        system: the system that this selection is for.
     """
 
     op: str
@@ -57,12 +57,12 @@ class Selection:
 
     @property
     def compiled_in(self) -> list[Kernel]:
-        """The candidates under ``torch.compile``; none: Inductor compiles the upstream code."""
+        """The candidates under ``torch.compile``; if empty, Inductor compiles the upstream code."""
         kept = [each for each in self.candidates if each.traceable]
         return [each for each in kept if each.beats_inductor] if self.wanted == AUTO else kept
 
     def checked(self, site: str = "") -> Selection:
-        """Return the selection itself; raise KernelError, naming ``site``, where it is a failure."""
+        """Return the selection itself; raise KernelError, naming ``site``, if it is a failure."""
         if self.failure is not None:
             where = f"{site}, on {self.system}" if site else str(self.system)
             raise KernelError(self.failure, where=where, fix=self.remedy)
@@ -70,12 +70,12 @@ class Selection:
 
 
 def system_of(device: str, known: Registry = registry) -> System:
-    """Return this machine as kernels see it from tensors of the torch device type ``device``."""
+    """Return this machine as a `System` for tensors of the torch device type ``device``."""
     return System.detect(device, known.distributions())
 
 
 def select(op: str, variant: str, choice: Choice, system: System, known: Registry = registry) -> Selection:
-    """Choose the kernels for ``op``/``variant`` on ``system``. Raises KernelError for unknown names."""
+    """Select the kernels for ``op``/``variant`` on ``system``. Raises KernelError for unknown names."""
     known.check(op, variant)
     wanted = choice.backend(op)
     kernels = known.kernels(op, variant)
@@ -125,7 +125,7 @@ def _decide(kernel: Kernel, wanted: str, system: System) -> Decision:
 
 
 def _failure(op: str, variant: str, wanted: str, kernels: list[Kernel], system: System) -> tuple[str, str]:
-    """Why a backend that was chosen by name has nothing for a site, and what has."""
+    """Return why a backend chosen by name cannot serve a site, and which backends can."""
     unmet = {kernel.backend: kernel.requires.unmet(system) for kernel in kernels}
     able = ["auto", EAGER, *(backend for backend, reason in unmet.items() if reason is None)]
     unable = [f"{backend} ({reason})" for backend, reason in unmet.items() if reason is not None]

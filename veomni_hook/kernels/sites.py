@@ -1,7 +1,7 @@
-"""Where guards stand in a patched module, read from its source: what its classes hold now may be another's.
+"""The guards in a patched module, read from its source because its classes may have been changed since.
 
-A class whose ``forward`` was replaced does not name its slot any more, so what was patched is the source's
-to tell, and what would run the class's and the instance's (`veomni_hook.kernels.standing`).
+A class whose ``forward`` was replaced no longer names its slot. So the source shows what was patched, and the
+class and the instance show what would run (`veomni_hook.kernels.standing`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from veomni_hook.kernels.slot import Slot
 
 __all__ = ["FORM", "Guard", "guards_in", "guards_of", "module_of", "slots_in"]
 
-#: The attribute of a class that was made for loaded models (`veomni_hook.adoption`): a module that has its
+#: The attribute of a class that was made for loaded models (`veomni_hook.adoption`): a module with its
 #: source.
 FORM = "_veomni_form"
 
@@ -31,7 +31,7 @@ class Guard(NamedTuple):
         method: the method.
         name: the slot's name in the module.
         slot: the slot.
-        function: the name of the module's function at whose call it is asked (`Slot.at`); else empty.
+        function: the name of the module's function whose call is guarded (`Slot.at`); else empty.
     """
 
     kind: str
@@ -45,19 +45,19 @@ _READ: WeakKeyDictionary[ModuleType, tuple[object, tuple[Guard, ...]]] = WeakKey
 
 
 def slots_in(module: ModuleType) -> dict[str, Slot]:
-    """Return the slots of a patched module by name; none: it is not patched."""
+    """Return the slots of a patched module by name; empty if it is not patched."""
     return {name: value for name, value in vars(module).items() if isinstance(value, Slot)}
 
 
 def module_of(kind: type) -> ModuleType | None:
-    """Return the module that tells what was patched into a class; None: it is not loaded any more."""
+    """Return the module that shows what was patched into a class; None if it is no longer loaded."""
     form: ModuleType | None = vars(kind).get(FORM)
     return sys.modules.get(kind.__module__) if form is None else form
 
 
 def guards_in(module: ModuleType) -> tuple[Guard, ...]:
-    """Return every guard in ``module``, in the order of its source; none where it has no source any more."""
-    # A module that is executed again has another loader or the same source.
+    """Return every guard in ``module``, in source order; empty if its source is no longer available."""
+    # A module that is executed again has a new loader or the same source.
     loader = getattr(module, "__loader__", None)
     held = _READ.get(module)
     if held is None or held[0] is not loader:
@@ -68,7 +68,7 @@ def guards_in(module: ModuleType) -> tuple[Guard, ...]:
 
 
 def guards_of(kind: type) -> Iterator[tuple[type, Guard]]:
-    """Yield the guards that sources have for the module class ``kind``, each with the class it stands in."""
+    """Yield the guards in the sources of the module class ``kind``, each with the class that contains it."""
     for base in kind.__mro__:
         module = module_of(base)
         if module is not None and base.__module__ != "builtins":
@@ -85,18 +85,18 @@ def _read(module: ModuleType, slots: Mapping[str, Slot]) -> Iterator[Guard]:
 
 
 def _source(module: ModuleType) -> str | None:
-    """The source that was executed: of remote code ``__file__`` is the original's."""
+    """Return the executed source; for remote code ``__file__`` would give the original."""
     read: Any = getattr(getattr(module, "__loader__", None), "get_source", None)
     if read is not None:
         return read(module.__name__)  # type: ignore[no-any-return]
     try:
         return inspect.getsource(module)
-    except (OSError, TypeError):  # a TypeError of a module that has no file
+    except (OSError, TypeError):  # a module without a file raises TypeError
         return None
 
 
 def _methods(body: Sequence[ast.stmt], inside: str) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Every method with the qualified name of its class, in nested scopes as well."""
+    """Yield every method with the qualified name of its class, including nested scopes."""
     for node in body:
         if isinstance(node, ast.ClassDef):
             kind = f"{inside}{node.name}"

@@ -1,13 +1,13 @@
-"""Whether the functions and methods whose calls a kernel skips still are those that were recognised.
+"""Checks that the functions and methods whose calls a kernel skips are still the recognised ones.
 
-An idiom recognises text; users replace what the text defines: on a module, on a class, in a subclass, on an
-instance, in the modeling file itself. What stands there at a call is therefore compared with the code object
-that Python compiled from the recognised definition. ``__module__`` and ``__qualname__`` would not do, since
-`functools.wraps` copies them, nor the function, whose ``__code__`` can be replaced.
+An idiom recognises text, but users replace what the text defines: on a module, on a class, in a subclass, on
+an instance, in the modeling file itself. So every call compares the current function with the code object
+that Python compiled from the recognised definition. ``__module__`` and ``__qualname__`` are not sufficient,
+because `functools.wraps` copies them; nor is the function, because its ``__code__`` can be replaced.
 
-Every comparison is one of identity, and there is one for each definition that a call skips. All of a class
-are one expression: loops over them took over a microsecond on an H200's host. Dynamo follows another form of
-these comparisons and guards on them, so code that is compiled already notices a replacement, too.
+Every comparison is by identity, one per definition that a call skips. All comparisons of a class form one
+expression: loops over them took over a microsecond on an H200's host. Dynamo traces another form of these
+comparisons and guards on them, so compiled code detects replacements, too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 __all__ = ["Recognised", "Skipped", "making_slots_of"]
 
 _Named = tuple[str, CodeType | None]
-#: Whether all that is compared is what was recognised, for a module and its operands (or for a function).
+#: Whether everything compared is as recognised, for a module and its operands (or for a function).
 _Same = Callable[..., bool]
-#: Not None, which is the code of what the text does not define exactly once: nothing is equal to that.
+#: Equal to nothing. Not None, which stands for the code of what the text does not define exactly once.
 _MISSING = object()
 
 
@@ -32,9 +32,9 @@ class _Checks(NamedTuple):
     """What is compared for modules of one class.
 
     Attributes:
-        methods: of the module that asks.
-        overridden: methods that one of `methods` reaches by ``super()``, each with its class.
-        functions: of the modeling module.
+        methods: methods of the module that asks.
+        overridden: methods that one of `methods` reaches through ``super()``, each with its class.
+        functions: functions of the modeling module.
         operands: methods of modules that are operands, each with the name of its class.
     """
 
@@ -45,12 +45,12 @@ class _Checks(NamedTuple):
 
 
 class Recognised(NamedTuple):
-    """The recognised definitions of a module that was executed unpatched, for slots that it gets later.
+    """The recognised definitions of a module that was imported unpatched, for slots that it gets later.
 
     Attributes:
-        module: the module, whose functions and classes are still upstream's.
-        homes: a module whose attributes are the classes by which its modules are computed now.
-        code_of: gives the code of a recognised definition by its qualified name; None: it was replaced.
+        module: the module, which still has upstream's functions and classes.
+        homes: a module whose attributes are the classes that now compute the model's modules.
+        code_of: returns the code of a recognised definition by its qualified name; None: it was replaced.
     """
 
     module: ModuleType
@@ -63,7 +63,7 @@ _RECOGNISED: ContextVar[Recognised | None] = ContextVar("veomni_hook_recognised"
 
 @contextmanager
 def making_slots_of(recognised: Recognised) -> Iterator[None]:
-    """Let slots that are made meanwhile for this module compare with ``recognised``, not with their frame."""
+    """Make new slots of this module compare with ``recognised`` instead of their frame, in this context."""
     token = _RECOGNISED.set(recognised)
     try:
         yield
@@ -72,14 +72,14 @@ def making_slots_of(recognised: Recognised) -> Iterator[None]:
 
 
 class Skipped:
-    """The definitions of one module that kernels of one slot skip.
+    """The definitions of a module that the kernels of one slot skip.
 
     Args:
-        skips: by the method that asks (``Class.method``), or by the function at whose calls the slot stands,
-            the other definitions of the module that a kernel computes and does not call.
+        skips: by the method that asks (``Class.method``), or by the function whose calls the slot wraps: the
+            other definitions of the module that a kernel computes without calling them.
         module_name: the module's name.
-        frame: the frame that executes the module's code. In any other frame the recognised code is not known,
-            and what is skipped counts as replaced.
+        frame: the frame that executes the module's code. In any other frame the recognised code is unknown,
+            and skipped definitions count as replaced.
     """
 
     def __init__(self, skips: Mapping[str, Iterable[str]], module_name: str, frame: FrameType) -> None:
@@ -89,7 +89,7 @@ class Skipped:
         self._code = frame.f_code if own and skips else None
         self._scope: Mapping[str, Any] = frame.f_globals if own else {}
         self._module = sys.modules.get(module_name) if own else None
-        #: Where classes are looked up, by name.
+        #: Where classes are looked up by name.
         self._homes, self._kinds = self._module, self._scope
         self._code_of: Callable[[str], CodeType | None] = self._compiled
         given = _RECOGNISED.get()
@@ -97,7 +97,7 @@ class Skipped:
             self._module, self._scope = given.module, vars(given.module)
             self._homes, self._kinds = given.homes, vars(given.homes)
             self._code_of = given.code_of
-        #: What is compared under ``torch.compile``, as attributes: dynamo reads a dict once for a graph.
+        #: The code to compare under ``torch.compile``, as attributes: dynamo reads a dict once for a graph.
         self._held = SimpleNamespace()
         self._named: dict[type, tuple[tuple[str, str, str], ...]] = {}
         self._by_class: dict[type, _Checks] = {}
@@ -110,13 +110,13 @@ class Skipped:
         self._same_functions = tuple(
             (code, _expression(checks, self._scope, self._kinds, ())) for code, checks in self._by_function
         )
-        #: By class, what the decorators below `Slot.reached` may call.
+        #: By class, the methods that the decorators below `Slot.reached` may call.
         self._reached: dict[type, dict[str, CodeType]] = {}
-        #: Whether methods skip anything, so that `changed` has to be asked.
+        #: Whether methods skip anything, so that `changed` must be called.
         self.by_methods = any("." in place for place in self._skips)
 
     def changed(self, owner: Any, operands: tuple[Any, ...]) -> str | None:
-        """Return what was replaced of all that a call of the module ``owner`` skips, or None."""
+        """Return which definition skipped by a call of the module ``owner`` was replaced, or None."""
         same = self._same.get(type(owner))
         if same is None:
             same = _expression(self.checks_of(type(owner)), self._scope, self._kinds, operands)
@@ -125,14 +125,14 @@ class Skipped:
             if same(owner, operands):
                 return None
         except (AttributeError, KeyError):
-            pass  # something that has no code stands there
+            pass  # the replacement has no code
         return _differing(self._by_class[type(owner)], self._scope, self._kinds, owner, operands)
 
     def named(self, kind: type) -> tuple[tuple[str, str, str], ...]:
         """Return what `changed_traced` compares for modules of the class ``kind``.
 
-        A method of the module that asks is named by itself, a function by the module, other methods by their
-        class; the last string is where the code is held.
+        The first string says where the name is looked up: empty for the asking module, ``.`` for functions of
+        the modeling module, else a class name. The last string is the attribute that holds the code.
         """
         if (named := self._named.get(kind)) is not None:
             return named
@@ -153,7 +153,7 @@ class Skipped:
     def changed_traced(
         self, named: tuple[tuple[str, str, str], ...], owner: Any, operands: tuple[Any, ...]
     ) -> bool:
-        """`changed`, in a form that dynamo follows; ``named`` is a constant to it."""
+        """Do the same as `changed`, in a form that dynamo can trace; ``named`` is a constant to it."""
         for where, name, held in named:
             holder: Any = owner if where == "" else self._module
             if where not in ("", "."):
@@ -167,7 +167,7 @@ class Skipped:
         return False
 
     def changed_function(self, upstream: Any) -> str | None:
-        """Return what was replaced of all that a call of the function ``upstream`` skips, or None.
+        """Return which definition skipped by a call of the function ``upstream`` was replaced, or None.
 
         Empty: ``upstream`` itself is not the recognised function.
         """
@@ -178,7 +178,7 @@ class Skipped:
                 if code is recognised and upstream.__globals__ is self._scope and same(None, ()):
                     return None
         except (AttributeError, KeyError):
-            pass  # something that has no code stands there
+            pass  # the replacement has no code
         return self._function_differs(upstream)
 
     def _function_differs(self, upstream: Any) -> str | None:
@@ -189,13 +189,13 @@ class Skipped:
             if same or (hub is not None and hub is recognised):
                 return _differing(functions, self._scope, self._kinds, None, ())
         if not self._by_function and code is not _MISSING:
-            # A slot that somebody declared and that names no functions.
+            # A hand-written slot that names no functions.
             written = getattr(upstream, "__globals__", {}).get("__name__")
             return None if written == self._module_name else ""
         return ""
 
     def changed_function_traced(self, upstream: Any) -> bool:
-        """`changed_function`, in a form that dynamo follows."""
+        """Do the same as `changed_function`, in a form that dynamo can trace."""
         code = getattr(upstream, "__code__", None)
         for recognised, checks in self._by_function:
             if code is not None and code is recognised:
@@ -207,9 +207,9 @@ class Skipped:
         return bool(self._by_function) or upstream.__module__ != self._module_name
 
     def add_reached(self, decorated: type, ends: type) -> None:
-        """Compare all methods of a class, too, whose decorators are skipped: what these call is not known.
+        """Also compare all methods of a class whose decorators are skipped: what these call is unknown.
 
-        ``ends`` is the base class whose methods, and whose bases', are left out.
+        Methods of the base class ``ends`` and of its bases are excluded.
         """
         kept = [base for base in reversed(decorated.__mro__) if base not in ends.__mro__]
         methods = {name: each for base in kept for name, each in vars(base).items()}
@@ -221,14 +221,16 @@ class Skipped:
         self.by_methods = True
 
     def checks_of(self, kind: type) -> _Checks:
-        """Return what is compared for modules of the class ``kind``, from now on the same."""
+        """Compute, store and return what is compared for modules of the class ``kind``."""
         lineage = {
             base.__qualname__: (number, base)
-            for number, base in reversed(list(enumerate(kind.__mro__)))  # of two forms of a class the first
+            for number, base in reversed(
+                list(enumerate(kind.__mro__))
+            )  # two forms of a class: the first wins
             if base.__module__ == self._module_name
         }
         places = [place for place in self._skips if "." in place]
-        # A forward that another class has borrowed: all that it may skip is looked up there.
+        # A forward borrowed by another class: everything that it may skip is looked up there.
         places = [place for place in places if place.rpartition(".")[0] in lineage] or places
         names = dict.fromkeys(name for place in places for name in self._skips[place])
         split = [(*name.rpartition(".")[::2], self._code_of(name)) for name in names]
@@ -247,7 +249,7 @@ class Skipped:
         return checks
 
     def _compiled(self, qualname: str) -> CodeType | None:
-        """The code object of a definition; None where the text has none of that name, or several."""
+        """Return the code object of a definition; None if the text has none of that name, or several."""
         found = self._code
         for part in qualname.split("."):
             inner = () if found is None else found.co_consts
@@ -259,10 +261,10 @@ class Skipped:
 def _expression(
     checks: _Checks, scope: Mapping[str, Any], kinds: Mapping[str, Any], operands: tuple[Any, ...]
 ) -> _Same:
-    """`_differing` as an expression that is true where nothing differs.
+    """Return `_differing` as an expression that is true if nothing differs.
 
-    It raises AttributeError or KeyError, or is false, where something does; then `_differing` tells. Operands
-    are modules at the places where they are in ``operands``.
+    If something differs, it is false or raises AttributeError or KeyError; `_differing` then gives the
+    reason. ``operands`` show at which positions operands are modules.
     """
     from torch.nn import Module
 
@@ -284,12 +286,12 @@ def _expression(
     for home, name, code in checks.operands:
         places = [place for place, each in enumerate(operands) if isinstance(each, Module)]
         if name != "forward" and len(places) == 1:
-            compare(f"operands[{places[0]}].{name}", code)  # of its own, or of its class
+            compare(f"operands[{places[0]}].{name}", code)  # its own, or its class's
             continue
         compare(f"kinds[{home!r}].{name}", code)
         if name != "forward":
             tests += [f"{name!r} not in operands[{place}].__dict__" for place in places]
-    # Names are those of definitions in a module that was parsed.
+    # The names come from definitions in a parsed module.
     return eval(f"lambda owner, operands: {' and '.join(tests)}", known)  # type: ignore[no-any-return]
 
 
@@ -321,7 +323,7 @@ def _differing(
 
 
 def _own_of_operands(kind: type, name: str, operands: tuple[Any, ...]) -> Any:
-    """The attribute ``name`` that an operand of a class has for itself; ``forward`` is seen elsewhere."""
+    """Return the instance attribute ``name`` of an operand of a class; ``forward`` is checked elsewhere."""
     for operand in operands:
         if type(operand) is kind and name in operand.__dict__:
             return operand.__dict__[name]
@@ -329,18 +331,18 @@ def _own_of_operands(kind: type, name: str, operands: tuple[Any, ...]) -> Any:
 
 
 def _said(name: str, standing: Any) -> str:
-    from veomni_hook.kernels.modules import written_in  # with torch, which is loaded by now
+    from veomni_hook.kernels.modules import written_in  # imports torch, which is loaded by now
 
     return f"{name}, whose call a kernel would skip, was replaced by {'.'.join(written_in(standing))}"
 
 
 def _of_hub(standing: Any) -> CodeType | None:
-    """The code object of a function that the package ``kernels`` has made a module of; None for all else."""
+    """Return the code of the function that the package ``kernels`` wrapped in this module; else None."""
     if not hasattr(type(standing), "kernel_layer_name"):
         return None
     forward = type(standing).forward
     if getattr(vars(standing).get("forward", forward), "__func__", forward) is not forward:
-        return None  # `kernelize` has put a kernel from the hub there
+        return None  # `kernelize` has installed a kernel from the hub
     held = [cell.cell_contents for cell in forward.__closure__ or ()]
     functions = [each for each in held if type(each) is FunctionType]
     return functions[0].__code__ if len(functions) == 1 else None

@@ -62,7 +62,7 @@ class Slot:
         parameters: str = "",
         skips: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
-        # Patched modules have already imported torch; readers of the names here need not.
+        # Patched modules have already imported torch; other importers of this module need not.
         from torch import compiler, is_grad_enabled
 
         registry.check(op, variant)

@@ -1,7 +1,7 @@
-"""Two libraries on one model: Liger's functions where this package has put guards, said once a process.
+"""A warning, once per process, if Liger's functions replace code that this package has patched.
 
-Both replace the same code. Where Liger's stands the guard is not asked, and elsewhere ours runs; a fused
-kernel of ours sees that a norm has another forward and leaves the call to upstream's code.
+Both replace the same code. Where Liger's runs, the guard is not asked; elsewhere ours runs. A fused kernel of
+ours refuses a call if a norm has another forward, and upstream's code runs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _WARNED: list[str] = []
 
 
 def forget() -> None:
-    """Let the next find be warned of again, for tests."""
+    """Allow the next warning, for tests."""
     _WARNED.clear()
 
 
 def warn_of_stacked(target: nn.Module | ModuleType | Any) -> None:
-    """Warn, unless this process has been warned, of Liger's functions in a model or a patched module."""
+    """Warn, once per process, of Liger's functions in a model or a patched module."""
     if _WARNED or LIGER not in sys.modules:
         return
     modules = list(target.modules()) if callable(getattr(target, "modules", None)) else []
@@ -43,9 +43,9 @@ def warn_of_stacked(target: nn.Module | ModuleType | Any) -> None:
 
 
 def warn_of_first_call(module_name: str, owner: Any) -> None:
-    """Do the same at the first call of ``owner``, whose class asks a slot of the patched module.
+    """Warn in the same way at the first call of ``owner``, whose class asks a slot of the patched module.
 
-    Looks at that module, at ``owner`` and at what it holds: who never calls `explain` is warned, too.
+    Checks that module, ``owner`` and its children, to warn also users who never call `explain`.
     """
     if _WARNED or LIGER not in sys.modules:
         return
@@ -73,7 +73,7 @@ def _is_ligers(value: Any) -> bool:
 
 
 def _in_modules(modules: list[ModuleType | None]) -> Iterator[str]:
-    """Guards of patched modules whose function, class or method is Liger's now."""
+    """Yield the guards of patched modules whose function, class or method is now Liger's."""
     for module in modules:
         for guard in guards_in(module) if module is not None and slots_in(module) else ():
             kind = vars(module).get(guard.kind)
@@ -86,7 +86,7 @@ def _in_modules(modules: list[ModuleType | None]) -> Iterator[str]:
 
 
 def _on_instances(modules: list[Any]) -> Iterator[str]:
-    """Modules of patched classes that have a forward of Liger's."""
+    """Yield the modules of patched classes whose forward is Liger's."""
     for each in modules:
         own = None if each is None else vars(each).get("forward")
         home = sys.modules.get(type(each).__module__)

@@ -1,7 +1,7 @@
-"""What stands now where a guard was patched in: Liger's code, a hook of accelerate's, a subclass's method.
+"""What replaces a guarded method now: Liger's code, a hook of accelerate's, a subclass's method.
 
-A guard in a method that was replaced is never asked. A wrapper may call what it covers, or not: which one it
-does is told by the calls that were noted, so wrappers are named and nothing is concluded from them.
+A guard in a replaced method is never asked. A wrapper may or may not call what it wraps; only recorded calls
+show which. So wrappers are named, and nothing is concluded from them.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from veomni_hook.kernels.sites import Guard, module_of, slots_in
 
 __all__ = ["Standing", "home_of", "name_of", "standing"]
 
-#: Whose decorators stand above the methods of models as they are installed.
+#: Packages whose decorators wrap methods in installed modeling code.
 _UPSTREAM = ("torch", "transformers", "veomni_hook")
-#: How many objects behind a function are looked at; wrappers are a few deep.
+#: How many objects behind a function are searched; wrappers are only a few levels deep.
 _REACH = 200
-#: How many calls by name deep.
+#: How many levels of calls by name are followed.
 _NAMED = 2
 
 
 class Standing(NamedTuple):
-    """Another's function in a guard's place: its full name, and whether it refers to the guarded one."""
+    """A function that replaces a guarded one: its full name, and whether it refers to the guarded one."""
 
     name: str
     reaches: bool
 
 
 def standing(guard: Guard, base: type, kind: type, owner: Any = None) -> Standing | None:
-    """Return what stands in the place of ``guard``, patched into ``base``, for modules of class ``kind``.
+    """Return what replaces ``guard``, patched into ``base``, for modules of class ``kind``.
 
     Args:
         guard: a guard of a method of ``base``, which is ``kind`` or a base of it.
         base: the class that it was patched into.
         kind: the class of the modules.
-        owner: one of them, which may have a method of its own; None: any.
+        owner: one of these modules, which may have its own method; None: any.
 
     Returns:
-        None where the guard is asked as it was patched.
+        None if the guard is still in place.
     """
     own = None if owner is None else vars(owner).get(guard.method)
     if own is None:
@@ -55,14 +55,14 @@ def standing(guard: Guard, base: type, kind: type, owner: Any = None) -> Standin
 
 
 def overridden(guard: Guard, base: type, kind: type) -> bool:
-    """Whether patched code has another method there that does not call this one: upstream overrides it."""
+    """Return whether upstream's own patched code overrides the method without calling the guarded one."""
     first = _first(guard, base, kind)
     method = vars(first).get(guard.method)
     return first is not base and _is_patched(first) and not _leads(method, guard, kind, None)
 
 
 def name_of(function: Any) -> str:
-    """Return ``module.qualname`` of the code of a callable, whatever ``functools.wraps`` says it is."""
+    """Return ``module.qualname`` of a callable's code, independent of what ``functools.wraps`` copied."""
     function = _peeled(function)
     if isinstance(function, FunctionType):
         return f"{home_of(function)}.{function.__code__.co_qualname}"
@@ -71,7 +71,7 @@ def name_of(function: Any) -> str:
 
 
 def home_of(function: Any) -> str:
-    """Return the name of the module that a callable's code, or a class, is from."""
+    """Return the name of the module that defines a callable's code, or a class."""
     function = _peeled(function)
     if isinstance(function, FunctionType):
         return str(function.__globals__.get("__name__", "?"))
@@ -79,7 +79,7 @@ def home_of(function: Any) -> str:
 
 
 def _first(guard: Guard, base: type, kind: type) -> type:
-    """The class whose method modules of ``kind`` have."""
+    """Return the class that provides the guarded method for modules of ``kind``."""
     return next((each for each in kind.__mro__ if guard.method in vars(each)), base)
 
 
@@ -89,12 +89,12 @@ def _is_patched(kind: type) -> bool:
 
 
 def _called(guard: Guard, module: ModuleType) -> Standing | None:
-    """What stands in the place of the function at whose calls the slot is asked: it is called as it is."""
+    """Return what replaces the function whose calls the slot wraps, or None; it is called as it is."""
     function = vars(module).get(guard.function)
     if not isinstance(function, FunctionType) or function.__globals__ is vars(module):
         return None
     if function.__module__ == module.__name__ and _root(function) in (*_UPSTREAM, "kernels"):
-        return None  # a decorator of upstream
+        return None  # an upstream decorator
     return Standing(name_of(function), reaches=False)
 
 
@@ -117,7 +117,7 @@ def _is_guarded(function: Any, guard: Guard) -> bool:
 
 
 def _is_upstream(found: Any, guard: Guard) -> bool:
-    """Whether it is the guarded function, below decorators of upstream's alone."""
+    """Return whether ``found`` is the guarded function, possibly below upstream decorators only."""
     function = _peeled(found)
     while not _is_guarded(function, guard):
         inner = getattr(function, "__wrapped__", None)
@@ -128,7 +128,7 @@ def _is_upstream(found: Any, guard: Guard) -> bool:
 
 
 def _leads(found: Any, guard: Guard, kind: type, owner: Any) -> bool:
-    """Whether ``found`` refers to the guarded function: as what it wraps, in a closure, or by a name."""
+    """Return whether ``found`` refers to the guarded function: wraps it, closes over it, or names it."""
     waiting, seen = [(found, 0)], set[int]()
     while waiting and len(seen) < _REACH:
         one, depth = waiting.pop()
@@ -144,7 +144,7 @@ def _leads(found: Any, guard: Guard, kind: type, owner: Any) -> bool:
 
 
 def _wrapped(one: Any) -> Iterator[Any]:
-    """What a wrapper holds."""
+    """Yield the objects that a wrapper holds."""
     yield getattr(one, "__wrapped__", None)
     if isinstance(one, partial):
         yield from (one.func, *one.args, *one.keywords.values())
@@ -159,11 +159,11 @@ def _wrapped(one: Any) -> Iterator[Any]:
 
 
 def _named(function: FunctionType, guard: Guard, kind: type, owner: Any) -> Iterator[Any]:
-    """The functions that a function may name: globals, and methods of the module."""
+    """Yield the functions that a function may call by name: globals, and methods of the module."""
     names = _names(function.__code__)
     spaces = [function.__globals__, *map(vars, kind.__mro__), {} if owner is None else vars(owner)]
     if names.isdisjoint({"super", *(each.__name__ for each in kind.__mro__)}):
-        names.discard(guard.method)  # that of another module, as in self.mlp.forward(x)
+        names.discard(guard.method)  # another module's, as in self.mlp.forward(x)
     for name in names:
         found = (space[name] for space in spaces if name in space)
         yield from (each for each in found if isinstance(each, (FunctionType, MethodType, partial)))
@@ -172,12 +172,12 @@ def _named(function: FunctionType, guard: Guard, kind: type, owner: Any) -> Iter
 def _is_filled(cell: Any) -> bool:
     try:
         return cell.cell_contents is not None
-    except ValueError:  # a name that is not bound yet
+    except ValueError:  # unbound variable
         return False
 
 
 def _names(code: CodeType) -> set[str]:
-    """The globals and attributes that a function's code names, nested functions included."""
+    """Return the globals and attributes that a function's code names, including nested functions."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

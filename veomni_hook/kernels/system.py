@@ -1,7 +1,7 @@
-"""The hardware and software that kernels are chosen for, as a value.
+"""The hardware and software for which kernels are selected, as a value.
 
-Only `System.detect` looks at the machine; everything else takes a `System` as an argument, so that a decision
-for any hardware can be tested on a laptop.
+Only `System.detect` inspects the machine; everything else takes a `System` as an argument, so decisions for
+any hardware can be tested on a laptop.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _NAME = re.compile(r"[\w.-]*")
 
 @dataclass(frozen=True)
 class System:
-    """A place where kernels run.
+    """A machine, as kernels see it.
 
     Attributes:
         device: a torch device type.
         capability: CUDA's (major, minor).
-        torch: its version; empty where it is not known.
-        triton: its version; None where it is not installed.
-        distributions: versions of what is installed of that which kernels ask for, by name; None where all of
-            it is assumed to be there.
+        torch: its version; empty if unknown.
+        triton: its version; None if it is not installed.
+        distributions: the installed versions, by name, of distributions that kernels require; None if all are
+            assumed to be installed.
     """
 
     device: str
@@ -40,9 +40,9 @@ class System:
 
     @classmethod
     def detect(cls, device: str, distributions: Iterable[str] = ()) -> System:
-        """Return the system that tensors of the torch device type ``device`` live on (imports torch).
+        """Return this machine as a system for tensors of the torch device type ``device`` (imports torch).
 
-        ``distributions`` are those to look for, with or without versions that they must have.
+        ``distributions`` are those to look for, with or without version requirements.
         """
         import torch
 
@@ -63,7 +63,7 @@ class System:
     def named(cls, name: str) -> System:
         """Return the system ``cpu``, ``smXY`` (a GPU of compute capability X.Y) or ``ascend``.
 
-        What kernels ask for beside hardware is assumed to be installed. Raises KernelError for other names.
+        The software that kernels require is assumed to be installed. Raises KernelError for other names.
         """
         if name == "cpu":
             return cls("cpu", triton="assumed", distributions=None)
@@ -77,7 +77,7 @@ class System:
         return cls("cuda", (int(found[1]), int(found[2])), triton="assumed", distributions=None)
 
     def lacks(self, requirement: str) -> str | None:
-        """Return why a distribution (``name`` or ``name>=version``) does not do there, or None."""
+        """Return why a requirement (``name`` or ``name>=version``) is not met, or None."""
         if self.distributions is None:
             return None
         version = self.distributions.get(_name(requirement))
@@ -104,7 +104,7 @@ class System:
 
 
 def _name(requirement: str) -> str:
-    """The name of the distribution that a requirement is about."""
+    """Return the name of the distribution in a requirement."""
     found = _NAME.match(requirement)
     return found[0] if found else requirement
 

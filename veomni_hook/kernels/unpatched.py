@@ -1,4 +1,4 @@
-"""Why a model has no kernel slots: the hook is off, it came too late, or there is nothing for it to patch."""
+"""Why a model has no kernel slots: the hook is off, was activated too late, or found nothing to patch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIRST = (
 
 
 def no_slots(model: nn.Module, where: str) -> KernelError:
-    """Return the error for a model none of whose modules has a kernel slot."""
+    """Return the error for a model whose modules have no kernel slots."""
     found = {base.__module__ for module in model.modules() for base in type(module).__mro__}
     names = sorted(name for name in found if _MODELING.fullmatch(name))
     why, fix = _why(names)
@@ -35,7 +35,7 @@ def _why(names: list[str]) -> tuple[str, str]:
     if not names:
         fix = "pass the model itself, a transformers model made from modeling files that the hook has patched"
         return "no class in it is from a modeling file of transformers", fix
-    # Kernels import nothing of finders; whether the hook is active shows in the interpreter.
+    # Kernels do not import finders; the interpreter's meta path shows whether the hook is active.
     hook = next((each for each in sys.meta_path if type(each).__module__ == _FINDERS), None)
     if hook is None:
         switch = os.environ.get("VEOMNI_HOOK")
@@ -55,7 +55,7 @@ def _why(names: list[str]) -> tuple[str, str]:
 
 
 def _was_asked_for(name: str) -> bool:
-    """Whether the hook was active when a module was imported: it is patched, or was looked at."""
+    """Return whether the hook was active when a module was imported: it patched or inspected it."""
     state = sys.modules.get("veomni_hook.finders.state")
     if state is not None and name in state.STATE.asked:
         return True
