@@ -34,7 +34,7 @@ class Launch:
 
     The kind is everything that Triton specialises on: the dtypes of tensors and the values of numbers. For
     floats, and for numbers that the function is told not to specialise on, only the size counts (32 or 64
-    bits). Callers must ensure that the kind matches. Alignment is checked here: tensors of a kind differ in it.
+    bits). Callers must ensure that the kind matches. Alignment is checked here: it varies within a kind.
 
     Args:
         function: the result of ``triton.jit``.
