@@ -265,7 +265,7 @@ class TestFilesOfOthers:
         path = tmp_path / "veomni-hook.toml"
         path.write_text("")
         path.chmod(0o666)
-        with pytest.raises(SettingsError, match="may not be used") as caught:
+        with pytest.raises(SettingsError, match="must not be used") as caught:
             resolve({"VEOMNI_STRICT": "1"}, str(tmp_path))
         assert caught.value.where == str(path) and "chown" in caught.value.fix
 

@@ -27,7 +27,7 @@ def pattern_source(path: str) -> str:
         ValueError: the file is not listed, so the cache key would not include it.
     """
     if path not in PATTERN_FILES:
-        raise ValueError(f"{path} is no pattern file; add it to veomni_hook.patterns.PATTERN_FILES")
+        raise ValueError(f"{path} is not a pattern file; add it to veomni_hook.patterns.PATTERN_FILES")
     from importlib.resources import files
 
     return files("veomni_hook").joinpath(path).read_text("utf-8")

@@ -242,7 +242,7 @@ def _report(ignored: Mapping[str, str], settings: Settings) -> None:
             "environment (VEOMNI_KERNELS=…)"
         )
         if settings.strict:
-            raise SettingsError(f"the settings file may not be used: {problem}", where=path, fix=fix)
+            raise SettingsError(f"the settings file must not be used: {problem}", where=path, fix=fix)
         if path not in _said:
             _said.add(path)
             warnings.warn(

@@ -189,7 +189,7 @@ def test_the_key_follows_every_file_that_patching_reads(families: tuple[str, ...
 
 
 def test_only_a_listed_file_is_read_as_a_pattern() -> None:
-    with pytest.raises(ValueError, match=r"kernels/linear_cross_entropy/reference\.py is no pattern file"):
+    with pytest.raises(ValueError, match=r"kernels/linear_cross_entropy/reference\.py is not a pattern file"):
         pattern_source("kernels/linear_cross_entropy/reference.py")
 
 

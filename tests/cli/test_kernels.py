@@ -64,7 +64,9 @@ def test_a_preset_shows_where_a_call_is_an_error(
     rows = [row for row in rows if (row["op"], row["variant"]) == ("rms_norm", "cast_before_weight")]
     assert not any(row["chosen"] for row in rows)
     reasons = {row["backend"]: row["reason"] for row in rows}
-    assert reasons["eager"].startswith("a call is an error: rms_norm/cast_before_weight cannot use 'triton'")
+    assert reasons["eager"].startswith(
+        "a call raises an error: rms_norm/cast_before_weight cannot use 'triton'"
+    )
     assert reasons["triton"] == "needs a device of type cuda, found cpu"
 
 

@@ -42,12 +42,12 @@ def test_arguments_that_do_not_fit_are_a_type_error(args, kwargs):
     ("parameters", "why"),
     [
         ("query, cos->cosine", "no operand 'cosine'"),
-        ("query", "no parameter is the operand 'cos'"),
-        ("query, cos, dim=print()", "no literal"),
-        ("query, cos, dim=", "no parameter list"),
-        ("query: cos, lambda cos", "no parameter list"),
-        ("query, cos: [exit()], lambda", "no parameter list"),
-        ("query, cos: exit() or lambda dim", "no parameter list"),
+        ("query", "no parameter maps to the operand 'cos'"),
+        ("query, cos, dim=print()", "not a literal"),
+        ("query, cos, dim=", "not a parameter list"),
+        ("query: cos, lambda cos", "not a parameter list"),
+        ("query, cos: [exit()], lambda", "not a parameter list"),
+        ("query, cos: exit() or lambda dim", "not a parameter list"),
     ],
 )
 def test_malformed_parameters_are_refused(parameters, why):

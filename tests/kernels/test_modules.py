@@ -27,7 +27,7 @@ def test_hooks(kind):
 def test_hooks_of_all_modules(kind):
     handle = getattr(module_globals, f"register_module_{kind}_hook")(lambda *_: None)
     try:
-        assert call_is_seen(nn.SiLU()) == "is seen by a hook for all modules"
+        assert call_is_seen(nn.SiLU()) == "is observed by a global hook"
     finally:
         handle.remove()
     assert call_is_seen(nn.SiLU()) is None

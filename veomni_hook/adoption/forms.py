@@ -114,7 +114,7 @@ def form_of(name: str) -> Form | Unchanged:
     if early.is_patched(module):
         return Unchanged(patched=True)
     if is_remote(name) and not current_settings().remote_code:
-        return Unchanged("it is remote code, which VEOMNI_REMOTE_CODE=1 lets be patched")
+        return Unchanged("it is remote code, which is patched only under VEOMNI_REMOTE_CODE=1")
     found = pipeline.patched_form(name, spec)
     if isinstance(found, str):
         return Unchanged("" if found == pipeline.NOTHING else found)

@@ -51,7 +51,7 @@ def replaced(written: CodeType | None, module: ModuleType, kind: type, members: 
         if code is None:
             continue  # added by the patches, not a method, or defined twice as setters are
         if name not in vars(kind):
-            return f"{place} was taken away"
+            return f"{place} was deleted"
         reason = _covered(code, vars(kind)[name], module, place)
         if reason:
             return reason

@@ -100,7 +100,7 @@ class _Survey:
             return AdoptionError(
                 f"no module of this {name} could be adopted. {reasons}",
                 where=_HERE,
-                fix="adopt the model right after it was made, before other libraries change or wrap it",
+                fix="adopt the model right after it is created, before other libraries change or wrap it",
             )
         if not self._forms:
             what = "no class in it is from a modeling file of transformers"
@@ -201,7 +201,7 @@ def _own(module: Any, members: frozenset[str]) -> str:
     if not own:
         return ""
     standing = name_of(vars(module)[own[0]])
-    return f"it has a {own[0]} of its own ({standing}), which would cover the patched one"
+    return f"it has a {own[0]} of its own ({standing}), which would hide the patched one"
 
 
 def _routed(kind: type) -> tuple[str, ...]:

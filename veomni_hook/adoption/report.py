@@ -77,7 +77,7 @@ class Adoption:
         if kept:
             place, module, _ = kept[0]
             raise AdoptionError(
-                f"{len(kept)} modules of {self.model} have other classes than they were given: "
+                f"{len(kept)} modules of {self.model} no longer have the classes that adopt gave them: "
                 f"{place or 'the model'} is a {type(module).__module__}.{type(module).__qualname__} now",
                 where="Adoption.undo",
                 fix="undo the adoption before the model is sharded or its modules are parametrized",

@@ -57,7 +57,9 @@ def binder(parameters: str, operands: Mapping[str, Any]) -> Callable[..., tuple[
         if operand in by_operand:
             values.append(ast.Name(by_operand[operand], ast.Load()))
         elif default is inspect.Parameter.empty:
-            raise _malformed(parameters, f"no parameter is the operand {operand!r}, which has no default")
+            raise _malformed(
+                parameters, f"no parameter maps to the operand {operand!r}, which has no default"
+            )
         else:
             constants[f"_default_{number}"] = default
             values.append(ast.Name(f"_default_{number}", ast.Load()))
@@ -78,14 +80,14 @@ def _signature(text: str, parameters: str) -> ast.arguments:
     try:
         tree = ast.parse(f"lambda {text}: 0", mode="eval").body
     except SyntaxError as error:
-        raise _malformed(parameters, f"it is no parameter list: {error.msg}") from None
+        raise _malformed(parameters, f"it is not a parameter list: {error.msg}") from None
     if not isinstance(tree, ast.Lambda) or not isinstance(tree.body, ast.Constant):
-        raise _malformed(parameters, "it is no parameter list")
+        raise _malformed(parameters, "it is not a parameter list")
     for default in [*tree.args.defaults, *filter(None, tree.args.kw_defaults)]:
         try:
             ast.literal_eval(default)
         except ValueError:
-            raise _malformed(parameters, f"the default {ast.unparse(default)} is no literal") from None
+            raise _malformed(parameters, f"the default {ast.unparse(default)} is not a literal") from None
     return tree.args
 
 

@@ -49,7 +49,7 @@ def call_is_seen(module: nn.Module) -> str | None:
     if module._compiled_call_impl is not None:
         return "is compiled by itself"
     if _GLOBAL_FORWARD or _GLOBAL_FORWARD_PRE or _GLOBAL_BACKWARD or _GLOBAL_BACKWARD_PRE:
-        return "is seen by a hook for all modules"
+        return "is observed by a global hook"
     if type(module).__call__ is not _CALL:
         return call_is_overridden(module)
     return None

@@ -122,7 +122,9 @@ class Kernel:
         for reference in (self.load, self.refuses, self.loses):
             if reference is not None and (reference.count(":") != 1 or not all(reference.split(":"))):
                 raise KernelError(
-                    f"{reference!r} names no code", where=where, fix="write 'package.module:attribute'"
+                    f"{reference!r} is not a code reference",
+                    where=where,
+                    fix="write 'package.module:attribute'",
                 )
 
 

@@ -93,7 +93,7 @@ def _upstream(
     reason: str | None, accepted: tuple[Kernel, ...], failure: str | None, *, automatic: bool
 ) -> Decision:
     if failure is not None:
-        return Decision(EAGER, accepted=False, reason=f"a call is an error: {failure}")
+        return Decision(EAGER, accepted=False, reason=f"a call raises an error: {failure}")
     if accepted:
         return Decision(EAGER, accepted=automatic, reason="the code to fall back to")
     return Decision(EAGER, accepted=True, reason=reason or "no kernel can run here")

@@ -62,7 +62,7 @@ def _warn(found: dict[str, None]) -> None:
         f"{', '.join(found)}; veomni-hook, or upstream's code, runs everywhere else, without kernels that "
         "fuse these places with others. Use one of the two: leave out apply_liger_kernel_to_* and "
         "use_liger_kernel=True (VEOMNI_KERNELS=liger runs Liger's kernels by veomni-hook), or switch "
-        "veomni-hook off with VEOMNI_HOOK=0. veomni_hook.explain(model) tells what runs at each place",
+        "veomni-hook off with VEOMNI_HOOK=0. veomni_hook.explain(model) shows what runs at each place",
         VeomniHookWarning,
         stacklevel=4,
     )

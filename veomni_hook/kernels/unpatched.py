@@ -19,7 +19,7 @@ _MODELING = re.compile(r"transformers\.models\.(\w+\.)+modeling_\w+|transformers
 _FINDERS = "veomni_hook.finders.finder"
 _FIRST = (
     "put `import veomni_hook.install` above the first import of transformers, or start the script with "
-    "`veomni-hook run`; a model that is loaded is patched by `veomni_hook.adopt(model)`"
+    "`veomni-hook run`; to patch a model that is already loaded, call `veomni_hook.adopt(model)`"
 )
 
 
@@ -40,17 +40,17 @@ def _why(names: list[str]) -> tuple[str, str]:
     if hook is None:
         switch = os.environ.get("VEOMNI_HOOK")
         if switch is not None and switch.lower() in ("0", "false", "no", "off"):
-            return f"the hook is off, VEOMNI_HOOK={switch}", "unset VEOMNI_HOOK, or leave out bind"
+            return f"the hook is off, VEOMNI_HOOK={switch}", "unset VEOMNI_HOOK, or remove the call of bind"
         return f"the hook is not active, so {_listed(names)} was not patched", _FIRST
     if all(name.startswith("transformers_modules.") for name in names):
         fix = "set VEOMNI_REMOTE_CODE=1 before the model is loaded"
-        return f"the hook has put none into the remote code {_listed(names)}", fix
+        return f"the hook did not patch the remote code {_listed(names)}", fix
     late = [name for name in names if not _was_asked_for(name)]
     if late:
         others = [type(each).__name__ for each in sys.meta_path[: sys.meta_path.index(hook)]]
         ahead = f", or taken by a finder ahead of it ({', '.join(others)})" if others else ""
         return f"the hook came too late: {_listed(late)} was imported before it was active{ahead}", _FIRST
-    fix = "see `veomni-hook doctor` for the settings in force: VEOMNI_IDIOMS=0 leaves idioms out"
+    fix = "see `veomni-hook doctor` for the settings in force: VEOMNI_IDIOMS=0 disables idioms"
     return f"the hook found nothing to route in {_listed(names)}", fix
 
 
