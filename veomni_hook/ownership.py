@@ -1,6 +1,6 @@
 """Checks whether another user could have written or replaced a file or folder.
 
-The cache, the settings file and dumps use them. On systems without user ids (Windows) every check passes.
+The cache, the settings file and dumps use these checks. Without user ids (Windows) every check passes.
 """
 
 from __future__ import annotations

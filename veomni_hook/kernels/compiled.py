@@ -1,8 +1,8 @@
 """What a slot answers under ``torch.compile``, in a form that dynamo can trace without a graph break.
 
 Compiled code depends on the module's binding and on the choice for the op; only changes of these recompile.
-Calls are not recorded, because this code does not run again. Instead, while dynamo traces, it is recorded
-what was compiled for a module. Other modules that run the same compiled code are not traced again.
+Calls are not recorded, because this code does not run again. Instead, what dynamo compiles for a module is
+recorded during tracing. Other modules that run the same compiled code are not traced again.
 """
 
 from __future__ import annotations

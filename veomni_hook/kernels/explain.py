@@ -186,7 +186,7 @@ def _backends(row: Row) -> list[str]:
 
 
 def _as_a_part(row: Row, whole: Row) -> Row:
-    """Take the calls of a kind that ``row`` did not see from ``whole``."""
+    """Return ``row`` with the calls of ``whole`` for the modes in which it has none."""
     reason = f"part of {whole.op}"
     for mode in MODES:
         taken = tuple(each._replace(reason=reason) for each in getattr(whole, mode) if each.backend != EAGER)

@@ -40,7 +40,7 @@ def _why(names: list[str]) -> tuple[str, str]:
     if hook is None:
         switch = os.environ.get("VEOMNI_HOOK")
         if switch is not None and switch.lower() in ("0", "false", "no", "off"):
-            return f"the hook is off, VEOMNI_HOOK={switch}", "unset VEOMNI_HOOK, or remove the call of bind"
+            return f"the hook is off, VEOMNI_HOOK={switch}", "unset VEOMNI_HOOK, or remove the call to bind"
         return f"the hook is not active, so {_listed(names)} was not patched", _FIRST
     if all(name.startswith("transformers_modules.") for name in names):
         fix = "set VEOMNI_REMOTE_CODE=1 before the model is loaded"
