@@ -1,13 +1,13 @@
-"""A language model's loss straight from hidden states, without all logits at once; a classifier's last token.
+"""Language-model loss from hidden states without all logits in memory; scores of a classifier's last token.
 
 ``next_token``: the guard in a model's ``forward`` calls ``kernel(model, hidden_states, head, labels,
-vocab_size, loss_kwargs, options)`` and gets ``loss, logits, finish`` (`causal_lm`): with the first two it
-makes the model's output as upstream does, and returns ``finish(output)``. `head` says how the loss gets into
-the head's ``__call__``, `output` how ``logits`` stay available.
+vocab_size, loss_kwargs, options)`` and gets ``loss, logits, finish`` (`causal_lm`). It builds the model's
+output from the first two as upstream does, and returns ``finish(output)``. `head` explains how the loss is
+computed inside the head's ``__call__``, `output` how ``logits`` stay available.
 
-`options` is what a training loop may ask for besides, `functional` the same for tensors without a model.
+`options` holds further options for training loops. `functional` offers the same for tensors without a model.
 
-``last_token``: ``kernel(hidden_states, score)`` takes the place of ``score(hidden_states)`` (`pooled`).
+``last_token``: ``kernel(hidden_states, score)`` replaces ``score(hidden_states)`` (`pooled`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ KERNELS = (
             description="only the position that is looked at goes through the score module, on any device",
             automatic=backend == "torch",
         )
-        # The same for who chooses one of them for the op: nothing is left here for Triton or torch_npu to do.
+        # Also registered for users who select Triton or torch_npu for the op; neither could do more here.
         for backend in ("torch", "triton", "npu")
     ),
 )

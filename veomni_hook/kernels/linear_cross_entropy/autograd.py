@@ -1,8 +1,9 @@
-"""Gradients of what backends compute over chunks of rows: the one place that knows autograd.
+"""Gradients of what backends compute over chunks of rows: the only autograd code of this op.
 
-A loss comes with its gradients; backward multiplies them by the incoming one. Log-probabilities and entropies
-keep nothing but a number a row, and backward makes the logits again. Saved: the gradients or those numbers,
-and x, weight, bias, target. Second derivatives come from the plain definition, with all logits at once.
+The forward computes the loss and its gradients; backward multiplies them by the incoming gradient.
+Log-probabilities and entropies save one number per row, and backward recomputes the logits. Saved: the
+gradients or those numbers, and x, weight, bias, target. Second derivatives use the plain definition, with
+all logits at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _Tensors = tuple[torch.Tensor | None, ...]
 
 
 class Form(NamedTuple):
-    """What of an `Objective` is no tensor, ``in_float32`` of ``accumulate``, and what is wanted."""
+    """The non-tensor fields of an `Objective`, ``accumulate`` as ``in_float32``, and what is wanted."""
 
     ignore_index: int
     factor: float
@@ -37,7 +38,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, objective: Objective, wanted: Wanted) -> Form:
-        """Return the form of ``objective`` with statistics as ``wanted``."""
+        """Return the form of ``objective`` with the ``wanted`` statistics."""
         return cls(
             objective.ignore_index,
             float(objective.transform.factor),
@@ -50,7 +51,7 @@ class Form(NamedTuple):
 
     @property
     def transform(self) -> Transform:
-        """The transform; without the rounding of upstream's dtypes."""
+        """The transform, without upstream's dtype rounding."""
         return Transform(torch.float32, self.factor, None, self.softcap)
 
 
@@ -71,7 +72,7 @@ class Gradients(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A loss, its gradients but for the factor ``late`` ([]; None: 1), and statistics."""
+    """A loss, its gradients without the factor ``late`` ([]; None: 1), and statistics."""
 
     loss: torch.Tensor
     gradients: Gradients
@@ -80,12 +81,11 @@ class Found(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """Three functions on x ``[rows, hidden]``, weight, bias and target ``[rows]``.
+    """A backend's functions on x ``[rows, hidden]``, weight, bias and target ``[rows]``.
 
     Attributes:
         loss: ``(x, weight, bias, target, num_items, loss_weights, form, kept, needed) -> Found``; ``kept`` is
-            the weight's own dtype, which its gradient will have, where ``weight`` is a copy of lower
-            precision.
+            the dtype of the original weight and of its gradient, if ``weight`` is a lower-precision copy.
         statistics: ``(x, weight, bias, target, form) -> (TokenStatistics, lse)``.
         gradients: ``(x, weight, bias, target, form, lse, entropy, to_log_probs, to_entropy, kept, needed) ->
             Gradients``.
@@ -208,10 +208,10 @@ def loss_and_statistics(
     objective: Objective,
     wanted: Wanted,
 ) -> tuple[torch.Tensor, TokenStatistics]:
-    """Return the loss ([], float32) and statistics that have no gradient, from ``backend``.
+    """Return the loss ([], float32) and statistics without a gradient, from ``backend``.
 
     ``x`` is ``[rows, hidden]``, ``weight`` ``[vocab, hidden]``, ``bias`` ``[vocab]``, ``target`` ``[rows]``
-    int64. Gradients are computed where autograd records, for what wants one.
+    int64. Gradients are computed if autograd records, for tensors that require them.
     """
     form = Form.of(objective, wanted)
     items = on_device(objective.num_items, x.device)
@@ -242,7 +242,7 @@ def token_statistics(
 
 
 def compute_dtype(x: torch.Tensor) -> torch.dtype:
-    """Return what logits of ``x`` are computed in: autocast's dtype, or that of ``x``."""
+    """Return the dtype in which logits of ``x`` are computed: autocast's, or that of ``x``."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
         return torch.get_autocast_dtype(kind)
@@ -250,11 +250,11 @@ def compute_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def on_device(number: torch.Tensor | float | None, device: torch.device) -> torch.Tensor | None:
-    """Return a number as a tensor of one on ``device``; nothing waits for it."""
+    """Return a number as a scalar tensor on ``device``, without synchronising."""
     if isinstance(number, torch.Tensor):
         if number.device == device or number.device.type != "cpu" or torch.compiler.is_compiling():
             return number.to(device)
-        number = number.item()  # a copy from the CPU would wait for the device, a fill does not
+        number = number.item()  # a copy from the CPU synchronises, a fill does not
     return None if number is None else torch.full((), number, device=device)
 
 
@@ -278,7 +278,7 @@ def _scaled(
 def _differentiable(
     ctx: Any, again: Callable[..., Any], inputs: tuple[torch.Tensor | None, ...], incoming: tuple[Any, ...]
 ) -> list[torch.Tensor | None]:
-    """Return gradients that can be differentiated again, from the plain definition."""
+    """Return differentiable gradients, from the plain definition."""
     outputs = again(*_cast(ctx.dtype, *inputs))
     needed = ctx.needs_input_grad[:3]
     leaves = [tensor for tensor, wanted in zip(inputs, needed, strict=True) if wanted and tensor is not None]

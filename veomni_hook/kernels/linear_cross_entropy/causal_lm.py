@@ -1,4 +1,4 @@
-"""A language model's loss, asked for by a guard in its ``forward`` and computed inside its head."""
+"""A language model's loss, requested by a guard in its ``forward`` and computed inside its head."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Call(NamedTuple):
     """One call of a model.
 
     Attributes:
-        model: the module whose ``forward`` asks.
-        hidden_states: ``[..., hidden]``, what ``before_head`` or else the head is called with.
-        head: the module that makes logits ``[..., vocab]``.
+        model: the module whose ``forward`` contains the guard.
+        hidden_states: ``[..., hidden]``, the input of ``before_head`` if given, else of the head.
+        head: the module that computes logits ``[..., vocab]``.
         labels: one int64 for each position, as the loss function takes them.
-        vocab_size: what the loss function is told.
-        loss_kwargs: every other keyword that the loss function gets.
-        options: ``before_head``, a module that hidden states go through first, and the fields of `Transform`.
+        vocab_size: the vocabulary size passed to the loss function.
+        loss_kwargs: all other keywords passed to the loss function.
+        options: ``before_head``, a module applied to hidden states first, and the fields of `Transform`.
     """
 
     model: Any
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, *call: Any) -> Call:
-        """Return the call; where the head is an ``nn.Identity``, ``before_head`` is the head of it."""
+        """Return the call; if the head is an ``nn.Identity``, ``before_head`` becomes the head."""
         made = cls(*call)
         before_head = made.options.get("before_head")
         if type(made.head) is not nn.Identity or before_head is None:
@@ -57,20 +57,20 @@ class Call(NamedTuple):
 
     @property
     def transform(self) -> Transform:
-        """What becomes of the logits before the loss."""
+        """The transform applied to logits before the loss."""
         if not self.options:
             return IDENTITY
         return Transform(**{name: value for name, value in self.options.items() if name != "before_head"})
 
     @property
     def given(self) -> Any:
-        """The labels that the loss function looks at, in the shape in which they were given."""
+        """The labels that the loss function uses, in their original shape."""
         shift_labels = self.loss_kwargs.get("shift_labels")
         known = losses.reads_shift_labels(self.model.loss_function) and shift_labels is not None
         return shift_labels if known else self.labels
 
     def shifted(self, labels: Any, filled: float) -> torch.Tensor:
-        """Return what stands at the labels' place at the positions that predict them, ``[rows]``."""
+        """Align values given per label with the positions that predict the labels, ``[rows]``."""
         shift_labels = self.loss_kwargs.get("shift_labels")
         if labels is not self.labels and shift_labels is not None:
             shift_labels = labels
@@ -78,7 +78,7 @@ class Call(NamedTuple):
 
     @property
     def objective(self) -> tuple[Objective, Wanted]:
-        """What is asked for, by the call and by `loss_options`."""
+        """What the call and `loss_options` request."""
         objective = Objective(
             self.loss_kwargs.get("ignore_index", -100),
             self.loss_kwargs.get("num_items_in_batch"),
@@ -106,7 +106,7 @@ class Call(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """What a guard gets: ``finish`` takes the output made with ``loss`` and ``logits`` and returns it."""
+    """What a guard gets; it passes the output made with ``loss`` and ``logits`` through ``finish``."""
 
     loss: torch.Tensor
     logits: Any
@@ -114,9 +114,9 @@ class Fused(NamedTuple):
 
 
 def refuses(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call had better, or has to, come from the upstream code, or None.
+    """Return why the upstream code should, or must, compute the loss of this call, or None.
 
-    Raises KernelError where it has to, and `loss_options` ask for another loss.
+    Raises KernelError if it must, but `loss_options` change the loss.
     """
     if torch.compiler.is_compiling():
         return _untrained(model) or _cannot(model, *operands)
@@ -126,12 +126,12 @@ def refuses(model: Any, *operands: Any) -> str | None:
 
 
 def cannot(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call has to come from the upstream code, or None; raises as `refuses`."""
+    """Return why the upstream code must compute the loss of this call, or None; raises like `refuses`."""
     return settled(model, _cannot(model, *operands))
 
 
 def settled(model: Any, reason: str | None) -> str | None:
-    """Return ``reason``, after `loss_options` have been told that the upstream code runs."""
+    """Return ``reason``, after telling `loss_options` that the upstream code runs."""
     if reason is not None:
         refused(model, reason)
     return reason
@@ -170,7 +170,7 @@ def _rest_refuses(call: Call, linear: Any) -> str | None:
 
 
 def _rounding_refuses(call: Call) -> str | None:
-    # Kernels transform logits in float32, whatever dtype they were computed in.
+    # Kernels transform logits in float32, whatever their dtype.
     dtype = call.transform.dtype
     if dtype in (None, torch.float32, compute_dtype(call.hidden_states)):
         return None
@@ -180,8 +180,8 @@ def _rounding_refuses(call: Call) -> str | None:
 def fused_output(compute: Compute, call: Call) -> Fused:
     """Return the loss from ``compute``, and logits that are computed on first access.
 
-    ``compute`` is called as `reference.loss_and_statistics`. If the head turns the request down both are
-    upstream's.
+    ``compute`` is called like `reference.loss_and_statistics`. If the head rejects the request, upstream
+    computes both.
     """
     model, head, transform = call.model, call.head, call.transform
     before_head = call.options.get("before_head")
@@ -211,7 +211,7 @@ def fused_output(compute: Compute, call: Call) -> Fused:
         return Fused(loss, logits, _as_it_is)
     if (held := active()) is not None:
         held.report.take(found[-1], target, objective.ignore_index, call.given.shape)
-    # A hook that casts what leaves the module would round the loss, where upstream rounds logits.
+    # A hook that casts the module's output would round the loss; upstream rounds logits there.
     loss = answer if answer.dtype is request.loss.dtype else request.loss
     deferred = output.DeferredLogits(model, head, linear, request.weights, hidden_states, transform)
     return Fused(loss, deferred, output.with_deferred_logits)

@@ -1,4 +1,4 @@
-"""The products of a linear layer and its gradients over chunks of rows, which share one buffer of logits."""
+"""The products of a linear layer and its gradients over chunks of rows that share one logits buffer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from veomni_hook.kernels.linear_cross_entropy.weight_gradient import WeightGradi
 
 __all__ = ["ALIGNED", "Sums", "chunks", "divisor"]
 
-#: Rows of logits begin at multiples of this many bytes: cuBLAS and vector loads want it.
+#: Rows of logits begin at multiples of this many bytes, for cuBLAS and vector loads.
 ALIGNED = 128
 
 
 def chunks(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, size: int, aligned: int = ALIGNED
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the rows of every chunk of ``size``, and its logits, which live until the next chunk.
+    """Yield the rows of each chunk of ``size`` and its logits, which are valid until the next chunk.
 
     Rows of logits begin at multiples of ``aligned`` bytes.
     """
@@ -36,9 +36,9 @@ def chunks(
 
 
 class Sums:
-    """Gradients of x, weight and bias where needed, to which chunks of gradients of logits are added.
+    """Accumulates the needed gradients of x, weight and bias over chunks of logit gradients.
 
-    ``dtypes`` are those of the weight's sum and result; see `weight_gradient.precision`.
+    ``dtypes`` are those of the weight gradient's sum and result; see `weight_gradient.precision`.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Sums:
 def divisor(
     target: torch.Tensor, num_items: torch.Tensor | None, weights: torch.Tensor | None, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the sum of losses is divided by, and what its gradients are multiplied by; float32."""
+    """Return the divisor of the sum of losses and the factor of its gradients; float32."""
     if num_items is not None:
         items = num_items.to(torch.float32)
         return items, items.reciprocal().reshape(())
     kept = target != ignore_index
     items = kept.sum(dtype=torch.float32) if weights is None else weights.where(kept, 0).sum()
-    # Where nothing counts the mean is NaN, but gradients are zero, as upstream's are.
+    # If all positions are ignored, the mean is NaN but gradients are zero, as upstream.
     return items, items.where(items != 0, 1).reciprocal()

@@ -10,7 +10,7 @@ __all__ = ["forward", "gradient", "scale"]
 def _transformed(raw, factor, cap, CAPPED: tl.constexpr):
     z = raw.to(tl.float32) * factor
     if CAPPED:
-        # tanh from exp: the interpreter has no other.
+        # tanh from exp: the interpreter has no tanh.
         z = cap * (1.0 - 2.0 / (1.0 + tl.exp(z * (2.0 / cap))))
     return z
 
@@ -21,9 +21,9 @@ def _overwrite(
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, PRODUCT: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Put the gradient of a row of logits in their place, in one pass.
+    """Overwrite a row of logits with its gradient, in one pass.
 
-    p * (of_probability + of_product * z) + of_all, and of_goal more at the goal; times the transform's slope.
+    p * (of_probability + of_product * z) + of_all, plus of_goal at the goal; times the transform's slope.
     """
     for begin in tl.range(0, VOCAB, BLOCK, num_stages=STAGES):
         column = begin + tl.arange(0, BLOCK)
@@ -52,11 +52,11 @@ def _summary(
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, SMOOTHED: tl.constexpr,
     ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A row's logsumexp, mean, entropy and first highest column, in one pass; what is not asked for is 0.
+    """A row's logsumexp, mean, entropy and first highest column, in one pass; 0 if not requested.
 
-    Each lane keeps a maximum and sums of its own: one exponential an element, no reduction until the end.
+    Each lane keeps its own maximum and sums: one exponential per element, no reduction until the end.
     """
-    # Finite, so that differences of what a lane has not seen are numbers.
+    # Finite, so that differences in lanes without elements are not NaN.
     top = tl.full([BLOCK], -1e30, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
@@ -116,9 +116,9 @@ def forward(
     LOSS: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr,
     GRADIENT: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One row of logits: what it says and (``LOSS``) its loss, or else its logsumexp.
+    """Compute a row's statistics and (``LOSS``) its loss, or else its logsumexp.
 
-    ``GRADIENT``: puts that loss's gradient in the place of the logits; ``SCALED``: times ``inverse``.
+    ``GRADIENT``: overwrites the logits with the loss's gradient; ``SCALED``: times ``inverse``.
     """
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * pitch
@@ -133,9 +133,9 @@ def forward(
             _clear(here, VOCAB, BLOCK)
     else:
         known = (goal >= 0) & (goal < VOCAB)
-        # Read before anything is overwritten: warps wait for each other at the reductions of the summary.
+        # Read before anything is overwritten: the reductions in the summary synchronise warps.
         at_goal = tl.load(here + goal, mask=known, other=0.0)
-        # A target that does not exist makes loss and gradient NaN, where torch would stop the device.
+        # An invalid target makes loss and gradient NaN; torch would raise a device-side assertion.
         at_goal = tl.where(known, _transformed(at_goal, factor, cap, CAPPED), float("nan"))
         lse, mean, entropy, first = _summary(
             here, factor, cap, VOCAB, BLOCK, CAPPED, SMOOTHED, ENTROPY, PREDICTIONS, STAGES
@@ -165,7 +165,7 @@ def gradient(
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, LOG_PROBS: tl.constexpr,
     ENTROPY: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Put the gradient of a row's log-probability and entropy in the place of its logits."""
+    """Overwrite a row of logits with the gradient of its log-probability and entropy."""
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * pitch
     goal = tl.load(target + row)
@@ -191,7 +191,7 @@ def gradient(
 
 @triton.jit
 def scale(x, factor, size, BLOCK: tl.constexpr):
-    """Multiply x by the scalar ``factor``; where that is 1, touch nothing."""
+    """Multiply x by the scalar ``factor``; if it is 1, do nothing."""
     by = tl.load(factor)
     if by != 1.0:
         for number in tl.range(tl.program_id(0).to(tl.int64), tl.cdiv(size, BLOCK), tl.num_programs(0)):

@@ -1,4 +1,4 @@
-"""The linear cross-entropy and what it says of tokens, as functions of tensors."""
+"""Linear cross-entropy and token statistics as functions of tensors."""
 
 from __future__ import annotations
 
@@ -41,23 +41,24 @@ def linear_cross_entropy(  # noqa: PLR0913 - one keyword an option
 ) -> torch.Tensor:
     """Return the cross-entropy of ``softcap * tanh(scale * (hidden_states @ weight.T + bias) / softcap)``.
 
-    All logits never exist at once, neither here nor in backward; gradients are computed with the loss.
+    The full logits never exist at once, in forward or backward. Gradients are computed with the loss.
 
     Args:
         hidden_states: ``[..., hidden]``.
-        weight: ``[vocab, hidden]``, in the dtype of the hidden states (any two under autocast).
-        target: the token of each position, ``[...]`` int64; not shifted here.
+        weight: ``[vocab, hidden]``, in the dtype of the hidden states (dtypes may differ under autocast).
+        target: the token of each position, ``[...]`` int64; this function does not shift it.
         bias: ``[vocab]``.
-        ignore_index: the target of positions that do not count.
+        ignore_index: the target value of ignored positions.
         label_smoothing: as in ``torch.nn.functional.cross_entropy``.
-        z_loss: a factor of the squared logsumexp of each position.
-        num_items: what the sum is divided by; None: the number (sum of weights) of positions that count.
-        loss_weights: a factor for each position, ``[...]``, without a gradient.
-        softcap: caps the logits; None: does not.
+        z_loss: factor of each position's squared logsumexp.
+        num_items: divisor of the sum; None: the number of positions that are not ignored (or the sum of
+            their weights).
+        loss_weights: a factor for each position, ``[...]``; gets no gradient.
+        softcap: caps the logits; None: no cap.
         scale: multiplies the logits; None: 1.
         accumulate: ``"float32"`` sums the weight's gradient in float32; ``"weight"`` in its dtype.
-        backend: ``triton``, ``npu``, ``torch``, ``liger``, ``reference``; None: as chosen for the op in
-            settings (under ``torch.compile``: the best for the device).
+        backend: ``triton``, ``npu``, ``torch``, ``liger``, ``reference``; None: the backend that settings
+            select for the op (under ``torch.compile``: the best one for the device).
 
     Returns:
         The loss, a float32 scalar.
@@ -92,15 +93,15 @@ def token_log_probs(  # noqa: PLR0913 - one keyword an option
     accumulate: str = "weight",
     backend: str | None = None,
 ) -> TokenStatistics:
-    """Return the log-probability of each target, with gradients, and on request more of its distribution.
+    """Return the log-probability of each target and, on request, entropy and predictions.
 
-    All logits never exist at once: they are computed again in backward. ``log_probs`` and ``entropy`` have
-    gradients with respect to hidden states, weight and bias. The arguments are those of
-    `linear_cross_entropy`; ``scale`` is one over the temperature.
+    The full logits never exist at once; backward recomputes them. ``log_probs`` and ``entropy`` have
+    gradients with respect to hidden states, weight and bias. For the arguments, see
+    `linear_cross_entropy`; ``scale`` is 1 / temperature.
 
     Returns:
-        ``TokenStatistics(log_probs, entropy, predictions)``, each in the shape of ``target``, or None where
-        not asked for; 0, 0 and ``ignore_index`` where the target is to be ignored.
+        ``TokenStatistics(log_probs, entropy, predictions)``, each in the shape of ``target``, or None if not
+        requested. Ignored positions have 0, 0 and ``ignore_index``.
 
     Raises:
         KernelError: a value is not valid, or ``backend`` cannot compute this.
@@ -154,7 +155,7 @@ def _module(name: str | None, call: Any, objective: Objective, wanted: Wanted) -
 
 
 def _traced(kind: str, name: str | None) -> tuple[ModuleType, ...]:
-    """The same for a tracer, which cannot follow the choice: the best for the device, or the one by name."""
+    """Choose without the registry, which a tracer cannot follow: the named backend or the device's best."""
     from veomni_hook.kernels.linear_cross_entropy import reference
     from veomni_hook.kernels.linear_cross_entropy import torch as chunked
 
@@ -171,7 +172,7 @@ def _traced(kind: str, name: str | None) -> tuple[ModuleType, ...]:
 
 @lru_cache(maxsize=32)
 def _ordered(kind: str, name: str | None, epoch: int, version: int) -> tuple[ModuleType, ...]:
-    """The modules to ask for tensors on ``kind``, where settings are those of ``epoch`` and ``version``."""
+    """Return candidate modules for device type ``kind``; ``epoch`` and ``version`` identify the settings."""
     from importlib import import_module
 
     if name is not None and name not in _BACKENDS:

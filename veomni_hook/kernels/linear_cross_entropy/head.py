@@ -1,12 +1,12 @@
-"""The way into the head's ``__call__``, so that the hooks of FSDP2, ZeRO-3 and offloading see ordinary calls.
+"""Computes the loss inside the head's ``__call__``, so that hooks of FSDP2, ZeRO-3 and offloading still run.
 
 The head's last ``nn.Linear`` is called with a `LossInput` in place of hidden states. ``nn.Linear.forward``
-hands it, with the weights as hooks have gathered them, to ``torch.nn.functional.linear``, where
-``__torch_function__`` computes the loss. `refuses` keeps heads away whose ``forward`` or hooks expect logits;
-what only the gathered weights can tell is decided in `LossRequest.answer`, which then returns the logits.
+passes it, with the weights that hooks have gathered, to ``torch.nn.functional.linear``, where
+``__torch_function__`` computes the loss. `refuses` rejects heads whose ``forward`` or hooks expect logits.
+Checks that need the gathered weights run in `LossRequest.answer`, which returns the logits if they fail.
 
-A head may be a module around that Linear: it is called as always, and what it returns counts only if it is
-the very loss that was computed inside it.
+A head may be a module around that Linear. It is called as usual, and its result is accepted only if it is
+the loss that was computed inside it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
     "unsuited",
 ]
 
-# Their hooks gather, move and release tensors, and look at no values.
+# Their hooks gather, move and release tensors; they do not use values.
 KNOWN_HOOKS = ("torch.distributed.", "accelerate.", "deepspeed.")
 
 
 class LossRequest:
-    """What the head is to compute: ``compute`` over ``target`` ``[rows]``; then ``loss`` is set.
+    """Asks the head to run ``compute`` over ``target`` ``[rows]``, which sets ``loss``.
 
-    ``weights`` is a sample of those that it was computed with.
+    ``weights`` is a sample of the weights that were used.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LossRequest:
     def answer(
         self, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the loss, or the logits where these weights do not allow it (then ``reason`` says why)."""
+        """Return the loss, or the logits if these weights do not allow it (``reason`` says why)."""
         self.reason = unsuited(hidden_states, weight, bias)
         if self.reason is not None:
             return functional.linear(hidden_states, weight, bias)
@@ -69,12 +69,12 @@ class LossRequest:
         return self.loss
 
     def turn_down(self, reason: str) -> None:
-        """Forget the loss."""
+        """Discard the loss and record ``reason``."""
         self.loss, self.reason = None, reason
 
 
 class LogitsRequest:
-    """What the head is to compute: logits; then ``changed`` says whether its weights are not ``before``."""
+    """Asks the head for logits; ``changed`` then tells whether its weights differ from ``before``."""
 
     def __init__(self, before: Sample) -> None:
         self._before = before
@@ -93,7 +93,7 @@ class LogitsRequest:
 class LossInput:
     """Hidden states on their way into the head.
 
-    A dataclass and a pytree node: releases of FSDP2 look for tensors in the one or the other.
+    A dataclass and a pytree node: depending on its version, FSDP2 looks for tensors in one or the other.
     """
 
     hidden_states: torch.Tensor
@@ -133,7 +133,7 @@ _pytree.register_pytree_node(
 
 
 def last_linear(model: Any, head: Any) -> Any:
-    """Return the module inside ``head`` that makes logits: ``head`` itself if nothing else is known."""
+    """Return the module inside ``head`` that computes logits; ``head`` itself if no other is known."""
     if isinstance(head, nn.Linear) or not isinstance(head, nn.Module):
         return head
     embeddings = getattr(model, "get_output_embeddings", None)
@@ -142,9 +142,9 @@ def last_linear(model: Any, head: Any) -> Any:
 
 
 def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossRequest) -> torch.Tensor:
-    """Call ``head``, of which ``linear`` is the last Linear, and return the loss.
+    """Call ``head``, whose last Linear is ``linear``, and return the loss.
 
-    Returns logits instead, and leaves ``request.loss`` None, where ``request.reason`` says why.
+    On failure, returns logits and leaves ``request.loss`` None; ``request.reason`` says why.
     """
     if linear is head:
         answer: torch.Tensor = head(LossInput(hidden_states, request))
@@ -169,9 +169,9 @@ def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossReques
 def logits_of(
     head: Any, linear: Any, hidden_states: torch.Tensor, before: Sample
 ) -> tuple[torch.Tensor, bool | None]:
-    """Return the logits of ``head``, and whether the weights of ``linear`` are others than before.
+    """Return the logits of ``head``, and whether the weights of ``linear`` have changed (None: unknown).
 
-    Sharded weights are compared where hooks have gathered them. None: that cannot be told.
+    Sharded weights are compared after hooks have gathered them.
     """
     weight, bias = linear._parameters.get("weight"), linear._parameters.get("bias")
     if type(weight) is nn.Parameter and tuple(weight.shape) == before.shape and not weight.is_meta:
@@ -190,14 +190,14 @@ def logits_of(
 
 
 def _carrying(linear: Any, request: LossRequest | LogitsRequest) -> Any:
-    """Let calls of ``linear`` bring ``request`` along, as long as the hook that is returned is there."""
+    """Attach ``request`` to calls of ``linear`` until the returned hook is removed."""
     return linear.register_forward_pre_hook(
         lambda _, args: (LossInput(args[0], request), *args[1:]) if args else None
     )
 
 
 def refuses(head: Any, linear: Any) -> str | None:
-    """Return why ``head``, of which ``linear`` is the last Linear, cannot be asked for a loss, or None."""
+    """Return why ``head``, whose last Linear is ``linear``, cannot compute a loss, or None."""
     reason = _linear_refuses(linear)
     if reason is not None or linear is head:
         return reason
@@ -220,7 +220,7 @@ def _linear_refuses(linear: Any) -> str | None:
 
 
 def calls_refuse(module: nn.Module) -> str | None:
-    """Return what, in a call of ``module``, may expect logits, or None."""
+    """Return what in a call of ``module`` may expect logits, or None."""
     if module._compiled_call_impl is not None:
         return "the head is compiled by itself"
     if module._backward_hooks or module._backward_pre_hooks:
@@ -234,7 +234,7 @@ def calls_refuse(module: nn.Module) -> str | None:
 
 
 def unsuited(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
-    """Return why these, as they reach ``torch.nn.functional.linear``, give no loss, or None."""
+    """Return why no loss can be computed from these operands of ``torch.nn.functional.linear``, or None."""
     reason = not_plain(*(tensor for tensor in (hidden_states, weight, bias) if tensor is not None))
     if reason is not None:
         return reason

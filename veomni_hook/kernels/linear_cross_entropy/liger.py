@@ -1,7 +1,7 @@
-"""Liger's fused linear cross-entropy behind our call; runs only where it is asked for by name.
+"""Liger's fused linear cross-entropy behind our call; runs only if selected by name.
 
-It takes the loss with bias, soft cap, smoothing, z-loss and its own predictions; `unable` says what it leaves
-out. Where nothing counts it returns 0, and torch NaN. It waits for the number of rows that count.
+It supports bias, soft cap, smoothing, z-loss and its own predictions; `unable` lists what it does not
+support. If all positions are ignored it returns 0, and torch NaN. It synchronises to count the other rows.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def loss_and_statistics(
 ) -> tuple[torch.Tensor, TokenStatistics]:
     """Return the loss and predictions; operands of `reference.loss_and_statistics`."""
     tensors = [tensor for tensor in (x, weight, bias) if tensor is not None]
-    if not wants_grad(*tensors):  # else its forward computes gradients that nobody takes
+    if not wants_grad(*tensors):  # else its forward computes unused gradients
         x, weight = x.detach(), weight.detach()
         bias = None if bias is None else bias.detach()
-    # As Function.apply takes no keywords: class weights, ignored target, z-loss, smoothing, reduction, cap,
-    # whether to return z-losses, the dtype of sums, token scaling, accuracy and predictions.
+    # Function.apply takes no keywords. In order: class weights, ignored target, z-loss, smoothing, reduction,
+    # cap, whether to return z-losses, the dtype of sums, token scaling, accuracy and predictions.
     found = _function().apply(
         x, weight, target, bias, None, objective.ignore_index, objective.z_loss, objective.label_smoothing,
         "mean" if objective.num_items is None else "sum", objective.transform.softcap, False,
@@ -51,7 +51,7 @@ def loss_and_statistics(
 
 @cache
 def _function() -> Any:
-    # Here, not above: what `unable` and `refuses` say needs no liger_kernel.
+    # Imported here, because `unable` and `refuses` have to work without liger_kernel.
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
     return LigerFusedLinearCrossEntropyFunction
@@ -67,7 +67,7 @@ def token_statistics(*call: Any) -> TokenStatistics:
 
 
 def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:
-    """Return what of this liger cannot compute, or None."""
+    """Return what Liger cannot compute here, or None."""
     if objective.loss_weights is not None:
         return "liger has no weights of tokens"
     if wanted.log_probs or wanted.entropy:
@@ -82,7 +82,7 @@ def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: 
 
 
 def refuses(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call has to come from the upstream code, or None."""
+    """Return why the upstream code must compute the loss of this call, or None."""
     reason = causal_lm.refuses(model, *operands)
     if reason is not None:
         return reason
@@ -92,5 +92,5 @@ def refuses(model: Any, *operands: Any) -> str | None:
 
 
 def causal_lm_output(*call: Any) -> causal_lm.Fused:
-    """Return a language model's loss computed by Liger; see `causal_lm.fused_output`."""
+    """Return a language model's loss, computed by Liger; see `causal_lm.fused_output`."""
     return causal_lm.fused_output(loss_and_statistics, causal_lm.Call.of(*call))

@@ -1,9 +1,9 @@
-"""Which of transformers' losses a model has: one of the two known ones, or another.
+"""Tells which of transformers' losses a model has: one of the two known ones, or another.
 
-What is honoured is what those two read: ``num_items_in_batch``, ``ignore_index`` and (where labels are those
-of the next token) ``shift_labels``; every other keyword is swallowed there and so here. A loss function is
-trusted after it has given the known answers to small questions, as long as it and what it calls are the code
-that gave them: Liger, Unsloth and users replace parts of it, at any time.
+The same keywords have an effect as in those two: ``num_items_in_batch``, ``ignore_index`` and (for next-token
+labels) ``shift_labels``; all others are ignored there and so here. A loss function is trusted once it returns
+the expected results for small test inputs, and as long as its code and the code it calls stay the same:
+Liger, Unsloth and users may replace parts of it at any time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PART = "fixed_cross_entropy"
 _OPERATION = ("torch.nn.functional", "cross_entropy")
 
 
-#: Functions that have given the known answers, and the code that gave them.
+#: Functions that returned the expected results, and the code they had then.
 _trusted: WeakKeyDictionary[Any, CodeType] = WeakKeyDictionary()
-#: What they call, as attributes, which dynamo reads one by one.
+#: The functions they call, as attributes, which dynamo reads one by one.
 PARTS = SimpleNamespace(part=None, operation=None)
 
 
 def refuses(loss_function: Any) -> str | None:
-    """Return why ``loss_function`` is none of the two, or None."""
+    """Return why ``loss_function`` is neither of the two, or None."""
     try:
         code = _trusted[loss_function]
     except (KeyError, TypeError):
@@ -52,14 +52,14 @@ def refuses(loss_function: Any) -> str | None:
 
 
 def reads_shift_labels(loss_function: Any) -> bool:
-    """Return whether labels are those of the next token, which a caller may have shifted already."""
+    """Return whether it uses next-token labels, which a caller may have shifted already."""
     return home_of(loss_function)[1] != _SAME_TOKEN
 
 
 def targets(
     loss_function: Any, labels: Any, shift_labels: torch.Tensor | None, ignore_index: float
 ) -> torch.Tensor:
-    """Return the label of each position, ``[rows]``, as ``loss_function`` finds it."""
+    """Return the label of each position, ``[rows]``, as ``loss_function`` determines it."""
     if not reads_shift_labels(loss_function):
         return labels.reshape(-1)  # type: ignore[no-any-return]
     if shift_labels is None:
@@ -74,7 +74,7 @@ def home_of(loss_function: Any) -> tuple[str, str]:
 
 
 def _examine(loss_function: Any) -> str | None:
-    """Why a loss function is none of the two, by where its code was written and by what it answers."""
+    """Return why a loss function is neither of the two, judged by its origin and its results, or None."""
     home, name = written_in(loss_function)
     if home != _HOME or name not in (_NEXT_TOKEN, _SAME_TOKEN):
         return f"the model has a loss_function of its own ({'.'.join((home, name))})"
@@ -87,7 +87,7 @@ def _examine(loss_function: Any) -> str | None:
 
 
 def _questioned(loss_function: Any, name: str) -> str | None:
-    """Which of the known answers a loss function does not give, or None."""
+    """Return which expected result a loss function does not return, or None."""
     logits = torch.arange(20, dtype=torch.float32, device="cpu").sin().reshape(1, 4, 5)
     labels = torch.tensor([[1, 4, -100, 2]], device="cpu")
     shifted = torch.tensor([[3, 4, 0, 1]], device="cpu")

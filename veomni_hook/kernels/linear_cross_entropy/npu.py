@@ -1,12 +1,12 @@
 """Linear cross-entropy over chunks of rows: `torch`'s chunks and products, ``npu_cross_entropy_loss``
 between them.
 
-The operator takes logits and gives losses and log-probabilities, its backward the gradient of the logits.
-It serves where a loss is plain: no transform of logits, smoothing, z-loss or entropy; `rowwise` computes
-the others. It knows no target to ignore but those below the number of classes: rows to ignore have target 0
-and a gradient of 0.
-Float32: logits, losses and gradients of a slice of rows, and whatever `torch` says. Mutates: the chunk's
-logits, which become their gradient.
+The operator computes losses and log-probabilities from logits; its backward computes the logits' gradient.
+It is used for plain losses: no transform of logits, smoothing, z-loss or entropy; `rowwise` computes the
+others. It can only ignore targets below the number of classes, so ignored rows get target 0 and a gradient
+of 0.
+Float32: logits, losses and gradients of a slice of rows, and what `torch` lists. Mutates: the chunk's logits,
+which its gradient overwrites.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
     "unable",
 ]
 
-# The most rows that the operator takes.
+# The operator's maximum number of rows.
 _MOST_ROWS = 200_000
 
 
@@ -62,7 +62,7 @@ _BACKWARD = define_op(
 
 
 def _plain(form: Form) -> bool:
-    """Whether the operator computes the loss of ``form``."""
+    """Whether the operator can compute the loss of ``form``."""
     return (
         form.softcap is None
         and form.factor == 1
@@ -76,7 +76,7 @@ def _loss(
     logits: Tensor, target: Tensor, weights: Tensor, scale: Tensor | float, form: Form, found: Rows,
     *, gradient: bool,
 ) -> None:  # fmt: skip
-    """`rowwise.loss` by the operator, where that has it."""
+    """`rowwise.loss`, by the operator if it can compute this loss."""
     if not _plain(form):
         rowwise.loss(logits, target, weights, scale, form, found, gradient=gradient)
         return
@@ -111,7 +111,7 @@ def token_statistics(*call: Any) -> TokenStatistics:
 def linear_cross_entropy(
     hidden_states: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, **objective: Any
 ) -> Tensor:
-    """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective`` are fields of `Objective`."""
+    """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective``: fields of `Objective`."""
     return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
 
 
@@ -129,7 +129,7 @@ def causal_lm_output(*call: Any) -> causal_lm.Fused:
 
 
 def refuses(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call has to come from somewhere else, or None; see `causal_lm.refuses`."""
+    """Return why the loss of this call cannot be computed here, or None; see `causal_lm.refuses`."""
     return causal_lm.refuses(model, *operands) or _unfit(operands[0])
 
 

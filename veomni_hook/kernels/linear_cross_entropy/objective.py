@@ -1,13 +1,13 @@
-"""What a loss straight from hidden states is asked for: its terms, and what it says of each token.
+"""The terms of a loss computed from hidden states, and the statistics it reports for each token.
 
 With ``z = t(x @ weight.T + bias)`` in float32, ``lse = logsumexp(z)`` and ``e`` the label smoothing, the loss
 of a row is
 
     (1 - e) * (lse - z[target]) + e * (lse - mean(z)) + z_loss * lse^2
 
-and the loss ``sum(w * losses) / items`` over the rows whose target is not ``ignore_index``: ``w`` is
-``loss_weights`` (1 without), ``items`` is ``num_items`` or else the sum of ``w`` over those rows, so that a
-weight of 0 is as good as a row to ignore. Label smoothing is torch's, z-loss that of PaLM (section 5).
+and the loss is ``sum(w * losses) / items`` over the rows whose target is not ``ignore_index``. ``w`` is
+``loss_weights`` (default 1). ``items`` is ``num_items``, by default the sum of ``w`` over those rows, so a
+row with weight 0 counts as ignored. Label smoothing is torch's, z-loss that of PaLM (section 5).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transfo
 
 __all__ = ["ACCUMULATE", "NOTHING", "Objective", "TokenStatistics", "Wanted"]
 
-#: Where the weight's gradient is summed over chunks of rows: in its own dtype, or in float32.
+#: The precision in which chunks of the weight's gradient are summed: the weight's dtype, or float32.
 ACCUMULATE = ("weight", "float32")
 
 
@@ -28,13 +28,13 @@ class Objective(NamedTuple):
     """The terms of a loss.
 
     Attributes:
-        ignore_index: the target of rows that do not count.
-        num_items: what the sum is divided by, a number or a tensor of one; None: see above.
+        ignore_index: the target value of ignored rows.
+        num_items: divisor of the sum, a number or a scalar tensor; None: see above.
         transform: ``t``.
         label_smoothing: ``e``, from 0 to 1.
         z_loss: the factor of ``lse^2``.
         loss_weights: ``[rows]``, no gradient; None: 1 each.
-        accumulate: one of `ACCUMULATE`, the least precision; nothing rounds more than that.
+        accumulate: one of `ACCUMULATE`, the minimum precision.
     """
 
     ignore_index: int = -100
@@ -46,7 +46,7 @@ class Objective(NamedTuple):
     accumulate: str = "weight"
 
     def wrong(self) -> str | None:
-        """Return what no loss can have, or None."""
+        """Return what is invalid, or None."""
         for name in ("label_smoothing", "z_loss"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)):
@@ -62,7 +62,7 @@ class Objective(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which `TokenStatistics` to compute beside a loss."""
+    """Which `TokenStatistics` to compute besides a loss."""
 
     log_probs: bool = False
     entropy: bool = False
@@ -73,12 +73,13 @@ NOTHING = Wanted()
 
 
 class TokenStatistics(NamedTuple):
-    """What ``softmax(z)`` of each row says; None: not asked for.
+    """Statistics of ``softmax(z)`` for each row; None: not requested.
 
     Attributes:
-        log_probs: of the target, float32; 0 where the target is ``ignore_index``.
-        entropy: in nats, float32; 0 there.
-        predictions: the token with the highest ``z`` (of equals the first), int64; ``ignore_index`` there.
+        log_probs: of the target, float32; 0 for ignored rows.
+        entropy: in nats, float32; 0 for ignored rows.
+        predictions: the token with the highest ``z`` (ties: the first), int64; ``ignore_index`` for ignored
+            rows.
     """
 
     log_probs: torch.Tensor | None = None
@@ -86,5 +87,5 @@ class TokenStatistics(NamedTuple):
     predictions: torch.Tensor | None = None
 
     def shaped(self, shape: Any) -> TokenStatistics:
-        """Return the same for rows in another shape."""
+        """Return the same statistics with rows in another shape."""
         return TokenStatistics(*(None if each is None else each.reshape(shape) for each in self))

@@ -1,17 +1,16 @@
-"""What a training loop asks of the losses of the models that it calls, and what these tell it of each token.
+"""Loss options that a training loop sets for the models it calls, and the token statistics it gets back.
 
     with loss_options(label_smoothing=0.1, log_probs=True) as report:
         loss = model(**batch).loss
     report.log_probs
 
-Position ``i`` of a report speaks of the label that logits at ``i`` predict: it is aligned with
-``shift_labels``, which for ``labels`` means that label ``i + 1`` is described at ``i``. ``loss_weights``
-belong to ``labels`` (or to ``shift_labels`` where these are given) position by position, and are shifted with
-them.
+Position ``i`` of a report describes the label that the logits at ``i`` predict. It is aligned with
+``shift_labels``; with ``labels``, position ``i`` describes label ``i + 1``. ``loss_weights`` correspond to
+``labels`` (or to ``shift_labels`` if given) position by position, and are shifted with them.
 
-Options that change the loss are never dropped: where upstream's code would have to compute it, that is an
-error. They are those of the thread (the asyncio task) that calls the model. An activation checkpoint around a
-whole model computes its loss again in backward, with the options in force there: none, on a GPU.
+Options that change the loss are never silently dropped: if the upstream code would have to compute it, an
+error is raised. Options apply to the thread (or asyncio task) that calls the model. Activation checkpointing
+around a whole model recomputes its loss in backward, with the options active there: none, on a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = ["OPEN", "Active", "LossOptions", "LossReport", "active", "loss_option
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What is asked for; see `loss_options`."""
+    """The requested options; see `loss_options`."""
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
@@ -43,7 +42,7 @@ class LossOptions:
 
     @property
     def changed(self) -> str:
-        """The names of those that make another loss than upstream's, with commas."""
+        """The names of the options that change the loss, separated by commas."""
         return ", ".join(
             name
             for name in ("label_smoothing", "z_loss", "loss_weights")
@@ -53,9 +52,9 @@ class LossOptions:
 
 
 class LossReport:
-    """What the last loss in a block of `loss_options` told; reading what it did not tell is a KernelError.
+    """Statistics of the last loss in a `loss_options` block; reading unavailable ones raises KernelError.
 
-    Tensors have the shape of the labels, and no gradient.
+    Tensors have the shape of the labels and no gradient.
     """
 
     def __init__(self) -> None:
@@ -67,29 +66,29 @@ class LossReport:
 
     @property
     def log_probs(self) -> torch.Tensor:
-        """The log-probability of each label, float32; 0 where a label is ignored."""
+        """The log-probability of each label, float32; 0 for ignored labels."""
         return self._read("log_probs")
 
     @property
     def entropy(self) -> torch.Tensor:
-        """The entropy (in nats) of each position's distribution, float32; 0 where a label is ignored."""
+        """The entropy (in nats) of each position's distribution, float32; 0 for ignored labels."""
         return self._read("entropy")
 
     @property
     def predictions(self) -> torch.Tensor:
-        """The most probable token at each position, int64; the ignore index where a label is ignored."""
+        """The most probable token at each position, int64; the ignore index for ignored labels."""
         return self._read("predictions")
 
     @property
     def accuracy(self) -> torch.Tensor:
-        """The share of positions that count whose most probable token is the label, not waited for."""
+        """The share of positions, without ignored ones, predicted correctly; does not synchronise."""
         predictions = self._read("predictions", asked_as="accuracy")
         counts, target = self._counts, self._target
         assert counts is not None and target is not None  # noqa: S101 - set together with the statistics
         return ((predictions == target) & counts).sum() / counts.sum()
 
     def take(self, found: TokenStatistics, target: torch.Tensor, ignore_index: int, shape: Any) -> None:
-        """Hold what a fused loss found for ``target`` ``[rows]``; ``shape`` is that of the labels."""
+        """Store the statistics of a fused loss for ``target`` ``[rows]``; ``shape`` is that of the labels."""
         self._found = found.shaped(shape)
         self._target = target.reshape(shape)
         self._counts = self._target != ignore_index
@@ -97,7 +96,7 @@ class LossReport:
         self.fused += 1
 
     def refuse(self, reason: str) -> None:
-        """Hold that the upstream code computed the last loss, and why."""
+        """Record that the upstream code computed the last loss, and why."""
         self._found, self._target, self._counts = TokenStatistics(), None, None
         self._why = f"the upstream code computed the loss: {reason}"
 
@@ -113,22 +112,22 @@ class LossReport:
 
 
 class Active(NamedTuple):
-    """The options in force, and where to report."""
+    """The active options, and the report to fill."""
 
     options: LossOptions
     report: LossReport
 
 
 class _Open:
-    """The blocks of `loss_options` that the process is in; compiled code cannot ask the thread's."""
+    """The process's open `loss_options` blocks; compiled code cannot query those of its thread."""
 
     def __init__(self) -> None:
         self._blocks = 0
-        #: A guard of compiled code, which would take a number for a dynamic one.
+        #: Compiled code guards on this flag; it would treat a number as dynamic.
         self.any = False
 
     def add(self, blocks: int) -> None:
-        """Count blocks that begin, or end."""
+        """Count blocks that begin (positive) or end (negative)."""
         self._blocks += blocks
         self.any = self._blocks > 0
 
@@ -139,7 +138,7 @@ _ACTIVE: ContextVar[Active | None] = ContextVar("veomni_hook_loss_options", defa
 
 
 def active() -> Active | None:
-    """Return the options in force here, or None."""
+    """Return the options active here, or None."""
     return _ACTIVE.get()
 
 
@@ -155,22 +154,23 @@ def loss_options(  # noqa: PLR0913 - one keyword an option
     predictions: bool = False,
     evaluation: bool = False,
 ) -> Iterator[LossReport]:
-    """Apply to the losses that patched models compute in this block, and return a `LossReport` of the last.
+    """Set options for the losses that patched models compute in this block; yield a `LossReport` of the last.
 
     Args:
         label_smoothing: as in ``torch.nn.functional.cross_entropy``.
-        z_loss: a factor of the squared logsumexp of each position, averaged like the loss.
+        z_loss: factor of each position's squared logsumexp, averaged like the loss.
         loss_weights: a factor for the loss of each label, in the shape of the labels; without
-            ``num_items_in_batch`` the sum is divided by that of the weights.
-        accumulate: ``"float32"`` sums the gradient of the head's weight in that, ``"weight"`` in its dtype.
+            ``num_items_in_batch`` the sum is divided by the sum of the weights.
+        accumulate: ``"float32"`` sums the gradient of the head's weight in float32, ``"weight"`` in the
+            weight's dtype.
         log_probs: report the log-probability of each label.
         entropy: report the entropy of each position.
-        predictions: report the most probable tokens, and the accuracy.
-        evaluation: fuse the loss in eval mode and without gradients, too.
+        predictions: report the most probable tokens and the accuracy.
+        evaluation: also fuse the loss in eval mode and without gradients.
 
     Raises:
-        KernelError: a value is not valid; the upstream code would have to compute a loss that
-            ``label_smoothing``, ``z_loss`` or ``loss_weights`` change; or no fused loss took them.
+        KernelError: a value is not valid; ``label_smoothing``, ``z_loss`` or ``loss_weights`` are set, but
+            the upstream code would have to compute the loss; or no fused loss used them.
     """
     wanted = Wanted(log_probs, entropy, predictions)
     options = LossOptions(label_smoothing, z_loss, loss_weights, accumulate, wanted, evaluation)
@@ -197,7 +197,7 @@ def loss_options(  # noqa: PLR0913 - one keyword an option
 
 
 def refused(model: Any, reason: str) -> None:
-    """Note that the upstream code computes the loss of ``model``; KernelError if another is asked for."""
+    """Record that upstream code computes the loss of ``model``; raise KernelError if options change it."""
     held = active()
     if held is None:
         return

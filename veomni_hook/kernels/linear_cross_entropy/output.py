@@ -1,9 +1,9 @@
-"""A model output whose ``logits`` are computed when they are first read.
+"""A model output whose ``logits`` are computed when first read.
 
 Reading means: attribute, key, index, iteration over values, comparison, pickling, printing. Code that only
-looks for tensors in outputs (FSDP, DDP, accelerate, pytrees) is handed the unread logits as they are. A model
-whose logits were read in a training step computes them with the upstream code from its next step on. Where
-the head is sharded, reading gathers its weights: all ranks have to read, or none.
+looks for tensors in outputs (FSDP, DDP, accelerate, pytrees) gets the deferred logits as they are. If logits
+are read in a training step, the model computes them with the upstream code from the next step on. If the
+head is sharded, reading gathers its weights: either all ranks read, or none.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 FIELD = "logits"
-# Where they are kept. Under their own name dynamo (torch 2.11) would read and write past the property.
+# Where logits are stored. Under their own name, dynamo (torch 2.11) would bypass the property.
 HELD = "_logits"
 READ = "outputs.logits was read in a training step, so they have to be computed"
 READ_IN_EVALUATION = "outputs.logits was read in evaluation, so they have to be computed there"
-# They walk through outputs each step, to find, cast or move tensors, and use no values.
+# These modules walk through outputs each step to find, cast or move tensors; they do not use values.
 WALKERS = (
     "torch.distributed.",
     "torch.nn.parallel.",
@@ -50,7 +50,7 @@ WALKERS = (
     "deepspeed.",
 )
 
-#: Why a model computes its logits with the upstream code, in training (True) and in evaluation.
+#: Why a model computes its logits with the upstream code, in training (True) and in evaluation (False).
 _upstream_only: dict[bool, WeakKeyDictionary[Any, str]] = {
     True: WeakKeyDictionary(),
     False: WeakKeyDictionary(),
@@ -63,15 +63,15 @@ def logits_are_read(model: Any) -> str | None:
 
 
 def note_refusal(model: Any, reason: str, *, training: bool) -> None:
-    """Make ``model`` use the upstream code, in training or out of it, from its next call on."""
+    """Make ``model`` use the upstream code from its next call on, in training or in evaluation."""
     _upstream_only[training][model] = reason
 
 
 class DeferredLogits:
-    """Logits that nobody has read: the head, its input, and the circumstances of the forward.
+    """Logits that have not been read yet: the head, its input, and the state of the forward.
 
-    ``linear`` is the module in ``head`` whose weights they depend on, ``weights`` what it had, ``transform``
-    what becomes of the logits.
+    ``linear`` is the module in ``head`` that holds the weights, ``weights`` a sample of them at the time of
+    the forward; ``transform`` is applied to the logits.
     """
 
     def __init__(
@@ -94,17 +94,17 @@ class DeferredLogits:
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._cast: torch.dtype | None = None
         self._weights = weights
-        # Tensors of inference mode count no changes.
+        # Inference-mode tensors have no version counter.
         self._version = None if hidden_states.is_inference() else hidden_states._version
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that the logits will have; accelerate asks before it casts outputs."""
+        """The dtype of the logits; accelerate reads it before it casts outputs."""
         return self._cast or self._transform.dtype or self._autocast or self._hidden_states.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the logits will be; models move labels there."""
+        """The device of the logits; models move labels there."""
         return self._hidden_states.device
 
     def float(self) -> DeferredLogits:
@@ -114,7 +114,7 @@ class DeferredLogits:
         return other
 
     def compute(self) -> torch.Tensor:
-        """Return the logits as the forward would have, and make the model do that from the next step on."""
+        """Return the logits; from the next step on, the model computes them in its forward."""
         model = self._model()
         if model is not None:
             note_refusal(model, READ if self._training else READ_IN_EVALUATION, training=self._training)
@@ -143,7 +143,7 @@ class DeferredLogits:
 
 
 class LazyLogits(ModelOutput):  # type: ignore[misc]
-    """The part of an output class that computes ``logits`` on reading; see `with_deferred_logits`."""
+    """Mixin for output classes that computes ``logits`` on first read; see `with_deferred_logits`."""
 
     @classmethod
     def __init_subclass__(cls) -> None:
@@ -164,7 +164,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         first, *others = names
         alone = held[first] is not None and all(held[name] is None for name in others)
         if alone and not isinstance(held[first], torch.Tensor):
-            # Outputs are rebuilt from a mapping or from pairs by accelerate and by nn.DataParallel.
+            # accelerate and nn.DataParallel rebuild outputs from a mapping or from pairs.
             held = {**dict.fromkeys(names), **dict(held[first])}
         for name in names:
             self.__dict__[HELD if name == FIELD else name] = held[name]
@@ -181,10 +181,10 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         self.__dict__[HELD] = value
 
     def _read(self) -> LazyLogits:
-        """Compute what is deferred, unless the caller's caller only looks for tensors."""
+        """Compute deferred logits, unless the caller's caller only looks for tensors."""
         deferred = self.__dict__.get(HELD)
         if isinstance(deferred, DeferredLogits) and (
-            # Of what is compiled, walkers are no part.
+            # Compiled code contains no walkers.
             torch.compiler.is_compiling() or not _only_walks(sys._getframe(2))
         ):
             logits = deferred.compute()
@@ -220,7 +220,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         return tuple(self.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The copy is an ordinary output: it loads where this package is not installed.
+        # Pickle as an ordinary output, which loads without this package.
         (plain,) = (base for base in type(self).__bases__ if base is not LazyLogits)
         return plain, tuple(getattr(self, field.name) for field in fields(self))
 
@@ -258,14 +258,14 @@ def _unflatten(
 
 @cache
 def lazy_class(output_class: type) -> type[LazyLogits]:
-    """Return the subclass of ``output_class`` whose logits are computed when they are read."""
+    """Return the subclass of ``output_class`` whose logits are computed when first read."""
     return type(output_class.__name__, (LazyLogits, output_class), {"__module__": output_class.__module__})
 
 
 def with_deferred_logits(made: Any) -> Any:
-    """Return the output ``made`` such that its `DeferredLogits` are computed when they are read.
+    """Return ``made`` as an output whose `DeferredLogits` are computed when first read.
 
-    What is no ``ModelOutput`` cannot do that, and gets its logits now.
+    An output that is not a ``ModelOutput`` cannot defer them and gets its logits now.
     """
     if not isinstance(made, ModelOutput):
         made.logits = made.logits.compute()

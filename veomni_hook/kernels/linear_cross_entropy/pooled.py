@@ -1,7 +1,7 @@
-"""Scores of the one position of each row that a sequence classifier looks at.
+"""Scores of the one position in each row that a sequence classifier uses.
 
-Upstream scores every position and picks one of each row; here what it picks from is a `Scores`, which scores
-what is picked. ``score`` stays the module that it is (quantised, LoRA-wrapped).
+Upstream scores every position and picks one in each row. Here it picks from a `Scores`, which scores only
+the picked positions. The module ``score`` is kept as it is (quantised, LoRA-wrapped).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from veomni_hook.kernels.modules import is_linear, written_in
 
 __all__ = ["Scores", "last_token", "refuses"]
 
-#: Modules and packages (of adapters and of quantised projections) whose classes take one row at a time.
+#: Modules and packages (adapters, quantised projections) whose classes treat each row independently.
 _BY_ROW: tuple[type, ...] = (nn.Identity, nn.Dropout, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _BY_ROW += (nn.ParameterDict, nn.GELU, nn.ReLU, nn.SiLU, nn.Sigmoid, nn.Tanh)
 _PACKAGES = ("peft.", "bitsandbytes.", "torchao.", "transformers.integrations.", "gptqmodel.", "awq.")
@@ -24,7 +24,7 @@ _LOSS_HOME = ("transformers.loss.loss_utils", "ForSequenceClassificationLoss")
 
 
 class Scores:
-    """What ``score(hidden_states)`` is for code that asks where and how many, and takes rows from it."""
+    """Replaces ``score(hidden_states)`` for code that reads its device and shape and indexes rows."""
 
     def __init__(self, hidden_states: torch.Tensor, score: Any) -> None:
         self._hidden_states = hidden_states
@@ -32,7 +32,7 @@ class Scores:
 
     @property
     def device(self) -> torch.device:
-        """Where the hidden states are."""
+        """The device of the hidden states."""
         return self._hidden_states.device
 
     @property
@@ -41,24 +41,24 @@ class Scores:
         return self._hidden_states.shape[:-1]
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Return the scores ``[rows, labels]`` of the positions ``index``, a pair of (rows, positions)."""
+        """Return the scores ``[rows, labels]`` at ``index``, a pair (rows, positions)."""
         scores: torch.Tensor = self._score(self._hidden_states[index])
         return scores
 
 
 def _goes_row_by_row(module: nn.Module) -> bool:
-    """Whether what a module computes of one position is known to depend on no other."""
+    """Whether a module is known to compute each position independently of the others."""
     kind = type(module)
     return kind in _BY_ROW or is_linear(kind) or kind.__module__.startswith(_PACKAGES)
 
 
 def last_token(hidden_states: torch.Tensor, score: Any) -> Scores:
-    """Return the scores of ``hidden_states`` ``[batch, length, hidden]``, to be taken row by row."""
+    """Return the scores of ``hidden_states`` ``[batch, length, hidden]``, computed when indexed."""
     return Scores(hidden_states, score)
 
 
 def refuses(owner: Any, hidden_states: torch.Tensor, score: Any) -> str | None:
-    """Return why all positions have to be scored, or None."""
+    """Return why all positions must be scored, or None."""
     if not isinstance(score, nn.Module):
         return f"score is a {type(score).__name__}, no module"
     for module in score.modules():

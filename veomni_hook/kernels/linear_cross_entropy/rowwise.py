@@ -1,6 +1,6 @@
-"""What plain PyTorch makes of a chunk of logits: its rows' losses and statistics, and gradients in its place.
+"""Losses, statistics and gradients of a chunk of logits in plain PyTorch; gradients overwrite the logits.
 
-Rows are gone through a few at a time, so that nothing else as large as the chunk exists.
+Rows are processed a few at a time, so that no temporary is as large as the chunk.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from veomni_hook.kernels.linear_cross_entropy.autograd import Form
 
 __all__ = ["Rows", "loss", "overwrite", "slices"]
 
-# Logits at once: on a CPU they stay in its caches, on a GPU a launch has something to do.
+# Logits per step: on a CPU they fit into its caches, on a GPU they keep a launch busy.
 SLICE_LOGITS, SLICE_LOGITS_GPU = 1 << 19, 1 << 26
 # exp(-104) is 0 in float32.
 _VANISHED = -128.0
 
 
 class Rows(NamedTuple):
-    """What is known of rows, ``[rows]``; ``losses`` are weighted, and 0 where a row does not count."""
+    """Results of rows, ``[rows]``; ``losses`` are weighted, and 0 for ignored rows."""
 
     losses: torch.Tensor
     lse: torch.Tensor
@@ -31,18 +31,18 @@ class Rows(NamedTuple):
 
     @classmethod
     def empty(cls, x: torch.Tensor, form: Form) -> Rows:
-        """Return room for the rows of ``x``."""
+        """Allocate results for the rows of ``x``."""
         losses, lse, log_probs, entropy = x.new_zeros((4, x.shape[0]), dtype=torch.float32).unbind()
         tokens = x.new_empty(x.shape[0] if form.predictions else 0, dtype=torch.int64)
         return cls(losses, lse, log_probs, entropy, tokens)
 
     def part(self, rows: slice) -> Rows:
-        """Return the same memory for some of the rows."""
+        """Return views of some of the rows."""
         return Rows(*(each[rows] for each in self))
 
 
 class _Slopes(NamedTuple):
-    """What a row's gradient is made of: a share of each probability, and so much at the goal and anywhere."""
+    """Terms of a row's gradient: a factor of each probability, and constants at the goal and everywhere."""
 
     of_probability: torch.Tensor
     of_goal: torch.Tensor
@@ -59,9 +59,9 @@ def loss(
     *,
     gradient: bool,
 ) -> None:
-    """Fill ``found``, and (``gradient``) put the gradient of ``scale`` times the losses over ``logits``.
+    """Fill ``found``; if ``gradient``, overwrite ``logits`` with the gradient of ``scale`` times the losses.
 
-    ``weights`` ``[rows]`` are those of the losses, 0 where ``target`` is ``ignore_index``.
+    ``weights`` ``[rows]`` are the losses' weights, 0 where ``target`` is ``ignore_index``.
     """
     for rows in slices(logits):
         z, capped = _transformed(logits[rows], form)
@@ -91,7 +91,7 @@ def loss(
             of_probability = of_row * (1 + 2 * form.z_loss * here.lse) / summed
             slopes = _Slopes(of_probability, of_row * (smooth - 1), of_row * (-smooth / z.shape[-1]))
             made = _gradient(power, goal, slopes, form, capped)
-            # Without a cast, a cap or a need of both, powers were made where the logits are.
+            # In float32 without cap or entropy, ``made`` already shares the memory of the logits.
             if logits.dtype is not torch.float32 or capped is not None or form.entropy:
                 logits[rows].copy_(made)
 
@@ -105,7 +105,7 @@ def overwrite(
     to_log_probs: torch.Tensor | None,
     to_entropy: torch.Tensor | None,
 ) -> None:
-    """Put the gradient of log-probabilities and entropies over ``logits``; all else is ``[rows]``."""
+    """Overwrite ``logits`` with the gradient of log-probabilities and entropies; the rest is ``[rows]``."""
     for rows in slices(logits):
         z, capped = _transformed(logits[rows], form)
         counts = target[rows] != form.ignore_index
@@ -124,7 +124,7 @@ def overwrite(
 
 
 def slices(logits: torch.Tensor, most: int | None = None) -> Iterator[slice]:
-    """Yield a few rows at a time, ``most`` of them."""
+    """Yield slices of at most ``most`` rows."""
     rows, vocab = logits.shape
     step = max(1, (SLICE_LOGITS if logits.device.type == "cpu" else SLICE_LOGITS_GPU) // vocab)
     step = step if most is None else min(step, most)
@@ -132,7 +132,7 @@ def slices(logits: torch.Tensor, most: int | None = None) -> Iterator[slice]:
 
 
 def _transformed(raw: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the logits in float32, in memory of their own or that of ``raw``, and the tangent of a cap."""
+    """Return the logits in float32, in new memory or that of ``raw``, and the tanh of a cap."""
     z = raw.float()
     if form.softcap is None:
         return (z.mul_(form.factor) if form.factor != 1 else z), None
@@ -143,7 +143,7 @@ def _transformed(raw: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Ten
 def _gradient(
     power: torch.Tensor, goal: torch.Tensor, slopes: _Slopes, form: Form, capped: torch.Tensor | None
 ) -> torch.Tensor:
-    """Make of ``power``, a multiple of the probabilities, the gradient of the logits, in its place."""
+    """Turn ``power``, a multiple of the probabilities, into the gradient of the logits, in place."""
     power.mul_((slopes.of_probability * form.factor)[:, None])
     if slopes.of_all is not None and form.label_smoothing:
         power.add_((slopes.of_all * form.factor)[:, None])

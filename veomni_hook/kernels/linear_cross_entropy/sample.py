@@ -1,10 +1,10 @@
-"""Whether the weights of a head are still those of a forward, told by a sample of their numbers.
+"""Tells from a sample of a head's weights whether they have changed since a forward.
 
-A tensor's version does not tell: a fused optimizer, ``p.data``, and a new Parameter in the place of the old
-one leave it as it was, and sharded weights are gathered into other tensors each time. Small weights are
-compared as a whole. Of others the sample has at least one number of every row, and of every column where
-there are no fewer rows than columns: what an optimizer changes is noticed, a change of a few single numbers
-of a large weight may not be. Of 151,936 rows in bfloat16 it copies 300 KB.
+A tensor's version is not enough: a fused optimizer, ``p.data`` and a new Parameter leave it unchanged, and
+sharded weights are gathered into new tensors each time. Small weights are compared as a whole. For others,
+the sample has at least one number from every row, and from every column if there are at least as many rows
+as columns. It detects an optimizer step, but may miss a change of a few single numbers in a large weight.
+For 151,936 rows in bfloat16 it copies 300 KB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Sample(NamedTuple):
-    """Numbers of a weight and its bias, and the weight's shape."""
+    """Sampled numbers of a weight and its bias, and the weight's shape."""
 
     shape: tuple[int, ...]
     weight: torch.Tensor
@@ -35,7 +35,7 @@ def sample(weight: torch.Tensor, bias: torch.Tensor | None) -> Sample:
 
 
 def differ(before: Sample, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether a weight and its bias, both plain tensors, are others than they were."""
+    """Whether a weight or its bias, both plain tensors, have changed."""
     if tuple(weight.shape) != before.shape or (bias is None) != (before.bias is None):
         return True
     if not _equal(before.weight, _taken(weight.detach())):
@@ -45,11 +45,11 @@ def differ(before: Sample, weight: torch.Tensor, bias: torch.Tensor | None) -> b
 
 def _taken(weight: torch.Tensor) -> torch.Tensor:
     if not weight.is_contiguous():
-        # Without a copy of the whole: a column, and a row.
+        # A column and a row, to avoid a copy of the whole weight.
         return torch.cat([weight[:, 0], weight[0]]) if weight.numel() > _WHOLE else weight.reshape(-1)
     step = 1
     if weight.numel() > _WHOLE:
-        # With no factor in common with a row's length, steps below it come to every column.
+        # A step below the row length that shares no factor with it reaches every column.
         step = min(weight.shape) - 1
         while gcd(step, weight.shape[1]) > 1:
             step -= 1
@@ -57,7 +57,7 @@ def _taken(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether bits are equal, so that NaN is what it was."""
+    """Whether bits are equal, so that NaN equals NaN."""
     if one.dtype is not other.dtype:
         return False
     bits = _BITS[one.element_size()]

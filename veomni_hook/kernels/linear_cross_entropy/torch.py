@@ -1,8 +1,8 @@
 """Linear cross-entropy over chunks of rows in plain PyTorch, with its gradients computed in the forward.
 
-`objective.Objective` has the formulas, `rowwise` what is done between the products. Saved: the gradients, and
-what a second derivative needs (`autograd`). Float32: transforms, softmax, losses, dbias, and dweight while
-chunks are added to it. Rows to ignore are never computed on a CPU. Mutates: nothing.
+`objective` has the formulas, `rowwise` the steps between the products. Saved: the gradients, and what a
+second derivative needs (`autograd`). Float32: transforms, softmax, losses, dbias, and dweight while chunks
+are added to it. Ignored rows are skipped on a CPU. Mutates: nothing.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = [
     "unable",
 ]
 
-# Forward and backward on 2 cores, vocabularies 384 to 32,000: a tie at 4 million logits, slower below, 1.05
-# to 1.3 times faster from 16 million (64 MiB in float32) on.
+# Forward and backward on 2 cores, vocabularies 384 to 32,000: equal at 4 million logits, slower below, 1.05
+# to 1.3 times as fast from 16 million (64 MiB in float32) on.
 AUTO_LOGITS = 1 << 23
 
-# A chunk has at least this many rows (fewer slow the matrix products down: 128 rows cost 15 % at a vocabulary
-# of 151,936) and, where that is more, as many as make this number of logits (16 MiB in float32).
+# A chunk has at least this many rows (fewer slow down the matrix products: 128 rows cost 15 % at a vocabulary
+# of 151,936), or as many rows as make this number of logits (16 MiB in float32), if that is more.
 CHUNK_ROWS = 256
 CHUNK_LOGITS = 1 << 22
 # On a GPU each chunk reads and writes all of the weight's gradient. H200, 8,192 x 4,096 x 151,936, bfloat16:
 # 1 << 25 takes 111 ms and 2.3 GiB, 1 << 27 73 ms and 2.4, 1 << 28 67 ms and 3.7, 1 << 29 65 ms and 6.2.
 CHUNK_LOGITS_GPU = 1 << 28
-# Leaving rows out means a copy of the rest: not worth it for the last position of each sequence.
+# Skipping rows copies the rest: not worth it for only the last position of each sequence.
 SELECT_FROM = 1 / 8
 
 
@@ -49,7 +49,7 @@ OfRows = Callable[..., None]
 
 
 class _Selected(NamedTuple):
-    """The rows that are computed: ``chosen`` of all (None: they are all)."""
+    """The rows to compute: those at ``chosen`` (None: all)."""
 
     x: torch.Tensor
     target: torch.Tensor
@@ -57,8 +57,8 @@ class _Selected(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor, target: torch.Tensor, form: Form, vocab: int) -> _Selected:
-        """Select the rows that count, if the others are worth leaving out."""
-        # Elsewhere their number would have to be waited for; a tracer cannot know it.
+        """Select the rows that are not ignored, if skipping the others is worthwhile."""
+        # On other devices counting them would synchronise; a tracer cannot know the count.
         if x.device.type != "cpu" or torch.compiler.is_compiling():
             return cls(x, target, None)
         counts = target != form.ignore_index
@@ -72,7 +72,7 @@ class _Selected(NamedTuple):
         return cls(x[index], target[index], index)
 
     def of_all(self, rows: torch.Tensor, number: int, filled: float = 0) -> torch.Tensor:
-        """Return ``rows`` among ``number`` ones, the others ``filled``."""
+        """Scatter ``rows`` into ``number`` rows; the others are ``filled``."""
         if self.chosen is None:
             return rows
         return rows.new_full((number, *rows.shape[1:]), filled).index_copy_(0, self.chosen, rows)
@@ -86,7 +86,7 @@ def _size(x: torch.Tensor, weight: torch.Tensor) -> int:
 def _chunks(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    # Where rows are further apart than they are long, dynamo of torch 2.11 cannot write to them.
+    # dynamo (torch 2.11) cannot write to rows with padding between them.
     close = x.device.type == "cpu" or torch.compiler.is_compiling()
     return chunks(x, weight, bias, _size(x, weight), 1 if close else ALIGNED)
 
@@ -94,7 +94,7 @@ def _chunks(
 def _precision(
     x: torch.Tensor, weight: torch.Tensor, kept: torch.dtype, form: Form
 ) -> tuple[torch.dtype, torch.dtype]:
-    # bfloat16 loses small chunks in large sums.
+    # A large bfloat16 sum loses the contribution of small chunks.
     return precision(x.dtype, kept, in_float32=form.in_float32 or x.shape[0] > _size(x, weight))
 
 
@@ -117,7 +117,7 @@ def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
     weights = torch.ones_like(target, dtype=torch.float32) if loss_weights is None else loss_weights
     weights = weights if index is None or loss_weights is None else weights[index]
     weights = weights.where(target != form.ignore_index, 0)
-    # Scaled gradients are small numbers, which float16 would lose.
+    # Scaled gradients may underflow in float16.
     late = x.dtype is torch.float16
     sums = Sums(x, weight, needed, _precision(x, weight, kept, form))
     found = rowwise.Rows.empty(x, form)
@@ -186,13 +186,13 @@ def _statistics_of(found: rowwise.Rows, selected: _Selected, rows: int, form: Fo
 
 
 def _scale(gradient: torch.Tensor, factor: torch.Tensor) -> None:
-    # Only on a CPU is reading a number free.
+    # Reading a number is free only on a CPU.
     if factor.device.type != "cpu" or factor.item() != 1:
         gradient.mul_(factor)
 
 
 def chunked(of_rows: OfRows) -> Backend:
-    """Return the backend whose losses of a chunk's rows ``of_rows`` computes, called as `rowwise.loss` is."""
+    """Return a backend that computes each chunk with ``of_rows``, called like `rowwise.loss`."""
     return Backend(partial(_loss, of_rows), _statistics, _gradients, _scale)
 
 
@@ -216,11 +216,11 @@ def linear_cross_entropy(
     target: torch.Tensor,
     **objective: Any,
 ) -> torch.Tensor:
-    """Return the loss: by default the mean cross-entropy over positions that count; float32.
+    """Return the loss: by default the mean cross-entropy over positions that are not ignored; float32.
 
     ``hidden_states`` is ``[rows, hidden]``, ``weight`` ``[vocab, hidden]``, ``bias`` ``[vocab]``, ``target``
-    ``[rows]`` (int64). ``objective`` are fields of `Objective`. The rows of at most one chunk of logits exist
-    at a time. Raises IndexError, on a CPU, for a target that is no token.
+    ``[rows]`` (int64). ``objective``: fields of `Objective`. At most one chunk of logits exists at a time.
+    On a CPU, raises IndexError for a target outside the vocabulary.
     """
     return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
 
@@ -238,9 +238,9 @@ def causal_lm_output(*call: Any) -> causal_lm.Fused:
 def loses(
     owner: Any, hidden_states: torch.Tensor, head: Any, labels: Any, vocab_size: int, *_: Any
 ) -> str | None:
-    """Return where upstream was measured to be faster, or None."""
+    """Return why upstream was measured to be faster here, or None."""
     if active() is not None:
-        return None  # only a fused loss knows the options
+        return None  # only a fused loss supports the options
     if hidden_states.device.type != "cpu":
         # H200, bfloat16, 8,192 to 32,768 rows: 0.84 to 0.96 of upstream's speed, a third to a fifteenth of
         # its memory.

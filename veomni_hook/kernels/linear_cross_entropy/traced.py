@@ -1,12 +1,12 @@
-"""A language model's loss under ``torch.compile``, in a form that dynamo follows without a graph break.
+"""A language model's loss under ``torch.compile``, in a form that dynamo traces without a graph break.
 
-The head has to be a plain ``nn.Linear`` that nothing watches: its weight is read, and it is not called.
-Logits are computed when they are read (`output`): by the graph where compiled code reads them, by the head
-where a caller reads them of what a compiled model returned. Nothing is noted then, since compiled code would
-not look again: each reading costs the head's product.
+The head must be a plain ``nn.Linear`` without hooks: its weight is read, and it is not called.
+Logits are computed when read (`output`): by the graph if compiled code reads them, by the head if a caller
+reads them from a compiled model's output. The read is not recorded, since compiled code would not check it
+again: each read costs the head's product.
 
-What cannot be traced is asked while tracing: questions to loss functions are constants of the graph, the
-options in force a flag that it guards.
+What cannot be traced is decided at trace time: checks of loss functions are constants in the graph, active
+options a flag that the graph guards on.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["TracedLogits", "finish", "loss_function_refuses", "objective", "refuses"]
 
-#: Dynamo takes what it is constant from here: neither functions nor classes can be results of one.
+#: Cache that dynamo reads constants from: a constant result cannot be a function or a class.
 _REASONS: dict[Any, str | None] = {}
 _CLASSES: dict[type, type] = {}
 
 
 def refuses(call: Call) -> str | None:
-    """Return what, besides the reasons that hold anywhere, keeps this call from being traced, or None."""
+    """Return what, besides the general reasons, prevents tracing this call, or None."""
     if OPEN.any:
         return "compiled code cannot report to loss_options"
     head = call.head
@@ -54,12 +54,12 @@ def refuses(call: Call) -> str | None:
 
 
 def loss_function_refuses(loss_function: Any) -> str | None:
-    """Return why ``loss_function`` is none of the known ones, or None."""
+    """Return why ``loss_function`` is not a known one, or None."""
     if type(loss_function) is not FunctionType:
         return "the model has a loss_function of its own"
     _examine(loss_function)
     reason = _REASONS[loss_function]
-    # Said here once more, so that the graph is made anew where one of the two is replaced.
+    # Repeated here so that the graph is recompiled if one of the two is replaced.
     part = getattr(loss_utils.fixed_cross_entropy, "__code__", None)
     if reason is None and (
         part is not losses.PARTS.part or functional.cross_entropy is not losses.PARTS.operation
@@ -74,14 +74,14 @@ def _examine(loss_function: Any) -> bool:
 
 
 def objective(call: Call) -> Objective:
-    """Return what is asked for by the call."""
+    """Return what the call requests."""
     return Objective(
         call.loss_kwargs.get("ignore_index", -100), call.loss_kwargs.get("num_items_in_batch"), call.transform
     )
 
 
 class TracedLogits(output.DeferredLogits):
-    """Logits that nobody has read, of a compiled forward."""
+    """Logits of a compiled forward that have not been read yet."""
 
     def __init__(self, head: nn.Linear, call: Call, hidden_states: torch.Tensor) -> None:
         kind = hidden_states.device.type
@@ -92,7 +92,7 @@ class TracedLogits(output.DeferredLogits):
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._cast = None
         self._weights = sample(head.weight, head.bias)
-        # Of hidden states the version says nothing: Inductor reuses memory.
+        # The version of hidden states is meaningless: Inductor reuses memory.
         self._version = None
 
     def compute(self) -> torch.Tensor:
@@ -103,7 +103,7 @@ class TracedLogits(output.DeferredLogits):
 
 
 def finish(made: Any) -> Any:
-    """Return the output ``made`` such that its `TracedLogits` are computed when they are read."""
+    """Return ``made`` as an output whose `TracedLogits` are computed when first read."""
     if not isinstance(made, ModelOutput):
         made.logits = made.logits.compute()
         return made

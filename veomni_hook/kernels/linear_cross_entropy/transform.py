@@ -1,4 +1,4 @@
-"""What a model does to logits between its head and its loss: all of it is elementwise."""
+"""Elementwise operations that a model applies to logits between its head and its loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["IDENTITY", "Transform"]
 
 
 class Transform(NamedTuple):
-    """``softcap * tanh(dtype(logits) * scale / divisor / softcap)``; what is None is left out."""
+    """``softcap * tanh(dtype(logits) * scale / divisor / softcap)``; None skips a step."""
 
     dtype: torch.dtype | None = None
     scale: float | None = None
@@ -18,7 +18,7 @@ class Transform(NamedTuple):
     softcap: float | None = None
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return what upstream makes of ``logits``, rounding where upstream rounds."""
+        """Return the transformed ``logits``, rounded where upstream rounds."""
         if self.dtype is not None:
             logits = logits.to(self.dtype)
         if self.scale is not None:
@@ -31,12 +31,12 @@ class Transform(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """What logits are multiplied by before they are capped."""
+        """The factor of logits before the cap."""
         scale = 1.0 if self.scale is None else self.scale
         return scale if self.divisor is None else scale / self.divisor
 
     def refuses(self) -> str | None:
-        """Return why a kernel cannot do this, or None."""
+        """Return why a kernel cannot apply this, or None."""
         for name in ("scale", "divisor", "softcap"):
             value = getattr(self, name)
             if not isinstance(value, (int, float, type(None))):

@@ -1,13 +1,14 @@
-"""Linear cross-entropy over chunks of rows: three products of cuBLAS and one launch a chunk between them.
+"""Linear cross-entropy over chunks of rows: three cuBLAS products and one Triton launch per chunk.
 
-Forward:  the loss of `objective.Objective`. Logits of a chunk go into one buffer in the dtype of x; a program
-          a row reads them twice, in float32, and puts their gradient in their place.
-Backward: was done then: dx = d @ weight, dweight = sum of d.T @ x over chunks, dbias = sum of d, with
+Forward:  the loss of `objective.Objective`. Logits of a chunk go into one buffer in the dtype of x; one
+          program per row reads them twice, in float32, and overwrites them with their gradient.
+Backward: computed in the forward: dx = d @ weight, dweight = sum of d.T @ x over chunks, dbias = sum of d,
+          with
           d = t' w / items * ((1 + 2 z_loss lse) softmax(z) - (1 - e) onehot(target) - e / vocab)
-          What is left is the incoming factor, which costs nothing where it is 1.
+          Backward itself applies only the incoming factor, which is free if it is 1.
 Shapes: x [rows, hidden], weight [vocab, hidden], bias [vocab], target [rows] int64; loss float32, [].
-Float32: everything of a row between its logits and its gradient, sums over rows, dbias, and dweight if asked.
-Mutates: nothing. Rows to ignore cost their products, since nobody waits for their number.
+Float32: all steps between a row's logits and its gradient, sums over rows, dbias, and dweight if requested.
+Mutates: nothing. Ignored rows go through the products, too: counting them would synchronise.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ __all__ = [
 ]
 
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-# Rows of a chunk. With fewer than 1,024 the products with the weight's gradient wait for memory. It may have
-# more while its logits take less than CHUNK_BYTES, or than the weight without CHUNK_ROWS columns; than all of
-# it where the weight's gradient is summed in float32: what that is converted to takes as much later. On an
+# Rows of a chunk. With fewer than 1,024 the products with the weight's gradient are memory-bound. A chunk may
+# have more while its logits take less than CHUNK_BYTES, or than the weight without CHUNK_ROWS columns; than
+# the whole weight if its gradient is summed in float32: the converted gradient needs as much later. On an
 # H200, 16,384 x 4,096 x 151,936, in ms: 1,024 rows 96.1, 2,048 95.6, 2,816 96.7, 3,072 94.3, 3,328 96.5.
 # Multiples of 1,024 suit the products' tiles.
 CHUNK_ROWS, CHUNK_BYTES = 1024, 1 << 28
-#: Rows come in tiles of the matrix products.
+#: Rows in a tile of the matrix products.
 TILE = 128
 # Elements of a row that a program holds at once, and its warps.
 BLOCK, ELEMENTS_A_WARP, STAGES = 16384, 512, 1
@@ -53,7 +54,7 @@ _SCALE_BLOCK, _SCALE_PROGRAMS = 8192, 1056
 def chunk_rows(rows: int, hidden: int, vocab: int, element: int, *, converted: bool = False) -> int:
     """Return the rows of each chunk but the last.
 
-    ``converted`` says that the weight's gradient is summed in float32 and returned in fewer bits.
+    ``converted``: the weight's gradient is summed in float32 and returned in a narrower dtype.
     """
     share = hidden if converted else hidden - CHUNK_ROWS
     most = max(CHUNK_ROWS, share, CHUNK_BYTES // (vocab * element)) // CHUNK_ROWS * CHUNK_ROWS
@@ -67,12 +68,12 @@ def _size(x: torch.Tensor, weight: torch.Tensor, total: torch.dtype, result: tor
 
 
 def _filled(x: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
-    """Results of an operator are tensors: what is not needed is empty."""
+    """Replace unneeded gradients by empty tensors: an operator can return only tensors."""
     return tuple(x.new_empty(0) if each is None else each for each in gradients)
 
 
 class _Walk(NamedTuple):
-    """How the kernels of one call go through a row of logits, and what becomes of these."""
+    """How the kernels of one call iterate over a row of logits and transform it."""
 
     vocab: int
     block: int
@@ -89,7 +90,7 @@ class _Walk(NamedTuple):
 
 
 def _row_results(x: torch.Tensor, *, entropy: bool, predictions: bool) -> tuple[torch.Tensor, ...]:
-    """Room for the statistics of rows that are not always computed."""
+    """Allocate the optional statistics of rows."""
     rows = x.shape[0]
     entropies = x.new_empty(rows if entropy else 0, dtype=torch.float32)
     return entropies, x.new_empty(rows if predictions else 0, dtype=torch.int64)
@@ -128,7 +129,7 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
             entropy, predictions, any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
         )  # fmt: skip
         sums.add(part, logits)
-        # The buffer has to be free when the weight's gradient is converted.
+        # Free the buffer before the weight's gradient is converted.
         del logits
     return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
 
@@ -264,7 +265,7 @@ def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
         x, weight, bias, target, num_items, loss_weights, *form[:5], form.entropy, form.predictions, total,
         result, list(needed),
     )  # fmt: skip
-    # Scaled gradients are small numbers, which float16 would lose.
+    # Scaled gradients may underflow in float16.
     late = inverse if x.dtype is torch.float16 else None
     return Found(loss, _needed(gradients, needed), late, _wanted(form, log_probs, entropy, predictions))
 
@@ -319,7 +320,7 @@ def linear_cross_entropy(
     target: torch.Tensor,
     **objective: Any,
 ) -> torch.Tensor:
-    """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective`` are fields of `Objective`."""
+    """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective``: fields of `Objective`."""
     return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
 
 
@@ -337,11 +338,11 @@ def causal_lm_output(*call: Any) -> causal_lm.Fused:
 
 
 def refuses(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call has to come from somewhere else, or None; see `causal_lm.refuses`."""
+    """Return why the loss of this call cannot be computed here, or None; see `causal_lm.refuses`."""
     reason = causal_lm.refuses(model, *operands)
     if reason is not None:
         return reason
     dtype = autograd.compute_dtype(operands[0])
     reason = None if dtype in _DTYPES else f"logits have dtype {dtype}"
-    # Under auto the torch backend is asked next.
+    # With auto, the torch backend is tried next.
     return reason if wanted_by(model, "linear_cross_entropy") == AUTO else causal_lm.settled(model, reason)

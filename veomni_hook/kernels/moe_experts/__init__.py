@@ -1,8 +1,8 @@
-"""The experts of a mixture-of-experts layer: every token through the experts that its router chose.
+"""The experts of a mixture-of-experts layer: each token goes through the experts that its router chose.
 
-Called with the hidden states, the router's choice and weights, then the experts' own operands, in the order
-of the variant's reference function; guards ask with the same operands. What the user chose through
-transformers' ``experts_implementation`` wins over ``auto``.
+Kernels are called with the hidden states, the router's indices and weights, then the experts' own operands,
+in the order of the variant's reference function; guards ask with the same operands. The user's choice in
+transformers' ``experts_implementation`` takes precedence over ``auto``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OP = Op(
     overrides=f"{_HERE}.provenance:overridden",
 )
 
-# Those that are computed with stacked weights of experts that ids choose.
+# Variants with stacked expert weights, selected by id.
 _STACKED = (
     "gated",
     "gated_clamped",
@@ -51,7 +51,7 @@ _STACKED = (
     "biased_alpha_gated_float32",
     "ungated",
 )
-# torch._grouped_mm has bfloat16 alone.
+# torch._grouped_mm supports only bfloat16.
 _IN_FLOAT32 = ("biased_alpha_gated_float32",)
 
 KERNELS = (

@@ -1,7 +1,7 @@
-"""Gradients of experts with stacked weights: the one place that knows autograd, whatever backend computes.
+"""Gradients of experts with stacked weights: the autograd code for all backends.
 
-Saved: the operands, and what the backend's forward gives to keep (`torch` keeps the first product
-``[tokens * k, width]``; activations, rows of tokens and results of experts are computed again or not needed).
+Saved: the operands, and what the backend's forward returns for backward (`torch` keeps the first product
+``[tokens * k, width]``; activations, rows of tokens and results of experts are recomputed or not needed).
 Second derivatives come from the reference. Mutates: nothing.
 """
 
@@ -33,7 +33,7 @@ class Needed(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of the operands that can have one; of those that are not needed, anything."""
+    """Gradients of the differentiable operands; those that are not needed may have any content."""
 
     hidden_states: Tensor | None
     top_k_weights: Tensor | None
@@ -44,7 +44,7 @@ class Gradients(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """Two functions, called with autocast off.
+    """A backend's two functions, called with autocast off.
 
     Attributes:
         forward: ``(operands, form, *, keep) -> (result, kept)``: the result ``[tokens, hidden]`` in the dtype
@@ -52,8 +52,8 @@ class Backend(NamedTuple):
             ``keep``.
         backward: ``(grad, operands, kept, form, needed) -> Gradients``, of the operands' shapes, in any
             dtype.
-        spends: ``backward`` may write over ``kept``, unless it is traced. Called once more (a graph that was
-            retained), it gets an empty tuple in its place.
+        spends: ``backward`` may overwrite ``kept``, unless it is traced. If called again (retained graph), it
+            gets an empty tuple instead.
     """
 
     forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
@@ -74,7 +74,7 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         count = len(Operands._fields)
-        saved = ctx.saved_tensors  # which activation checkpointing gives once
+        saved = ctx.saved_tensors  # activation checkpointing provides them only once
         operands, kept = Operands(*saved[:count]), () if ctx.spent else saved[count:]
         wanted = ctx.needs_input_grad[2:]
         inputs = (operands.hidden_states, *operands[2:])
@@ -94,7 +94,7 @@ class _Experts(torch.autograd.Function):
 
 
 def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
-    """Compute ``variant`` of its reference's operands; ``forms.refuses`` has let them through."""
+    """Compute ``variant`` from its reference's operands, which have passed ``forms.refuses``."""
     tensors, rest = taken_apart(operands)
     form = form_of(variant, tensors, rest)
     if wants_grad(*(each for each in tensors if each is not None)):
@@ -104,7 +104,7 @@ def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
 
 
 def _differentiable(form: Form, operands: Operands, needed: Needed, grad: Tensor) -> Gradients:
-    """Return gradients that can be differentiated again."""
+    """Return differentiable gradients."""
     rest: tuple[Any, ...] = (FUNCTIONS[form.activation], form.limit)
     if LAYOUTS[form.variant].gate == "scaled_sigmoid":
         rest = (form.alpha, form.limit)

@@ -1,14 +1,14 @@
 """Device code of experts' products; `veomni_hook.kernels.moe_experts.triton_products` launches it.
 
 A row is one (token, place) pair with an expert; rows are sorted by expert. ``tiles`` holds, for each tile of
-``BM`` rows, its expert, its first row and where the expert's rows end, three parts of ``most`` numbers, and
-behind these how many tiles there are. Programs walk over tiles, so a grid depends on no count.
+``BM`` rows, its expert, its first row and the end of the expert's rows, in three parts of ``most`` numbers,
+followed by the number of tiles. Programs loop over tiles, so the grid does not depend on counts.
 
-Columns of a weight may be paired, a gate and an up column at a time: ``PAIRED`` 0 no, 1 all gates come before
-all ups, 2 they alternate. The product of a paired tile has ``2 * BN`` columns, and ``columns`` counts pairs.
-Where the first product is not paired, there is a gate and no up.
+Columns of a weight may be paired, one gate and one up column: ``PAIRED`` 0 no, 1 all gates before all ups,
+2 alternating. The product of a paired tile has ``2 * BN`` columns, and ``columns`` counts pairs. If the first
+product is not paired, there is a gate and no up.
 
-What follows the number of tokens is not specialised by: another batch would compile everything again.
+Arguments that depend on the number of tokens are not specialised: a new batch size would recompile everything.
 """
 
 import triton
@@ -21,7 +21,7 @@ __all__ = ["gate_up", "gate_up_backward", "rows_product", "weight_gradient"]
 
 @triton.jit
 def _place(index, m_tiles, n_tiles, GROUP: tl.constexpr):
-    """Tile of rows and tile of columns: ``GROUP`` tiles of rows meet one of columns before the next."""
+    """Tile of rows and of columns: ``GROUP`` tiles of rows use one tile of columns before the next."""
     group = index // (GROUP * n_tiles)
     within = index % (GROUP * n_tiles)
     size = tl.minimum(m_tiles - group * GROUP, GROUP)
@@ -35,9 +35,9 @@ def _tile(tiles, most, tile):
 
 @triton.jit
 def _rows_of_x(tokens, rows, row, end, ORDERED: tl.constexpr):
-    """Which rows of x a tile's rows are: themselves, or those of their tokens.
+    """The rows of x that a tile reads: its own rows if ``ORDERED``, else those of their tokens.
 
-    A row that is not there is computed from another one that is, and not stored.
+    A row past the end is computed from an existing row and not stored.
     """
     if ORDERED:
         found = tl.where(rows < end, rows, row).to(tl.int64)
@@ -48,7 +48,7 @@ def _rows_of_x(tokens, rows, row, end, ORDERED: tl.constexpr):
 
 @triton.jit
 def _columns(first, columns, BN: tl.constexpr, PAIRED: tl.constexpr):
-    """Where the columns of a tile stand in a row of a weight's products, and which of them exist."""
+    """The positions of a tile's columns in a row of a weight's products, and which of them exist."""
     if PAIRED == 0:
         place = first + tl.arange(0, BN)
         there = place < columns
@@ -65,7 +65,7 @@ def _columns(first, columns, BN: tl.constexpr, PAIRED: tl.constexpr):
 
 @triton.jit
 def _parted(pairs, BM: tl.constexpr, BN: tl.constexpr, PAIRED: tl.constexpr):
-    """Gate and up of a paired tile."""
+    """Split a paired tile into gate and up."""
     if PAIRED == 1:
         one, other = tl.split(tl.permute(tl.reshape(pairs, (BM, 2, BN)), (0, 2, 1)))
     else:
@@ -82,7 +82,7 @@ def _product(
     """A tile of rows of x times a tile of columns of the expert's weight, in float32.
 
     ``x``: a descriptor of contiguous rows, read from ``row`` on, or a pointer, with ``x_rows`` to each row.
-    ``EVEN``: whatever is not read through a descriptor comes in whole tiles.
+    ``EVEN``: everything that is not read through a descriptor comes in whole tiles.
     """
     WIDE: tl.constexpr = BN if PAIRED == 0 else 2 * BN
     LEAD: tl.constexpr = 2 if PAIRED == 1 else 1
@@ -129,7 +129,7 @@ def gate_up(
 ):  # fmt: skip
     """h [rows, columns] from rows of x, gathered unless they are ``ORDERED``.
 
-    ``KEEP``: gate and up, too, as the weight has them.
+    ``KEEP``: also store gate and up, in the weight's column order.
     """
     m_tiles = tl.load(tiles + 3 * most)
     n_tiles = tl.cdiv(columns, BN)
@@ -206,7 +206,7 @@ def _gradients(
     dh, products, gradients, h, rows, rows_there, weight, first, columns, limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, PAIRED: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """What `gate_up_backward` does with the columns from ``first`` on; returns their sums of dh * h."""
+    """Process the columns from ``first`` on for `gate_up_backward`; return their sums of dh * h."""
     wide = rows.to(tl.int64)[:, None]
     column = first + tl.arange(0, BN)
     there = rows_there[:, None] & (column < columns)[None, :]
@@ -244,10 +244,10 @@ def _gradients_by_parts(
     BM: tl.constexpr, BN: tl.constexpr, PAIRED: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """`_gradients` of one part of the columns after the other.
+    """Run `_gradients` on one part of the columns at a time.
 
-    A whole tile's gate, up and gradients do not fit into the registers: at 128 x 128 and 8 warps 1.6 KB a
-    thread would spill.
+    A whole tile's gate, up and gradients do not fit into registers: at 128 x 128 with 8 warps, each thread
+    would spill 1.6 KB.
     """
     if PARTS == 1:
         sums = _gradients(
@@ -278,8 +278,8 @@ def gate_up_backward(
 ):  # fmt: skip
     """The gradients of gate and up from rows of dout; ``gradients`` may be ``products`` itself.
 
-    ``h`` becomes weight * h, rounded once, and ``partial`` [tiles of columns, total] the sums over a tile's
-    columns that make the routing weight's gradient.
+    Writes weight * h, rounded once, to ``h``, and to ``partial`` [tiles of columns, total] the sums over a
+    tile's columns from which the routing weight's gradient is computed.
     """
     m_tiles = tl.load(tiles + 3 * most)
     n_tiles = tl.cdiv(columns, BN)
@@ -311,7 +311,7 @@ def _slab(
 ):  # fmt: skip
     """A block of columns of the rows from ``begin`` on.
 
-    In the ``LAST`` slab, rows from ``end`` on are zeros: they hold another expert's numbers, or anything.
+    In the ``LAST`` slab, rows from ``end`` on are zeroed: they hold another expert's numbers, or garbage.
     """
     if DESCRIBED and not LAST:
         slab = described.load([begin, first])
@@ -342,7 +342,7 @@ def weight_gradient(
     LEFT_GATHER: tl.constexpr, RIGHT_GATHER: tl.constexpr, LEFT_DESCRIBED: tl.constexpr,
     RIGHT_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """out [experts, p_columns, q_columns]: left^T right over an expert's rows; one may be gathered."""
+    """out [experts, p_columns, q_columns]: left^T right over an expert's rows; one operand may be gathered."""
     p_tiles = tl.cdiv(p_columns, BP)
     q_tiles = tl.cdiv(q_columns, BQ)
     of_expert = p_tiles * q_tiles

@@ -1,7 +1,7 @@
-"""What the variants of experts with stacked weights differ in, and what a call of one is made of.
+"""Differences between the variants of experts with stacked weights, and the operands of a call.
 
-Every one of them computes ``sum_k w_k * (gate(x U + u) D + d)``: two products with the weights of the pair's
-expert, and between them the gate of `torch_gating`. Biases are there or not.
+Each variant computes ``sum_k w_k * (gate(x U + u) D + d)``: two products with the weights of the pair's
+expert, and between them the gate of `torch_gating`. Biases are optional.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Layout(NamedTuple):
     """A variant.
 
     Attributes:
-        gate: what `torch_gating` knows the middle by.
+        gate: the name of the gate in `torch_gating`.
         transposed: weights are ``[E, in, out]``, not ``[E, out, in]``.
-        interleaved: gate and up are the even and the odd columns of the first product, not its halves.
+        interleaved: gate and up are the even and odd columns of the first product, not its halves.
         in_float32: operands are cast to float32 first.
     """
 
@@ -60,10 +60,10 @@ LAYOUTS = {
 
 
 class Form(NamedTuple):
-    """What of a call is no tensor.
+    """The non-tensor part of a call.
 
-    ``activation`` is a name in `activations.FUNCTIONS`, ``limit`` and ``alpha`` are 0 where the variant has
-    none, ``dtype`` is what the products are computed in.
+    ``activation`` is a name in `activations.FUNCTIONS`. ``limit`` and ``alpha`` are 0 if the variant has
+    none. ``dtype`` is the dtype of the products.
     """
 
     variant: str
@@ -78,9 +78,9 @@ class Operands(NamedTuple):
 
     Attributes:
         hidden_states: ``[tokens, hidden]``.
-        top_k_index: ``[tokens, k]``; an id that no expert has adds nothing.
+        top_k_index: ``[tokens, k]``; ids without an expert add nothing.
         top_k_weights: ``[tokens, k]``, of any floating-point dtype.
-        up: stacked weights of the first product, ``[E, width, hidden]``, or ``[E, hidden, width]`` where the
+        up: stacked weights of the first product, ``[E, width, hidden]``, or ``[E, hidden, width]`` if the
             layout is transposed; ``width`` counts gate and up.
         up_bias: ``[E, width]``.
         down: stacked weights of the second product, ``[E, hidden, inner]`` or ``[E, inner, hidden]``.
@@ -97,7 +97,7 @@ class Operands(NamedTuple):
 
 
 def taken_apart(operands: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
-    """Return the tensors among the operands of a variant's reference, and the other operands."""
+    """Split the operands of a variant's reference into tensors and other operands."""
     if len(operands) > 7 and isinstance(operands[5], Tensor):
         return Operands(*operands[:7]), operands[7:]
     hidden_states, index, weights, up, down = operands[:5]
@@ -105,7 +105,7 @@ def taken_apart(operands: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
 
 
 def form_of(variant: str, operands: Operands, rest: Sequence[Any]) -> Form:
-    """Return the form of a call; ``rest`` are the other operands of the variant's reference."""
+    """Return the form of a call; ``rest`` are the non-tensor operands of the variant's reference."""
     alpha = 0.0
     if LAYOUTS[variant].gate == "scaled_sigmoid":
         activation, alpha, limit = "sigmoid", *rest
@@ -117,7 +117,7 @@ def form_of(variant: str, operands: Operands, rest: Sequence[Any]) -> Form:
 
 
 def compute_dtype(variant: str, operands: Operands) -> torch.dtype:
-    """Return what products are computed in: autocast's dtype, float32 or that of the hidden states."""
+    """Return the dtype of the products: autocast's dtype, float32 or that of the hidden states."""
     x = operands.hidden_states
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
@@ -146,7 +146,7 @@ def refuses(owner: Any, *operands: Any) -> str | None:
 
 
 def unsuited(operands: Operands) -> str | None:
-    """Return why these tensors cannot be computed with, or None."""
+    """Return why these tensors are not supported, or None."""
     reason = not_plain(*(each for each in operands if each is not None))
     if reason is not None:
         return reason
@@ -174,7 +174,7 @@ def _unsuited_weights(x: Tensor, up: Tensor, down: Tensor) -> str | None:
 
 
 def _unsuited_biases(operands: Operands) -> str | None:
-    """Why biases are not one row for each expert, as broadcasting upstream would allow, or None."""
+    """Return why biases are not one row per expert (upstream would broadcast them), or None."""
     for bias in (operands.up_bias, operands.down_bias):
         if bias is not None and (bias.ndim != 2 or bias.shape[0] != operands.up.shape[0]):
             return f"a bias {[*bias.shape]} for {operands.up.shape[0]} experts"
@@ -182,7 +182,7 @@ def _unsuited_biases(operands: Operands) -> str | None:
 
 
 def unknown_rest(rest: Sequence[Any]) -> str | None:
-    """Return why activation, limit and alpha are none that the gates know, or None."""
+    """Return why the gates do not support this activation, limit or alpha, or None."""
     for each in rest:
         if type(each) in (int, float):
             continue

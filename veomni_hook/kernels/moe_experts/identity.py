@@ -1,4 +1,4 @@
-"""Experts of which some return what they get, by the function of those that do not."""
+"""Expert layers in which some experts are the identity; another kernel computes the rest."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def experts_or_identity(  # noqa: PLR0913, PLR0917 - the operands of a kernel
     num_experts: int,
     identity: Any = None,
 ) -> Tensor:
-    """Compute ``gated`` for ids below ``num_experts``; every other id is an expert that returns what it gets.
+    """Compute ``gated`` for ids below ``num_experts``; every other id is an identity expert.
 
-    ``gated`` computes what `reference.gated` says, and nothing for ids that no expert has.
+    ``gated`` computes `reference.gated`, and skips ids without an expert.
     """
     own = gate_up_proj is not None and down_proj is not None
     past = top_k_index >= (num_experts if own else 0)
@@ -40,7 +40,7 @@ def experts_or_identity(  # noqa: PLR0913, PLR0917 - the operands of a kernel
 
 
 def identity_refuses(refuses: Callable[..., str | None], owner: Any, *operands: Any) -> str | None:
-    """Return why the upstream code of the experts ``owner`` must run; ``refuses`` says it of ``gated``."""
+    """Return why the upstream code of the experts ``owner`` must run, or None; ``refuses`` checks ``gated``."""
     *tensors, activation, num_experts = operands[:7]
     if len(operands) > 7 and operands[7] is not None and (seen := call_is_seen(operands[7])) is not None:
         return f"the identity {seen}"

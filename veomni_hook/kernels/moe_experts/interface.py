@@ -1,10 +1,10 @@
-"""Our kernels in transformers' list of experts' implementations, for who chooses there.
+"""Registers our kernels in transformers' list of experts implementations, so that users can select them.
 
-``model.set_experts_implementation("veomni")``, or ``experts_implementation="veomni"`` of
-``from_pretrained``, has the kernel that ``auto`` takes first, also where upstream was measured to be as
-fast. Calls reach it as ever, through the guard (`veomni_hook.kernels.slot.Slot.reached`); the function in
-transformers' list gets those that no kernel took. A backend that was asked for by name, ``eager`` too, wins
-over the list. transformers 5.2 takes only its own names there.
+``model.set_experts_implementation("veomni")``, or ``experts_implementation="veomni"`` in
+``from_pretrained``, selects the first kernel that ``auto`` would use, even where upstream was measured to be
+as fast. Calls still reach it through the guard (`veomni_hook.kernels.slot.Slot.reached`); the function in
+transformers' list gets only calls that no kernel took. A backend selected by name, including ``eager``, takes
+precedence over the list. transformers 5.2 accepts only its own names there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SLOTS: WeakKeyDictionary[type, Slot] = WeakKeyDictionary()
 
 
 def offer(slot: Slot, decorated: type) -> None:
-    """Let a class of experts be computed by ``slot`` for who chooses ours in transformers' list."""
+    """Let ``slot`` compute a class of experts for users who select our entry in transformers' list."""
     _SLOTS[decorated] = slot
     functions = getattr(sys.modules.get("transformers.integrations.moe"), "ALL_EXPERTS_FUNCTIONS", None)
     if functions is not None:
@@ -36,10 +36,10 @@ def offer(slot: Slot, decorated: type) -> None:
 
 
 def run_upstream(module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute a call that no kernel took by upstream's loop over experts, with a warning.
+    """Compute a call that no kernel took with upstream's loop over experts, and warn.
 
     Raises:
-        KernelError: none can take any call of ``module`` on this device.
+        KernelError: no kernel can take any call of ``module`` on this device.
     """
     kind = type(module)
     owner = next((each for each in kind.__mro__ if each in _SLOTS), None)

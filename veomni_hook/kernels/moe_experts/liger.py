@@ -1,8 +1,8 @@
-"""Experts by Liger's Triton kernels, for who asks for them by name: SiLU, gate_up [E, 2I, H].
+"""Experts with Liger's Triton kernels, only if selected by name: SiLU, gate_up [E, 2I, H].
 
-It reads the number of its tiles from the device, and its gradient of the routing weights is added up by
-atomics: two runs differ in its last bits. Saved: the operands, gate and up of all pairs, and the order of
-pairs. Mutates: nothing.
+Liger reads its number of tiles from the device and sums the gradient of the routing weights with atomics, so
+that gradient is not deterministic: its last bits vary between runs. Saved: the operands, gate and up of all
+pairs, and the order of pairs. Mutates: nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def gated(
     down_proj: torch.Tensor,
     act_fn: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Return what `reference.gated` says; the activation is SiLU."""
-    # Liger knows no ids without an expert: they go to the first one, with the weight 0.
+    """Compute `reference.gated` with SiLU."""
+    # Liger does not support ids without an expert: they go to the first one, with weight 0.
     there = (top_k_index >= 0) & (top_k_index < gate_up_proj.shape[0])
     index = torch.where(there, top_k_index, 0).to(torch.int32)
     weights = torch.where(there, top_k_weights, 0)

@@ -1,16 +1,15 @@
-"""Experts by operators of torch_npu: rows are permuted, multiplied in groups, and brought back.
+"""Experts with torch_npu operators: rows are permuted, multiplied in groups, and permuted back.
 
 Forward:  rows = permute(x);  z = rows U_e + u_e;  h = gate(z);  y = h D_e + d_e;  result = unpermute(y, w)
 Backward: g = permute(grad);  dh = g D_e';  dz = gate'(z) (w dh);  dx = unpermute(dz U_e', 1)
           dw = <dh, h> + <g, d_e>;  dU_e = rows' dz;  dD_e = (w h)' g
-Shapes: `forms.Operands`; a row for each of the tokens * k pairs, sorted by expert.
-``npu_moe_token_permute`` and ``npu_moe_token_unpermute`` are of one kind with their backwards: each is the
-other one's. Every product is ``npu_grouped_matmul``, which has no backward: of rows with a matrix for each
-group (``group_type`` 0), and of columns that are grouped by what they are added up over (2). Counts of
-groups stay on the device. SiLU gates are ``npu_swiglu``, others PyTorch's (`torch_gating`). An id that no
-expert has goes to the last expert with weight 0: groups have to hold every row. So it costs a row's
-products, adds nothing, and gets no gradient.
-Saved: the operands, z in the dtype of the products, and where every row stands. Mutates: nothing.
+Shapes: `forms.Operands`; one row for each of the tokens * k pairs, sorted by expert.
+``npu_moe_token_permute`` and ``npu_moe_token_unpermute`` are each other's backward. Every product is
+``npu_grouped_matmul``, which has no backward: rows times one matrix per group (``group_type`` 0), or columns
+grouped along the summed dimension (2). Group counts stay on the device. SiLU gates use ``npu_swiglu``, others
+PyTorch (`torch_gating`). An id without an expert goes to the last expert with weight 0, because groups must
+contain every row. It costs a row's products, adds nothing, and gets no gradient.
+Saved: the operands, z in the dtype of the products, and the position of every row. Mutates: nothing.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ __all__ = [
     "ungated",
 ]
 
-# What the operators document: so many groups and experts of a token, fewer pairs, and narrower matrices.
+# Documented limits of the operators: groups, experts per token, (exclusive) pairs and matrix width.
 _MOST_EXPERTS, _MOST_TOP_K = 1024, 512
 _MOST_PAIRS, _MOST_COLUMNS = 16777215, 65536
-#: ``split_item``: one tensor of all results. ``group_type``: what is grouped, rows or what is added up.
+#: ``split_item``: all results in one tensor. ``group_type``: what is grouped, rows or the summed dimension.
 _ONE_RESULT, _ROWS, _SUMS = 3, 0, 2
 
 
 class _Rows(NamedTuple):
-    """Where pairs stand when they are sorted by expert.
+    """Positions of pairs sorted by expert.
 
     Attributes:
-        ids: ``[tokens, k]``, of experts alone.
-        held: ``[tokens, k]``, whether there was one.
-        ends: ``[E]`` int64, where each expert's rows end.
+        ids: ``[tokens, k]``, valid expert ids only.
+        held: ``[tokens, k]``, whether the original id had an expert.
+        ends: ``[E]`` int64, the end of each expert's rows.
         places: ``[tokens * k]`` int32, the row of each pair.
     """
 
@@ -73,12 +72,12 @@ class _Rows(NamedTuple):
         return torch.empty_like(weights).scatter_(0, self.places.long(), weights)[:, None]
 
     def weights(self, weights: Tensor) -> Tensor:
-        """Routing weights ``[tokens, k]``, 0 for an id that no expert has; in a dtype of the operators."""
+        """Routing weights ``[tokens, k]``, 0 for ids without an expert; in a dtype the operators support."""
         weights = weights.where(self.held, 0)
         return weights if weights.dtype in ascend.DTYPES else weights.float()
 
     def of_pairs(self, x: Tensor) -> Tensor:
-        """Numbers ``[rows]`` in the order of pairs, ``[tokens, k]``; 0 for an id that no expert has."""
+        """Numbers ``[rows]`` in the order of pairs, ``[tokens, k]``; 0 for ids without an expert."""
         return x.index_select(0, self.places.long()).view(self.ids.shape).where(self.held, 0)
 
     def experts(self) -> Tensor:
@@ -96,7 +95,7 @@ def _ids(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _permute(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The row of ``x`` ``[tokens, columns]`` for each pair, sorted by expert, and where each pair's is."""
+    """Rows of ``x`` ``[tokens, columns]`` for all pairs, sorted by expert, and the position of each pair."""
     rows, places = ascend.call("npu_moe_token_permute", x.contiguous(), index.contiguous())
     return rows, places
 
@@ -108,7 +107,7 @@ def _unpermute(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
 
 
 def _product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """Every row times its expert's matrix; ``matrices`` ``[E, in, out]``, transposed in memory or not."""
+    """Each row times its expert's matrix; ``matrices`` ``[E, in, out]`` may be transposed in memory."""
     (found,) = ascend.call(
         "npu_grouped_matmul", [rows], [matrices], group_list=ends, split_item=_ONE_RESULT, group_type=_ROWS,
         group_list_type=0,
@@ -136,7 +135,7 @@ def _matrices(weights: Tensor, form: Form) -> Tensor:
 
 
 def _by_swiglu(form: Form) -> bool:
-    """Whether the operator computes the gate: gates in front of ups, SiLU, nothing cut off."""
+    """Whether ``npu_swiglu`` can compute the gate: gates before ups, SiLU, no clamp."""
     layout = LAYOUTS[form.variant]
     return layout.gate == "product" and form.activation == "silu" and not layout.interleaved
 
@@ -177,7 +176,7 @@ def _backward(
     form: Form,
     needed: Needed,
     *,
-    spend: bool,  # what is kept is only read
+    spend: bool,  # unused: the saved tensors are only read
 ) -> Gradients:
     x, index, weights, up, _, down, down_bias = operands
     if not index.numel() or not up.numel() or not x.numel():
@@ -217,13 +216,13 @@ def _backward(
 
 
 def _weight_gradient(inputs: Tensor, outputs: Tensor, ends: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
-    """The gradient of stacked weights, as they are stored, for inputs and gradients of outputs."""
+    """The gradient of stacked weights in their storage layout, from inputs and gradients of outputs."""
     left, right = (inputs, outputs) if LAYOUTS[form.variant].transposed else (outputs, inputs)
     return _gradient(left, right, ends, dtype)
 
 
 def _sums(x: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of each expert's rows, ``[E, columns]``: a product with ones, added up in no other order."""
+    """The sum of each expert's rows, ``[E, columns]``: a product with ones, so the order is fixed."""
     ones = x.new_ones(x.shape[0], _ALIGNED_BYTES // x.element_size())
     return _gradient(x, ones, ends, dtype)[..., 0].contiguous()
 
@@ -238,7 +237,7 @@ def _zeros(operands: Operands, needed: Needed) -> Gradients:
     )
 
 
-# Rows of what is multiplied are multiples of this.
+# Rows of the products' operands must be multiples of this.
 _ALIGNED_BYTES = 32
 
 _BACKEND = define_backend("moe_experts_npu", _forward, _backward, _like_kept, kept=2)

@@ -1,7 +1,7 @@
-"""The two operators that a backend of experts with stacked weights consists of, whatever computes them.
+"""Defines the two operators, forward and backward, of a backend of experts with stacked weights.
 
-`forms` says what operands and a form are; `autograd` calls the operators. Gradients have the dtypes of their
-operands; in the place of one that is not needed the operators return an empty tensor.
+`forms` defines operands and forms; `autograd` calls the operators. Gradients have the dtypes of their
+operands; the operators return an empty tensor for a gradient that is not needed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def define_backend(
     """Define the operators ``name`` and ``name_backward`` and return the backend that calls them.
 
     Args:
-        name: of the operator.
-        forward: ``(operands, form, *, keep)`` to the result and what is kept for backward.
-        backward: ``(grad, operands, kept, form, needed, *, spend)`` to the gradients, in any dtype. With
-            ``spend`` it may write over what was kept; where that was done before, ``kept`` has None.
-        like_kept: ``(operands, form, *, keep)`` to tensors like those that ``forward`` keeps, of any content.
-        kept: how many these are.
-        spends: whether it makes use of ``spend``.
+        name: the operator's name.
+        forward: ``(operands, form, *, keep)`` -> the result and the tensors kept for backward.
+        backward: ``(grad, operands, kept, form, needed, *, spend)`` -> the gradients, in any dtype. With
+            ``spend`` it may overwrite the kept tensors; if it already did, ``kept`` has None.
+        like_kept: ``(operands, form, *, keep)`` -> tensors like those that ``forward`` keeps, any content.
+        kept: the number of kept tensors.
+        spends: whether ``backward`` uses ``spend``.
     """
 
     def forward_op(*call: Any) -> tuple[Tensor, ...]:
@@ -88,7 +88,7 @@ def define_backend(
     def call_backward(
         grad: Tensor, operands: Operands, held: tuple[Tensor, ...], form: Form, needed: Needed
     ) -> Gradients:
-        # By the dispatcher nothing may be mutated.
+        # Under the dispatcher, nothing may be mutated.
         spend = spends and not watched()
         return Gradients(*run_backward(grad, *operands, *(held or [None] * kept), *form, [*needed], spend))
 

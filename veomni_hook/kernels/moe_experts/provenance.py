@@ -1,12 +1,12 @@
-"""Whether a user chose ``experts_implementation``, or transformers put its default in the place of None.
+"""Tells whether a user chose ``experts_implementation``, or transformers replaced None by its default.
 
-A config cannot tell: transformers writes ``"grouped_mm"`` into it where None was, and the next model that is
-made from it looks like a choice. But it writes defaults past the property ``_experts_implementation``, and
-users' values through it or through ``set_experts_implementation``. So patched transformers notes those two
-here (`veomni_hook.patches.idioms.experts_implementation` puts the calls there), in the config itself, where
-the note survives deep copies and pickling; it never gets into ``config.json``.
+The config's value cannot tell: transformers writes ``"grouped_mm"`` over None, and for the next model made
+from the config this looks like a choice. But defaults bypass the property ``_experts_implementation``, while
+users' values go through it or through ``set_experts_implementation``. Patched transformers records those two
+here (`veomni_hook.patches.idioms.experts_implementation` inserts the calls). The record is stored in the
+config itself, survives deep copies and pickling, and is never written to ``config.json``.
 
-What the user chose wins over ``auto``. A kernel that ``VEOMNI_KERNELS`` asks for by name wins over both.
+The user's choice overrides ``auto``. A kernel that ``VEOMNI_KERNELS`` selects by name overrides both.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _KEPT = "_veomni_experts_kept"
 
 
 def users_choice(owner: Any, *operands: Any) -> str | None:
-    """Return why ``auto`` leaves the experts module ``owner`` to transformers, or None if nobody chose.
+    """Return why ``auto`` leaves the experts module ``owner`` to transformers, or None without a choice.
 
-    ``owner`` has a choice to honour only if it has the ``config`` that ``@use_experts_implementation`` reads.
+    Only an ``owner`` with the ``config`` that ``@use_experts_implementation`` reads can have a choice.
     """
     config = getattr(owner, "config", None)
     if config is None or not hasattr(config, "_experts_implementation") or chose_ours(owner):
@@ -55,7 +55,7 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
 
 
 def overridden(owner: Any, wanted: str) -> str | None:
-    """Return the ``experts_implementation`` that the backend ``wanted``, chosen by name, overrides."""
+    """Return the ``experts_implementation`` that ``wanted``, a backend selected by name, overrides."""
     if chose_ours(owner):
         return f"experts_implementation={OURS!r}"
     chosen = vars(getattr(owner, "config", object)).get(_CHOICE)
@@ -63,12 +63,12 @@ def overridden(owner: Any, wanted: str) -> str | None:
 
 
 def chose_ours(owner: Any) -> bool:
-    """Whether this package's kernels were chosen by transformers' ``experts_implementation``."""
+    """Whether transformers' ``experts_implementation`` selects this package's kernels."""
     return getattr(getattr(owner, "config", None), "_experts_implementation", None) == OURS
 
 
 def note_assignment(config: Any, value: str | Mapping[str, str] | None) -> None:
-    """Note that ``config._experts_implementation = value`` is about to run; it assigns to sub-configs too."""
+    """Record that ``config._experts_implementation = value`` will run; it also assigns to sub-configs."""
     if vars(config).pop(_KEPT, False):
         return
     if not isinstance(value, Mapping):
@@ -78,15 +78,15 @@ def note_assignment(config: Any, value: str | Mapping[str, str] | None) -> None:
         _note(config, value[""])
     for key, part in _sub_configs(config):
         if key not in value:
-            # What it has is assigned to it again, which is no choice.
+            # Assigning the current value again is not a choice.
             vars(part)[_KEPT] = True
 
 
 def note_request(model: Any, requested: str | Mapping[str, str] | None) -> None:
-    """Note that ``model.set_experts_implementation(requested)`` has run; to be called by that method itself.
+    """Record that ``model.set_experts_implementation(requested)`` has run; called by that method itself.
 
-    A call from transformers' own code is no choice: generation takes another implementation while it decodes
-    and puts the former back, exporters do the same.
+    A call from transformers' own code is not a choice: generation switches the implementation while decoding
+    and restores it, and exporters do the same.
     """
     caller = sys._getframe(2).f_globals.get("__name__", "")
     if caller.partition(".")[0] == "transformers":
@@ -104,7 +104,7 @@ def note_request(model: Any, requested: str | Mapping[str, str] | None) -> None:
 
 
 def forget_choice(serialised: dict[str, Any]) -> None:
-    """Take the note out of what is about to be written as ``config.json``."""
+    """Remove the record from the dict that will be written as ``config.json``."""
     serialised.pop(_CHOICE, None)
 
 
@@ -125,14 +125,14 @@ def _is_watched(config_class: Any) -> bool:
     return _found_watched(config_class)
 
 
-# What torch.compiler.assume_constant_result does, which imports dynamo: while it traces, this is called and
-# its result a constant. Of a cache, dynamo would warn.
+# Same effect as torch.compiler.assume_constant_result, without importing dynamo: the function is called at
+# trace time and its result is a constant. With a cache, dynamo would warn.
 setattr(_is_watched, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
 
 
 @cache
 def _found_watched(config_class: Any) -> bool:
-    """Whether assignments to configs of this class, and requests to models, are noted in this process."""
+    """Whether this process records assignments to configs of this class, and requests to models."""
     models = sys.modules.get("transformers.modeling_utils")
     request = getattr(getattr(models, "PreTrainedModel", None), "set_experts_implementation", None)
     assignment = getattr(getattr(config_class, "_experts_implementation", None), "fset", None)
