@@ -8,7 +8,7 @@ Columns of a weight may be paired, one gate and one up column: ``PAIRED`` 0 no, 
 2 alternating. The product of a paired tile has ``2 * BN`` columns, and ``columns`` counts pairs. If the first
 product is not paired, there is a gate and no up.
 
-Arguments that depend on the number of tokens are not specialised: a new batch size would recompile everything.
+Arguments that depend on the number of tokens are not specialised, so a new batch size recompiles nothing.
 """
 
 import triton
@@ -342,7 +342,7 @@ def weight_gradient(
     LEFT_GATHER: tl.constexpr, RIGHT_GATHER: tl.constexpr, LEFT_DESCRIBED: tl.constexpr,
     RIGHT_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """out [experts, p_columns, q_columns]: left^T right over an expert's rows; one operand may be gathered."""
+    """out [experts, p_columns, q_columns]: left^T right over an expert's rows; one side may be gathered."""
     p_tiles = tl.cdiv(p_columns, BP)
     q_tiles = tl.cdiv(q_columns, BQ)
     of_expert = p_tiles * q_tiles

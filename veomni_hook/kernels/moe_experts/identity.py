@@ -40,7 +40,7 @@ def experts_or_identity(  # noqa: PLR0913, PLR0917 - the operands of a kernel
 
 
 def identity_refuses(refuses: Callable[..., str | None], owner: Any, *operands: Any) -> str | None:
-    """Return why the upstream code of the experts ``owner`` must run, or None; ``refuses`` checks ``gated``."""
+    """Return why the upstream code of the experts ``owner`` must run; ``refuses`` checks ``gated``."""
     *tensors, activation, num_experts = operands[:7]
     if len(operands) > 7 and operands[7] is not None and (seen := call_is_seen(operands[7])) is not None:
         return f"the identity {seen}"

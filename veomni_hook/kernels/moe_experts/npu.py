@@ -44,7 +44,7 @@ __all__ = [
     "ungated",
 ]
 
-# Documented limits of the operators: groups, experts per token, (exclusive) pairs and matrix width.
+# Documented limits of the operators: groups and experts per token; exclusive: pairs and matrix width.
 _MOST_EXPERTS, _MOST_TOP_K = 1024, 512
 _MOST_PAIRS, _MOST_COLUMNS = 16777215, 65536
 #: ``split_item``: all results in one tensor. ``group_type``: what is grouped, rows or the summed dimension.
@@ -116,12 +116,12 @@ def _product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
 
 
 def _gradient(left: Tensor, right: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of each expert ``left`` ``[rows, P]``, transposed, times ``right`` ``[rows, Q]``: ``[E, P, Q]``."""
+    """For each expert, ``left`` ``[rows, P]``, transposed, times ``right`` ``[rows, Q]``: ``[E, P, Q]``."""
     (found,) = ascend.call(
         "npu_grouped_matmul", [left.t()], [right], group_list=ends, split_item=_ONE_RESULT, group_type=_SUMS,
         group_list_type=0,
     )  # fmt: skip
-    # torch_npu does not say what stands where a group is empty.
+    # torch_npu does not document the result of an empty group.
     empty = ends.diff(prepend=ends.new_zeros(1)) == 0
     return found.to(dtype).masked_fill_(empty[:, None, None], 0)  # type: ignore[no-any-return]
 

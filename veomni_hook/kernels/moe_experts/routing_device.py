@@ -1,7 +1,7 @@
-"""Device code that brings pairs into the experts' order, and rows' results back to their tokens.
+"""Device code that sorts pairs by expert and combines rows' results per token.
 
-`veomni_hook.kernels.moe_experts.triton_routing` and `.triton_products` launch it; `.device` says what a row
-and a tile are.
+`veomni_hook.kernels.moe_experts.triton_routing` and `.triton_products` launch it; `.device` defines rows and
+tiles.
 """
 
 import triton
@@ -12,7 +12,7 @@ __all__ = ["column_sums", "combine", "routing_gradient", "routing_keys", "routin
 
 @triton.jit(do_not_specialize=["total"])
 def routing_keys(ids, keys, total, experts, BLOCK: tl.constexpr):
-    """What pairs are sorted by: their expert, or the number of experts for every id that no expert has."""
+    """Sort keys of pairs: their expert, or the number of experts for ids without an expert."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = pair < total
     expert = tl.load(ids + pair, mask=there, other=0)
@@ -22,7 +22,7 @@ def routing_keys(ids, keys, total, experts, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rows_below(keys, expert, total, steps):
-    """How many of the sorted keys are less than each of ``expert``."""
+    """The number of sorted keys below each of ``expert``."""
     low = tl.zeros_like(expert)
     high = low + total
     for _ in tl.range(0, steps):
@@ -40,9 +40,9 @@ def routing_tables(
     EXPERTS: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """A block of rows' tokens, pairs and the way back, and a block of tiles.
+    """Fill a block of tokens, pairs and inverse positions of rows, and a block of tiles.
 
-    Every program finds all offsets for itself, which saves a launch.
+    Each program computes all offsets itself, which saves a launch.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = rows < total
@@ -52,7 +52,7 @@ def routing_tables(
     tl.store(rows_of + pair, rows, mask=there)
     expert = tl.arange(0, EXPERTS)
     exists = expert < experts
-    # One after the other, the two searches would wait for memory twice as often.
+    # Both searches at once: one after the other, they would wait for memory twice as often.
     bounds = tl.minimum(expert[:, None] + tl.arange(0, 2)[None, :], experts)
     begin, end = tl.split(_rows_below(keys, bounds, total, steps))
     ceiling = tl.cumsum((end - begin + BM - 1) // BM, axis=0)
@@ -88,9 +88,9 @@ def combine(
     y, out, rows_of, weights, offsets, experts, columns,
     TOP_K: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """One block of columns of one token: the sum over its places, in their order.
+    """One block of columns of one token: the sum over its places, in order.
 
-    Places of no expert add nothing.
+    Places without an expert add nothing.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -111,7 +111,7 @@ def routing_gradient(
     partial, out, rows_of, offsets, ids, dout, bias, experts, parts, total, hidden, d_row,
     TOP_K: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block of routing weights: the rows' partial sums, and the bias that they scaled."""
+    """The gradient of a block of routing weights: the rows' partial sums, plus the scaled bias's term."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < total
     row = tl.load(rows_of + pair, mask=inside, other=0)

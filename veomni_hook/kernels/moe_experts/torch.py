@@ -1,12 +1,12 @@
-"""Experts in plain PyTorch: pairs sorted by expert, and one product of matrices for all rows of an expert.
+"""Experts in plain PyTorch: pairs are sorted by expert, with one matrix product for all rows of an expert.
 
 Forward:  z = x[token] U_e + u_e;  y = gate(z);  result[token] += w * (y D_e + d_e)
 Backward: dy = w * g D_e';  dz = gate'(z) dy;  dx[token] += dz U_e';  dw = <g D_e', y> + <g, d_e>
           dU_e = x[token]' dz;  dD_e = y' (w * g), where g = grad[token]; dw needs no result of D_e
-Shapes: `forms.Operands`; a row for each of the tokens * k pairs. Sums over k and over tokens are in float32
-(float64 for float64), in a fixed order: two runs give the same bits. Saved: the operands and z, in the dtype
-of the products. Mutates: nothing. On a CPU one expert after the other (`torch_by_expert`), elsewhere in
-products for all experts at once (`torch_grouped`).
+Shapes: `forms.Operands`; one row for each of the tokens * k pairs. Sums over k and over tokens are in float32
+(float64 for float64), in a fixed order, so results are deterministic. Saved: the operands and z, in the dtype
+of the products. Mutates: nothing. On a CPU one expert after the other (`torch_by_expert`), elsewhere all
+experts in one product (`torch_grouped`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _backward(
     form: Form,
     needed: Needed,
     *,
-    spend: bool,  # what is kept is only read
+    spend: bool,  # unused: the saved tensors are only read
 ) -> Gradients:
     home = torch_by_expert if grad.device.type == "cpu" else torch_grouped
     found: Gradients = home.backward(grad, operands, kept[0], form, needed)
@@ -100,7 +100,7 @@ refuses_or_identity = partial(identity_refuses, refuses)
 def loses(  # noqa: PLR0911 - one return a reason
     owner: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, up: Tensor | None, *_: Any
 ) -> str | None:
-    """Return where upstream was measured to be as fast, or was not measured, or None."""
+    """Return why upstream is preferred (measured to be as fast, or not measured), or None."""
     if chose_ours(owner):
         return None
     if hidden_states.device.type != "cpu":

@@ -1,7 +1,7 @@
-"""Some experts after the others, for a CPU: `torch` has the formulas.
+"""Computes experts one after the other, for a CPU; `torch` has the formulas.
 
-Rows of tokens are gathered for one expert at a time, or for as many as have few, so that they and what is
-computed of them stay in the cache, and nothing but the first product exists for all pairs at once.
+Rows of tokens are gathered for one expert at a time, or for several experts with few rows, so that rows and
+intermediate results stay in the cache. Only the first product exists for all pairs at once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from veomni_hook.kernels.moe_experts.torch_routing import Chunk, Pairs, sorted_p
 
 __all__ = ["backward", "forward", "product", "weight_gradient", "working"]
 
-# Steps beside the products are taken for at least this many rows: done for each of 27 experts with one row
-# they are a fifth of the time.
+# Steps other than products run on at least this many rows: run separately for 27 experts with one row each,
+# they take a fifth of the time.
 CHUNK_ROWS = 256
-# Without units for 16 bits their products are slow on a CPU. 2,048 x 1,536 on AVX-512, bfloat16 against a
-# cast of the weight and a product in float32: 8 ms and 10 for 4 rows, 16 and 15 for 32, 70 and 27 for 256;
+# 16-bit products are slow on a CPU without 16-bit units. 2,048 x 1,536 on AVX-512, bfloat16 against a cast of
+# the weight and a float32 product, in ms: 8 and 10 for 4 rows, 16 and 15 for 32, 70 and 27 for 256;
 # backward, float16: 75 and 12 for 4 rows, 3,400 and 25 for 256.
 FLOAT32_ROWS = 32
 
@@ -40,7 +40,7 @@ def forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tens
         token = chunk.places // pairs.top_k
         dtype = working(form.dtype, len(token) // len(chunk.experts))
         z = product(x.index_select(0, token).to(form.dtype).to(dtype), up, chunk, form)
-        # Rounded as upstream's operators round it: of what stands at a limit the gradient depends on it.
+        # Round as upstream's operators do: the gradient of values at a limit depends on it.
         z = _biased(z.to(form.dtype).to(kept.dtype), up_bias, chunk)
         if keep:
             kept[chunk.rows] = z
@@ -50,7 +50,7 @@ def forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tens
 
 
 def backward(grad: Tensor, operands: Operands, kept: Tensor, form: Form, needed: Needed) -> Gradients:
-    """Return the gradients that are ``needed``; experts without tokens get zeros."""
+    """Return the ``needed`` gradients; experts without tokens get zeros."""
     x, index, weights, up, _, down, down_bias = operands
     pairs = sorted_pairs(index, up.shape[0])
     dtype = working(form.dtype, FLOAT32_ROWS)
@@ -84,23 +84,23 @@ def backward(grad: Tensor, operands: Operands, kept: Tensor, form: Form, needed:
 
 
 def working(dtype: torch.dtype, rows: int) -> torch.dtype:
-    """Return what products of ``dtype`` with about ``rows`` for each expert are computed in."""
+    """Return the dtype in which to compute products of ``dtype`` with about ``rows`` rows per expert."""
     return torch.float32 if dtype.itemsize == 2 and rows >= FLOAT32_ROWS else dtype
 
 
 def product(x: Tensor, weights: Tensor, chunk: Chunk, form: Form, *, back: bool = False) -> Tensor:
-    """Return rows times their experts' matrices, or ``back`` from outputs to inputs, in their dtype."""
+    """Return rows times their experts' matrices (``back``: from outputs to inputs), in their dtype."""
     turned = LAYOUTS[form.variant].transposed is back
     found = x.new_empty(len(x), weights.shape[1 if turned else 2])
     for expert, rows in chunk.experts:
-        # What autocast casts is rounded, also where the product has a higher precision.
+        # Round to autocast's dtype, even if the product has a higher precision.
         weight = weights[expert].to(form.dtype).to(x.dtype)
         torch.mm(x[rows], weight.t() if turned else weight, out=found[rows])
     return found
 
 
 def weight_gradient(gradient: Tensor, inputs: Tensor, outputs: Tensor, chunk: Chunk, form: Form) -> None:
-    """Write the gradients of experts' weights, for their ``inputs`` and gradients of their ``outputs``."""
+    """Write the gradients of experts' weights, from their ``inputs`` and gradients of their ``outputs``."""
     left, right = (inputs, outputs) if LAYOUTS[form.variant].transposed else (outputs, inputs)
     for expert, rows in chunk.experts:
         if gradient.dtype is left.dtype:
@@ -123,7 +123,7 @@ def _sums(gradient: Tensor, x: Tensor, chunk: Chunk) -> None:
 
 
 def _empty(operands: Operands, needed: Needed, pairs: Pairs, total: torch.dtype) -> Gradients:
-    """Memory for the gradients; of stacked ones only what no expert will write is zero."""
+    """Allocate the gradients; of stacked ones, only parts that no expert writes are zeroed."""
     x, _, weights, *stacked = operands
     idle = (pairs.starts.diff() == 0).nonzero().flatten().tolist()
     made: list[Tensor | None] = []

@@ -1,10 +1,10 @@
-"""Experts with any function in the middle or at the end, on a CPU, between grouped products.
+"""Experts with arbitrary functions between or after the grouped products, on a CPU.
 
-Forward:  result[token] += w * end(middle(x[token] U_e) D_e), the functions called once for each expert with
-          tokens, with its rows, as upstream calls them
-Backward: autograd's, but for the products: dx = dy W_e', dW_e = x' dy
-Saved: x[token], the first product, the product before D_e, the result of each pair, and what the functions
-save. Sums over k are in float32 (float64 for float64). Mutates: nothing.
+Forward:  result[token] += w * end(middle(x[token] U_e) D_e); the functions are called once for each expert
+          that has tokens, with its rows, as upstream calls them
+Backward: autograd's, except for the products: dx = dy W_e', dW_e = x' dy
+Saved: x[token], the first product, the input of D_e, the result of each pair, and what the functions save.
+Sums over k are in float32 (float64 for float64). Mutates: nothing.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class _Product(torch.autograd.Function):
 
 
 def gated_jointly(*operands: Any) -> Tensor:
-    """Compute what `reference.gated_jointly` says, of its operands."""
+    """Compute `reference.gated_jointly` from its operands."""
     *tensors, act_fn = operands
     return _experts(tensors, lambda both: act_fn(*both.chunk(2, dim=-1)), None)
 
 
 def gated_normalised(*operands: Any) -> Tensor:
-    """Compute what `reference.gated_normalised` says, of its operands."""
+    """Compute `reference.gated_normalised` from its operands."""
     *tensors, act_fn, norm = operands
 
     def middle(both: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def _experts(
     form = Form("gated", "", 0.0, 0.0, compute_dtype("gated", operands))
     result = x.new_zeros(x.shape, dtype=torch.promote_types(form.dtype, torch.float32))
     pairs = sorted_pairs(index, up.shape[0])
-    for chunk in pairs.chunks(index.numel()):  # one, if any
+    for chunk in pairs.chunks(index.numel()):  # at most one
         token = chunk.places // pairs.top_k
         rows = _each(middle, _multiplied(x.index_select(0, token), up, chunk, form), chunk)
         rows = _multiplied(rows, down, chunk, form)

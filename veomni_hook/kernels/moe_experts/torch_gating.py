@@ -1,10 +1,10 @@
-"""The middle of an expert, between its two products, and its derivative; every backend's reference for both.
+"""The gate between an expert's two products, and its derivative: the reference for every backend.
 
 Forward:  y = a(g) * u, clamped or not, a(g) alone, or (u + 1) * g * sigmoid(alpha * g)
-Backward: dg, du by the chain rule; where a clamp acts they are 0, at the limit itself they are not
+Backward: dg, du by the chain rule; 0 where a clamp acts, but not at the limit itself
 Shapes: g and u are the halves of ``both`` ``[rows, width]`` or its even and odd columns; y ``[rows, inner]``.
-Saved: nothing, ``backward`` computes y again. Mutates: nothing. Every step is in the dtype of ``both``;
-those of ``product_float32`` are in float32.
+Saved: nothing, ``backward`` recomputes y. Mutates: nothing. Every step is in the dtype of ``both``, for
+``product_float32`` in float32.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def forward(both: Tensor, form: Form) -> Tensor:
 
 
 def backward(both: Tensor, dy: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """Return y and the gradient of ``both``, in its dtype; ``dy`` has it, too."""
+    """Return y and the gradient of ``both``, in its dtype, which is also that of ``dy``."""
     gate, activate = LAYOUTS[form.variant].gate, FUNCTIONS[form.activation]
     activate_backward = _BACKWARD[form.activation]
     if gate == "activation":

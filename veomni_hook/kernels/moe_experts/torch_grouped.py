@@ -1,8 +1,8 @@
 """All experts in one product, for a GPU: ``torch._grouped_mm`` over pairs sorted by expert.
 
-`torch` has the formulas. Nothing waits for the device. Rows of pairs that no expert has stand at the ends of
-the sorted order: products leave them as they find them, and they are masked before anything is added up. Sums
-over k are taken place by place of a token, so there are no atomics. Negative ids are not looked for.
+`torch` has the formulas. Nothing synchronises. Rows of pairs without an expert are at the ends of the sorted
+order: products do not touch them, and they are masked before any sum. Sums over k run over a token's places
+in order, without atomics. Negative ids are not checked for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from veomni_hook.kernels.moe_experts.torch_routing import Pairs, sorted_pairs
 
 __all__ = ["backward", "forward", "unable"]
 
-# What torch._grouped_mm wants addresses and rows to be multiples of.
+# torch._grouped_mm needs addresses and rows to be multiples of this.
 ALIGNED_BYTES = 16
 
 
@@ -49,7 +49,7 @@ def forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tens
 
 
 def backward(grad: Tensor, operands: Operands, kept: Tensor, form: Form, needed: Needed) -> Gradients:
-    """Return the gradients that are ``needed``."""
+    """Return the ``needed`` gradients."""
     x, index, weights, up, _, down, down_bias = operands
     rows = _Rows(sorted_pairs(index, up.shape[0]))
     share = weights.reshape(-1, 1).index_select(0, rows.pairs.order)
@@ -83,7 +83,7 @@ def _matrices(weights: Tensor, form: Form) -> Tensor:
 
 
 class _Rows:
-    """Rows of pairs sorted by expert, and what is done to all of them at once."""
+    """Rows of pairs sorted by expert, and operations on all of them at once."""
 
     def __init__(self, pairs: Pairs) -> None:
         self.pairs = pairs
@@ -93,11 +93,11 @@ class _Rows:
         self._held = (number < pairs.starts[-1])[:, None]
         experts = len(pairs.starts) - 1
         self.expert = torch.searchsorted(pairs.starts[1:], number, right=True).clamp(max=experts - 1)
-        # Where each place's row stands.
+        # The row of each place.
         self._inverse = torch.empty_like(number).scatter_(0, pairs.order, number)
 
     def product(self, x: Tensor, matrices: Tensor) -> Tensor:
-        """Every row times its expert's matrix; anything for rows that no expert has."""
+        """Each row times its expert's matrix; undefined for rows without an expert."""
         found: Tensor = torch._grouped_mm(x, matrices, offs=self._ends)
         return found
 
@@ -106,7 +106,7 @@ class _Rows:
         return x.to(dtype) if bias is None else x.to(dtype) + bias.index_select(0, self.expert).to(dtype)
 
     def in_place(self, x: Tensor) -> Tensor:
-        """Rows in the order of places, ``[tokens * k, ...]``; 0 where no expert is."""
+        """Rows in the order of places, ``[tokens * k, ...]``; 0 for places without an expert."""
         return x.masked_fill(~self._held, 0).index_select(0, self._inverse)
 
     def of_tokens(self, x: Tensor, shape: torch.Size, weights: Tensor | None) -> Tensor:
@@ -115,7 +115,7 @@ class _Rows:
         return (held if weights is None else held * weights[..., None]).sum(1)
 
     def gradient(self, inputs: Tensor, outputs: Tensor, form: Form) -> Tensor:
-        """The gradient of stacked weights, for inputs and gradients of outputs of their product."""
+        """The gradient of stacked weights, from inputs and gradients of outputs of their product."""
         left, right = (inputs, outputs) if LAYOUTS[form.variant].transposed else (outputs, inputs)
         found: Tensor = torch._grouped_mm(left.t(), right, offs=self._ends)
         return found

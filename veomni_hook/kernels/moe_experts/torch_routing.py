@@ -1,4 +1,4 @@
-"""Pairs of a token and one of its experts, sorted by expert: the order of rows in grouped products."""
+"""Sorts pairs of a token and one of its experts by expert: the order of rows in grouped products."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Chunk", "Pairs", "sorted_pairs"]
 
 
 class Chunk(NamedTuple):
-    """Neighbours among sorted pairs: all pairs of some experts.
+    """A contiguous part of the sorted pairs: all pairs of some experts.
 
     Attributes:
-        places: where in ``top_k_index``, flat, they come from.
-        rows: where they stand among all.
-        experts: each with where its pairs stand among these.
+        places: their positions in the flattened ``top_k_index``.
+        rows: their positions among all sorted pairs.
+        experts: each expert with the positions of its pairs in this chunk.
     """
 
     places: Tensor
@@ -27,10 +27,10 @@ class Chunk(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Places of ``top_k_index``, flat, in the order of their experts; equal ones in that of their places.
+    """Places of the flattened ``top_k_index``, stably sorted by expert.
 
     Attributes:
-        order: ``[tokens * k]`` int64; ids that no expert has stand before the first and after the last.
+        order: ``[tokens * k]`` int64; ids without an expert come before the first and after the last.
         starts: ``[E + 1]`` int64: expert e has ``order[starts[e]:starts[e + 1]]``.
         top_k: k.
     """
@@ -40,11 +40,11 @@ class Pairs(NamedTuple):
     top_k: int
 
     def held(self) -> slice:
-        """Return where the pairs of experts stand; waits for an accelerator."""
+        """Return the range of pairs that have an expert; synchronises on an accelerator."""
         return slice(int(self.starts[0]), int(self.starts[-1]))
 
     def chunks(self, rows: int) -> Iterator[Chunk]:
-        """Yield all pairs of experts, of as many at once as have ``rows``; waits for an accelerator."""
+        """Yield pairs in chunks of whole experts with about ``rows`` rows; synchronises on an accelerator."""
         starts = self.starts.tolist()
         begin, experts = starts[0], list[tuple[int, slice]]()
         for expert, (first, end) in enumerate(pairwise(starts)):
@@ -56,7 +56,7 @@ class Pairs(NamedTuple):
 
 
 def sorted_pairs(top_k_index: Tensor, experts: int) -> Pairs:
-    """Sort ids ``[tokens, k]``; the same on any device, without waiting for it, and without atomics."""
+    """Sort ids ``[tokens, k]``; the same result on any device, without synchronising or atomics."""
     ids, order = torch.sort(top_k_index.reshape(-1), stable=True)
     numbers = torch.arange(experts + 1, device=ids.device, dtype=ids.dtype)
     return Pairs(order, torch.searchsorted(ids, numbers), top_k_index.shape[1])

@@ -1,26 +1,26 @@
-"""Experts in Triton: rows gathered inside the first product, the gate in its epilogue, nothing waits.
+"""Experts in Triton: rows gathered inside the first product, the gate in its epilogue, no synchronisation.
 
 Forward:  [g, u] = x[token] U_e + u_e;  h = gate(g, u);  y = h D_e + d_e;  result_t = sum_k w y
 Backward: dh = grad[token] D_e';  [dg, du] = gate'(g, u) (w dh);  dx_t = sum_k [dg, du] U_e'
           dw = <dh, h> + <grad[token], d_e>;  dD_e = (w h)' grad[token];  dU_e = x[token]' [dg, du]
-Shapes: `forms.Operands`; a row for each of the tokens * k pairs, sorted by expert. Ids that no expert has add
-nothing and get no gradient. `triton_products` says what is in float32; a sum over k is taken place by place
-of a token: two runs give the same bits.
-Saved: the operands, [g, u] in the dtype of the products, and where every row stands; h is computed again, y
-is not needed. Mutates: the saved [g, u], which its gradient takes the place of; a second backward through a
-retained graph computes it again.
+Shapes: `forms.Operands`; one row for each of the tokens * k pairs, sorted by expert. Ids without an expert
+add nothing and get no gradient. `triton_products` lists what is in float32. Sums over k run over a token's
+places in order, so results are deterministic.
+Saved: the operands, [g, u] in the dtype of the products, and the position of every row; h is recomputed, y
+is not needed. Mutates: the saved [g, u], which its gradient overwrites; a second backward through a retained
+graph recomputes it.
 
-Memory, for 16,384 tokens of 2,048, 128 experts of 768, top 8, bfloat16, in MiB, as torch's allocator counts
-it: from forward to backward live the result 64, g and u 384 and the numbers of rows 1.6. The forward's peak
-is 1,090, with h 192 and y 512. Backward adds, one after the other, w h 192 and sums 3; dD 384, and w h goes;
-rows of dx 512 and dx 64, and the rows go; dU 768. The peak of a step is its end, 64 + 384 + 2 + 384 + 64 +
-768 = 1,666, or 1.63 GiB, of which 1,152 are the gradients of weights; so it was on an H200, in 7.0 ms (2.1
-forward), 66 % of the rate of a large product (72). By the dispatcher (torch.compile) [dg,
-du] are 384 more, and [g, u] goes when its graph lets it go.
+Memory for 16,384 tokens of 2,048, 128 experts of 768, top 8, bfloat16, in MiB as counted by torch's
+allocator: from forward to backward, the result takes 64, g and u 384 and the row tables 1.6. The forward's
+peak is 1,090, with h 192 and y 512. Backward adds, in order, w h 192 and sums 3; dD 384, then w h is freed;
+rows of dx 512 and dx 64, then the rows are freed; dU 768. A step peaks at its end, at 64 + 384 + 2 + 384 +
+64 + 768 = 1,666, or 1.63 GiB, of which 1,152 are the gradients of weights. An H200 confirmed this, in 7.0 ms
+(2.1 forward), 66 % of the rate of a large product (72). Under the dispatcher (torch.compile), [dg, du] take
+384 more, and [g, u] is freed with its graph.
 
-Where experts are few and wide (`triton_tiles.worth_ordering`), rows are copied into experts' order first and
-not gathered by each product: those of x in the forward, those of grad and then those of x in the backward,
-one copy at a time.
+If experts are few and wide (`triton_tiles.worth_ordering`), rows are first copied into experts' order instead
+of being gathered by each product: rows of x in the forward, rows of grad and then of x in the backward, one
+copy at a time.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ __all__ = [
 
 Tensor = torch.Tensor
 
-#: By the gate of a layout, the number that device code knows its form by. Between operands and result all
-#: gates compute in float32, so `product_float32` is no other.
+#: Form numbers of the device code, by the gate of a layout. All gates compute in float32 internally, so
+#: `product_float32` is the same form.
 _GATES = {
     "product": 0,
     "product_float32": 0,
@@ -92,14 +92,14 @@ def _block(operands: Operands, form: Form) -> int:
 
 
 def _ordered(operands: Operands, form: Form) -> bool:
-    """Whether rows of tokens are copied into experts' order, and not gathered by each product."""
+    """Whether to copy rows of tokens into experts' order instead of gathering them in each product."""
     inner = operands.down.shape[1 if LAYOUTS[form.variant].transposed else 2]
     x, pairs, num_experts = operands.hidden_states, operands.top_k_index.numel(), operands.up.shape[0]
     return worth_ordering(x, form.dtype, pairs, num_experts, inner)
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x`` [tokens, columns] in ``dtype``, its rows wherever they stand, their elements side by side."""
+    """``x`` [tokens, columns] in ``dtype``, with contiguous elements in each row and any row stride."""
     x = x.to(dtype)
     return x if x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
 
@@ -193,7 +193,7 @@ def _weight_gradient(
     dtype: torch.dtype,
     gathered: tuple[bool, bool],
 ) -> Tensor:
-    """The gradient of stacked weights, as they are stored, for inputs and gradients of outputs."""
+    """The gradient of stacked weights in their storage layout, from inputs and gradients of outputs."""
     if expert.transposed:
         return triton_products.weight_gradient(inputs, outputs, routing, gathered=gathered, dtype=dtype)
     return triton_products.weight_gradient(outputs, inputs, routing, gathered=gathered[::-1], dtype=dtype)
@@ -231,7 +231,7 @@ refuses_or_identity = partial(identity_refuses, refuses)
 
 
 def loses(owner: Any, hidden_states: Tensor, *_: Any) -> str | None:
-    """Return where upstream is as fast, or None."""
+    """Return why upstream is as fast here, or None."""
     if chose_ours(owner):
         return None
     if hidden_states.dtype is torch.float32 and not torch.is_autocast_enabled(hidden_states.device.type):
@@ -240,7 +240,7 @@ def loses(owner: Any, hidden_states: Tensor, *_: Any) -> str | None:
 
 
 def loses_in_float32(owner: Any, *_: Any) -> str | None:
-    """Return why upstream is as fast where products are in float32."""
+    """Return why upstream is as fast if products are in float32."""
     if chose_ours(owner):
         return None
     return "float32 is multiplied here without tensor cores; choose triton by name to have it"

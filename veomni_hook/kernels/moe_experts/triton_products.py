@@ -1,13 +1,13 @@
-"""Experts' products in Triton: the pieces that a forward and a backward are made of, as plain functions.
+"""Experts' products in Triton: the building blocks of forward and backward, as plain functions.
 
 Forward:  h = act(gate) * up, [gate, up] = x[token] Wgu_e^T (+ b); y = h Wd_e^T (+ b); out_t = sum_k w y
-Backward: dh = w dout[token] Wd_e; [dgate, dup] in the place of [gate, up]; dw = sum((dout[token] Wd_e) * h)
+Backward: dh = w dout[token] Wd_e; [dgate, dup] may overwrite [gate, up]; dw = sum((dout[token] Wd_e) * h)
           dx_t = sum_k [dgate, dup] Wgu_e; dWd_e = dout[token]^T (w h); dWgu_e = [dgate, dup]^T x[token]
 Shapes: x, out, dout [tokens, H]; h [rows, I]; gate and up [rows, 2I], in the order of the weight's rows;
         y [rows, H]; weights [E, out, in], or [E, in, out] where ``transposed``; biases [E, out].
 Float32: sums of products, biases, the activation between its rounded operands and its rounded result, routing
-weights, the sum over a token's places. Operands of products are 16-bit, or float32, slowly and without tf32.
-Mutates: `gate_up_backward` its ``products`` if told to, nothing else anything. Rows of no expert are never
+weights, the sum over a token's places. Operands of products are 16-bit, or float32 (slow, without tf32).
+Mutates: `gate_up_backward` its ``products`` on request, nothing else. Rows without an expert are never
 written.
 """
 
@@ -48,12 +48,12 @@ class Expert(NamedTuple):
     """What an expert computes and how its weights are stored.
 
     Attributes:
-        form: number of the gated form, as `veomni_hook.kernels.gated_mlp.device` counts them.
+        form: number of the gated form, as in `veomni_hook.kernels.gated_mlp.device`.
         activation: number of the activation, likewise.
-        limit: of gate and up, where the form has one.
-        alpha: of the sigmoid, where the form has one.
+        limit: limit of gate and up, if the form has one.
+        alpha: factor in the sigmoid, if the form has one.
         transposed: weights are [E, in, out].
-        interleaved: a gate and its up stand side by side; else all gates come before all ups.
+        interleaved: each gate is followed by its up; else all gates come before all ups.
         alone: there is a gate and no up.
     """
 
@@ -67,21 +67,21 @@ class Expert(NamedTuple):
 
     @property
     def paired(self) -> int:
-        """The number that device code knows the order of gates and ups by."""
+        """The device code's number for the order of gates and ups."""
         if self.alone:
             return _UNPAIRED
         return _ALTERNATING if self.interleaved else _ALL_BEFORE
 
 
 def _described_weight(weight: Tensor, transposed: bool, paired: int, tile: Tile) -> Any:  # noqa: FBT001
-    """A descriptor of the weight's tiles, or None; ``weight`` as stored."""
+    """A descriptor of the weight's tiles, or None; ``weight`` in its storage layout."""
     if not describable(weight, tile) or (transposed and paired == _ALL_BEFORE):
         return None
     wide = tile.columns * (2 if paired else 1)
     if transposed:
         return TensorDescriptor.from_tensor(weight, [1, tile.depth, wide])
     if paired == _ALL_BEFORE:
-        # Gates and ups of one expert as two matrices: one block holds the same columns of both.
+        # An expert's gates and ups as two matrices: one block holds the same columns of both.
         experts, rows, inner = weight.shape
         halves = weight.view(experts * 2, rows // 2, inner) if weight.is_contiguous() else None
         return (
@@ -91,12 +91,12 @@ def _described_weight(weight: Tensor, transposed: bool, paired: int, tile: Tile)
 
 
 def _described_rows(x: Tensor, tile: Tile) -> Any:
-    """A descriptor of tiles of rows that stand in experts' order, or None."""
+    """A descriptor of tiles of rows in experts' order, or None."""
     return TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]) if describable(x, tile) else None
 
 
 def _inner_last(weight: Tensor, transposed: bool) -> tuple[int, int, int]:  # noqa: FBT001
-    """Steps from expert to expert, from a column of the result to the next, and along the sum."""
+    """Strides between experts, between columns of the result, and along the sum."""
     expert, first, second = weight.stride()
     return (expert, second, first) if transposed else (expert, first, second)
 
@@ -106,7 +106,7 @@ def _even(tile: Tile, inner: int, columns: int, described: Any) -> bool:
 
 
 def ordered(x: Tensor, routing: Routing) -> Tensor:
-    """Return [rows, columns], of ``x`` [tokens, columns] the row of each row's token: a copy."""
+    """Return a copy of ``x`` [tokens, columns] in experts' order: [rows, columns]."""
     return x.index_select(0, routing.tokens[: routing.total])
 
 
@@ -123,8 +123,8 @@ def gate_up(  # noqa: PLR0913 - what a product is made of
 ) -> tuple[Tensor, Tensor | None]:
     """Return ``h`` [rows, I] and, if ``keep``, gate and up [rows, 2I] (or gate [rows, I]) as in the weight.
 
-    ``x`` [tokens, H], or [rows, H] if ``ordered``, has the dtype of ``weight``; its rows may stand apart,
-    their elements not.
+    ``x`` [tokens, H], or [rows, H] if ``ordered``, has the dtype of ``weight``. Any row stride is allowed;
+    elements of a row must be contiguous.
     """
     hidden = x.shape[1]
     paired = expert.paired
@@ -159,9 +159,9 @@ def down(
     transposed: bool = False,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Return ``y`` [rows, H]: ``h`` [rows, I], contiguous, through each row's expert.
+    """Return ``y`` [rows, H]: each row of ``h`` [rows, I], contiguous, times its expert's matrix.
 
-    ``weights`` [tokens, top_k], of any float dtype, are multiplied in before the only rounding.
+    ``weights`` [tokens, top_k], of any float dtype, are applied before the only rounding.
     """
     return _rows_product("down", h, weight, bias, routing, weights, transposed, tile)
 
@@ -169,7 +169,7 @@ def down(
 def input_gradient(
     gradients: Tensor, weight: Tensor, routing: Routing, *, transposed: bool = False, tile: Tile | None = None
 ) -> Tensor:
-    """Return rows [rows, H] that `combine` adds up to the gradient of x, from those of gate and up."""
+    """Return rows [rows, H] that `combine` sums to the gradient of x, from the gradients of gate and up."""
     return _rows_product("input_gradient", gradients, weight, None, routing, None, not transposed, tile)
 
 
@@ -206,9 +206,9 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
 def combine(
     y: Tensor, routing: Routing, weights: Tensor | None = None, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return [tokens, H]: of each token the sum of its rows of ``y``, times ``weights`` if given.
+    """Return [tokens, H]: for each token the sum of its rows of ``y``, times ``weights`` if given.
 
-    Places are added in their order, in float32, and the sum is rounded once, to ``dtype`` or that of ``y``.
+    Places are summed in order, in float32, and the sum is rounded once, to ``dtype`` or that of ``y``.
     """
     columns = y.shape[1]
     out = torch.empty(routing.num_tokens, columns, dtype=dtype or y.dtype, device=y.device)
@@ -237,7 +237,7 @@ def _combine_launch(
     *,
     weighted: bool,
 ) -> tuple[Launch, int]:
-    """What launches `combine`, by all that Triton compiles it for, and the columns of a program."""
+    """Return the launcher of `combine` for these Triton specialisations, and the columns per program."""
     block = min(_COMBINED, power(columns))
     constants = top_k, top_k <= _UNROLLED, block, weighted
     warps = max(1, min(4, block // 256))
@@ -256,21 +256,21 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     ordered: bool = False,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take the gradient of the result back to gate and up.
+    """Compute the gradients of gate and up from the gradient of the result.
 
     Args:
-        dout: [tokens, H], of the result, or [rows, H] if ``ordered``; its rows may stand apart.
-        weight: of the second product, as stored.
-        products: [rows, 2I], which `gate_up` kept.
-        routing: of this call.
+        dout: the result's gradient, [tokens, H], or [rows, H] if ``ordered``; any row stride.
+        weight: weight of the second product, as stored.
+        products: [rows, 2I], kept by `gate_up`.
+        routing: the call's routing.
         weights: the routing weights [tokens, top_k].
         expert: as in the forward.
-        spend: write the gradients of gate and up in their place in ``products``.
-        ordered: ``dout`` has been brought into experts' order.
-        tile: a configuration, by default one for the shapes.
+        spend: overwrite gate and up in ``products`` with their gradients.
+        ordered: ``dout`` is in experts' order.
+        tile: a configuration; by default chosen by shape.
 
     Returns:
-        The gradients of gate and up [rows, 2I], the routing weight times h [rows, I], for the gradient of
+        The gradients of gate and up [rows, 2I], the routing weight times h [rows, I] for the gradient of
         ``weight``, and sums for `routing_gradient`.
     """
     hidden = dout.shape[1]
@@ -282,7 +282,7 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     partial = torch.empty(parts, routing.total, dtype=torch.float32, device=dout.device)
     if h.numel() == 0 or routing.num_experts == 0:
         return gradients, h, partial
-    # The sum runs over what were columns of the result in the forward.
+    # The sum runs over the forward's result columns.
     described = _described_weight(weight, not expert.transposed, 0, tile)
     rows = _described_rows(dout, tile) if ordered else None
     device.gate_up_backward[grid(dout, tile, routing.most * parts)](
@@ -301,7 +301,7 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
 def routing_gradient(
     partial: Tensor, weights: Tensor, routing: Routing, dout: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient of ``weights`` [tokens, top_k] from what `gate_up_backward` summed up.
+    """Return the gradient of ``weights`` [tokens, top_k] from the sums of `gate_up_backward`.
 
     ``bias`` is that of the second product.
     """
@@ -326,10 +326,10 @@ def weight_gradient(
     dtype: torch.dtype | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Return [E, P, Q], for each expert ``left^T right`` over its rows; zeros where it has none.
+    """Return [E, P, Q], for each expert ``left^T right`` over its rows; zeros if it has none.
 
-    ``left`` [.., P] and ``right`` [.., Q] have a row for each pair, or, where they are ``gathered``, which is
-    one at most, a row for each token.
+    ``left`` [.., P] and ``right`` [.., Q] have one row per pair. One of them may be ``gathered``: it has one
+    row per token.
     """
     tile = tile or triton_tiles.weight_tile(left, right, gathered)
     p, q = left.shape[1], right.shape[1]
@@ -365,7 +365,7 @@ def bias_gradient(
 ) -> Tensor:
     """Return [E, columns], for each expert the sum of its rows of ``x``, times ``weights`` if given.
 
-    ``x`` has a row for each token if ``gather``, else one for each pair.
+    ``x`` has one row per token if ``gather``, else one per pair.
     """
     columns = x.shape[1]
     out = torch.empty(routing.num_experts, columns, dtype=dtype or x.dtype, device=x.device)

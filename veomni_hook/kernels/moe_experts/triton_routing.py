@@ -1,7 +1,7 @@
-"""Which row goes to which expert: pairs of a token and one of its places, sorted by expert.
+"""Assigns rows to experts: pairs of a token and one of its places, sorted by expert.
 
-Nothing is read by the host, and nothing depends on the order in which programs run: the sort is stable, so
-rows of one expert stand in the order of their pairs. Two launches around one sort.
+The host reads nothing, and the result does not depend on the order in which programs run: the sort is
+stable, so rows of one expert keep the order of their pairs. Two launches around one sort.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _LEAST_BLOCK = 16
 class Routing(NamedTuple):
     """The rows of one call; pair ``p`` is place ``p % top_k`` of token ``p // top_k``.
 
-    Rows from ``offsets[num_experts]`` on belong to pairs of no expert; nothing reads or writes them.
+    Rows from ``offsets[num_experts]`` on belong to pairs without an expert; nothing reads or writes them.
 
     Attributes:
-        num_tokens: of the call.
-        top_k: places a token.
+        num_tokens: tokens in the call.
+        top_k: places per token.
         num_experts: experts that have weights.
-        block: rows of a tile.
+        block: rows per tile.
         most: an upper bound of the number of tiles.
-        ids: [tokens, top_k] as they came, contiguous.
-        numbers: all that follows in one piece of memory, from which `routing_of` makes it again.
-        tokens: [total], the token of a row; this and what follows in int32, at least as long as said.
+        ids: [tokens, top_k] as given, contiguous.
+        numbers: one buffer with all tables below; `routing_of` rebuilds them from it.
+        tokens: [total], the token of a row; this and the tables below are int32 and may be longer.
         pairs: [total], the pair of a row.
         rows_of: [total], the row of a pair.
-        offsets: [num_experts + 1], where the rows of each expert begin.
+        offsets: [num_experts + 1], the first row of each expert.
         tiles: [3 * most + 1]: expert, first row and end of each tile, then how many there are.
     """
 
@@ -58,12 +58,12 @@ class Routing(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many pairs there are, those of no expert included."""
+        """The number of pairs, including those without an expert."""
         return self.num_tokens * self.top_k
 
 
 def numbers_of(pairs: Any, num_experts: Any) -> Any:
-    """How many numbers `route` writes; ``pairs`` may be symbolic: what it branches by depends on no shape."""
+    """How many numbers `route` writes; ``pairs`` may be symbolic: no branch depends on a shape."""
     # Tiles of at least 16 rows, and every part rounded up to 16 bytes.
     return 3 * pairs + 3 * (pairs // _LEAST_BLOCK + num_experts + 1) + num_experts + 24
 
@@ -73,7 +73,7 @@ def routing_of(numbers: Tensor, ids: Tensor, num_experts: int, block: int) -> Ro
     num_tokens, top_k = ids.shape
     total = num_tokens * top_k
     most = -(-total // block) + min(num_experts, total) if num_experts else 0
-    # One piece of memory: an allocation costs the host more than a view. Parts begin at 16 bytes.
+    # One buffer: an allocation costs the host more than a view. Parts are aligned to 16 bytes.
     sizes = [-(-size // 4) * 4 for size in (total, total, total, num_experts + 1, 3 * most + 1)]
     parts = torch.split(numbers, [*sizes, numbers.shape[0] - sum(sizes)])[:-1]
     return Routing(num_tokens, top_k, num_experts, block, most, ids.contiguous(), numbers, *parts)
@@ -82,7 +82,7 @@ def routing_of(numbers: Tensor, ids: Tensor, num_experts: int, block: int) -> Ro
 def route(ids: Tensor, num_experts: int, block: int) -> Routing:
     """Sort the pairs of ``ids`` [tokens, top_k] (integers) into tiles of ``block`` rows of one expert.
 
-    An id that is no expert's, such as the sentinel ``num_experts``, adds nothing anywhere.
+    An id without an expert, such as the sentinel ``num_experts``, adds nothing.
 
     Raises:
         ValueError: more pairs than 32 bits can number.
@@ -113,7 +113,7 @@ def route(ids: Tensor, num_experts: int, block: int) -> Routing:
 def _launches(
     device: torch.device, ids: torch.dtype, num_experts: int, top_k: int, block: int
 ) -> tuple[Launch, Launch]:
-    """What launches the functions before and after the sort, by all that Triton compiles them for."""
+    """Return the launchers before and after the sort, for these Triton specialisations."""
     constants = power(num_experts), block, _BLOCK, _TILES
     return (
         Launch(routing_device.routing_keys, 2, _KEY_BLOCK),

@@ -1,4 +1,4 @@
-"""Tiles of experts' products: few configurations, chosen by shape, and what the device can do with them."""
+"""Tiles of experts' products: a few configurations, chosen by shape and by what the device supports."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = [
 
 Tensor = torch.Tensor
 
-# Bytes of shared memory that four stages of 128 x 256 take, and what lies beside them.
+# Shared memory in bytes for four stages of 128 x 256, including overhead.
 _WIDE_BYTES = 200 * 1024
-# Of fewer columns, copies take more memory than they are worth.
+# With fewer columns, copies are not worth their memory.
 _WORTH_ORDERING = 4096
 
 
 class Tile(NamedTuple):
     """A configuration: rows, columns and depth of a tile, warps, stages, tiles of rows that share columns.
 
-    ``flatten`` makes one loop of tiles and depth, so that a tile's results are written while the next one's
-    operands are on their way. ``parts``: of the columns, in what follows a backward product, one by one.
-    ``programs`` is how many a multiprocessor runs; 0 starts one program for each tile.
+    ``flatten`` merges the loops over tiles and depth, so that a tile's results are written while the next
+    tile's operands load. ``parts``: column parts that a backward epilogue processes one by one. ``programs``:
+    programs per multiprocessor; 0 starts one program per tile.
     """
 
     rows: int
@@ -53,7 +53,7 @@ class Tile(NamedTuple):
 
 
 def row_block(pairs: int, num_experts: int, element: int) -> int:
-    """Rows of a tile, by how many an expert has on average: a tile that is half empty costs a whole one."""
+    """Rows of a tile, by the average per expert: a half-empty tile costs as much as a full one."""
     average = pairs // max(1, num_experts)
     largest = 128 if element == 2 else 64
     for block in (16, 32, 64):
@@ -63,12 +63,12 @@ def row_block(pairs: int, num_experts: int, element: int) -> int:
 
 
 def worth_ordering(x: Tensor, dtype: torch.dtype, pairs: int, num_experts: int, inner: int) -> bool:
-    """Whether rows of ``x`` are copied into experts' order for products in ``dtype``, with ``inner`` columns.
+    """Whether to copy rows of ``x`` into experts' order for products in ``dtype``, with ``inner`` columns.
 
-    Descriptors copy rows that stand in order. With them, on an H200, the gradient of the first weight took 17
-    to 21 % less time than with gathered rows, that of the second 9 %, the first product and the gradients of
-    gate and up 3 to 5 %. A copy takes the time of some 350 columns of a product, and no more bytes than the
-    second gradient. It won nothing at 768 columns of 128 experts.
+    Descriptors can load rows only in order. On an H200 they saved 17 to 21 % of the time of the first
+    weight's gradient compared with gathered rows, 9 % of the second's, and 3 to 5 % of the first product and
+    the gradients of gate and up. A copy takes as long as about 350 columns of a product, and no more bytes
+    than the second gradient. It gained nothing at 768 columns of 128 experts.
     """
     if dtype.itemsize != 2 or x.shape[1] * 2 % 16 or (x.is_cuda and not _describes(x.device.index)):
         return False
@@ -76,57 +76,57 @@ def worth_ordering(x: Tensor, dtype: torch.dtype, pairs: int, num_experts: int, 
 
 
 def product_tile(piece: str, block: int, x: Tensor) -> Tile:
-    """The configuration of a product of rows; a column of gates and one of ups count once."""
+    """The configuration of a product of rows; a column of gates and one of ups count as one."""
     paired = piece == "gate_up"
     if x.element_size() == 4:
         return Tile(block, 32, 32, 4, 2, described=False)
     if block >= 128 and not _roomy(x):
         return Tile(block, 64 if paired else 128, 32, 8, 3, parts=2)
     if block >= 128 and piece == "gate_up_backward":
-        # One loop of tiles and depth, or 128 columns, cost this one 50 %: its epilogue is long.
+        # `flatten`, or 128 columns, cost this product 50 %: its epilogue is long.
         return Tile(block, 256, 64, 8, 3, programs=0, parts=4)
     if block >= 128:
-        # After Hopper, results of odd widths go through 64 KiB of shared memory, too.
+        # After Hopper, results of odd widths also need 64 KiB of shared memory.
         return Tile(block, 128 if paired else 256, 64, 8, 4 if _hopper(x) else 3, flatten=True)
     if block == 64 and paired:
         return Tile(64, 128, 64, 8, 4 if _roomy(x) else 3)
-    # Few rows: what counts is how many bytes of weights are on their way.
+    # Few rows: speed depends on how many bytes of weights are in flight.
     depth = 64 if block == 64 or not _roomy(x) else 128
     stages = 4 if block == 16 or (block == 64 and piece != "gate_up_backward") else 3
     return Tile(block, 64 if paired else 128, depth, 4, stages, programs=2, parts=2)
 
 
 def gradient_tile(block: int, dout: Tensor, *, transposed: bool) -> Tile:
-    """The configuration of the product after which gate and up get their gradients."""
+    """The configuration of the product whose epilogue computes the gradients of gate and up."""
     tile = product_tile("gate_up_backward", block, dout)
-    # Where the second product's weight is transposed, registers are fewer.
+    # A transposed weight of the second product leaves fewer registers.
     if tile.rows >= 128 and transposed:
         return tile._replace(parts=2 * tile.parts)
     return tile
 
 
 def weight_tile(left: Tensor, right: Tensor, gathered: tuple[bool, bool]) -> Tile:
-    """The configuration of a weight's gradient, of whose operands one at most is ``gathered``."""
+    """The configuration of a weight's gradient; at most one operand is ``gathered``."""
     if left.element_size() == 4:
         return Tile(32, 32, 32, 4, 2)
     if not _roomy(left):
         return Tile(128, 128, 32, 8, 5)
     if not any(gathered):
         return Tile(128, 256, 64, 8, 3)
-    # Two loads of the gathered operand depend on each other, so seven stages hold four slabs. Where Triton
-    # cannot tell that its rows may be copied by hardware, each stage is a slab of the other one: 242 KiB.
+    # Two loads of the gathered operand depend on each other, so seven stages hold four slabs. If Triton
+    # cannot prove that hardware may copy its rows, each stage holds a slab of the other one: 242 KiB.
     stages = 7 if _copied(left if gathered[0] else right) else 5
-    # The gathered operand is the narrow one, and its tiles follow one another.
+    # The gathered operand is the narrow one, and its tiles are processed consecutively.
     return Tile(128, 256, 64, 8, stages) if gathered[0] else Tile(256, 128, 64, 8, stages, group=1)
 
 
 def _copied(rows: Tensor) -> bool:
-    """Whether Triton can tell that pieces of 16 bytes begin at multiples of 16."""
+    """Whether Triton can prove that 16-byte pieces are aligned to 16 bytes."""
     return all(number % 16 == 0 for number in (rows.data_ptr(), rows.stride(0), rows.shape[1]))
 
 
 def _roomy(x: Tensor) -> bool:
-    """Whether the stages of wide tiles fit into shared memory, as they do on Hopper."""
+    """Whether the stages of wide tiles fit into shared memory, as on Hopper."""
     return not x.is_cuda or _shared_memory(x.device.index) >= _WIDE_BYTES
 
 
@@ -155,15 +155,15 @@ def _describes(device_index: int) -> bool:
 
 
 def grid(x: Tensor, tile: Tile, tiles: int) -> tuple[int]:
-    """How many programs walk over the tiles."""
+    """The number of programs that loop over the tiles."""
     if not x.is_cuda or not tile.programs:
-        # The interpreter takes programs one by one.
+        # The interpreter runs programs one by one.
         return (min(tiles, 3) if not x.is_cuda else tiles,)
     return (min(tiles, tile.programs * _processors(x.device.index)),)
 
 
 def describable(tensor: Tensor, tile: Tile) -> bool:
-    """Whether hardware that copies tiles by descriptor can read the tensor."""
+    """Whether hardware can copy tiles of the tensor by descriptor."""
     if not tile.described or TensorDescriptor is None:
         return False
     if tensor.is_cuda and not _describes(tensor.device.index):
