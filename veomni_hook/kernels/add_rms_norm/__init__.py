@@ -1,11 +1,11 @@
 """A residual addition and the RMSNorm of its sum, in one pass.
 
 Called with ``(residual, hidden_states, weight, eps)``; returns ``(sum, normalised)``. The sum is rounded to
-its dtype, as upstream's ``residual + hidden_states``, and it is the rounded sum that is normalised.
+its dtype, as upstream's ``residual + hidden_states``, and then normalised.
 
-Asked with ``slot.kernel(layer, residual, hidden_states, norm, norm_class)``: the call of the module ``norm``
-is what a kernel skips, so every kernel here refuses unless it is a plain ``norm_class`` and nobody sees its
-calls (`calls`). A kernel that is handed operands that it cannot take computes them with its reference.
+Guards ask with ``slot.kernel(layer, residual, hidden_states, norm, norm_class)``. A kernel skips the call of
+the module ``norm``, so every kernel here refuses unless ``norm`` is a plain ``norm_class`` and nothing
+observes its calls (`calls`). A kernel computes unsupported operands with its reference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OP = Op(
     parts=("rms_norm",),
 )
 
-#: What Liger computes with the same casts.
+#: The variants that Liger computes with the same casts.
 _LIGER = ("cast_before_weight", "weight_before_cast", "one_plus_weight")
 
 KERNELS = (

@@ -1,6 +1,6 @@
-"""Whether the call of a norm may be left out: only where it is known to do nothing but compute.
+"""Decides whether the call of a norm may be skipped: only if it is known to do nothing but compute.
 
-That its class has the forward that was recognised, the slot has seen (`veomni_hook.kernels.skipped`).
+The slot has already checked that its class has the recognised forward (`veomni_hook.kernels.skipped`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["chosen_apart", "refuses"]
 def chosen_apart(
     owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any, *_: Any
 ) -> str | None:
-    """Return why ``auto`` leaves the norm to a kernel of its own: one was asked for by name."""
+    """Return why ``auto`` leaves the norm to its own kernel (one was selected by name), or None."""
     chosen = wanted_by(norm, "rms_norm") if isinstance(norm, nn.Module) else AUTO
     return None if chosen == AUTO else f"rms_norm={chosen} is chosen, which would not be asked"
 
@@ -32,12 +32,12 @@ def refuses(
     """Return why this call must run the upstream code, or None.
 
     Args:
-        owner: the module whose ``forward`` adds.
-        residual: a tensor that is added, or that what is added is made of.
-        hidden_states: the other one.
+        owner: the module whose ``forward`` contains the addition.
+        residual: an addend, or a tensor from which it is computed.
+        hidden_states: the other addend, likewise.
         norm: the module that upstream calls with the sum.
-        norm_class: the class whose ``forward`` was recognised. One of a subclass, or that has been wrapped
-            (FSDP2 changes the class of what it shards by itself), has more to do at a call.
+        norm_class: the class whose ``forward`` was recognised. A subclass or a wrapped module (FSDP2 changes
+            the class of modules that it shards by themselves) may do more in a call.
     """
     if type(norm) is not norm_class:
         return f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}, which was not recognised"

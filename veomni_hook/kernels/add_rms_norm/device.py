@@ -1,6 +1,6 @@
 """The device code of an addition and RMSNorm; `veomni_hook.kernels.add_rms_norm.triton` launches it.
 
-The backward is that of RMSNorm, to which the gradient of the sum is added."""
+The backward is that of RMSNorm plus the gradient of the sum."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""liger-kernel's fused addition and RMSNorm, for those who choose it by name."""
+"""liger-kernel's fused addition and RMSNorm, only if selected by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["cast_before_weight", "one_plus_weight", "weight_before_cast"]
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
-# What Liger adds to the weight, and what it calls these casts.
+# The number that Liger adds to the weight, and its name for the casts.
 _FORMS = {
     "cast_before_weight": (0.0, "llama"),
     "weight_before_cast": (0.0, "gemma"),
@@ -32,10 +32,10 @@ def _function() -> Any:
 def _added(
     variant: str, residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> _Pair:
-    """Return the sum and what `reference` has as ``variant`` of it."""
+    """Return the sum and its ``variant`` as in `reference`."""
     if unfit(residual, hidden_states, weight, eps) is not None or weight.dtype is not residual.dtype:
         return getattr(reference, variant)(residual, hidden_states, weight, eps)  # type: ignore[no-any-return]
-    # The last argument: not in place, where its backward would write into the gradient that it is given.
+    # Last argument: not in place, because its backward would overwrite the incoming gradient.
     call = hidden_states, residual, weight, eps, *_FORMS[variant], False
     with torch.cuda.device(residual.device):  # it launches on the current device
         normalised, total = _function().apply(*call)

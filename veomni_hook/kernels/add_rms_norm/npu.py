@@ -1,7 +1,7 @@
-"""A residual addition and the RMSNorm of its sum by ``npu_add_rms_norm``.
+"""A residual addition and the RMSNorm of its sum with ``npu_add_rms_norm``.
 
 The operator computes ``weight * x * rs`` of ``x = residual + hidden_states`` for operands of one dtype;
-other variants are an addition and `rms_norm.npu`. Backward: that of the norm, plus the gradient of the sum.
+other variants use an addition and `rms_norm.npu`. Backward: that of the norm, plus the gradient of the sum.
 Shapes: residual, hidden_states ``[..., hidden]``, weight ``[hidden]``. Saved: the sum, the weight, and the
 scale ``[..., 1]`` in float32. Mutates: nothing.
 """
@@ -54,7 +54,7 @@ class _AddRmsNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         total, y, scale = _FORWARD(residual, hidden_states, weight, eps)
         ctx.save_for_backward(total, weight, scale)
-        # The last layer's sum, or a norm of which nothing is used, has no gradient: no zeros are made for it.
+        # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
         ctx.set_materialize_grads(False)
         return total, y
 
@@ -75,7 +75,7 @@ def cast_before_weight(
     residual: Tensor, hidden_states: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return the sum and ``weight * xhat`` of it, where ``xhat`` has the dtype of the sum."""
-    # What is added may be computed only now that the kernel has been picked.
+    # The addends may be computed only after the kernel was selected.
     alike = ascend.unfit(residual, hidden_states, weight) is None and residual.shape == hidden_states.shape
     if (
         not alike
@@ -98,7 +98,7 @@ one_plus_weight_rounded = added(norms.one_plus_weight_rounded)
 def refuses(
     owner: Any, residual: Tensor, hidden_states: Tensor, norm: Any, norm_class: type[nn.Module]
 ) -> str | None:
-    """Return why this call must run the upstream code, or None; asked as `calls.refuses`."""
+    """Return why this call must run the upstream code, or None; see `calls.refuses` for the operands."""
     reason = calls.refuses(owner, residual, hidden_states, norm, norm_class)
     if reason is not None:
         return reason
@@ -107,5 +107,5 @@ def refuses(
         return f"the norm has {len(parameters)} parameters and not a weight alone"
     if (reason := ascend.unfit(residual, hidden_states)) is not None:
         return reason
-    # Its eps is seen when it is called.
+    # eps is checked in the call.
     return norms.refuses(owner, residual, parameters[0], 0.0)

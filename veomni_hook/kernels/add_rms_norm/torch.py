@@ -1,6 +1,6 @@
 """A residual addition and the RMSNorm of its sum in PyTorch: an addition, then this backend's norm.
 
-Saved: what the norm keeps of the sum. Mutates: nothing.
+Saved: what the norm saves for the sum. Mutates: nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The gated middle of an MLP: ``activation(gate) * up`` and its relatives; the projections stay modules.
+"""The gated product of an MLP: ``activation(gate) * up`` and its variants; the projections stay modules.
 
-Guards ask with ``slot.kernel(mlp, x, activation)``, where ``x`` is a tensor at hand before the projections,
-and call ``kernel(gate, up, activation, ...)`` after them, ``gate`` and ``up`` both ``[..., intermediate]``;
-where upstream evaluates operands in another order, by keywords. The activation is whatever the module has:
-a kernel refuses those that it does not compute.
+Guards ask with ``slot.kernel(mlp, x, activation)``, where ``x`` is a tensor available before the projections,
+and call ``kernel(gate, up, activation, ...)`` after them, with ``gate`` and ``up`` both
+``[..., intermediate]``. If upstream evaluates operands in another order, they are passed by keyword. The
+activation is the module's own: a kernel refuses those that it does not support.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The device code of gated activations; `veomni_hook.kernels.gated_mlp.triton` says what it computes.
+"""The device code of gated activations; `veomni_hook.kernels.gated_mlp.triton` describes what it computes.
 
-``ROUND`` is the dtype that upstream rounds every step to. Activations, clamps and forms are numbers in the
-order in which that module lists them. 1 / (1 + exp(-x)) is written out, and so is tanh by it:
-0.5 * (1 + tanh(z)) = sigmoid(2z), which loses nothing where tanh(z) is near -1.
+``ROUND`` is the dtype to which upstream rounds every step. Activations, clamps and forms are numbered in the
+order in which that module lists them. The sigmoid is written as 1 / (1 + exp(-x)), and tanh through it:
+0.5 * (1 + tanh(z)) = sigmoid(2z), which loses no precision where tanh(z) is near -1.
 """
 
 import triton
@@ -23,13 +23,13 @@ def _rounded(x, ROUND: tl.constexpr):
 
 @triton.jit
 def _sigmoid_backward(s, ds, ROUND: tl.constexpr):
-    """The gradient of what the sigmoid s, rounded, was taken of; upstream's operator rounds every step."""
+    """The gradient of the argument of the rounded sigmoid s; upstream's operator rounds every step."""
     return _rounded(_rounded(ds * _rounded(1.0 - s, ROUND), ROUND) * s, ROUND)
 
 
 @triton.jit
 def _gelu_inner(x):
-    """Twice what tanh is taken of: the constant is twice the root of 2 / pi."""
+    """Twice the argument of tanh: the constant is twice the root of 2 / pi."""
     return 1.5957691216057308 * (x + 0.044715 * x * x * x)
 
 
@@ -55,7 +55,7 @@ def _activate(x, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
 
 @triton.jit
 def _activate_backward(x, dy, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
-    """The gradient of x for that of the activation."""
+    """The gradient of x from that of the activation."""
     if ACTIVATION == 0:
         s = _sigmoid(x)
         dx = dy * s * (1.0 + x * (1.0 - s))
@@ -81,7 +81,7 @@ def _activate_backward(x, dy, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
 
 @triton.jit
 def _scaled_backward(x, dy, scale, ROUND: tl.constexpr):
-    """The gradient of x * sigmoid(scale * x), a step of upstream's after the other."""
+    """The gradient of x * sigmoid(scale * x), with upstream's steps in order."""
     s = _rounded(_sigmoid(_rounded(scale * x, ROUND)), ROUND)
     inner = _sigmoid_backward(s, _rounded(dy * x, ROUND), ROUND)
     return _rounded(dy * s, ROUND) + _rounded(inner * scale, ROUND)
@@ -102,8 +102,8 @@ def _clamped(gate, up, limit, ROUND: tl.constexpr):
 
 @triton.jit
 def gated(g, u, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
-    """What the form makes of gate and up, both float32; not rounded yet."""
-    # Upstream compares with the limit in the dtype of what it clamps.
+    """The form's result for gate and up, both float32; not rounded yet."""
+    # Upstream compares with the limit in the dtype of the clamped tensor.
     limit = _rounded(tl.zeros_like(g) + limit, ROUND)
     if FORM == 0:  # product
         result = _activate(g, ACTIVATION, ROUND) * u
@@ -126,7 +126,7 @@ def gated(g, u, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUN
 def gated_backward(
     gate32, up32, dy32, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr
 ):
-    """The gradients of gate and up, and what `gated` makes of them; none is rounded yet."""
+    """The gradients of gate and up, and the result of `gated`; none is rounded yet."""
     limit = _rounded(tl.zeros_like(gate32) + limit, ROUND)
     if FORM == 0:
         a, u = _activate(gate32, ACTIVATION, ROUND), up32
@@ -182,7 +182,7 @@ def backward(
     BLOCK: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr,
     AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """One block of columns of one row of dgate and dup, contiguous, and of what forward computed if AGAIN."""
+    """One block of columns of one row of dgate and dup, contiguous; if AGAIN, also of forward's result."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
     column = first + tl.arange(0, BLOCK)

@@ -1,8 +1,8 @@
-"""Gated activations by Liger's Triton kernels, for who asks for them by name: SiLU, and GELU by tanh.
+"""Gated activations with Liger's Triton kernels, only if selected by name: SiLU, and GELU by tanh.
 
-Mutates: backward writes the gradients over gate and up where these are contiguous. They are the results of
-projections, which nothing else reads; but a second backward through the same graph (``retain_graph=True``)
-finds gradients where it needs gate and up. Halves of one projection are copied first. Saved: gate, up.
+Mutates: backward overwrites gate and up with their gradients if they are contiguous. Nothing else reads these
+results of projections, but a second backward through the same graph (``retain_graph=True``) would read
+gradients in place of gate and up. Halves of one projection are copied first. Saved: gate, up.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["product", "refuses"]
 
 _FUNCTIONS: dict[str | None, Any] = {"silu": LigerSiLUMulFunction, "gelu_tanh": LigerGELUMulFunction}
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-#: The longest row that a program of Liger's takes.
+#: The longest row that a Liger program supports.
 _MOST_COLUMNS = 65536
 
 
 def product(
     gate: torch.Tensor, up: torch.Tensor, activation: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Return ``activation(gate) * up``, all ``[..., intermediate]``; the formula where Liger cannot."""
+    """Return ``activation(gate) * up``, all ``[..., intermediate]``; falls back to the formula."""
     unfit = (
         not_plain(gate, up) is not None
         or gate.dtype not in _DTYPES

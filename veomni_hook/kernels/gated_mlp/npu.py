@@ -1,9 +1,8 @@
-"""Gated SiLU by ``npu_swiglu``, which takes gate and up side by side: one copy, one operator each way.
+"""Gated SiLU with ``npu_swiglu``, which takes gate and up side by side: one copy, one operator each way.
 
 Forward:  y = silu(gate) * up
 Backward: [dgate, dup] = npu_swiglu_backward(dy, [gate, up])
-Shapes: gate, up, y ``[..., intermediate]``, one dtype. Saved: gate and up side by side, which stand in for
-the two.
+Shapes: gate, up, y ``[..., intermediate]``, one dtype. Saved: gate and up side by side, instead of the two.
 Mutates: nothing. The operator documents no rounding between activation and product; upstream rounds there.
 """
 
@@ -65,7 +64,7 @@ class _Swiglu(torch.autograd.Function):
 
 
 def _unusual(gate: Tensor, up: Tensor) -> bool:
-    """Whether the projections, which have run by now, gave operands that only the formula takes."""
+    """Whether the projections returned operands that only the formula supports."""
     return (
         ascend.unfit(gate, up) is not None
         or gate.dtype is not up.dtype
@@ -76,7 +75,7 @@ def _unusual(gate: Tensor, up: Tensor) -> bool:
 
 
 def product(gate: Tensor, up: Tensor, activation: _Activation) -> Tensor:
-    """Return ``silu(gate) * up``; ``activation`` is SiLU, says `refuses`."""
+    """Return ``silu(gate) * up``; `refuses` has checked that ``activation`` is SiLU."""
     if _unusual(gate, up):
         return reference.product(gate, up, activation)
     return _Swiglu.apply(gate, up)  # type: ignore[no-any-return, no-untyped-call]
@@ -88,7 +87,7 @@ def product_float32(gate: Tensor, up: Tensor, activation: _Activation) -> Tensor
 
 
 def clamped(gate: Tensor, up: Tensor, activation: _Activation, limit: float) -> Tensor:
-    """Return ``silu(gate) * up``, ``gate`` cut off above ``limit``, ``up`` on both sides."""
+    """Return ``silu(gate) * up``, with ``gate`` clamped above at ``limit`` and ``up`` on both sides."""
     return product(gate.clamp(max=limit), up.clamp(min=-limit, max=limit), activation)
 
 

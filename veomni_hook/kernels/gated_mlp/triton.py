@@ -1,10 +1,10 @@
 """Gated activations in Triton: one pass forward, one pass backward.
 
-Forward:  y = a * u, where a = activation(gate) and u = up, or clamped as the variant says
-Backward: du = dy * a,  dgate = (dy * u) * activation'(gate); a is computed again
-Shapes: gate, up, y ``[..., intermediate]``, one dtype. Rows are read where they stand, so both may be halves
-of one projection. Saved: gate, up, and nothing more by the projection of y (`recomputed`). Mutates: nothing.
-Every step is rounded as upstream's operators round it; exp and quotients are the device's fast ones, some ulp
+Forward:  y = a * u, where a = activation(gate) and u = up, or clamped as the variant defines
+Backward: du = dy * a,  dgate = (dy * u) * activation'(gate); a is recomputed
+Shapes: gate, up, y ``[..., intermediate]``, one dtype. Rows may have any stride, so both may be halves of one
+projection. Saved: gate, up; the projection of y saves nothing more (`recomputed`). Mutates: nothing.
+Every step is rounded as in upstream's operators; exp and quotients use the device's fast versions, a few ulp
 of float32 away.
 """
 
@@ -40,27 +40,27 @@ Activation = Callable[[Tensor], Tensor]
 
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _PRODUCT, _CLAMPED, _CLAMPED_AFTER, _SCALED_SIGMOID = range(4)
-#: By name, the number that device code knows an activation by.
+#: The device code's activation numbers, by name.
 ACTIVATIONS = {
     name: number
     for number, name in enumerate(
         ("silu", "gelu_tanh", "gelu", "relu", "relu_squared", "sigmoid", "quick_gelu")
     )
 }
-# Elements of a program, and its warps.
+# Elements and warps per program.
 _FORWARD_BLOCK, _FORWARD_WARPS = 4096, 8
 _BACKWARD_BLOCK, _BACKWARD_WARPS = 2048, 8
 
 
 class _Call(NamedTuple):
-    """A formula: its number, that of its activation and whether all is in float32; limit and alpha."""
+    """A formula: its number, its activation's number, whether all is in float32; limit and alpha."""
 
     code: list[int]
     numbers: list[float]
 
 
 def _addressed(*xs: Tensor) -> tuple[list[Tensor], list[Rows], int]:
-    """Tensors with the rows of each, and the columns of a row; contiguous ones are one row."""
+    """Tensors with their row layouts, and the columns of a row; contiguous ones are one row."""
     if all(x.is_contiguous() for x in xs):
         return [*xs], [Rows(1, 1, 0, 0, 0)] * len(xs), xs[0].numel()
     tensors, rows = zip(*map(readable, xs), strict=True)
@@ -158,7 +158,7 @@ def _gradients(call: _Call, gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tenso
 
 
 def _unusual(gate: Tensor, up: Tensor, *numbers: Any) -> bool:
-    """Whether the projections, which have run by now, gave operands that only the formula takes."""
+    """Whether the projections returned operands that only the formula supports."""
     return (
         not_plain(gate, up) is not None
         or gate.dtype not in _TL
@@ -171,7 +171,7 @@ def _unusual(gate: Tensor, up: Tensor, *numbers: Any) -> bool:
 
 
 def product(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """Return ``activation(gate) * up``; the activation is one that `refuses` lets through."""
+    """Return ``activation(gate) * up``; `refuses` has accepted the activation."""
     if _unusual(gate, up):
         return reference.product(gate, up, activation)
     return _gated(gate, up, _Call([_PRODUCT, _number(activation), False], [0.0, 0.0]))
@@ -185,21 +185,21 @@ def product_float32(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
 
 
 def clamped(gate: Tensor, up: Tensor, activation: Activation, limit: float) -> Tensor:
-    """Return ``activation(gate) * up``, ``gate`` cut off above ``limit``, ``up`` on both sides."""
+    """Return ``activation(gate) * up``, with ``gate`` clamped above at ``limit`` and ``up`` on both sides."""
     if _unusual(gate, up, limit):
         return reference.clamped(gate, up, activation, limit)
     return _gated(gate, up, _Call([_CLAMPED, _number(activation), False], [float(limit), 0.0]))
 
 
 def clamped_after(gate: Tensor, up: Tensor, activation: Activation, limit: float) -> Tensor:
-    """Return ``activation(gate) * up``, the activation cut off above ``limit``, ``up`` on both sides."""
+    """Return ``activation(gate) * up``, the activation clamped above at ``limit``, ``up`` on both sides."""
     if _unusual(gate, up, limit):
         return reference.clamped_after(gate, up, activation, limit)
     return _gated(gate, up, _Call([_CLAMPED_AFTER, _number(activation), False], [float(limit), 0.0]))
 
 
 def scaled_sigmoid(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
-    """Return ``(up + 1) * gate * sigmoid(alpha * gate)`` with both cut off at ``limit``."""
+    """Return ``(up + 1) * gate * sigmoid(alpha * gate)`` with both clamped at ``limit``."""
     if _unusual(gate, up, alpha, limit):
         return reference.scaled_sigmoid(gate, up, alpha, limit)
     return _gated(gate, up, _Call([_SCALED_SIGMOID, 0, False], [float(limit), float(alpha)]))
@@ -214,7 +214,7 @@ def _number(activation: Activation) -> int:
 def refuses(owner: Any, x: Tensor, activation: Any = torch.sigmoid) -> str | None:
     """Return why this call of the MLP ``owner`` must run the upstream code, or None.
 
-    ``x`` is a tensor at hand before the projections. A guard that names no activation means a sigmoid.
+    ``x`` is a tensor available before the projections. A guard without an activation means a sigmoid.
     """
     if name_of(activation) not in ACTIVATIONS:
         return unknown(activation)

@@ -1,7 +1,7 @@
-"""The auxiliary loss that spreads a mixture-of-experts model's tokens over its experts.
+"""The auxiliary loss that balances a mixture-of-experts model's tokens over its experts.
 
 Called as ``kernel(gate_logits, num_experts, top_k, attention_mask)``: a tuple with ``[tokens, num_experts]``
-for every layer, and a mask that is ``[batch, length]`` with ``batch * length == tokens``, or None.
+for each layer, and a mask ``[batch, length]`` with ``batch * length == tokens``, or None.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KERNELS = (
             description="layer by layer, without one_hot; nothing waits for the device",
             automatic=backend == "torch",
         )
-        # The same for who chooses either for the op: torch_npu has no operator for it.
+        # Also registered for users who select npu for the op: torch_npu has no operator for it.
         for backend in ("torch", "npu")
         for variant in OP.variants
     ),

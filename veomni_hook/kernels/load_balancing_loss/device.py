@@ -12,7 +12,7 @@ def _probabilities(
     EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr,
     MIDDLE: tl.constexpr,
 ):  # fmt: skip
-    """Block ``number`` of all layers' rows: its layer and place, and softmax and weight of its rows."""
+    """Block ``number`` of all layers' rows: its layer and position, softmax and weight of its rows."""
     blocks = tl.cdiv(rows, ROWS)
     layer = number // blocks
     row = (number % blocks) * ROWS + tl.arange(0, ROWS).to(tl.int64)
@@ -37,7 +37,7 @@ def forward(
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     MASKED: tl.constexpr, MIDDLE: tl.constexpr,
 ):  # fmt: skip
-    """Sums over blocks of rows of all layers, every so many of them: one ``[2, EXPERTS]`` of ``partial``."""
+    """Sum a strided set of row blocks over all layers into one ``[2, EXPERTS]`` of ``partial``."""
     expert = tl.arange(0, BLOCK)
     shares = tl.zeros([BLOCK], tl.float32)
     sums = tl.zeros([BLOCK], tl.float32)
@@ -46,7 +46,7 @@ def forward(
             table, mask, number, rows, like, EXPERTS, BLOCK, ROWS, MASKED, MIDDLE
         )
         sums += tl.sum(p * kept[:, None], axis=0)
-        # Of equals the first expert; whoever is chosen is out.
+        # On ties, take the first expert; exclude chosen experts.
         left = tl.where(inside, p, -1.0)
         for _ in tl.static_range(TOP_K):
             best = tl.max(left, axis=1)

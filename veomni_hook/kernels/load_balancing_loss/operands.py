@@ -1,4 +1,4 @@
-"""What the backends of the load-balancing loss share: rows' weights, the last sum, questions of operands."""
+"""Shared by the backends of the load-balancing loss: row weights, the final sum, operand checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["kept_rows", "loss_of", "middle_of", "refuses_operands"]
 
 
 def middle_of(logits: torch.Tensor, mask: torch.Tensor | None = None) -> torch.dtype:
-    """Return the dtype of probabilities, weighed by ``mask``: autocast makes a softmax in float32."""
+    """Return the dtype of probabilities weighted by ``mask``: autocast computes a softmax in float32."""
     kind = logits.device.type
     dtype = logits.dtype
     if torch.is_autocast_enabled(kind) and dtype in (torch.float16, torch.bfloat16):
@@ -32,7 +32,7 @@ def loss_of(
     """Return the loss and its gradient with respect to the sums of probabilities.
 
     ``sums`` is ``[2, experts]`` in float32: how often each was chosen, and its probabilities. ``low`` is the
-    dtype that upstream rounds means to: after the division and, where there is a mask, after the sum as well.
+    dtype to which upstream rounds means: after the division and, with a mask, also after the sum.
     """
     number = len(layers)
     rows = number * layers[0].shape[0] if kept is None else kept.sum() * number
@@ -48,7 +48,7 @@ def loss_of(
 
 
 def refuses_operands(gate_logits: Any, num_experts: Any, top_k: Any, mask: Any) -> str | None:
-    """Return why only the upstream code can take these, or None."""
+    """Return why only the upstream code can take these operands, or None."""
     if not isinstance(gate_logits, tuple) or not gate_logits:
         return "the logits are no tuple of layers"
     if not isinstance(num_experts, int) or not isinstance(top_k, int):

@@ -1,7 +1,7 @@
-"""The load-balancing loss in plain PyTorch, layer by layer; nothing waits for the device.
+"""The load-balancing loss in plain PyTorch, layer by layer, without synchronisation.
 
-Formulas are those of `veomni_hook.kernels.load_balancing_loss.triton`. Who is chosen is counted without
-``one_hot``, and in the same order from run to run.
+`veomni_hook.kernels.load_balancing_loss.triton` has the formulas. Chosen experts are counted without
+``one_hot`` and deterministically.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _counts(experts: torch.Tensor, weights: torch.Tensor, number: int) -> torch.
     if weights.device.type == "cpu":
         found = weights.new_zeros(number)
         return found.scatter_add_(0, experts.reshape(-1), weights.repeat_interleave(experts.shape[1]))
-    # Elsewhere that adds in any order; a product does not.
+    # On other devices that sums in any order; a product does not.
     return weights @ weights.new_zeros(len(experts), number).scatter_(-1, experts, 1.0)
 
 

@@ -7,9 +7,8 @@ without) and ``R`` the sum of ``k`` over all layers' rows,
     dlogits = k * p * (s - sum_e p_e s_e),    s = E * share / R * dloss
 
 (Fedus et al., Switch Transformers, 2021, equations 4 to 6). Logits ``[tokens, experts]`` of every layer are
-read once in each direction through a table of addresses. Sums are in float32, by programs with fixed rows
-and nothing atomic: the same from run to run. Saved: the logits and ``s``. Mutates: nothing, and waits for
-nothing.
+read once in each direction through a table of addresses. Sums are in float32 and deterministic: programs have
+fixed rows, and there are no atomics. Saved: the logits and ``s``. Mutates: nothing. Does not synchronise.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = ["refuses", "softmax_topk", "softmax_topk_in_dtype"]
 MOST_EXPERTS, MOST_TOP_K = 1024, 16
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-# A program's elements at once, and its share of a multiprocessor.
+# Elements that a program holds at once, and programs per multiprocessor.
 _TILE, _PROGRAMS_A_PROCESSOR = 4096, 4
 Logits = tuple[torch.Tensor, ...]
 
@@ -43,7 +42,7 @@ def _processors(device: torch.device) -> int:
 
 
 def _table(layers: list[torch.Tensor]) -> torch.Tensor:
-    """Return the addresses of ``layers`` on their device; from pinned memory, so that nobody waits."""
+    """Return the addresses of ``layers`` on their device; pinned memory avoids a synchronisation."""
     addresses = [layer.data_ptr() for layer in layers]
     if not layers[0].is_cuda:
         return torch.tensor(addresses, dtype=torch.int64)
@@ -92,7 +91,7 @@ def _gradient_op(
 
 
 def _readable(layer: torch.Tensor) -> torch.Tensor:
-    """Return a layer whose rows follow each other from where vector loads begin."""
+    """Return a contiguous layer, aligned for vector loads."""
     layer = layer.contiguous()
     return layer.clone() if layer.data_ptr() % 16 else layer
 

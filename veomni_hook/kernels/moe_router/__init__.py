@@ -1,8 +1,8 @@
-"""The router of a mixture-of-experts layer: which experts each token goes to, and with what weights.
+"""The router of a mixture-of-experts layer: the experts of each token, and their weights.
 
-Guards stand behind the projection, which stays upstream's: ``slot.kernel(router, router_logits)`` asks and
-``kernel(router_logits, ...)`` answers ``(weights, indices)``, both ``[tokens, top_k]``. Casts and scaling of
-the weights afterwards stay upstream's, too.
+Guards come after the projection, which stays upstream's. They ask with ``slot.kernel(router, router_logits)``
+and call ``kernel(router_logits, ...)``, which returns ``(weights, indices)``, both ``[tokens, top_k]``.
+Upstream also casts and scales the weights afterwards.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""The device code of routers; `veomni_hook.kernels.moe_router.triton` says what it does and launches it."""
+"""The device code of routers; `veomni_hook.kernels.moe_router.triton` describes and launches it."""
 
 import triton
 import triton.language as tl
 
 __all__ = ["backward", "backward_of_all", "forward", "forward_grouped"]
 
-# Whoever is taken, and columns that are none, are below minus infinity.
+# The key of taken experts and of padding columns, below minus infinity.
 _TAKEN = tl.constexpr(-(1 << 63))
 _TAKEN_NARROW = tl.constexpr(-(1 << 31))
 _POSITIVE = tl.constexpr((1 << 31) - 1)
-# A number of 16 bits leaves at least 13 bits of its float32 zero.
+# A 16-bit number has at least 13 zero bits as float32.
 _KEPT = tl.constexpr(-(1 << 13))
 
 
 @triton.jit
 def _keys(value, place, there, NARROW: tl.constexpr):
-    """Integers in the order of float32 ``value``, NaN above all; of equals by ``place``."""
-    bits = (value + 0.0).to(tl.int32, bitcast=True)  # 0 and -0 are equals
+    """Integers in the order of float32 ``value``, NaN above all; ties are ordered by ``place``."""
+    bits = (value + 0.0).to(tl.int32, bitcast=True)  # makes 0 and -0 equal
     order = bits ^ ((bits >> 31) & _POSITIVE)
     order = tl.where(value != value, _POSITIVE, order)  # noqa: PLR0124
     if NARROW:
@@ -28,7 +28,7 @@ def _keys(value, place, there, NARROW: tl.constexpr):
 
 @triton.jit
 def _value(key, NARROW: tl.constexpr):
-    """The float32 that `_keys` made ``key`` of."""
+    """The float32 from which `_keys` made ``key``."""
     if NARROW:
         order = key & _KEPT
         bits = (order ^ ((order >> 31) & _POSITIVE)) & _KEPT
@@ -58,7 +58,7 @@ def _score(x, KIND: tl.constexpr, DTYPE: tl.constexpr):
     if KIND == 1:
         score = tl.div_rn(1.0, 1.0 + tl.exp(-x))
     else:
-        # log(1 + e) of a small e: the sum's rounding error goes out again with the quotient.
+        # log(1 + e) of a small e: the quotient cancels the sum's rounding error.
         e = tl.exp(tl.minimum(x, 20.0))
         u = 1.0 + e
         soft = tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
@@ -81,7 +81,7 @@ def _slope(x, KIND: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _weights(v, has, epsilon, KIND: tl.constexpr, NORMALISE: tl.constexpr, DTYPE: tl.constexpr):
-    """Weights of scores of the logits ``v`` that were chosen, ``[ROWS, SLOTS]``."""
+    """Weights from the scores of the chosen logits ``v``, ``[ROWS, SLOTS]``."""
     w = tl.where(has, _score(v, KIND, DTYPE), 0.0)
     if NORMALISE:
         total = tl.sum(w, axis=1).to(DTYPE).to(tl.float32)
@@ -96,7 +96,7 @@ def forward(
     ROWS: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, NARROW: tl.constexpr,
     CHOICE: tl.constexpr,
 ):  # fmt: skip
-    """Route ``ROWS`` tokens, by a softmax (KIND 0; NORMALISE: of the chosen) or by scores and a bias."""
+    """Route ``ROWS`` tokens by a softmax (KIND 0; NORMALISE: over the chosen) or by scores and a bias."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     slot = tl.arange(0, SLOTS)
@@ -153,7 +153,7 @@ def forward_grouped(
     by = tl.load(bias + expert, mask=exists, other=0.0).to(tl.float32)
     value = (_score(held.to(tl.float32), 1, held.dtype) + by[None, :]).to(CHOICE).to(tl.float32)
     place = tl.zeros_like(value).to(tl.int32) + (BLOCK - 1 - expert)[None, :]
-    # A group is as good as its two best members.
+    # A group's score is the sum of its two best members.
     keys = tl.reshape(_keys(value, place, exists[None, :], False), [ROWS, GROUP_BLOCK, MEMBER_BLOCK])
     first = tl.max(keys, axis=2)
     second = tl.max(tl.where(keys == first[:, :, None], _TAKEN, keys), axis=2)
@@ -183,7 +183,7 @@ def backward(
     EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr,
     KIND: tl.constexpr, NORMALISE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ``ROWS`` tokens' logits, from those that were chosen, the largest first if KIND is 0."""
+    """Gradients of ``ROWS`` tokens' logits from the chosen ones, the largest first if KIND is 0."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     inside = row < rows
     expert = tl.arange(0, BLOCK)
@@ -226,7 +226,7 @@ def backward_of_all(
     x, indices, dweights, dx, rows, stride,
     EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ``ROWS`` tokens' logits, of a softmax of all experts' logits."""
+    """Gradients of ``ROWS`` tokens' logits through a softmax over all experts."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     inside = row < rows
     expert = tl.arange(0, BLOCK)

@@ -1,11 +1,12 @@
-"""Routing by ``npu_moe_gating_top_k_softmax``, which makes the softmax of all logits and picks the largest.
+"""Routing with ``npu_moe_gating_top_k_softmax``: the softmax of all logits, and its largest values.
 
 Forward:  p = softmax(float32(x));  w, i = the top_k of p;  w / sum(w) if normalise, or for a softmax of the
 top_k
 Backward: dx_i = w (dw - sum(dw w)) of the chosen ones where w are divided by their sum, else
           dx = p (dw, at the chosen - sum(dw w)) of all
 Shapes: x ``[tokens, num_experts]``, w and i ``[tokens, top_k]``. The operator is documented for inference
-and has no backward. Saved: w and i, or i and x, of which p is made again. Mutates: nothing; nothing waits.
+and has no backward. Saved: w and i, or i and x, from which p is recomputed. Mutates: nothing; no
+synchronisation.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from veomni_hook.kernels.operators import define_op
 __all__ = ["refuses", "refuses_in_autocast", "softmax_topk", "topk_softmax"]
 
 Routing = tuple[Tensor, Tensor]
-# What the operator documents.
+# The operator's documented limit.
 _MOST_TOP_K = 1024
 
 
@@ -53,7 +54,7 @@ class _Router(torch.autograd.Function):
         ctx.mark_non_differentiable(indices)
         ctx.normalise, ctx.like = normalise, x.new_empty(0)
         ctx.experts = x.shape[1]
-        # Results may be written to, as upstream's may.
+        # Callers may write to the results, as to upstream's.
         ctx.save_for_backward(weights.clone() if normalise else x, indices)
         return weights, indices
 
@@ -92,7 +93,7 @@ def _route(*call: Any) -> Routing:
 
 
 def _fits(router_logits: Tensor, top_k: Any) -> bool:
-    """Whether the operator takes what a guard may not have shown to `refuses`."""
+    """Whether the operator supports operands that a guard may not have passed to `refuses`."""
     return is_count(top_k, min(_MOST_TOP_K, router_logits.shape[1])) and router_logits.shape[0] > 0
 
 
@@ -102,5 +103,5 @@ def refuses(owner: Any, router_logits: Tensor, *others: Any) -> str | None:
 
 
 def refuses_in_autocast(owner: Any, router_logits: Tensor, *others: Any) -> str | None:
-    """`refuses`, and logits whose softmax or sum autocast computes in float32."""
+    """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
     return operands.refuses_in_autocast(owner, router_logits, *others) or ascend.unfit(router_logits)

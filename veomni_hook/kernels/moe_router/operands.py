@@ -1,8 +1,8 @@
-"""What the backends of routers share: which scores they know, and questions of operands.
+"""Shared by the router backends: the supported scores, and operand checks.
 
-A guard asks with all operands, or, where the logits have no name of their own, with a tensor that they are
-made of alone; what the others ask for is then looked at in the call, which computes upstream's formula where
-a kernel does not fit.
+A guard asks with all operands. If the logits have no variable of their own, it asks only with a tensor from
+which they are computed; the call then checks the other operands, and falls back to upstream's formula if a
+kernel does not support them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from veomni_hook.kernels.operands import not_plain
 
 __all__ = ["SIGMOID", "SOFTMAX", "SQRT_SOFTPLUS", "is_count", "refuses", "refuses_in_autocast", "score_of"]
 
-#: What weights are made of. Of the scores, one expert's depends on no other expert.
+#: The functions that weights are computed from. Except for the softmax, experts' scores are independent.
 SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 0, 1, 2
 
 
@@ -50,7 +50,7 @@ def refuses(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | No
 
 
 def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | None:
-    """`refuses`, and logits whose softmax or sum autocast computes in float32."""
+    """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
     reason = refuses(owner, router_logits, *operands)
     if reason is not None:
         return reason

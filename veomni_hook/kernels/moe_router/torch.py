@@ -1,15 +1,15 @@
-"""Routing in plain PyTorch that keeps nothing as large as the logits for its backward but the logits.
+"""Routing in plain PyTorch that saves nothing as large as the logits for backward, except the logits.
 
-Upstream's code records the way from the logits to the choice, which has no gradient: probabilities of all
-experts in float32, scores, scores with a bias, masks. Here the choice is made beside autograd, from the
-logits themselves where a softmax does not change their order, and weights are computed for the chosen experts
-alone: ``[tokens, top_k]``. A softmax over all experts whose part is not divided by its sum needs all of it in
-the backward, and stays as upstream has it: to compute it again cost a sixth more on a CPU (4096 x 128).
+Upstream's autograd graph records the path from the logits to the choice, which has no gradient: probabilities
+of all experts in float32, scores, scores with a bias, masks. Here the choice is made outside autograd, from
+the logits themselves if a softmax does not change their order, and weights are computed only for the chosen
+experts: ``[tokens, top_k]``. A softmax over all experts that is not normalised over the chosen ones needs all
+probabilities in backward, and stays as in upstream: recomputing it cost a sixth more on a CPU (4096 x 128).
 
-Indices are those of `torch.topk`; of logits that differ while their probabilities in float32 do not, the
-larger is chosen. Weights of ``normalise`` differ from upstream's in the last bit of float32: they are a
-softmax of the chosen logits, not the quotient of two roundings. What autograd keeps is never the result, so
-that weights may be written to, as upstream's may. Mutates: nothing; nothing waits.
+Indices are those of `torch.topk`; if logits differ but their float32 probabilities do not, the larger logit
+is chosen. With ``normalise``, weights differ from upstream's in the last bit of float32: they are a softmax
+of the chosen logits, not the quotient of two roundings. Autograd never saves the result itself, so callers
+may write to weights, as in upstream. Mutates: nothing; no synchronisation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def biased_topk(
     sorted_: bool,  # noqa: FBT001
 ) -> Routing:
     """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
-    if score_of(score) is None:  # a softmax, say, whose part is not the softmax of the part
+    if score_of(score) is None:  # such as a softmax: part of it is not the softmax of the part
         return reference.biased_topk(router_logits, bias, top_k, score, epsilon, sorted_)
     biased = score(router_logits.detach()) + _apart(bias)
     indices = torch.topk(biased, top_k, dim=-1, sorted=sorted_)[1]
@@ -71,7 +71,7 @@ def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
     )[1]
     weights = torch.sigmoid(router_logits.gather(1, indices))
     if normalise:
-        # In their dtype even where autocast makes a sum in float32.
+        # In their dtype even if autocast sums in float32.
         weights = (weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)).to(weights.dtype)
     else:
         weights = weights.clone()
@@ -79,5 +79,5 @@ def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
 
 
 def _apart(bias: torch.Tensor) -> torch.Tensor:
-    # Upstream may also add a number, which has no gradient.
+    # Upstream may also add a plain number, which has no gradient.
     return bias.detach() if isinstance(bias, torch.Tensor) else bias

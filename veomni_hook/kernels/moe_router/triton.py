@@ -8,18 +8,18 @@ logits, weights and gradients are
     scores:                 w = s(v) / D, D = sum(s(v)) + e dv = s'(v) * (dw - sum(dw * s(v)) / D) / D
     scores as they are:     w = s(v)                        dv = s'(v) * dw
 
-and the gradient of a logit that was not chosen is 0 in all but the second. (Upstream's rounding leaves some
-1e-9 in the first: it divides by the sum of all, and by that of the chosen.) The choice has no gradient, and
-so the bias has none. Casts are those of the reference.
+and the gradient of a logit that was not chosen is 0 except in the second. (In the first, upstream's rounding
+leaves about 1e-9: it divides by the sum of all, then by that of the chosen.) The choice has no gradient, so
+the bias has none. Casts are those of the reference.
 
-Experts are chosen one by one, by integers that order the numbers and, of equal ones, prefer the expert with
-the lowest index. NaN is above all numbers, as `torch.topk` has it; in a softmax and in a sum it makes every
-weight of its token NaN. Experts come from best to worst whatever ``sorted_`` says: without it upstream's
-order is unspecified. A softmax keeps the order of logits, which therefore decide; upstream's probabilities
-may be equal in float32 where they differ.
+Experts are chosen one by one, by integer keys that preserve the order and, on ties, prefer the lowest index.
+NaN ranks above all numbers, as in `torch.topk`; in a softmax or sum it makes every weight of its token NaN.
+Experts are returned from best to worst whatever ``sorted_`` is: without it, upstream's order is unspecified.
+A softmax keeps the order of logits, so the logits decide; upstream's float32 probabilities may be equal where
+logits differ.
 
-Saved: indices, and the chosen logits (all logits for a softmax of all). Mutates: nothing. The result is the
-same from run to run, and a row's in any batch; nothing waits for the device.
+Saved: indices, and the chosen logits (all logits for a softmax of all). Mutates: nothing. Deterministic and
+batch-invariant; no synchronisation.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ __all__ = ["biased_topk", "grouped_topk", "refuses", "refuses_in_autocast", "sof
 Routing = tuple[torch.Tensor, torch.Tensor]
 #: A program holds whole rows.
 MOST_EXPERTS, MOST_TOP_K = 512, 32
-# Of groups whose size is no power of 2, too.
+# Also for groups whose size is not a power of 2.
 _MOST_PLACES = 1024
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-# A program's logits. One warp reduces rows among its own threads, without waiting for others in every round.
+# Logits per program. One warp reduces rows among its own threads, without synchronising in every round.
 _FORWARD_TILE, _BACKWARD_TILE, _BACKWARD_WARPS = 512, 2048, 4
 _LAUNCHES = 256
-#: What `grouped_topk` is called with after ``top_k``; no other is called with as much.
+#: The number of operands of `grouped_topk` after ``top_k``; no other function has as many.
 _OF_GROUPS = 6
-#: Rows that do not fit into 32 bits are compiled apart.
+#: From this size on, row offsets need 64 bits and a separate compilation.
 _LARGE = 1 << 31
 
 
 class _Form(NamedTuple):
-    """What is computed, apart from the operands: by ``kind``, and of so many ``experts`` how many.
+    """What to compute, apart from the operands: the ``kind`` of score, and how many of the ``experts``.
 
-    ``groups`` are the number of groups and of those that are good.
+    ``groups``: the numbers of groups and of selected groups.
     """
 
     kind: int
@@ -70,12 +70,12 @@ class _Form(NamedTuple):
     groups: tuple[int, int] = (1, 1)
 
 
-# Launches by all that Triton compiles for; `where` is the stride of rows, and whether they are many.
+# Launchers, cached by all Triton specialisations; `where`: the row stride, and whether offsets need 64 bits.
 @lru_cache(maxsize=_LAUNCHES)
 def _forward_launch(
     device: torch.device, dtypes: tuple[torch.dtype, ...], where: tuple[int, bool], form: _Form
 ) -> tuple[Launch, int]:
-    """What launches the forward, and how many rows a program takes."""
+    """Return the forward's launcher, and the rows per program."""
     kind, experts, top_k, normalise, (groups, best) = form
     x, bias, _ = dtypes
     last = _TL[torch.promote_types(x, bias)]
@@ -87,7 +87,7 @@ def _forward_launch(
         return Launch(kernels.forward_grouped, 5, *tile, normalise, last, num_warps=1), rows
     block = max(16, power(experts))
     rows = max(1, _FORWARD_TILE // block)
-    # 16 bits and a place fit into an integer of 32.
+    # 16 bits and an index fit into a 32-bit integer.
     narrow = kind == SOFTMAX and x is not torch.float32
     constants = experts, block, top_k, power(top_k), rows, kind, normalise, narrow, last
     return Launch(kernels.forward, 5, *constants, num_warps=1), rows
@@ -97,7 +97,7 @@ def _forward_launch(
 def _backward_launch(
     device: torch.device, dtypes: tuple[torch.dtype, ...], where: tuple[int, bool], form: _Form
 ) -> tuple[Launch, int]:
-    """What launches the backward, and how many rows a program takes."""
+    """Return the backward's launcher, and the rows per program."""
     kind, experts, top_k, normalise, _ = form
     block = max(16, power(experts))
     rows = max(1, _BACKWARD_TILE // block)
@@ -253,13 +253,13 @@ def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
         return reference.grouped_topk(
             router_logits, bias, top_k, num_experts, num_group, topk_group, normalise, fill, sorted_
         )
-    # Where every group is good, there are none.
+    # If all groups are selected, grouping has no effect.
     form = _Form(SIGMOID, num_experts, top_k, bool(normalise), (1, 1) if num_group == topk_group else groups)
     return _route(router_logits, bias.detach(), form, 1e-20, float(fill), router_logits.dtype)
 
 
 def _groups(num_experts: int, num_group: int, topk_group: int) -> tuple[int, int] | None:
-    """The number of groups and of good ones, or None: nothing for a program."""
+    """The numbers of groups and of selected groups, or None if a program cannot handle them."""
     if not is_count(num_experts, MOST_EXPERTS) or not is_count(num_group, num_experts // 2):
         return None  # upstream's code takes two experts of each group
     members = num_experts // num_group
@@ -273,7 +273,7 @@ def _route(*call: Any) -> Routing:
 
 
 def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = None) -> bool:
-    """Whether a kernel takes what the guard did not show to `refuses`."""
+    """Whether a kernel supports operands that the guard did not pass to `refuses`."""
     if not is_count(top_k, min(MOST_TOP_K, router_logits.shape[1])):
         return False
     return bias is None or (
@@ -291,7 +291,7 @@ def refuses(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None
 
 
 def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
-    """`refuses`, and logits whose softmax or sum autocast computes in float32."""
+    """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
     reason = operands.refuses_in_autocast(owner, router_logits, *others)
     return reason or untraceable() or _beyond(router_logits, others)
 
