@@ -53,7 +53,7 @@ _FORWARD_TILE, _BACKWARD_TILE, _BACKWARD_WARPS = 512, 2048, 4
 _LAUNCHES = 256
 #: The number of operands of `grouped_topk` after ``top_k``; no other function has as many.
 _OF_GROUPS = 6
-#: From this size on, row offsets need 64 bits and a separate compilation.
+#: From this number of rows on, row numbers need 64 bits and a separate compilation.
 _LARGE = 1 << 31
 
 
@@ -70,7 +70,7 @@ class _Form(NamedTuple):
     groups: tuple[int, int] = (1, 1)
 
 
-# Launchers, cached by all Triton specialisations; `where`: the row stride, and whether offsets need 64 bits.
+# Launchers, cached by all Triton specialisations; `where`: the row stride, and whether rows need 64 bits.
 @lru_cache(maxsize=_LAUNCHES)
 def _forward_launch(
     device: torch.device, dtypes: tuple[torch.dtype, ...], where: tuple[int, bool], form: _Form

@@ -1,8 +1,8 @@
 """RMSNorm of each head of queries and keys, then their rotary embedding, as one op.
 
-An attention asks before it projects: ``slot.kernel(self, hidden_states, q_norm, k_norm, norm class, rotary
-function, cos, sin, module name)``. What takes the call is called after the projections, in the place of both
-norms and of the rotary function, with the operands of the variant's reference function, in its order.
+An attention asks before its projections: ``slot.kernel(self, hidden_states, q_norm, k_norm, norm class,
+rotary function, cos, sin, module name)``. The kernel is called after the projections and replaces both norms
+and the rotary function. It gets the operands of the variant's reference function, in its order.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ KERNELS = (
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
             traceable=True,
-            # On an H200 the rotation of a part of each head, in the same pass, reaches 36 to 39 % of the
-            # bandwidth of a copy: the norm and the rotation one after the other take less time.
+            # On an H200, rotating a part of each head in the same pass reaches 36 to 39 % of a copy's
+            # bandwidth: the norm and then the rotation as separate kernels are faster.
             automatic=not variant.endswith("_partial"),
             description=f"{_ONE_PASS}; slower than both apart" if variant.endswith("_partial") else _ONE_PASS,
         )

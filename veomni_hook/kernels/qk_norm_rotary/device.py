@@ -1,7 +1,7 @@
-"""The device code of `veomni_hook.kernels.qk_norm_rotary.triton`, which says what it computes.
+"""The device code of `veomni_hook.kernels.qk_norm_rotary.triton`, which describes what it computes.
 
-A row is the ``COLUMNS`` numbers of one head at one position: two halves of ``HALF`` numbers that turn, and
-``REST`` more that do not. A program takes all heads of a position, so that cos and sin are read once.
+A row is the ``COLUMNS`` numbers of one head at one position: two halves of ``HALF`` rotated numbers, and
+``REST`` others. A program handles all heads of a position, so that cos and sin are read once.
 """
 
 import triton
@@ -15,7 +15,7 @@ __all__ = ["backward", "forward"]
 @triton.jit
 def _factors(weight, HALF: tl.constexpr, REST: tl.constexpr, HB: tl.constexpr, RB: tl.constexpr,
              FACTOR: tl.constexpr):  # fmt: skip
-    """What the normalised halves and the rest are multiplied by, in float32."""
+    """Factors of the normalised halves and the rest, in float32."""
     low, more = tl.arange(0, HB), tl.arange(0, RB)
     first = _factor(weight, low, low < HALF, FACTOR, HB)
     second = _factor(weight + HALF, low, low < HALF, FACTOR, HB)
@@ -28,7 +28,7 @@ def _tables(cos, sin, inside, HALF: tl.constexpr, HB: tl.constexpr):
     """cos and sin of both halves at one position, in float32; 0 at positions that are not ``inside``."""
     low = tl.arange(0, HB)
     kept = (low < HALF) & inside
-    # Rows stream through the cache past the tables, which every batch reads again.
+    # Rows stream through the cache; keep the tables, which every batch reads again.
     c1 = tl.load(cos + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
     c2 = tl.load(cos + HALF + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
     s1 = tl.load(sin + low, mask=kept, other=0.0, eviction_policy="evict_last").to(tl.float32)
@@ -74,7 +74,7 @@ def _turn(
     HEADS: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, HB: tl.constexpr,
     RB: tl.constexpr, MIDDLE: tl.constexpr, NORMED: tl.constexpr, PRODUCT: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and turn all heads of one position of x into y."""
+    """Normalise and rotate all heads of one position of x into y."""
     COLUMNS: tl.constexpr = 2 * HALF + REST
     for first in tl.static_range(0, HEADS, BLOCK):
         x1 = _read(x, begin, step, first, inside, HEADS, BLOCK, HALF, HB)
@@ -101,7 +101,7 @@ def _turn_back(
     HEADS: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, HB: tl.constexpr,
     RB: tl.constexpr, MIDDLE: tl.constexpr, TO_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of all heads of one position: dx, and what they add to those of the factors."""
+    """Gradients of all heads of one position: dx, and their contribution to those of the factors."""
     COLUMNS: tl.constexpr = 2 * HALF + REST
     for first in tl.static_range(0, HEADS, BLOCK):
         x1 = _read(x, begin, step, first, inside, HEADS, BLOCK, HALF, HB)
@@ -144,7 +144,7 @@ def forward(
     HALF: tl.constexpr, REST: tl.constexpr, HB: tl.constexpr, RB: tl.constexpr, FACTOR: tl.constexpr,
     MIDDLE: tl.constexpr, NORMED: tl.constexpr, PRODUCT: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and turn all heads of ``POSITIONS`` positions of q and k."""
+    """Normalise and rotate all heads of ``POSITIONS`` positions of q and k."""
     f1, f2, f3 = _factors(q_weight, HALF, REST, HB, RB, FACTOR)
     g1, g2, g3 = _factors(k_weight, HALF, REST, HB, RB, FACTOR)
     for number in tl.static_range(POSITIONS):
@@ -179,8 +179,8 @@ def backward(
     HALF: tl.constexpr, REST: tl.constexpr, HB: tl.constexpr, RB: tl.constexpr, FACTOR: tl.constexpr,
     MIDDLE: tl.constexpr, TO_WEIGHT: tl.constexpr, POSITIONS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of blocks of ``POSITIONS`` positions, every so many of them: dq, dk ``[B, S, heads, D]``, and
-    one row ``[2, D]`` of ``partial``: what these positions add to the gradients of both weights.
+    """Gradients of a strided set of blocks of ``POSITIONS`` positions: dq, dk ``[B, S, heads, D]``, and one
+    row ``[2, D]`` of ``partial``: the contribution of these positions to the gradients of both weights.
     """
     COLUMNS: tl.constexpr = 2 * HALF + REST
     f1, f2, f3 = _factors(q_weight, HALF, REST, HB, RB, FACTOR)

@@ -1,4 +1,4 @@
-"""Norm and rotation of queries and keys in PyTorch: `rms_norm`'s kernels of this backend, then the formula.
+"""Norm and rotation of queries and keys in PyTorch: this backend's `rms_norm` kernels, then the formula.
 
 Saved: queries, keys and weights, and cos and sin. Mutates: nothing.
 """

@@ -2,18 +2,18 @@
 
 With ``x32`` a row (one head at one position) in float32 and ``s = rsqrt(mean(x32^2) + eps)``, the forward is
 
-    n = (factor * (x32 * s).to(middle)).to(normed)                  the norm, as rms_norm's variants have it
-    y1 = n1 * cos1 - n2 * sin1,    y2 = n2 * cos2 + n1 * sin2       on the halves that turn; the rest is n
+    n = (factor * (x32 * s).to(middle)).to(normed)                  the norm, as in rms_norm's variants
+    y1 = n1 * cos1 - n2 * sin1,    y2 = n2 * cos2 + n1 * sin2       on the rotated halves; the rest is n
 
-where products are rounded to the dtype that n and the tables promote to, as upstream's are. With dn the
-gradient of n, which is the rotation back, ``g = factor * dn`` and ``xhat = x32 * s``, the gradients are
+where products are rounded to the promoted dtype of n and the tables, as upstream. With dn the gradient of n
+(the inverse rotation), ``g = factor * dn`` and ``xhat = x32 * s``, the gradients are
 
     dx = s * (g - xhat * mean(g * xhat)),    dweight = sum over rows of dn * xhat.to(middle)
 
-in float32 throughout. Saved are the operands alone: a row's scale is computed again from the row, which the
-backward reads anyway. Gradients are read in whatever layout they arrive. Results have the strides that
-upstream's have; dq and dk lie in memory as ``[batch, length, heads, head_dim]``, which projections take.
-Everything is the same from run to run, and a row's result in every batch: nothing is added atomically.
+in float32 throughout. Only the operands are saved: a row's scale is recomputed from the row, which backward
+reads anyway. Gradients may arrive in any layout. Results have the same strides as upstream's; dq and dk have
+the memory order ``[batch, length, heads, head_dim]``, which projections take. Deterministic and
+batch-invariant: there are no atomics.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Tensor = torch.Tensor
 _WEIGHT, _ONE_PLUS = 1, 2  # the factors, as `rms_norm.device` numbers them
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-#: All heads of a position are unrolled in tiles; of more numbers they would be too many.
+#: Tiles over all heads of a position are unrolled; more numbers would need too many tiles.
 MOST_NUMBERS = 1 << 17
-#: A program takes more positions than one until it has as many numbers.
+#: A program takes several positions until it has this many numbers.
 _FEW_NUMBERS, _MOST_POSITIONS = 1024, 4
 
 
 class Plan(NamedTuple):
-    """How a kernel is launched: numbers a tile and a warp, loads under way, programs a processor."""
+    """How a kernel is launched: numbers per tile and warp, loads in flight, programs per multiprocessor."""
 
     tile: int
     a_warps: int
@@ -64,17 +64,17 @@ class Plan(NamedTuple):
     programs: int = 0
 
 
-# On an H200, share of a copy's bandwidth at 32/8 heads of 128: forward 95 % (88 % with 512 a warp), backward
-# 96 % (92 % with three loads under way, 76 % with one). Fewer heads need more programs a processor: 75 % with
-# four and 41 % with one at 16/8 heads of 64.
+# On an H200, share of a copy's bandwidth at 32/8 heads of 128: forward 95 % (88 % with 512 per warp),
+# backward 96 % (92 % with three loads in flight, 76 % with one). Fewer heads need more programs per
+# multiprocessor: 75 % with four and 41 % with one at 16/8 heads of 64.
 FORWARD = Plan(tile=4096, a_warps=1024)
 BACKWARD = Plan(tile=2048, a_warps=512, stages=4, programs=4)
-#: The numbers of the positions that a processor's programs work on together.
+#: How many numbers of positions the programs of a multiprocessor work on together.
 _NUMBERS_A_PROCESSOR = 6144
 
 
 class _Sizes(NamedTuple):
-    """The constants of a launch; ``half`` and ``rest`` count what turns of a head, and what does not."""
+    """The constants of a launch; of a head, twice ``half`` numbers are rotated, ``rest`` are not."""
 
     q_heads: int
     k_heads: int
@@ -88,7 +88,7 @@ class _Sizes(NamedTuple):
 
 @cache
 def _room(on: torch.device) -> tuple[int, int]:
-    """How many multiprocessors there are, and the bytes that the programs of one may stage."""
+    """The number of multiprocessors, and the bytes that programs of one may stage."""
     if on.type != "cuda":
         return 2, 1 << 16  # the interpreter
     found = torch.cuda.get_device_properties(on)
@@ -96,7 +96,7 @@ def _room(on: torch.device) -> tuple[int, int]:
 
 
 def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, int, int]:
-    """The constants of a launch, positions and warps of a program, and the numbers of a position."""
+    """The constants of a launch, positions and warps per program, and numbers per position."""
     half = cos.shape[2] // 2
     rest = q.shape[3] - 2 * half
     half_block, rest_block = power(half), power(rest)
@@ -110,12 +110,12 @@ def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, 
 
 
 def _readable(x: Tensor) -> Tensor:
-    """``x``, or a copy in the memory order ``[batch, length, heads, head_dim]`` where rows are scattered."""
+    """``x``, or a copy in the memory order ``[batch, length, heads, head_dim]`` if rows are scattered."""
     return x if x.stride(3) == 1 else x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _strides(x: Tensor) -> tuple[int, int]:
-    """The strides of batch and length in a table; one batch stands for all."""
+    """The strides of batch and length in a table; a single batch is broadcast."""
     return (x.stride(0) if x.shape[0] > 1 else 0), x.stride(1)
 
 
@@ -126,11 +126,11 @@ def _positions_first(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _result(x: Tensor, dtype: torch.dtype, *, joined: bool) -> Tensor:
-    """An empty tensor with the strides of upstream's result: what was put together is contiguous."""
+    """An empty tensor with the strides of upstream's result: concatenated results are contiguous."""
     made = torch.empty_like(
         x, dtype=dtype, memory_format=torch.contiguous_format if joined else torch.preserve_format
     )
-    # Upstream keeps columns apart where they are; rows are written whole here.
+    # Upstream preserves non-contiguous columns; here rows are written contiguously.
     return made if made.stride(3) == 1 else _positions_first(x, dtype)
 
 
@@ -240,7 +240,7 @@ class _QkNormRotary(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, q_weight, k_weight, *_ = ctx.saved_tensors
-        # What was not used of the results has no gradient, and what it was made of gets none.
+        # Unused results have no gradient, and their inputs get none.
         used = [grad is not None for grad in incoming]
         needs = [need and use for need, use in zip(ctx.needs_input_grad[:4], used * 2, strict=True)]
         grads = (
@@ -257,7 +257,7 @@ class _QkNormRotary(torch.autograd.Function):
 
 
 class _Variant:
-    """The kernel of one variant; ``formula`` computes what the kernel cannot take."""
+    """The kernel of one variant; ``formula`` is the fallback for unsupported operands."""
 
     def __init__(self, norm: str, rotation: str, factor: int) -> None:
         self._formula = getattr(reference, f"{norm}_{rotation}")
@@ -277,10 +277,10 @@ class _Variant:
         cos: Tensor,
         sin: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return rotated norms of ``q`` and ``k`` ``[batch, heads, length, head_dim]``, in any strides.
+        """Return normalised, rotated ``q`` and ``k`` ``[batch, heads, length, head_dim]``, of any strides.
 
-        Weights are ``[head_dim]``, ``cos`` and ``sin`` ``[batch or 1, length, width]``, in any float dtypes:
-        results have the dtype that the formula's have. Nothing is mutated.
+        Weights are ``[head_dim]``, ``cos`` and ``sin`` ``[batch or 1, length, width]``, in any float dtypes.
+        Results have the same dtypes as the formula's. Nothing is mutated.
         """
         numbers = isinstance(q_eps, (float, int)) and isinstance(k_eps, (float, int))
         if not numbers or self._unsuited(q, k, q_weight, k_weight, cos, sin):
@@ -347,7 +347,7 @@ one_plus_weight_half_split_partial = _Variant("one_plus_weight", "half_split_par
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:
-    """Return why this call must run the upstream code, or None; `upstream` says what it is asked with."""
+    """Return why this call must run the upstream code, or None; `upstream` documents the operands."""
     reason = upstream.refuses(owner, *operands)
     if reason is not None:
         return reason

@@ -1,8 +1,8 @@
-"""Whether the calls of norms and of the rotary function that a fused kernel stands in for may be left out.
+"""Decides whether a fused kernel may skip the calls of the norms and the rotary function that it replaces.
 
-Nothing may hang on a call of them: no hook, no other ``forward``, no class that a wrapper (FSDP2, a
-parametrisation) has put in the place of the recognised one. That the code of classes and functions is what
-was recognised, the slot has seen (`veomni_hook.kernels.skipped`).
+Nothing may depend on these calls: no hook, no other ``forward``, no class that a wrapper (FSDP2, a
+parametrisation) put in place of the recognised one. The slot has already checked that the code of classes and
+functions is the recognised one (`veomni_hook.kernels.skipped`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARTS = ("rms_norm", "rotary")
 
 
 def chosen_apart(owner: Any, *operands: Any) -> str | None:
-    """Return why ``auto`` leaves norms and rotation to kernels of their own: one was asked for by name."""
+    """Return why ``auto`` leaves norms and rotation to their own kernels (selected by name), or None."""
     for part in _PARTS:
         chosen = wanted_by(owner, part)
         if chosen != AUTO:
@@ -36,8 +36,8 @@ def refuses(owner: Any, *operands: Any) -> str | None:
 
     Args:
         owner: the attention.
-        operands: a tensor that queries are made of, both norms, the norms' class and the rotary function as
-            the modeling code has them now, cos and sin (or None where they are not known yet).
+        operands: a tensor from which queries are computed, both norms, the norms' class and the rotary
+            function as the modeling code has them now, cos and sin (None if not known yet).
     """
     hidden_states, q_norm, k_norm, norm_class, rotary, tables = operands
     reason = not_plain(hidden_states) or untraceable() or _tables(tables)
@@ -47,7 +47,7 @@ def refuses(owner: Any, *operands: Any) -> str | None:
 
 
 def _called(norm: nn.Module, norm_class: type[nn.Module]) -> str | None:
-    """Return why a norm has to be called, or None."""
+    """Return why a norm must be called, or None."""
     if type(norm) is not norm_class:
         return f"a norm is a {type(norm).__name__}, not the recognised {norm_class.__name__}"
     seen = call_is_seen(norm)
@@ -55,7 +55,7 @@ def _called(norm: nn.Module, norm_class: type[nn.Module]) -> str | None:
 
 
 def _tables(tables: Any) -> str | None:
-    """Return why cos and sin, if they are known, cannot be taken."""
+    """Return why cos and sin, if known, are not supported, or None."""
     if tables is None:
         return None
     if not isinstance(tables, (tuple, list)) or len(tables) != 2:

@@ -1,8 +1,8 @@
-"""RMS normalisation of the last dimension: ``x * rsqrt(mean(x^2) + eps)``, with weight and gate or without.
+"""RMS normalisation of the last dimension: ``x * rsqrt(mean(x^2) + eps)``, optionally with weight and gate.
 
-Asked and called with the operands of the variant's reference function, in its order:
-``slot.kernel(self, hidden_states, weight, eps)``. In the formulas ``x32`` is x in float32 and
-``rs`` the scale ``rsqrt(mean(x32^2) + eps)``.
+Guards ask and call with the operands of the variant's reference function, in its order:
+``slot.kernel(self, hidden_states, weight, eps)``. In the formulas, ``x32`` is x in float32 and ``rs`` is the
+scale ``rsqrt(mean(x32^2) + eps)``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ OP = Op(
 
 _HERE = "veomni_hook.kernels.rms_norm"
 _REFUSES, _UNWEIGHTED = f"{_HERE}.triton:refuses", f"{_HERE}.triton:refuses_unweighted"
-#: The functions of the Triton kernels and what refuses their calls; a quotient by the root rounds like a
-#: product in float32.
+#: The functions of the Triton kernels and their rules; division by the root and multiplication by its inverse
+#: share one, in float32.
 _FUSED = {
     "cast_before_weight": ("triton:cast_before_weight", _REFUSES),
     "weight_before_cast": ("triton:weight_before_cast", _REFUSES),
@@ -59,7 +59,7 @@ _FUSED = {
     "gate_before_norm_grouped": ("gated:gate_before_norm_grouped", f"{_HERE}.gated:refuses_grouped"),
 }
 
-#: What torch_npu's operator computes, or a part of, and what refuses such calls.
+#: The variants that use torch_npu's operator, and their rules.
 _BY_OPERATOR = {
     **dict.fromkeys(
         (
@@ -81,7 +81,7 @@ _BY_OPERATOR = {
     "gate_before_norm_grouped": "refuses_grouped",
 }
 
-#: Those with an operand that is an activation.
+#: The variants with an activation as an operand.
 _ACTIVATED = ("cast_before_weight_gated", "weight_before_cast_gated")
 
 KERNELS = (

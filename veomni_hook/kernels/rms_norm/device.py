@@ -1,4 +1,4 @@
-"""The device code of RMSNorm; `veomni_hook.kernels.rms_norm.triton` says what it computes and launches it."""
+"""The device code of RMSNorm; `veomni_hook.kernels.rms_norm.triton` describes and launches it."""
 
 import triton
 import triton.language as tl
@@ -54,10 +54,10 @@ def backward(  # noqa: PLR0912, PLR0915 - Triton has no list that could hold the
     FACTOR: tl.constexpr, MIDDLE: tl.constexpr, ADDED: tl.constexpr, TO_WEIGHT: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of blocks of ``ROWS`` rows, every so many of them: dx, and one row of ``partial``.
+    """Gradients of a strided set of blocks of ``ROWS`` rows: dx, and one row of ``partial``.
 
-    Strides are those of x, of dy and of ``direct``, a gradient of x from elsewhere, added to dx where
-    ``ADDED``. A row stands in ``HEAD`` columns and, unless that is 0, ``TAIL`` further ones, powers of two.
+    Strides are those of x, of dy and of ``direct``, another gradient of x that is added to dx if ``ADDED``.
+    A row is held in ``HEAD`` columns plus ``TAIL`` columns (which may be 0), both powers of two.
     """
     column = tl.arange(0, HEAD)
     inside = column < COLUMNS
@@ -119,7 +119,7 @@ def backward(  # noqa: PLR0912, PLR0915 - Triton has no list that could hold the
 def add_up(
     partial, total, count, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Sum the ``count`` rows of ``partial`` in float32, ``BLOCK`` columns a program, in a fixed order."""
+    """Sum the ``count`` rows of ``partial`` in float32, ``BLOCK`` columns per program, in a fixed order."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < COLUMNS
     part = tl.zeros([ROWS, BLOCK], tl.float32)

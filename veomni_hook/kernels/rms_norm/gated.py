@@ -1,7 +1,7 @@
-"""RMSNorm in Triton with a gate, in groups of columns, or with the weight in front of the norm.
+"""RMSNorm in Triton with a gate, in groups of columns, or with the weight applied before the norm.
 
 With ``a = activation(gate)`` in float32, ``s = rsqrt(mean(z^2) + eps)`` over each group of columns and
-``xhat = z * s``, where ``z`` is what is normalised:
+``xhat = z * s``, where ``z`` is the normalised operand:
 
     gate before:    z = x * a,            y = weight * xhat.to(middle)
     gate after:     z = x,                y = (weight * xhat.to(middle)).to(inner) * a
@@ -9,11 +9,10 @@ With ``a = activation(gate)`` in float32, ``s = rsqrt(mean(z^2) + eps)`` over ea
     weight before:  z = (1 + weight) * x, y = xhat
 
 The gradient of z is that of RMSNorm (`veomni_hook.kernels.rms_norm.triton`); those of x, gate and weight
-follow by the product rule, with ``a`` computed again. All is accumulated in float32, and the same from run to
-run.
+follow by the product rule, with ``a`` recomputed. Everything is accumulated in float32, deterministically.
 
 Saved: x, gate, weight, the scale of each row and group in float32. Mutates: nothing.
-Bits of a row are the same in any batch, as there.
+Batch-invariant, as there.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ _GROUPED, _WEIGHT_BEFORE, _GATE_BEFORE, _GATE_AFTER = range(4)
 
 
 class _Form(NamedTuple):
-    """What a variant does, and where.
+    """The steps of a variant, and their order.
 
-    ``rounds`` says that ``xhat`` is cast to the dtype of x, ``rounds_product`` that its product with the
-    weight is cast to that of both, ``promotes`` that the result has that of both.
+    ``rounds``: ``xhat`` is cast to the dtype of x. ``rounds_product``: its product with the weight is cast to
+    their promoted dtype. ``promotes``: the result has that dtype.
     """
 
     factor: int
@@ -85,10 +84,10 @@ _FORMS = {
     "gate before": _Form(WEIGHT, _GATE_BEFORE, rounds=True, promotes=True),
     "no gate before": _Form(WEIGHT, _GROUPED, rounds=True, promotes=True),
 }
-#: What a gate after the norm may go through.
+#: Activations of a gate after the norm.
 _ACTIVATIONS = ("silu", "sigmoid")
-# A program's elements, and those of a warp. Measured on one H200, bfloat16, share of a copy's bandwidth: at
-# 128 columns 256 a warp reach 100 % forward and 95 % backward (512: 88 and 69 %), at 4096 columns 94 %
+# Elements per program and per warp. Measured on one H200, bfloat16, share of a copy's bandwidth: at 128
+# columns, 256 per warp reach 100 % forward and 95 % backward (512: 88 and 69 %), at 4096 columns 94 %
 # backward (512: 97 %).
 _TILE = 2048
 _A_WARPS_ELEMENTS, _A_WARPS_ELEMENTS_NARROW = 512, 256
@@ -108,7 +107,7 @@ def _constants(name: str, dtypes: tuple[torch.dtype, ...]) -> list[Any]:
     return [form.factor, form.place, form.silu, TL[middle], TL[inner]]
 
 
-# Launches by all that Triton compiles for, beside the number of rows.
+# Launchers, cached by all Triton specialisations except the number of rows.
 @lru_cache(maxsize=LAUNCHES)
 def _forward_launch(
     device: torch.device,
@@ -119,7 +118,7 @@ def _forward_launch(
     *,
     large: bool,
 ) -> tuple[Launch, int]:
-    """What launches the forward of a form and so many groups, and how many rows a program takes."""
+    """Return the forward's launcher for a form and a number of groups, and the rows per program."""
     name, groups = form
     block = power(columns)
     tile = max(block, _TILE)
@@ -138,7 +137,7 @@ def _backward_launch(
     to_weight: bool,
     large: bool,
 ) -> tuple[Launch, int, int]:
-    """What launches the backward, how many rows a program takes at a time, and the most programs a group."""
+    """Return the backward's launcher, the rows per program and step, and the maximum programs per group."""
     name, groups = form
     processors, memory = room(device)
     block = power(columns)
@@ -292,7 +291,7 @@ def one_plus_weight_before_norm(
 def one_plus_weight_grouped(
     hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, group_size: int
 ) -> torch.Tensor:
-    """Return ``(1 + weight) * xhat``; each ``group_size`` neighbours of ``[..., hidden]`` have one scale."""
+    """Return ``(1 + weight) * xhat``; each ``group_size`` neighbours of ``[..., hidden]`` share a scale."""
     return _norm(hidden_states, None, weight, eps, "grouped", _groups(hidden_states, group_size))
 
 
@@ -321,14 +320,14 @@ def weight_before_cast_gated(
 def gate_before_norm(
     hidden_states: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Return ``weight * xhat`` of ``x * silu(gate)``, both ``[..., hidden]``; without gate of ``x``."""
+    """Return ``weight * xhat`` of ``x * silu(gate)``, both ``[..., hidden]``; without a gate, of ``x``."""
     return gate_before_norm_grouped(hidden_states, gate, weight, eps, hidden_states.shape[-1])
 
 
 def gate_before_norm_grouped(
     hidden_states: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor, eps: float, group_size: int
 ) -> torch.Tensor:
-    """`gate_before_norm`; each ``group_size`` neighbours of ``[..., hidden]`` have one scale."""
+    """`gate_before_norm`; each ``group_size`` neighbours of ``[..., hidden]`` share a scale."""
     form = "no gate before" if gate is None else "gate before"
     return _norm(hidden_states, gate, weight, eps, form, _groups(hidden_states, group_size))
 

@@ -1,7 +1,7 @@
-"""The device code of RMSNorm with gates and groups; `veomni_hook.kernels.rms_norm.gated` says what it is.
+"""The device code of RMSNorm with gates and groups; `veomni_hook.kernels.rms_norm.gated` describes it.
 
-A program has rows of one group: columns ``group * COLUMNS`` and on of a tensor, of which rows and strides are
-those of whole tensors. Where there is no gate, the kernels get addresses that they leave alone.
+A program processes rows of one group: columns from ``group * COLUMNS`` on; rows and strides are those of
+whole tensors. Without a gate, the kernels get placeholder addresses that they do not access.
 """
 
 import triton
@@ -11,7 +11,7 @@ from veomni_hook.kernels.rms_norm.device import _begin, _factor
 
 __all__ = ["backward", "forward"]
 
-# What is special: groups alone, the weight in front of the norm, a gate in front of it, a gate after it.
+# Kinds: only groups, the weight before the norm, a gate before the norm, a gate after the norm.
 GROUPED, WEIGHT_BEFORE, GATE_BEFORE, GATE_AFTER = (tl.constexpr(place) for place in range(4))
 
 
@@ -38,7 +38,7 @@ def forward(
     FACTOR: tl.constexpr, PLACE: tl.constexpr, SILU: tl.constexpr, MIDDLE: tl.constexpr,
     INNER: tl.constexpr,
 ):  # fmt: skip
-    """Normalise ``ROWS`` rows of a group of x into y, contiguous, and keep each one's scale."""
+    """Normalise ``ROWS`` rows of a group of x into y, contiguous, and store each row's scale."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     within = tl.arange(0, BLOCK)
     column = tl.program_id(1) * COLUMNS + within
@@ -74,7 +74,7 @@ def backward(
     FACTOR: tl.constexpr, PLACE: tl.constexpr, SILU: tl.constexpr, MIDDLE: tl.constexpr,
     INNER: tl.constexpr, TO_WEIGHT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of blocks of ``ROWS`` rows of a group, every so many: dx, dgate, a row of ``partial``."""
+    """Gradients of a strided set of blocks of ``ROWS`` rows of a group: dx, dgate, a row of ``partial``."""
     within = tl.arange(0, BLOCK)
     column = tl.program_id(1) * COLUMNS + within
     inside = within < COLUMNS

@@ -1,6 +1,6 @@
-"""RMSNorm by Liger's Triton kernels, for who asks for them by name.
+"""RMSNorm with Liger's Triton kernels, only if selected by name.
 
-Mutates: nothing; the gradient that arrives is kept (Liger's ``in_place=False``). Strided rows are copied.
+Mutates: nothing; the incoming gradient is preserved (Liger's ``in_place=False``). Strided rows are copied.
 """
 
 from __future__ import annotations

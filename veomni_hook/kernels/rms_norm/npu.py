@@ -1,14 +1,14 @@
-"""RMSNorm by ``npu_rms_norm``: one operator forward, one backward.
+"""RMSNorm with ``npu_rms_norm``: one operator forward, one backward.
 
 With ``n(x, w) = npu_rms_norm(x, w)``, which is ``w * x * rs`` for x and w of one dtype, variants are
 
-    in the dtype of x, where weight and x have one, for the operator reads it once:  n(x, weight)
-    in float32, where the formula multiplies there:  n(x32, factor32).to(out)
-    with ones for a weight, where a cast or another factor comes between:  factor * n(x, 1).to(middle)
+    in the dtype of x, if weight and x share it, since the operator reads x once:  n(x, weight)
+    in float32, if the formula multiplies there:  n(x32, factor32).to(out)
+    with ones for a weight, if a cast or another factor comes between:  factor * n(x, 1).to(middle)
 
-torch_npu says nothing of where its operator rounds 16-bit operands: the first is within a rounding of
-upstream's result; the second and third round where upstream does.
-Shapes: x ``[..., hidden]``, weight ``[hidden]``. Saved: what the operator read, and its scale ``[..., 1]`` in
+torch_npu does not document where its operator rounds 16-bit operands. The first form is within one rounding
+of upstream's result; the second and third round where upstream does.
+Shapes: x ``[..., hidden]``, weight ``[hidden]``. Saved: the operator's inputs, and its scale ``[..., 1]`` in
 float32. Mutates: nothing.
 """
 
@@ -94,11 +94,11 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def normalised(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Return ``weight * x * rs`` by the operator; ``weight`` has the dtype of ``x``, None is ones."""
+    """Return ``weight * x * rs`` from the operator; ``weight`` has the dtype of ``x``, None means ones."""
     weight = x.new_ones(x.shape[-1]) if weight is None else weight
     if not x.numel():
         return x * weight
-    # Rows in two dimensions, whatever there were.
+    # Flatten to two dimensions if the operator does not support the shape.
     rows = x.reshape(-1, x.shape[-1]) if x.ndim == 1 or x.ndim > _MOST_DIMENSIONS else x
     found = _RmsNorm.apply(rows.contiguous(), weight.contiguous(), float(eps))  # type: ignore[no-untyped-call]
     return found.view(x.shape)  # type: ignore[no-any-return]
@@ -125,7 +125,7 @@ def cast_to_weight(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * normalised(hidden_states.float(), None, eps).to(weight.dtype)
 
 
-#: A quotient by the root differs from the product with its inverse in the last bit of float32.
+#: Division by the root differs from multiplication by its inverse in the last bit of float32.
 divided_by_root = weight_before_cast
 
 
@@ -146,7 +146,7 @@ def one_plus_weight_before_norm(hidden_states: Tensor, weight: Tensor, eps: floa
 
 
 def one_plus_weight_grouped(hidden_states: Tensor, weight: Tensor, eps: float, group_size: int) -> Tensor:
-    """`one_plus_weight`, where each ``group_size`` neighbouring values are normalised by themselves."""
+    """`one_plus_weight`, with each ``group_size`` neighbouring values normalised separately."""
     found = _in_groups(hidden_states.float(), eps, group_size) * (1 + weight.float())
     return found.to(hidden_states.dtype)
 
@@ -173,14 +173,14 @@ def weight_before_cast_gated(
 
 
 def gate_before_norm(hidden_states: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """`cast_before_weight` of ``x * silu(gate)``, which is in float32; without gate of ``x``."""
+    """`cast_before_weight` of ``x * silu(gate)``, which is in float32; without a gate, of ``x``."""
     return weight * normalised(_gated(hidden_states, gate), None, eps).to(hidden_states.dtype)
 
 
 def gate_before_norm_grouped(
     hidden_states: Tensor, gate: Tensor | None, weight: Tensor, eps: float, group_size: int
 ) -> Tensor:
-    """`gate_before_norm`, where each ``group_size`` neighbouring values are normalised by themselves."""
+    """`gate_before_norm`, with each ``group_size`` neighbouring values normalised separately."""
     found = _in_groups(_gated(hidden_states, gate), eps, group_size)
     return weight * found.to(hidden_states.dtype)
 
@@ -216,7 +216,7 @@ def refuses_unweighted(owner: Any, hidden_states: Tensor, eps: float) -> str | N
 def refuses_gate_after(
     owner: Any, hidden_states: Tensor, gate: Any, weight: Tensor, eps: float, activation: Any
 ) -> str | None:
-    """Return why this call must run the upstream code, or None; any activation will do."""
+    """Return why this call must run the upstream code, or None; any activation is supported."""
     return refuses_gate_before(owner, hidden_states, gate, weight, eps)
 
 

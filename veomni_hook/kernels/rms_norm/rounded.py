@@ -1,11 +1,11 @@
-"""RMSNorm in Triton where the scale is rounded to the dtype of x, and the scale alone.
+"""RMSNorm in Triton with the scale rounded to the dtype of x, and the scale by itself.
 
-Forward:  s = rsqrt(mean(x^2) + eps),  y = x * s.to(x.dtype);  or y = s.to(x.dtype) alone;  or every step of
-          (weight * x) * s in the dtypes that come: squares, their mean (summed in float32), the sum with eps.
-Backward: as of RMSNorm with the rounded scale (`veomni_hook.kernels.rms_norm.triton`); of the scale alone
-          dx = -s^3 / hidden * ds * x.
+Forward:  s = rsqrt(mean(x^2) + eps),  y = x * s.to(x.dtype);  or only y = s.to(x.dtype);  or every step of
+          (weight * x) * s in its own dtype: squares, their mean (summed in float32), the sum with eps.
+Backward: as in RMSNorm with the rounded scale (`veomni_hook.kernels.rms_norm.triton`); for the scale by
+          itself dx = -s^3 / hidden * ds * x.
 Saved: x, weight, the scale of each row in float32. Mutates: nothing.
-Bits of a row are the same in any batch, as there.
+Batch-invariant, as there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TILE = 2048
 _A_WARPS_ELEMENTS = 1024
 
 
-# By all that Triton compiles for, beside the number of rows.
+# Launchers, cached by all Triton specialisations except the number of rows.
 @lru_cache(maxsize=LAUNCHES)
 def _launch(
     device: torch.device,
@@ -42,7 +42,7 @@ def _launch(
     *,
     large: bool,
 ) -> tuple[Launch, int]:
-    """What launches the forward of a kind (None: the backward of the scale alone), and a program's rows."""
+    """Return the launcher of a kind's forward (None: the scale's backward), and the rows per program."""
     block = power(columns)
     tile = max(block, _TILE)
     warps = max(4, min(32, tile // _A_WARPS_ELEMENTS))

@@ -7,7 +7,7 @@ from veomni_hook.kernels.rms_norm.device import _begin, _factor
 
 __all__ = ["forward", "inverse_backward"]
 
-# What the kernel returns: weight * x * scale with every step rounded, x * scale, the scale alone.
+# The kernel's result: weight * x * scale with every step rounded, x * scale, or only the scale.
 EVERY_STEP, SCALED, SCALE_ALONE = (tl.constexpr(kind) for kind in range(3))
 
 
@@ -16,7 +16,7 @@ def forward(
     x, weight, y, scale, rows, n1, n2, s0, s1, s2, eps,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Multiply ``ROWS`` rows of x with their scale in its dtype into y, and keep it in float32."""
+    """Multiply ``ROWS`` rows of x by their scale in x's dtype into y, and store the scale in float32."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < COLUMNS
@@ -49,7 +49,7 @@ def inverse_backward(
     x, scale, ds, dx, rows, n1, n2, s0, s1, s2,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of ``ROWS`` rows of x through their scale alone."""
+    """The gradient of ``ROWS`` rows of x through their scale only."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     column = tl.arange(0, BLOCK)
     kept = (row < rows)[:, None] & (column < COLUMNS)[None, :]

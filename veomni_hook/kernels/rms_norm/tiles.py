@@ -1,4 +1,4 @@
-"""What the Triton kernels of RMSNorm share on the host: limits, types, the last sum of weight gradients."""
+"""Host code shared by the Triton kernels of RMSNorm: limits, types, the final sum of weight gradients."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ __all__ = [
     "summed",
 ]
 
-#: Of more columns a program would need more registers than there are.
+#: With more columns, a program would run out of registers.
 MOST_COLUMNS = 32768
-#: What `xhat` is multiplied with: nothing, weight, 1 + weight in float32 or in the weight's dtype.
+#: The factor of `xhat`: none, weight, 1 + weight in float32 or in the weight's dtype.
 NONE, WEIGHT, ONE_PLUS, ONE_PLUS_ROUNDED = range(4)
 DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-#: So many rows and more do not fit into 32 bits, which Triton compiles for.
+#: From this number of rows on, row numbers do not fit into 32 bits, for which Triton compiles.
 LARGE = 1 << 31
-#: The least columns of both blocks that a row may be split into. On an H200, the backward of 65,536 rows in
+#: The minimum columns of the two blocks into which a row may be split. On an H200, backward of 65,536 rows in
 #: bfloat16, in one block and in two, reached this share of a copy's bandwidth: 67 and 97 % at 12288 columns,
 #: which spill registers in one block; 98 and 95 % at 5120, 95 and 96 % at 6144, 92 and 92 % at 2560.
 _SPLIT_FROM, _LEAST_TAIL = 8192, 128
-#: What a program of a backward has under way at once: with less, 5120 columns in one block reach 84 % and not
-#: 98 %. And at the least so many tiles: two of 12288 columns, in two blocks, reach 79 %, three 97 %.
+#: Bytes in flight per backward program: with fewer, 5120 columns in one block reach 84 % instead of 98 %. And
+#: the minimum number of tiles: two of 12288 columns, in two blocks, reach 79 %, three 97 %.
 _IN_FLIGHT, _FEWEST_TILES = 96 << 10, 3
-#: A program of the last sum, over the programs of a backward.
+#: Tile of a program in the final sum, over the programs of a backward.
 _SUMMED_COLUMNS, _SUMMED_ROWS = 32, 64
 
 
 @cache
 def room(device: torch.device) -> tuple[int, int]:
-    """How many programs run at once, one a multiprocessor, and the bytes that each may stage."""
+    """The number of concurrent programs, one per multiprocessor, and the bytes that each may stage."""
     if device.type != "cuda":
         return 4, 1 << 16  # the interpreter
     found = torch.cuda.get_device_properties(device)
@@ -55,14 +55,14 @@ def room(device: torch.device) -> tuple[int, int]:
 
 
 def blocks(elements: int, size: int) -> int:
-    """How many blocks of ``size`` hold the elements."""
+    """The number of blocks of ``size`` that hold the elements."""
     return -(-elements // size)
 
 
 def split(columns: int) -> tuple[int, int]:
-    """The blocks of columns, powers of two, that a row stands in: one and 0, or a larger and a smaller one.
+    """The column blocks of a row, powers of two: one and 0, or a larger and a smaller one.
 
-    Two where the larger has 8192 columns or more, and both are a quarter smaller than the one would be.
+    Two if the larger has at least 8192 columns, and both together are a quarter smaller than a single one.
     """
     block = power(columns)
     head = block // 2
@@ -71,13 +71,13 @@ def split(columns: int) -> tuple[int, int]:
 
 
 def stages_of(tile: int, elements: int, size: int, memory: int) -> int:
-    """How many tiles a program loads ahead of one another: enough to be under way, as far as there is room.
+    """The number of tiles that a program loads ahead: enough bytes in flight, as far as memory allows.
 
     Args:
-        tile: the elements that a tile has room for.
-        elements: those that it holds.
-        size: the bytes that are loaded for each.
-        memory: the bytes that a program may stage.
+        tile: capacity of a tile in elements.
+        elements: elements that a tile actually holds.
+        size: bytes loaded per element.
+        memory: bytes that a program may stage.
     """
     wanted = max(_FEWEST_TILES, blocks(_IN_FLIGHT, elements * size))
     return max(1, min(wanted, memory // (tile * size)))

@@ -1,12 +1,12 @@
-"""RMSNorm in PyTorch: torch's own operator for one formula, and the others with less to keep.
+"""RMSNorm in PyTorch: torch's own operator for one formula, and recomputing versions of the others.
 
-`rms_norm` is the operator; its gradients are autograd's. The weight is multiplied outside: given to the
-operator it would be applied before the cast to the input's dtype, which changes a quarter of all bfloat16
-results. A row has the same bits in any batch as far as torch's operator keeps them: tests see to it.
+`rms_norm` uses the operator and autograd's gradients. The weight is multiplied outside: the operator would
+apply it before the cast to the input's dtype, which changes a quarter of all bfloat16 results. Results are as
+batch-invariant as torch's operator; tests check this.
 
-The other functions compute their formula again in the backward and keep x, gate and weight for it, where
-autograd keeps two to three times as many bytes; results and gradients have the bits of the formula. On a GPU
-these depend on the batch, as PyTorch's sums do: the triton backend has kernels that do not.
+The other functions recompute their formula in backward and save x, gate and weight for it; autograd would
+save two to three times as many bytes. Results and gradients are bitwise equal to the formula's. On a GPU they
+depend on the batch, like PyTorch's sums; the triton backend has batch-invariant kernels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat`` for ``hidden_states`` ``[..., hidden]`` and ``weight`` ``[hidden]``."""
     normalised = functional.rms_norm(hidden_states, weight.shape, None, eps)
-    # Autocast may run the operator in float32; upstream casts back whatever happens.
+    # Autocast may run the operator in float32; upstream always casts back.
     return weight * normalised.to(hidden_states.dtype)
 
 
@@ -61,7 +61,7 @@ def refuses(
 ) -> str | None:
     """Return why this call must run the upstream code, or None.
 
-    A guard that asks with ``hidden_states`` alone means the weight ``owner.weight``, and an eps that fits.
+    If a guard passes only ``hidden_states``, the weight is ``owner.weight`` and eps is assumed to fit.
     """
     weight = owner.weight if weight is None else weight
     reason = not_plain(hidden_states, weight)
@@ -77,7 +77,7 @@ def refuses(
 
 
 def cast_before_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`rms_norm`, or the formula where that `refuses`: for operands that nobody has looked at."""
+    """`rms_norm`, or the formula if that `refuses`: for operands that have not been checked."""
     formula = rms_norm if refuses(None, hidden_states, weight, eps) is None else reference.cast_before_weight
     return formula(hidden_states, weight, eps)
 
@@ -102,7 +102,7 @@ refuses_others = again.refuses
 
 
 def refuses_activation(owner: Any, *operands: Any) -> str | None:
-    """`refuses_others`, and activations that may have parameters; the last operand is the activation."""
+    """`refuses_others`, and rejects activations (the last operand) that may have parameters."""
     if name_of(operands[-1]) is None:
         return unknown(operands[-1])
     return again.refuses(owner, *operands)

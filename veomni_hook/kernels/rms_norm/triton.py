@@ -1,18 +1,18 @@
 """RMSNorm in Triton: one pass forward, one pass backward, and a sum of partial weight gradients.
 
-With ``x32`` a row in float32, ``s = rsqrt(mean(x32^2) + eps)`` and ``xhat = x32 * s``, every variant here is
+With ``x32`` a row in float32, ``s = rsqrt(mean(x32^2) + eps)`` and ``xhat = x32 * s``, each variant computes
 
     y = (factor * xhat.to(middle)).to(out)
 
-and differs in ``factor`` (1, weight, 1 + weight), in the dtype ``middle`` that ``xhat`` is rounded to first,
-and in that of the result. With ``g = factor * dy``, the gradients are
+Variants differ in ``factor`` (1, weight, 1 + weight), in the dtype ``middle`` to which ``xhat`` is rounded
+first, and in the result's dtype. With ``g = factor * dy``, the gradients are
 
     dx = s * (g - xhat * mean(g * xhat)),    dweight = sum over rows of dy * xhat.to(middle)
 
-(Zhang and Sennrich, Root Mean Square Layer Normalization, 2019), both accumulated in float32. The result is
-the same from run to run: programs have fixed rows, and nothing is added atomically. Result and dx of a row
-have the same bits in any batch: nothing is chosen by the number of rows. (What begins at no multiple of 16
-bytes, as a part of a tensor may, is compiled apart and may add up in another order.)
+(Zhang and Sennrich, Root Mean Square Layer Normalization, 2019), both accumulated in float32. Results are
+deterministic: programs have fixed rows, and there are no atomics. Result and dx are batch-invariant: nothing
+depends on the number of rows. (A tensor not aligned to 16 bytes, such as a slice, is compiled separately and
+may be summed in another order.)
 
 Measured on one H200 (`veomni-hook bench`, `benchmarks/results/bench-cuda.json`, share of a copy's bandwidth,
 bfloat16): 98 % both ways at 4096 and 128 columns, 97 % backward at 12288, in two blocks (`tiles.split`).
@@ -59,8 +59,8 @@ __all__ = [
     "weight_before_cast",
 ]
 
-# A program's elements. Of the sizes tried on an H200 the best at each width, within 2 % of the bandwidth; a
-# hint to evict (evict_first) cost 4 %. Wide rows of a power of 2 go four or two at a time, others alone.
+# Elements per program: the best sizes tried on an H200 at each width, within 2 % of the bandwidth; the hint
+# evict_first cost 4 %. Wide rows of a power of 2 are processed four or two at a time, others one at a time.
 _FORWARD_TILE, _FORWARD_WIDE_TILE, _BACKWARD_TILE = 2048, 16384, 8192
 _WIDE = 4096
 _A_WARPS_ELEMENTS = 1024
@@ -70,7 +70,7 @@ def _warps(tile: int) -> int:
     return max(4, min(32, tile // _A_WARPS_ELEMENTS))
 
 
-# Launches by all that Triton compiles for; `large` says that rows do not fit into 32 bits.
+# Launchers, cached by all Triton specialisations; `large`: row numbers do not fit into 32 bits.
 @lru_cache(maxsize=LAUNCHES)
 def _forward_launch(
     device: torch.device,
@@ -81,7 +81,7 @@ def _forward_launch(
     *,
     large: bool,
 ) -> tuple[Launch, int]:
-    """What launches the forward, and how many rows a program takes."""
+    """Return the forward's launcher, and the rows per program."""
     block = power(columns)
     tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
     factor, middle = form
@@ -100,7 +100,7 @@ def _backward_launch(
     to_weight: bool,
     large: bool,
 ) -> tuple[Launch, int, int]:
-    """What launches the backward, how many rows a program takes at a time, and the most programs."""
+    """Return the backward's launcher, the rows per program and step, and the maximum number of programs."""
     processors, memory = room(device)
     block = power(columns)
     rows = max(block, _BACKWARD_TILE) // block
@@ -158,7 +158,7 @@ def _backward_op(
         to_weight=to_weight, large=rows >= LARGE,
     )  # fmt: skip
     programs = min(programs, -(-rows // size))
-    # Scale for partial and dy for a gradient to add: addresses that the kernel then leaves alone.
+    # Placeholders that the kernel does not access: scale for partial, dy for a gradient to add.
     partial = torch.empty((programs, columns), dtype=torch.float32, device=device) if to_weight else scale
     launch((programs, 1, 1), x, given, scale, dy, dy, dx, partial, rows, *where, *whence, *whence)
     if to_weight:

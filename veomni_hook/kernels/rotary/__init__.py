@@ -1,8 +1,8 @@
 """Rotary position embedding of queries and keys, or of one tensor.
 
-Call sites ask through ``slot.at(self, upstream)``; kernels are called with the operands that the variant's
-reference names, ``kernel(q, k, cos, sin, unsqueeze_dim)`` in most, and their rules with the upstream function
-behind these, so that a kernel that transformers' own ``use_kernels`` put in its place is respected.
+Call sites ask through ``slot.at(self, upstream)``. Kernels get the operands of the variant's reference,
+usually ``kernel(q, k, cos, sin, unsqueeze_dim)``. Their rules also get the upstream function as last operand,
+so that a kernel that transformers' own ``use_kernels`` put in its place is respected.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FORMULAS = {
     "complex_pairs_moved": "complex_pairs with freqs brought to the device of q",
 }
 
-# Asked in front of a method's body, where there is no other function that could stand in its place.
+# Asked at the start of a method's body, where no other function could have been substituted.
 _IN_METHODS = ("half_split_packed_heads", "sections")
 
 OP = Op(
@@ -63,7 +63,7 @@ OP = Op(
 _TRITON = "veomni_hook.kernels.rotary.triton"
 _NPU = "veomni_hook.kernels.rotary.npu"
 _CALLS = "veomni_hook.kernels.rotary.calls"
-#: Variants with a Triton and an NPU kernel, its function and its rule: what the operands must be.
+#: Variants with a Triton and an NPU kernel, with its function and its rule for operands.
 _FUSED = {
     "half_split": ("half_split", "refuses"),
     "half_split_cast_out": ("half_split_cast_out", "refuses"),
@@ -98,7 +98,7 @@ _FUSED = {
 
 
 def _rule(name: str) -> str | None:
-    """What refuses calls of a formula as it is."""
+    """Return the rule that checks calls of an unmodified formula."""
     if name in _IN_METHODS:
         return None
     return f"veomni_hook.kernels.rotary.upstream:refuses{'_wide' if 'fp32' in name else ''}"

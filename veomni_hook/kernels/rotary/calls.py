@@ -1,10 +1,10 @@
-"""What a fused rotation needs of its operands: shapes, dtypes, tables that broadcast over heads alone.
+"""Checks the operands of a fused rotation: shapes, dtypes, tables that broadcast only over heads.
 
-Tensors are ``[batch, heads, length, head_dim]`` or ``[batch, length, heads, head_dim]``, or such without a
-batch; tables have no heads: ``[batch or 1, length, width]``, or without a batch.
+Tensors are ``[batch, heads, length, head_dim]`` or ``[batch, length, heads, head_dim]``, with or without
+batch; tables have no heads: ``[batch or 1, length, width]``, with or without batch.
 
-A rule gets the operands of its variant, all of them, and the upstream function; it returns why this call must
-run the upstream code, or None.
+A rule gets all operands of its variant and the upstream function; it returns why this call must run the
+upstream code, or None.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ __all__ = [
     "without_heads",
 ]
 
-#: Of a wider head a program would need more registers than there are.
+#: With a wider head, a program would run out of registers.
 MOST_COLUMNS = 1024
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _INTEGERS = frozenset((torch.int64, torch.int32))
 
 
 def heads_of(x: torch.Tensor, unsqueeze_dim: int) -> int:
-    """The dimension of heads in ``x``, where tables get one by ``unsqueeze_dim``."""
+    """The dimension of heads in ``x``, for tables that get one by ``unsqueeze_dim``."""
     return unsqueeze_dim % x.ndim
 
 
 def without_heads(x: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """A table that broadcasts to ``x``, without its dimension of heads, and where that is, or -1."""
+    """A table that broadcasts to ``x``, without its heads dimension, and that dimension's index or -1."""
     if x.ndim != 4 or not 2 <= table.ndim <= 4:
         return table, -1
     while table.ndim < 4:
@@ -59,7 +59,7 @@ def without_heads(x: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, i
 
 
 class _Reach(NamedTuple):
-    """The columns that turn: ``ratio`` for each column of a table; all of them, or as many as there are."""
+    """The rotated columns: ``ratio`` per table column; ``whole``: the tables must cover all of head_dim."""
 
     ratio: int = 1
     whole: bool = True
@@ -97,13 +97,13 @@ refuses_half_width_single_broadcast = partial(_broadcast, _Reach(ratio=2))
 
 
 def refuses_optional_key(owner: Any, *operands: Any) -> str | None:
-    """`refuses` for query, key or None, cos, sin and the place of heads."""
+    """`refuses` for query, key or None, cos, sin and the heads dimension."""
     q, k, *others = operands
     return refuses_single(owner, q, *others) if k is None else refuses(owner, q, k, *others)
 
 
 def refuses_partial_optional_key(owner: Any, *operands: Any) -> str | None:
-    """`refuses_partial` for query, cos, sin, key or None, and the place of heads."""
+    """`refuses_partial` for query, cos, sin, key or None, and the heads dimension."""
     q, cos, sin, k, *others = operands
     if k is None:
         return _one(_Reach(whole=False), owner, q, cos, sin, *others)
@@ -111,7 +111,7 @@ def refuses_partial_optional_key(owner: Any, *operands: Any) -> str | None:
 
 
 def refuses_complex(owner: Any, *operands: Any) -> str | None:
-    """`refuses_half_width` for query, key, cos and sin as one complex table, and the place of heads."""
+    """`refuses_half_width` for query, key, cos and sin as one complex table, and the heads dimension."""
     q, k, freqs, place, upstream = operands
     reason = not_plain(freqs)
     if reason is not None:
@@ -122,7 +122,7 @@ def refuses_complex(owner: Any, *operands: Any) -> str | None:
 
 
 def refuses_gathered(owner: Any, *operands: Any) -> str | None:
-    """`refuses` for query, key, tables ``[positions, head_dim]``, their rows, and the place of heads."""
+    """`refuses` for query, key, tables ``[positions, head_dim]``, row indices, and the heads dimension."""
     q, k, cos, sin, position_ids, place, upstream = operands
     reason = _unfit(cos, sin, upstream, q, k) or not_plain(position_ids)
     if reason is not None:
@@ -163,7 +163,7 @@ def _misplaced(reach: _Reach, table: tuple[int, ...], place: Any, *xs: torch.Ten
 
 
 def _misfit(reach: _Reach, table: tuple[int, ...], heads_at: int, *xs: torch.Tensor) -> str | None:
-    """Why tables ``[(batch or 1,) length, width]`` do not cover ``xs``, or None."""
+    """Return why tables ``[(batch or 1,) length, width]`` do not cover ``xs``, or None."""
     rotated, length_at = table[-1] * reach.ratio, 2 * xs[0].ndim - 5 - heads_at
     if rotated % 2 or not rotated:
         return "cos and sin do not cover an even number of columns"

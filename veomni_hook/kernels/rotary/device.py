@@ -1,7 +1,7 @@
-"""The device code of rotary embedding; `veomni_hook.kernels.rotary.triton` says what it computes.
+"""The device code of rotary embedding; `veomni_hook.kernels.rotary.triton` describes what it computes.
 
-A program turns a tile of rows: ``POSITIONS`` positions by ``HEADS`` heads, heads first, each row ``COUPLES``
-couples and ``REST`` numbers that stay.
+A program rotates a tile of rows: ``POSITIONS`` positions by ``HEADS`` heads, heads first. Each row has
+``COUPLES`` couples and ``REST`` numbers that do not change.
 """
 
 import triton
@@ -16,11 +16,11 @@ def _load(
 ):
     """The two members of every couple of the rows that begin at ``place``, as stored.
 
-    What ``STAYS`` is the last that the cache gives up.
+    ``STAYS``: the cache evicts these numbers last.
     """
     EVICTION: tl.constexpr = "evict_last" if STAYS else ""
     if PAIRS:
-        # Neighbours are loaded as they stand and parted in registers: apart, a load would be of 2 bytes.
+        # Neighbours are loaded together and split in registers: separate loads would be of 2 bytes.
         column = tl.arange(0, 2 * BLOCK)
         inside = kept[:, None]
         if BLOCK != COUPLES:
@@ -62,8 +62,8 @@ def _store(y, place, kept, first, second, COUPLES: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def _table(table, place, kept, COUPLES: tl.constexpr, BLOCK: tl.constexpr, TABLE: tl.constexpr):
-    """What the first and the second members are multiplied by."""
-    # Rows stream through the cache, and every head reads the tables again: that they stay is worth 2 %.
+    """The factors of the first and the second members."""
+    # Rows stream through the cache, and every head reads the tables again: keeping them saves 2 %.
     if TABLE == 0:
         inside = kept[:, None]
         column = tl.arange(0, BLOCK)
@@ -136,17 +136,17 @@ def rotate(
     K_HEADS: tl.constexpr, PAIRS_IN: tl.constexpr, PAIRS_OUT: tl.constexpr, TABLE: tl.constexpr,
     BACK: tl.constexpr, SWAPPED: tl.constexpr, MIDDLE: tl.constexpr,
 ):  # fmt: skip
-    """Turn q into q_out and k into k_out: ``q_shares`` of ``shares`` programs a block of positions are q's.
+    """Rotate q into q_out and k into k_out; per block of positions, ``q_shares`` of ``shares`` programs do q.
 
-    Strides are of batch, positions and heads: of q (qb, qs, qh), k, q_out (rb, rs, rh), k_out (ob, os, oh),
-    and of cos and sin.
+    Strides are those of batch, positions and heads: of q (qb, qs, qh), k, q_out (rb, rs, rh), k_out (ob, os,
+    oh), and of cos and sin.
     """
     number = tl.program_id(0)
     share = number % shares
     block = number // shares
     batch = (block // blocks).to(tl.int64)
     begin = (block % blocks).to(tl.int64) * POSITIONS
-    # Two calls, not pointers that are one or the other: the compiler knows alignments of arguments only.
+    # Two calls instead of a selected pointer: the compiler knows only the alignment of arguments.
     if share < q_shares:
         _rows(
             q, q_out, cos, sin, batch, begin, share * Q_HEADS, length, q_heads,

@@ -1,7 +1,7 @@
-"""What tells one rotary formula from another, as data: where couples stand, their cos and sin, and the casts.
+"""The differences between rotary formulas as data: positions of couples, their cos and sin, and the casts.
 
-A couple is the two numbers that turn together. With the number ``i`` of a couple, its members stand at ``i``
-and ``i + couples`` ("halves") or ``2i`` and ``2i + 1`` ("pairs") of the rotated columns.
+A couple is two numbers that are rotated together. The members of couple ``i`` are at ``i`` and
+``i + couples`` ("halves") or at ``2i`` and ``2i + 1`` ("pairs") of the rotated columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 __all__ = ["FORMS", "Form", "Steps", "steps"]
 
-# Which columns of cos and sin the members of couple i take: both the column i, or those of halves or pairs.
+# Which columns of cos and sin the members of couple i use: both column i, or those of halves or pairs.
 COUPLE, HALVES, PAIRS = range(3)
 
 
@@ -21,15 +21,15 @@ class Form(NamedTuple):
     """One formula.
 
     Attributes:
-        pairs_in, pairs_out: members are neighbours, not halves apart, in what is read and written.
-        table: which columns of cos and sin the members take.
-        ratio: rotated columns for each column of cos.
-        reach: what is rotated: all of head_dim ("full"), its first columns or its last ones.
-        backwards: couples turn the other way.
+        pairs_in, pairs_out: members are neighbours, not half the width apart, in input and output.
+        table: which columns of cos and sin the members use.
+        ratio: rotated columns per column of cos.
+        reach: the rotated columns: all of head_dim ("full"), its first columns or its last ones.
+        backwards: couples rotate in the other direction.
         wide: the input is cast to float32 first, and the result back.
-        together: a gradient's two products are added before they are rounded to the input's dtype; so it is
-            where upstream casts the input once. Else each is rounded, and their sum.
-        cast: the result has the dtype of the input, whatever the operands promote to.
+        together: a gradient's two products are summed before rounding to the input's dtype, as when upstream
+            casts the input once. Otherwise each product and their sum are rounded.
+        cast: the result has the input's dtype, regardless of type promotion.
     """
 
     pairs_in: bool = False
@@ -48,7 +48,7 @@ _PAIRS = Form(pairs_in=True, pairs_out=True, table=PAIRS)
 _COUPLES = _PAIRS._replace(table=COUPLE)
 _WIDE = partial(Form._replace, wide=True, together=True, cast=True)
 
-#: By variant of `veomni_hook.kernels.rotary`, or by the one that it leads back to.
+#: By variant of `veomni_hook.kernels.rotary`, or by the variant that it reduces to.
 FORMS = {
     "half_split": _HALVES,
     "half_split_cast_out": _HALVES._replace(cast=True),
@@ -72,11 +72,11 @@ FORMS = {
 
 
 class Steps(NamedTuple):
-    """A form at given dtypes, one direction: what the device code is told.
+    """The device code's parameters for a form at given dtypes, in one direction.
 
     Attributes:
-        code: pairs_in, pairs_out, table, turned back, columns of sin of the two members swapped; as numbers.
-        middle: products and their sum are rounded to it.
+        code: as numbers: pairs_in, pairs_out, table, inverse rotation, the members' sin columns swapped.
+        middle: the dtype to which products and their sum are rounded.
         out: the dtype of the result.
     """
 
@@ -86,10 +86,10 @@ class Steps(NamedTuple):
 
 
 def steps(form: Form, x: torch.dtype, table: torch.dtype) -> tuple[Steps, Steps]:
-    """How ``x`` turns by ``cos`` and ``sin`` of dtype ``table``, and how the gradient turns back.
+    """Steps that rotate ``x`` by ``cos`` and ``sin`` of dtype ``table``, and that rotate the gradient back.
 
-    A gradient turns the other way, ``dx1 = dy1*cos1 + dy2*sin2, dx2 = dy2*cos2 - dy1*sin1``, from where
-    results stand to where inputs do.
+    A gradient rotates in the other direction, ``dx1 = dy1*cos1 + dy2*sin2, dx2 = dy2*cos2 - dy1*sin1``, from
+    the positions of results to those of inputs.
     """
     compute = torch.float32 if form.wide else torch.promote_types(x, table)
     there = (form.pairs_in, form.pairs_out, form.table, form.backwards, False)

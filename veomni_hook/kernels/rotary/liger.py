@@ -1,12 +1,12 @@
-"""Rotary embedding by Liger's Triton kernel, for who asks for it by name.
+"""Rotary embedding with Liger's Triton kernel, only if selected by name.
 
 Forward:  y = x * cos + turn(x) * sin,  turn(x) = (-x2, x1) on halves
 Backward: dx = dy * cos + turn'(dy) * sin,  turn'(dy) = (dy2, -dy1); in the dtype of cos and sin
 Shapes: q, k [batch, heads, length, head_dim]; cos, sin [batch or 1, length, head_dim].
-Liger reads the first half of cos and sin only: the second must repeat it, as rotary modules of this variant
-make it. Its kernel writes over what it is given. Autograd cannot be told of that where a query is a view of
-what another function returned, and a hook may keep a gradient: so it gets copies, one pass over memory more
-each way. Saved: cos, sin. Mutates: nothing.
+Liger reads only the first half of cos and sin: the second must repeat it, as in rotary modules of this
+variant. Its kernel overwrites its inputs. Autograd cannot track that if a query is a view of another
+function's result, and a hook may keep a gradient; so the kernel gets copies, one extra pass over memory each
+way. Saved: cos, sin. Mutates: nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Rotary(torch.autograd.Function):
 
 
 def _to_overwrite(x: torch.Tensor) -> torch.Tensor:
-    """What Liger may write into in the place of ``x``; in another order of memory it makes a copy itself."""
+    """A copy of ``x`` that Liger may overwrite; in other memory orders Liger makes its own copy."""
     return x.clone() if x.transpose(1, 2).is_contiguous() else x
 
 

@@ -1,16 +1,16 @@
-"""Rotary embedding by ``npu_rotary_mul``: one operator for each tensor, forward and backward alike.
+"""Rotary embedding with ``npu_rotary_mul``: one operator call per tensor, in forward and in backward.
 
 The operator computes ``x * r1 + turn(x) * r2`` over the whole last dimension, on halves or on pairs. So
 
-    tables    are brought to full width, in the order of ``turn``; the other direction has ``-r2``
-    columns   that do not turn are put beside the result
+    tables    are expanded to full width, in the order of ``turn``; the other direction uses ``-r2``
+    columns   that are not rotated are concatenated to the result
     pairs     that become halves are moved first
     layouts   of x become ``[batch, length, heads, head_dim]`` with tables ``[1, length, 1, head_dim]``, or,
-              with tables of each sequence, one long sequence of all rows: what both of its modes take
+              with tables per sequence, one long sequence of all rows: both of its modes support these
     backward  is the rotation of the gradient by ``r1`` and ``-r2`` with the members of couples exchanged
 
-The operator documents no rounding of products and sum; upstream rounds each. It documents -1 to 1 for tables:
-nobody looks at what they hold, and YaRN scales them by a little more.
+The operator documents no rounding of products and sum; upstream rounds each. It documents tables from -1 to
+1; their values are not checked, and YaRN scales them by slightly more.
 Shapes: as in `veomni_hook.kernels.rotary.calls`. Saved: the tables at full width. Mutates: nothing.
 """
 
@@ -43,7 +43,7 @@ __all__ = [
     "refuses_single",
 ]
 
-# What the operator documents: it takes fewer heads, or batches times heads, and narrower ones.
+# Documented exclusive limits of the operator: heads, or batches times heads, and head width.
 _MOST_HEADS, _MOST_COLUMNS = 1000, 896
 
 
@@ -74,23 +74,23 @@ class _Rotary(torch.autograd.Function):
 
 
 def _exchanged(table: Tensor, mode: str) -> Tensor:
-    """The numbers of each couple's members in each other's place."""
+    """Exchange the numbers of each couple's members."""
     if mode == "half":
         return torch.cat(table.chunk(2, dim=-1)[::-1], dim=-1)
     return table.reshape(*table.shape[:-1], -1, 2).flip(-1).flatten(-2)
 
 
 def _full(form: Form, table: Tensor, mode: str) -> Tensor:
-    """A table with a number for each column that turns, in the order in which `turn` has them."""
+    """A table with a number for each rotated column, in the order of `turn`."""
     couples = table.shape[-1] * form.ratio // 2
     if form.table == COUPLE:
         table = table[..., :couples]
         return torch.cat((table, table), dim=-1) if mode == "half" else table.repeat_interleave(2, dim=-1)
-    return table  # of halves where halves turn, of pairs where pairs do: `pairs_to_halves_full_width` too
+    return table  # already in halves or pairs as rotated, also for `pairs_to_halves_full_width`
 
 
 def _turned(form: Form, x: Tensor, cos: Tensor, sin: Tensor, heads_at: int) -> Tensor:
-    """Turn ``x`` by tables without heads."""
+    """Rotate ``x`` by tables without heads."""
     dtype = torch.float32 if form.wide else torch.promote_types(x.dtype, cos.dtype)
     out = x.dtype if form.cast else dtype
     rotated = cos.shape[-1] * form.ratio
@@ -144,7 +144,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _within(rule: Callable[..., str | None], owner: Any, *operands: Any) -> str | None:
-    """A rule of `veomni_hook.kernels.rotary.calls`, and the width that the operator takes."""
+    """A rule of `veomni_hook.kernels.rotary.calls`, plus the operator's limits."""
     reason = rule(owner, *operands)
     if reason is None and operands[0].shape[-1] >= _MOST_COLUMNS:
         return f"npu_rotary_mul takes heads of fewer than {_MOST_COLUMNS} numbers"

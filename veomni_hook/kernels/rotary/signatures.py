@@ -1,8 +1,8 @@
-"""What call sites of rotary variants pass, brought to what a fused backend computes.
+"""Adapts the operands of rotary call sites to the one function of a fused backend.
 
-A backend has one function ``rotate(form, xs, cos, sin, heads_at)``: it turns tensors of one dtype by tables
-without heads. `variants` makes of it what call sites call. A variant's rule in
-`veomni_hook.kernels.rotary.calls` must have let the call through: what fits badly is read out of bounds.
+A backend has one function ``rotate(form, xs, cos, sin, heads_at)``, which rotates tensors of one dtype by
+tables without heads. `variants` builds from it the functions that call sites call. A variant's rule in
+`veomni_hook.kernels.rotary.calls` must have accepted the call: unsuitable operands are read out of bounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rotate = Callable[[Form, tuple[Tensor, ...], Tensor, Tensor, int], Sequence[Tens
 
 
 def variants(rotate: Rotate) -> dict[str, Callable[..., Any]]:
-    """Return what is called as the reference function of each variant is, and returns what that returns."""
+    """Return a function for each variant, with the operands and results of its reference function."""
     return {
         "half_split": partial(_both, rotate, FORMS["half_split"]),
         "half_split_cast_out": partial(_both, rotate, FORMS["half_split_cast_out"]),
@@ -57,27 +57,27 @@ def variants(rotate: Rotate) -> dict[str, Callable[..., Any]]:
 def _both(
     rotate: Rotate, form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Turn query and key by tables that get a dimension of heads at ``unsqueeze_dim``."""
+    """Rotate query and key by tables that get a heads dimension at ``unsqueeze_dim``."""
     query, key = rotate(form, (q, k), cos, sin, calls.heads_of(q, unsqueeze_dim))
     return query, key
 
 
 def _one(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
-    """`both` of one tensor."""
+    """`both` for one tensor."""
     return rotate(form, (x,), cos, sin, calls.heads_of(x, unsqueeze_dim))[0]
 
 
 def _both_broadcast(
     rotate: Rotate, form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Turn query and key by tables that broadcast over heads."""
+    """Rotate query and key by tables that broadcast over heads."""
     (cos, at), (sin, _) = calls.without_heads(q, cos), calls.without_heads(q, sin)
     query, key = rotate(form, (q, k), cos, sin, at)
     return query, key
 
 
 def _one_broadcast(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`both_broadcast` of one tensor."""
+    """`both_broadcast` for one tensor."""
     (cos, at), (sin, _) = calls.without_heads(x, cos), calls.without_heads(x, sin)
     return rotate(form, (x,), cos, sin, at)[0]
 
@@ -85,7 +85,7 @@ def _one_broadcast(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tens
 def _pairs_doubled_single(
     rotate: Rotate, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 2
 ) -> Tensor:
-    """`half_width_pairs` of one tensor, whose heads come after its positions unless it is said."""
+    """`half_width_pairs` for one tensor; by default, heads come after positions."""
     return _one(rotate, FORMS["half_width_pairs"], x, cos, sin, unsqueeze_dim)
 
 
@@ -94,7 +94,7 @@ def _complex_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Pairs in float32 by ``cos + i sin``, complex64 ``[batch or 1, length, head_dim / 2]``.
 
-    Its parts are copied apart. A complex product may be contracted upstream, so bits of float32 may differ.
+    Its parts are copied separately. Upstream may contract a complex product, so float32 bits may differ.
     """
     return _both(rotate, FORMS["complex_pairs"], q, k, freqs.real, freqs.imag, unsqueeze_dim)
 
@@ -102,7 +102,7 @@ def _complex_pairs(
 def _complex_pairs_moved(
     rotate: Rotate, q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """`complex_pairs`, whose heads come before positions unless it is said."""
+    """`complex_pairs`; by default, heads come before positions."""
     return _complex_pairs(rotate, q, k, freqs, unsqueeze_dim)
 
 
@@ -122,7 +122,7 @@ def _half_split_gathered(
 def _half_split_partial_optional_key(
     rotate: Rotate, q: Tensor, cos: Tensor, sin: Tensor, k: Tensor | None = None, unsqueeze_dim: int = 1
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`half_split_partial`; only the query, and no tuple, where there is no key."""
+    """`half_split_partial`; without a key, returns only the query, not a tuple."""
     form = FORMS["half_split_partial"]
     if k is None:
         return _one(rotate, form, q, cos, sin, unsqueeze_dim)
@@ -132,7 +132,7 @@ def _half_split_partial_optional_key(
 def _pairs_to_halves_optional_key(
     rotate: Rotate, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor | None]:
-    """`pairs_to_halves`; no key gives none."""
+    """`pairs_to_halves`; a key of None stays None."""
     form = FORMS["pairs_to_halves"]
     if k is None:
         return _one(rotate, form, q, cos, sin, unsqueeze_dim), None

@@ -1,10 +1,10 @@
-"""Half-split rotary embedding without the rotated copies, and with a backward of its own.
+"""Half-split rotary embedding without the rotated copies, and with its own backward.
 
 Forward:  y1 = x1*cos1 - x2*sin1,  y2 = x2*cos2 + x1*sin2   (x = concat(x1, x2) over head_dim)
 Backward: dx1 = dy1*cos1 + dy2*sin2,  dx2 = dy2*cos2 - dy1*sin1
 Shapes: q, k [batch, heads, length, head_dim] (unsqueeze_dim 1) or [batch, length, heads, head_dim] (2);
 cos, sin [batch or 1, length, head_dim]; one dtype.
-Saved: cos, sin. Mutates: nothing. Each product and sum rounds as upstream's does, so results are equal bits.
+Saved: cos, sin. Mutates: nothing. Products and sums round as in upstream, so results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from veomni_hook.kernels.rotary.upstream import replaced
 
 __all__ = ["loses", "refuses", "rotary"]
 
-# Forward alone on 2 cores: 16 heads x 1,024 positions x 128 in bfloat16 is a tie, four times that is 1.7
-# times faster, and one position of 4 heads x 64 is 25 us slower. With a backward it won at every size.
+# Forward only, on 2 cores: equal at 16 heads x 1,024 positions x 128 in bfloat16, 1.7 times as fast at four
+# times that, and 25 us slower for one position of 4 heads x 64. With a backward, it was faster at every size.
 FORWARD_ONLY_ELEMENTS = 1 << 22
 
 
@@ -53,10 +53,10 @@ def _unrotate(grad: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 def rotary(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rotated ``q`` and ``k``, of their shapes and dtype.
+    """Return rotated ``q`` and ``k``, with unchanged shapes and dtype.
 
     ``cos`` and ``sin`` are ``[batch or 1, length, head_dim]``, of the same dtype, and get no gradient.
-    ``unsqueeze_dim`` is where heads stand in ``q`` and ``k``: 1 or 2 of four dimensions.
+    ``unsqueeze_dim`` is the heads dimension of ``q`` and ``k``: 1 or 2 of four.
     """
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     return _rotary(q, cos, sin), _rotary(k, cos, sin)
@@ -71,7 +71,7 @@ def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one return a refusal
     """Return why this call must run the upstream code, or None.
 
-    ``operands`` are those of `rotary`, all of them, and the upstream function.
+    ``operands`` are all operands of `rotary`, and the upstream function.
     """
     q, k, cos, sin, heads_at, upstream = operands
     reason = not_plain(q, k, cos, sin) or untraceable() or replaced(upstream)
@@ -98,7 +98,7 @@ def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one re
 
 
 def loses(owner: Any, *operands: Any) -> str | None:
-    """Return where upstream was measured to be faster, or None."""
+    """Return why upstream was measured to be faster here, or None."""
     q, k = operands[:2]
     if q.numel() < FORWARD_ONLY_ELEMENTS and not wants_grad(q, k):
         return "without gradients upstream is as fast at this size"

@@ -1,17 +1,17 @@
 """Rotary embedding in Triton: one pass forward and one backward, query and key in one launch.
 
-A couple ``(x1, x2)`` turns into ``(x1*cos1 - x2*sin1, x2*cos2 + x1*sin2)``; in each variant,
-`veomni_hook.kernels.rotary.forms` says where couples and their cos and sin stand. The gradient of a rotation
-is the rotation back, so one kernel computes both. Products and sums are rounded one by one and never
-contracted, so results and gradients are equal bits to the reference's (complex tables: within rounding).
-Upstream texts of ``*_fp32_as_query`` round gradients in two ways, of which the reference is one. A row's bits
-depend on that row alone.
+A couple ``(x1, x2)`` becomes ``(x1*cos1 - x2*sin1, x2*cos2 + x1*sin2)``. For each variant,
+`veomni_hook.kernels.rotary.forms` defines the positions of couples and their cos and sin. The gradient of a
+rotation is the inverse rotation, so one kernel computes both. Products and sums are rounded one by one and
+never contracted, so results and gradients are bitwise equal to the reference's (complex tables: within
+rounding). Upstream sources of ``*_fp32_as_query`` round gradients in two ways, one of which is the
+reference's. Batch-invariant: a row's bits depend only on that row.
 
 Shapes: q, k ``[batch, heads, length, head_dim]`` (``unsqueeze_dim`` 1) or ``[batch, length, heads,
-head_dim]`` (2), or without a batch; cos, sin ``[batch or 1, length, width]``. Operands are read where they
-stand, whatever their strides, if the last dimension is contiguous. Results are views of memory in the order
-batch, length, heads where the query's positions lie further apart than its heads (as projections leave them),
-else in the order batch, heads, length; gradients have the order of results, in whatever order they arrive.
+head_dim]`` (2), with or without batch; cos, sin ``[batch or 1, length, width]``. Operands may have any
+strides if the last dimension is contiguous. The memory order of results is batch, length, heads if the
+query's positions are further apart than its heads (as after projections), else batch, heads, length.
+Gradients have the order of results, whatever order they arrive in.
 Saved: cos, sin. Mutates: nothing.
 """
 
@@ -34,19 +34,19 @@ Tensor = torch.Tensor
 
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _STEPS = {(form, x, table): steps(form, x, table) for form in FORMS.values() for x in _TL for table in _TL}
-#: Numbers that a program turns, and a warp of it. On an H200, 8192 and 1024 took 8 % more time for pairs
+#: Numbers rotated per program and per warp. On an H200, 8192 and 1024 took 8 % more time for pairs
 #: and in float32, and 12 % for heads of 80; 1024 and 256 took up to 39 % more.
 _TILE, _A_WARPS_ELEMENTS = 2048, 512
-#: Heads of a program. Tables are read once for all of them; where one side has positions together and the
-#: other heads, both lie together in pieces of eight rows.
+#: Heads per program; tables are read once for all of them. If positions are adjacent in memory on one side
+#: and heads on the other, both sides access pieces of eight rows.
 _HEADS, _HEADS_CROSSED = 32, 8
 
 
 class _Way(NamedTuple):
-    """One direction of a rotation, as the operator takes it.
+    """One direction of a rotation, as passed to the operator.
 
-    ``code``: where heads are; the columns that turn and those in front of them; whether positions of the
-    result are further apart than heads; `Steps.code`.
+    ``code``: the heads dimension; the numbers of rotated columns and of columns before them; whether
+    positions of the result are further apart than heads; `Steps.code`.
     """
 
     code: list[int]
@@ -57,8 +57,8 @@ class _Way(NamedTuple):
 class _Plan(NamedTuple):
     """How a launch divides its work.
 
-    ``shares`` programs, the first ``q_shares`` of them the query's, turn a block of ``positions``; ``sizes``
-    are the constants of the device code from ``COUPLES`` to ``K_HEADS``.
+    ``shares`` programs, of which the first ``q_shares`` handle the query, rotate a block of ``positions``.
+    ``sizes``: the constants of the device code from ``COUPLES`` to ``K_HEADS``.
     """
 
     positions: int
@@ -69,7 +69,7 @@ class _Plan(NamedTuple):
 
 
 def _tile(row: int, heads: int, *, crossed: bool) -> tuple[int, int, int]:
-    """Positions and heads of a program that turns rows of ``row`` numbers, and its warps."""
+    """Positions, heads and warps of a program that rotates rows of ``row`` numbers."""
     rows = max(1, _TILE // power(row))
     inside = min(rows, power(heads), _HEADS_CROSSED if crossed else _HEADS)
     return rows // inside, inside, max(1, min(16, rows * power(row) // _A_WARPS_ELEMENTS))
@@ -88,7 +88,7 @@ def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, cro
 
 
 def _strides(x: Tensor, heads_at: int) -> tuple[int, int, int]:
-    """Of batch, positions and heads."""
+    """The strides of batch, positions and heads."""
     steps = x.stride()
     return steps[0] if len(steps) == 4 else 0, steps[2 * len(steps) - 5 - heads_at], steps[heads_at]
 
@@ -133,9 +133,9 @@ def _launch(
 
 
 def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
-    """Memory for a result of the shape of ``x``, positions or heads further apart."""
+    """Allocate a result with the shape of ``x``, with positions or heads as the outer dimension."""
     *batch, before, after, width = x.shape
-    # Whichever of the two stands first in the shape, the one outside has a whole row of the other's.
+    # Whichever of the two comes first in the shape, the outer one spans a whole row of the other.
     first_outside = (heads_at == len(batch)) != positions_outside
     apart = (after * width, width) if first_outside else (width, before * width)
     strides = *(before * after * width for _ in batch), *apart, 1
@@ -178,7 +178,7 @@ def _turned(cos: Tensor, sin: Tensor, ways: tuple[_Way, _Way], xs: Sequence[Tens
 
 
 def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_at: int) -> Sequence[Tensor]:
-    """Turn ``xs`` by tables without heads."""
+    """Rotate ``xs`` by tables without heads."""
     x = xs[0]
     rotated = cos.shape[-1] * form.ratio
     offset = x.shape[-1] - rotated if form.reach == "trailing" else 0
@@ -187,7 +187,7 @@ def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_
     place = heads_at, rotated, offset, outside
     there, back = _Way([*place, *ahead[0]], *ahead[1:]), _Way([*place, *behind[0]], *behind[1:])
     if len(xs) > 1 and torch.is_grad_enabled() and xs[0].requires_grad is not xs[1].requires_grad:
-        # Apart, so that what is frozen gets neither a gradient nor a result that asks for one.
+        # One call per tensor, so that a frozen one gets no gradient and its result requires none.
         return [_turned(cos, sin, (there, back), (each,))[0] for each in xs]
     return _turned(cos, sin, (there, back), xs)
 

@@ -1,4 +1,4 @@
-"""Whether the function that a call site would call is the modeling code, or something put in its place."""
+"""Checks whether the function that a call site would call is the modeling code's or a replacement."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["refuses", "refuses_wide", "replaced"]
 def replaced(upstream: Any) -> str | None:
     """Return why ``upstream`` is not the modeling code's function, or None.
 
-    transformers makes a rotary function a module without weights where the package ``kernels`` is installed;
-    ``kernelize`` puts a hub kernel in the place of such a module's ``forward``, or the class's own again.
+    If the package ``kernels`` is installed, transformers turns a rotary function into a module without
+    weights. ``kernelize`` replaces such a module's ``forward`` by a hub kernel, or restores the original.
     """
     if type(upstream) is FunctionType or type(upstream) is MethodType:
         return None
@@ -26,12 +26,12 @@ def replaced(upstream: Any) -> str | None:
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:
-    """`replaced` for the last operand, as a kernel's rule."""
+    """`replaced` for the last operand, as a rule of a kernel."""
     return replaced(operands[-1])
 
 
 def refuses_wide(owner: Any, *operands: Any) -> str | None:
-    """`refuses`, and float64: formulas that say float32 once may say it of every operand, or not."""
+    """`refuses`, and rejects float64: upstream formulas in float32 differ in which operands they cast."""
     if any(getattr(operand, "dtype", None) is torch.float64 for operand in operands):
         return "an operand is float64, where formulas in float32 differ"
     return refuses(owner, *operands)
