@@ -38,8 +38,8 @@ OP = Op(
 
 _HERE = "veomni_hook.kernels.rms_norm"
 _REFUSES, _UNWEIGHTED = f"{_HERE}.triton:refuses", f"{_HERE}.triton:refuses_unweighted"
-#: The functions of the Triton kernels and their rules; division by the root and multiplication by its inverse
-#: share one, in float32.
+#: The functions of the Triton kernels and their rules. Division by the root uses the multiplying kernel: both
+#: round alike in float32.
 _FUSED = {
     "cast_before_weight": ("triton:cast_before_weight", _REFUSES),
     "weight_before_cast": ("triton:weight_before_cast", _REFUSES),
