@@ -1,8 +1,8 @@
-"""Configs that the patchgen package made, turned into ours.
+"""Convert configs made with the patchgen package into ours.
 
-They are recognised by the names of their class and attributes, never by isinstance: patchgen need not be
-installed, and VeOmni re-exports it under names of its own. What is lenient for them (a missing method that is
-overridden is added) hangs on ``adopted_from``, which only this module sets.
+They are recognised by class and attribute names, never by isinstance: patchgen need not be installed, and
+VeOmni re-exports it under its own names. Some rules are lenient for them (an override of a missing method
+adds it); these rules depend on ``adopted_from``, which only this module sets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NEEDED = ("source_module", "patches", "additional_imports", "helpers", "exclude
 
 
 def is_patch_config(found: object) -> bool:
-    """Whether ``found`` is a config of ours, or an object that looks like one of patchgen's."""
+    """Whether ``found`` is one of our configs, or looks like a patchgen config."""
     if isinstance(found, PatchConfig):
         return True
     named = any(kind.__name__ == "PatchConfig" for kind in type(found).__mro__)
@@ -30,12 +30,12 @@ def is_patch_config(found: object) -> bool:
 
 
 def adopt(found: Any) -> PatchConfig:
-    """Return ``found`` itself if it is ours, else a config of ours with what patchgen's holds now.
+    """Return ``found`` itself if it is ours, else one of our configs with the current content of ``found``.
 
-    ``found`` is not changed, and what is added to it later is not seen.
+    ``found`` is not changed, and later additions to it have no effect.
 
     Raises:
-        ConfigError: ``found`` is no patch config, or holds a patch that patchgen does not know.
+        ConfigError: ``found`` is not a patch config, or holds a patch of an unknown type.
     """
     if isinstance(found, PatchConfig):
         return found
@@ -65,10 +65,10 @@ def adopt(found: Any) -> PatchConfig:
 
 
 def adopt_patch(patch: Any, label: str) -> Patch:
-    """Return a patch of ours with what ``patch`` holds, or ``patch`` itself if it is ours.
+    """Return ``patch`` itself if it is ours, else one of our patches with the same content.
 
     Raises:
-        ConfigError: its type is unknown; names the config ``label``.
+        ConfigError: its type is unknown; the message names the config ``label``.
     """
     if isinstance(patch, Patch):
         return patch
@@ -97,19 +97,19 @@ def _import(spec: Any) -> ImportSpec:
 
 
 def adopt_helper(helper: Any) -> PositionedHelper:
-    """Return a positioned helper of ours with what ``helper`` holds."""
+    """Return one of our positioned helpers with the content of ``helper``."""
     return PositionedHelper(helper.target, helper.helper, getattr(helper, "placement", "after"))
 
 
 def _label(found: Any) -> str:
-    """``module:name`` of a config that does not know where it was made: where it is bound."""
+    """``module:name`` of a config that does not record where it was made: where it is bound."""
     makers = dict.fromkeys(
         getattr(thing, "__module__", "")
         for thing in (*(p.replacement for p in found.patches), *found.helpers)
     )
     likely = [(name, sys.modules[name]) for name in makers if name in sys.modules]
     bound = next(_bindings(found, likely), None)
-    # A module that only imports the config may call it anything; its maker calls it `config` by convention.
+    # A module that only imports the config may use any name; its own module calls it `config` by convention.
     bound = bound or min(
         _bindings(found, sorted(sys.modules.items())),
         key=lambda name: (not name.endswith(":config"), name),

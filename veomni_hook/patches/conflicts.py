@@ -1,9 +1,9 @@
-"""What several configs want of one module, made into one list of steps, or refused.
+"""Merge the patches of several configs for one module into one list of steps, or raise on a conflict.
 
-Two patches on one target are an error unless one config names the other as its base, which it then wins
-against. What this package brings is a default: routes that idioms found give way to built-in specs and to any
-other config, built-in specs to any other config, and the report says so. A route and a guard or rewrite in
-one function meet only where they touch the same code.
+Two patches on one target are an error, unless one config names the other as its base; then the base yields.
+This package's own patches are defaults: routes found by idioms yield to built-in specs and to any other
+config, built-in specs yield to any other config, and the report says so. A route and a guard or rewrite in
+one function conflict only if they touch the same code.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _WRAPPING = frozenset({PatchType.INIT_MODIFICATION.value})
 
 
 def is_builtin(config: PatchConfig) -> bool:
-    """Whether the config is one of this package's own."""
+    """Whether the config belongs to this package."""
     return _tier(config) < _USERS
 
 
 def _tier(config: PatchConfig) -> int:
-    """What gives way to what: the lower tier to the higher."""
+    """The config's tier: a lower tier yields to a higher one."""
     if config.name == NAME:
         return 0
     return 1 if config.name.startswith(_BUILTIN) else _USERS
 
 
 def same_config(one: PatchConfig | None, other: object) -> bool:
-    """Whether two are one config, be it as patchgen made it or as it was adopted."""
+    """Whether both are the same config, in patchgen's form or adopted."""
     if one is None or other is None:
         return False
     made = getattr(other, "adopted_from", None)
@@ -62,10 +62,10 @@ def same_config(one: PatchConfig | None, other: object) -> bool:
 def declared_steps(
     configs: Sequence[PatchConfig], origin: Origin, document: Document
 ) -> tuple[list[Step], list[YieldedPatch]]:
-    """Return the steps to carry out, in the order of the configs, and the patches that gave way.
+    """Return the steps to carry out, in the order of the configs, and the patches that yielded.
 
     Raises:
-        PatchConflictError: two patches claim one place.
+        PatchConflictError: two patches claim the same place.
     """
     claims = [_Claim(step, document) for config in configs for step in patch_steps(config, document)]
     lost: dict[int, str] = {}
@@ -82,7 +82,7 @@ def declared_steps(
     for config in configs:
         own = [step for step in kept if step.config is config]
         steps += own
-        # A spec of which nothing is left brings no imports, slots or helpers either.
+        # If none of a spec's patches are left, its imports, slots and helpers are dropped too.
         if own or not config.patches:
             steps += surroundings(config, own, document)
     return _without_doubles(steps, origin), yielded
@@ -121,9 +121,9 @@ def _yielded(claim: _Claim, reason: str) -> YieldedPatch:
 
 
 def _settle(first: _Claim, second: _Claim, origin: Origin) -> tuple[_Claim | None, str]:
-    """Which of two claims gives way, and why; (None, "") if they do not meet."""
+    """Which of two claims yields, and why; (None, "") if they do not conflict."""
     if first.site is not None and second.site is not None:
-        return None, ""  # overlaps show when they are planned
+        return None, ""  # overlaps are detected during planning
     if not (reason := _meet(first, second, origin)):
         return None, ""
     one, other = first.step.config, second.step.config
@@ -164,14 +164,14 @@ def _share(first: _Claim, second: _Claim, origin: Origin) -> bool:
     """Whether two claims on one target can both be carried out."""
     kinds = {first.step.kind, second.step.kind}
     if kinds <= _EDITING and first.step.config is second.step.config:
-        return True  # several places of one function; overlaps show when they are planned
+        return True  # several places of one function; overlaps are detected during planning
     if len(kinds) == 2 and kinds & _WRAPPING and "exclude" not in kinds:
         return True  # modify_init wraps whatever __init__ there is
     return _apart(first, second, origin)
 
 
 def _apart(claim: _Claim, other: _Claim, origin: Origin) -> bool:
-    """Whether ``claim`` is a route, and ``other`` changes its function where the route does not answer.
+    """Whether ``claim`` is a route and ``other`` changes a part of its function that the route does not cover.
 
     Routes come before all other claims.
     """
@@ -205,7 +205,7 @@ def _builds_on(config: PatchConfig, base: PatchConfig) -> bool:
 
 
 def _without_doubles(steps: list[Step], origin: Origin) -> list[Step]:
-    """Things that came by two ways (an inherited helper, a shared import) are carried out once."""
+    """Remove duplicates: an inherited helper or a shared import is carried out only once."""
     seen: set[object] = set()
     slots: dict[str, Step] = {}
     kept = []

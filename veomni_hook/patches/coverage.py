@@ -1,4 +1,4 @@
-"""What the idioms make of a module, as rows and totals; a failure is a row too."""
+"""What idioms find in a module, as rows and totals; a failure is a row too."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from veomni_hook.patches.text.document import Document
 
 __all__ = ["ERROR", "NO_KERNEL", "ROUTED", "Row", "Total", "denominators", "examine", "totals"]
 
-#: The status of a row that stands for a module, or for an idiom in a module, that failed.
+#: The status of a row for a module, or for an idiom in a module, that failed.
 ERROR = "error"
-#: The status of a candidate that has a kernel slot, and a formula that no machine has a kernel for. Who knows
-#: the kernels says so (`veomni_hook.cli.coverage`); for recognisers it is routed.
+#: The status of a candidate with a kernel slot whose formula has no kernel on any machine.
+#: `veomni_hook.cli.coverage`, which knows the kernels, sets it; recognisers report such candidates as routed.
 NO_KERNEL = "no_kernel"
 ROUTED = Status.ROUTED.value
 
@@ -27,14 +27,14 @@ class Row:
 
     Attributes:
         module: the module's name.
-        target: what a patch would name as its target; `-` for an error.
-        op: the op's name; `-` where the module itself failed.
-        variant: the formula; empty unless it is known.
+        target: the target that a patch would name; `-` for an error.
+        op: the op's name; `-` if the module itself failed.
+        variant: the formula; empty if unknown.
         status: `routed`, `no_kernel`, `unbound`, `missed` or `error`.
-        reason: why it is not routed; else a remark, or nothing.
+        reason: why it is not routed; otherwise a remark or empty.
         lineno: the upstream line.
         counted: whether it is one of the op's candidates; a call site of a candidate is not.
-        part: a part of the op's candidates with a total of its own, or nothing.
+        part: a subset of the op's candidates that has its own total; otherwise empty.
         edited: whether the module's text changes there.
     """
 
@@ -60,14 +60,14 @@ class Total:
     """One op, or a part of it, over all modules.
 
     Attributes:
-        op: the op's name, with `/part` for a part of its candidates that has a total of its own.
-        candidates: how many there are.
-        routed: how many of them have a kernel slot, without those of `no_kernel`.
-        unbound: how many compute a known formula and have no module that a kernel could belong to.
-        missed: how many nothing recognises.
-        call_sites: how many calls of candidates were seen.
-        unbound_call_sites: how many of those have no module that a kernel could belong to.
-        no_kernel: how many candidates have a kernel slot and a formula that no machine has a kernel for.
+        op: the op's name, with `/part` for a part of its candidates that has its own total.
+        candidates: number of candidates.
+        routed: candidates with a kernel slot, not counting `no_kernel`.
+        unbound: candidates with a known formula but no module that a kernel could belong to.
+        missed: candidates that no idiom recognises.
+        call_sites: calls of candidates that were found.
+        unbound_call_sites: call sites without a module that a kernel could belong to.
+        no_kernel: candidates with a kernel slot whose formula has no kernel on any machine.
     """
 
     op: str
@@ -81,7 +81,7 @@ class Total:
 
     @property
     def share(self) -> float:
-        """Routed candidates in per cent; 100 where there are none."""
+        """Percentage of candidates that are routed; 100 if there are no candidates."""
         return 100.0 * self.routed / self.candidates if self.candidates else 100.0
 
     def to_dict(self) -> dict[str, object]:
@@ -91,7 +91,7 @@ class Total:
 
 
 def examine(module: str, text: str) -> list[Row]:
-    """Return every site of a module, sorted; what fails is a row of status `error`, beside all others."""
+    """Return every site of a module, sorted; a failure becomes a row with status `error`."""
     try:
         document = Document(text, module)
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte
@@ -100,7 +100,7 @@ def examine(module: str, text: str) -> list[Row]:
         return sorted(_row(module, site) for site in recogniser.recognise(document))
     except Exception as error:
         rows = sorted(_one_by_one(document))
-        # One of the idioms has raised again, and has a row; else it was what joins them.
+        # If one of the idioms raised again, it has a row; otherwise joining them failed.
         return rows if any(row.status == ERROR for row in rows) else [failure(module, str(error)), *rows]
 
 
@@ -110,7 +110,7 @@ def failure(module: str, reason: str, op: str = "-") -> Row:
 
 
 def totals(rows: Iterable[Row]) -> list[Total]:
-    """Return a total for each op, in the order of the idioms, then for parts of ops; also those of zero."""
+    """Return a total for each op, in the order of the idioms, then for parts of ops; zeros included."""
     held: dict[str, list[Row]] = {idiom.OP: [] for idiom in recogniser.idioms()}
     for row in rows:
         if row.status != ERROR:
@@ -121,7 +121,7 @@ def totals(rows: Iterable[Row]) -> list[Total]:
 
 
 def denominators() -> dict[str, list[str]]:
-    """Return for each op what counts as a candidate, in words: a sentence from each of its idioms."""
+    """Return for each op what counts as a candidate: one sentence from each of its idioms."""
     found: dict[str, list[str]] = {}
     for idiom in recogniser.idioms():
         found.setdefault(idiom.OP, []).append(idiom.CANDIDATES)

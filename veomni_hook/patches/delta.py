@@ -1,7 +1,7 @@
-"""What patches change in a module, class by class: for classes that exist already.
+"""What patches change in a module, class by class, for classes that already exist.
 
-An import executes the whole patched text. A model that is loaded has classes of the unpatched text, so only
-what the patches changed is made again: the changed members of classes, and the statements that these need.
+An import executes the whole patched text. A loaded model has classes from the unpatched text, so only what
+the patches changed is rebuilt: the changed class members, and the statements that they need.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["BASES", "ChangedClass", "Delta", "adopted_name", "delta"]
 
 #: The name under which a statement of `ChangedClass.node` finds the bases of the class.
 BASES = "veomni_bases"
-#: Class decorators that leave methods as they are, or whose work a subclass inherits.
+#: Class decorators that do not change methods, or whose effect a subclass inherits.
 _INHERITED = frozenset(("auto_docstring", "use_kernel_forward_from_hub", "use_kernelized_func"))
 _CONSTRUCTORS = ("__init__", "__new__")
 
@@ -25,10 +25,10 @@ class ChangedClass:
 
     Attributes:
         name: its name.
-        members: names of the members that are new or others than upstream's.
-        node: a class statement with these members, whose bases are those in `BASES`; it has the lines of the
-            patched text.
-        refused: why it cannot be used for objects that exist already; empty: it can.
+        members: names of the members that are new or differ from upstream.
+        node: a class statement with these members, with bases taken from `BASES` and with the line numbers of
+            the patched text.
+        refused: why it cannot be used for existing objects; empty if it can.
     """
 
     name: str
@@ -39,14 +39,14 @@ class ChangedClass:
 
 @dataclass
 class Delta:
-    """What the patched text of a module has and upstream's has not.
+    """What the patched text of a module has and upstream does not.
 
     Attributes:
         future: its ``from __future__`` statements.
         added: statements that bind new names only, in order.
-        classes: the classes that are changed, by name.
-        shared: names of upstream's that the patched text gives another value, functions among them. All
-            models of the module share these.
+        classes: the changed classes, by name.
+        shared: upstream names (functions included) to which the patched text gives another value. All models
+            of the module share these.
     """
 
     future: list[ast.stmt] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Delta:
 
 
 def adopted_name(kind: str) -> str:
-    """Return the name by which the changed code finds the changed form of the class ``kind``."""
+    """Return the name under which changed code finds the changed form of the class ``kind``."""
     return f"veomni_adopted_{kind}"
 
 
@@ -127,7 +127,7 @@ def _compared(old: ast.ClassDef, new: ast.ClassDef, tainted: set[str]) -> Change
 
 
 class _Adopting(ast.NodeTransformer):
-    """Lets guards get the changed form of a class where they name the class: they compare types."""
+    """Replaces class names in guards with the changed form of the class, because guards compare types."""
 
     def __init__(self, slots: set[str], classes: Iterable[str]) -> None:
         self._slots = slots
@@ -144,7 +144,7 @@ class _Adopting(ast.NodeTransformer):
 
 
 def _units(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements, with imports taken apart into one for each name: patches add and drop names."""
+    """Statements, with each import split into one per name, because patches add and drop names."""
     for each in body:
         if isinstance(each, (ast.Import, ast.ImportFrom)):
             for alias in each.names:
@@ -159,7 +159,7 @@ def _units(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _members(body: Sequence[ast.stmt]) -> dict[str, list[ast.stmt]]:
-    """Statements of a class body by the name that they bind; a property and its setter have the same."""
+    """Statements of a class body by the name that they bind; a property and its setter share one name."""
     found: dict[str, list[ast.stmt]] = {}
     for each in body:
         if not _is_docstring(each) and not isinstance(each, ast.Pass):
@@ -168,7 +168,7 @@ def _members(body: Sequence[ast.stmt]) -> dict[str, list[ast.stmt]]:
 
 
 def _bound(node: ast.AST) -> list[str]:
-    """The names that a statement binds in the scope that it stands in."""
+    """The names that a statement binds in its own scope."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -1,8 +1,7 @@
 """From a module's source and its configs to the patched source: plan, splice, verify.
 
-Deterministic: the same source and configs give the same text in every process. Nothing is imported, and a
-patch that does not apply exactly once is an error, so that the report holds what was done, never what was
-declared.
+Deterministic: the same source and configs give the same text in every process. Nothing is imported. A patch
+that does not apply exactly once is an error, so the report holds what was done, not what was declared.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ class PatchedSource:
 
 
 def applicable(configs: Iterable[Any], module: str, device: str) -> list[PatchConfig]:
-    """Return the configs for a module on a device, each once, patchgen's adopted.
+    """Return the configs for a module on a device, each once; patchgen configs are adopted.
 
-    A base comes before what builds on it, and it applies even where only the config that
-    names it was given, if it is for this module and device.
+    A base comes before the configs that extend it. It applies even if only the extending config was given,
+    provided that it is for this module and device.
 
     Raises:
-        ConfigError: something given is no patch config.
+        ConfigError: one of ``configs`` is not a patch config.
     """
     fitting: list[PatchConfig] = []
 
@@ -97,15 +96,15 @@ def patch_source(
 
     Args:
         source: upstream's text, decoded.
-        configs: what to apply, all of it for this module and device (see `applicable`).
+        configs: the configs to apply, all for this module and device (see `applicable`).
         origin: where the source came from, for messages and the report.
         device: ``"gpu"`` or ``"npu"``.
-        idioms: whether idioms are asked; what a config says of a place wins over them.
+        idioms: whether to run idioms; a config for the same place wins over them.
 
     Raises:
         ConfigError: a config is for another module or device.
-        IdiomError: an idiom fails on the module, or what it wants to write is wrong: whatever is raised
-            that the configs alone do not raise.
+        IdiomError: an idiom fails on the module or writes wrong code: any error that the configs alone do
+            not cause.
         PatchError: a patch does not apply exactly once, conflicts with another, or breaks the module; each
             cause has its own class in `veomni_hook.errors`.
         SyntaxError: ``source`` is not valid Python.
@@ -127,7 +126,7 @@ def patch_source(
     except IdiomError:
         raise
     except Exception as error:
-        _patched(document, configs, [], origin)  # what it raises is not the idioms' doing
+        _patched(document, configs, [], origin)  # an error here is not caused by idioms
         raise _failed_routes(error, sites, origin) from error
 
 
@@ -151,7 +150,7 @@ def _patched(
 
 
 def _failed_routes(error: Exception, sites: Sequence[Site], origin: Origin) -> IdiomError:
-    """The error of what idioms found and cannot write, or what cannot stand beside the configs."""
+    """The error for sites that idioms found but cannot write, or that conflict with the configs."""
     target = getattr(error, "target", "")
     ops = {site.op for site in sites if site.splices and (not target or site.target == target)}
     what = error.what if isinstance(error, VeomniHookError) else f"{type(error).__name__}: {error}"
@@ -184,7 +183,7 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
 
 
 def _plan(plan: Plan) -> dict[str, tuple[int, bool]]:
-    """Plan every step; returns the names that must not be used any more: name -> (step, is excluded)."""
+    """Plan every step; return the names that must no longer be used: name -> (step, is excluded)."""
     _mark_classes(plan)
     plan_replacements(plan)
     plan_methods(plan)

@@ -1,6 +1,6 @@
 """A plan: the steps that the configs of one module declare, and the edits that carry them out.
 
-Every edit carries the index of its step, so that the report can say which lines of the result are whose.
+Every edit carries the index of its step, so the report can assign the lines of the result to steps.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Step:
     """One thing that a config declares.
 
     ``kind`` is a `PatchType` value, ``helper``, ``post_import_block``, ``slot``, ``drop_import`` or
-    ``exclude``; ``payload`` the `Patch`, `ImportSpec`, helper object, block or `SlotSpec` it is made of;
-    ``declared`` the target as the config has it, which may be a pattern.
+    ``exclude``. ``payload`` is the `Patch`, `ImportSpec`, helper object, block or `SlotSpec`. ``declared`` is
+    the target as written in the config, possibly a pattern.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Step:
 
     @property
     def declaration(self) -> str:
-        """For errors: the line that declares it, and the config."""
+        """The line that declares it, and the config; for errors."""
         return f"declared in {self.config.place_of(self.payload)} ({self.config.name}{self.config.announced})"
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Step:
 
     @property
     def adopted(self) -> bool:
-        """Whether the config was made with the patchgen package, and its lenient rules hold."""
+        """Whether the config was made with the patchgen package, so that the lenient rules apply."""
         return self.config.adopted_from is not None
 
 
@@ -78,13 +78,13 @@ class Plan:
     origin: Origin
     steps: list[Step]
     edits: list[Edit] = field(default_factory=list)
-    #: The kind under which a step is reported where it is not the declared one (an override that adds).
+    #: The kind under which a step is reported, if it is not the declared kind (an override that adds).
     kinds: dict[int, str] = field(default_factory=dict)
-    #: Steps that are carried out by the edits of another (two names dropped from one import).
+    #: Steps that another step's edits carry out (two names dropped from one import).
     shared: dict[int, set[int]] = field(default_factory=dict)
 
     def where(self, index: int) -> str:
-        """For errors: the module, and where step ``index`` is declared."""
+        """The module, and where step ``index`` is declared; for errors."""
         return f"{self.origin}; {self.steps[index].declaration}"
 
     def of_kind(self, *kinds: str) -> Iterator[tuple[int, Step]]:
@@ -92,7 +92,7 @@ class Plan:
         return ((index, step) for index, step in enumerate(self.steps) if step.kind in kinds)
 
     def change(self, index: int, start: int, end: int, text: str) -> None:
-        """Plan to put ``text`` in the place of a range of the source."""
+        """Plan to replace a range of the source with ``text``."""
         self.edits.append(Edit(start, end, text, index))
 
     def insert(self, index: int, offset: int, text: str) -> None:
@@ -100,7 +100,7 @@ class Plan:
         self.edits.append(Edit(offset, offset, text, index))
 
     def mark(self, index: int, offset: int, text: str) -> None:
-        """Plan a marker: ``text`` consists of comment lines and newlines, and ``diff`` leaves it out."""
+        """Plan a marker; ``text`` consists of comment lines and newlines, and ``diff`` omits it."""
         self.edits.append(Edit(offset, offset, text, index, marker=True))
 
     def marker(self, index: int, label: str, target: str | None = None) -> str:
@@ -110,7 +110,7 @@ class Plan:
         return "# " + one_line(f"[{label}] {target or step.target}{reason} ({step.config.name})")
 
     def finished(self, newline: str) -> list[Edit]:
-        """The edits with the source's own line endings, fit for the end of a text without a last newline."""
+        """The edits with the source's line endings, also correct after a last line without a newline."""
         source = self.document.source
         unfinished = bool(source) and not source.endswith(("\n", "\r"))
         done = []

@@ -1,6 +1,6 @@
 """The records that a config is made of: patches, imports, helpers, slots.
 
-Names, order and defaults of patchgen's fields are kept; what it has not is keyword-only.
+Patchgen's fields keep their names, order and defaults; additional fields are keyword-only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LANGUAGE = ("veomni_hook.patches.records", "veomni_hook.patches.spec")
 
 
 def place_of_caller() -> str:
-    """Return ``file:line`` of the code that calls the patch language: where something is declared."""
+    """Return ``file:line`` of the code that calls the patch language, where a patch is declared."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in _LANGUAGE:
         frame = frame.f_back
@@ -39,7 +39,7 @@ def place_of_caller() -> str:
 
 
 class PatchType(Enum):
-    """What a patch does to its target; the values are what reports and headers print."""
+    """What a patch does to its target; reports and headers print the values."""
 
     CLASS_REPLACEMENT = "class_replacement"
     METHOD_OVERRIDE = "method_override"
@@ -56,8 +56,8 @@ class PatchType(Enum):
 class Patch:
     """One declared change of one target (``Class``, ``Class.method``, ``function``).
 
-    ``matches`` is how often ``pattern`` (or ``before``) has to match, None any number of times; ``site`` is
-    what a route was made of; ``origin`` is where it is declared, ``file:line``, for messages.
+    ``matches`` is how often ``pattern`` (or ``before``) must match (None: any number of times). ``site`` is
+    the site that a route was made from. ``origin`` is the ``file:line`` of the declaration, for messages.
     """
 
     patch_type: PatchType
@@ -80,7 +80,7 @@ class Patch:
 
 @dataclass
 class ImportSpec:
-    """An import to add: ``from module import names``, or ``import module as alias``; no names mean ``*``."""
+    """An import to add: ``from module import names`` (no names: ``*``), or ``import module as alias``."""
 
     module: str
     names: list[str] | None = None
@@ -102,9 +102,9 @@ class PositionedHelper:
 class SlotSpec:
     """A kernel slot that the patched module gets as a global: ``name = Slot(op, variant, module)``.
 
-    ``parameters`` are those of the upstream function whose calls the slot answers, in source form. ``skips``
-    are the definitions of the module that kernels compute without calling them: pairs of the place that asks
-    (a method, or a function whose calls ask) and their names.
+    ``parameters`` are those of the upstream function whose calls the slot replaces, as source text. ``skips``
+    lists definitions of the module that kernels compute without calling them. Each entry is a pair: the place
+    that asks (a method, or a function whose calls ask) and the names.
     """
 
     name: str
@@ -117,7 +117,7 @@ class SlotSpec:
 class SlotHandle:
     """Stands for a slot in a config, so that guard functions written there resolve their names.
 
-    The patched module has the real slot under the same name; this one answers nothing.
+    The patched module has the real slot under the same name; this placeholder cannot be called.
     """
 
     def __init__(self, spec: SlotSpec) -> None:
@@ -129,7 +129,7 @@ class SlotHandle:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Never answers: guards run in the patched module, not where they are written."""
+        """Not callable: guards run in the patched module, not where they are written."""
         raise TypeError(f"slot {self.spec.name!r} exists in patched modules only and cannot be called here")
 
 
@@ -140,7 +140,7 @@ def create_patch_from_external(
     patch_type: PatchType = PatchType.CLASS_REPLACEMENT,
     description: str | None = None,
 ) -> Patch:
-    """Return a patch that imports ``replacement_name`` from ``replacement_module`` in the target's place.
+    """Return a patch that replaces the target with ``replacement_name`` from ``replacement_module``.
 
     Nothing is imported here; the engine checks that the module has the name.
     """

@@ -1,4 +1,4 @@
-"""How to provide a name that a patch's code uses and the patched module lacks: the line to write."""
+"""The line to write when a patch's code uses a name that the patched module lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def remedy(name: str, step: Step | None, existing: Collection[str]) -> str:
 
     Args:
         name: the missing name.
-        step: whose code uses it; None where that cannot be told.
+        step: the step whose code uses it; None if unknown.
         existing: the names that this code could have meant.
     """
     namespace = {} if step is None else _namespace(step)
@@ -33,7 +33,7 @@ def remedy(name: str, step: Step | None, existing: Collection[str]) -> str:
 
 
 def _namespace(step: Step) -> Mapping[str, Any]:
-    """The globals of the module in which the step's code was written; empty where that is not known."""
+    """The globals of the module in which the step's code was written; empty if unknown."""
     payload = step.payload.replacement if isinstance(step.payload, Patch) else step.payload
     written = payload.helper if isinstance(payload, PositionedHelper) else payload
     if callable(written):

@@ -1,8 +1,7 @@
-"""The forms in which a patched module is shown: the stored file, the dump, and the diff.
+"""The output forms of a patched module: the stored file, the dump, and the diff.
 
-The stored file is header plus text. A dump has the stored file's lines, one for one, with absolute imports.
-The diff leaves header, markers and import rewriting out. All are functions of their inputs alone: no dates,
-no paths of this machine.
+The stored file is header plus text. A dump has the same lines with absolute imports. The diff omits header,
+markers and import rewriting. All depend on their inputs alone: no dates, no local paths.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 def with_header(patched: PatchedSource, patch_hash: str) -> str:
-    """Return the text of the stored file: the header and the patched text with its markers."""
+    """Return the text of the stored file: header, then patched text with markers."""
     first = _NEWLINE.search(patched.text)
     newline = first.group() if first else "\n"
     return "".join(f"{line}{newline}" for line in header(patched.report, patch_hash)) + patched.text
 
 
 def header(report: PatchReport, patch_hash: str) -> list[str]:
-    """Return the header's lines, without newlines; every one is a comment.
+    """Return the header's lines, without newlines; every line is a comment.
 
-    Their number is what lies between a line of ``PatchedSource.text`` and one of the stored file.
+    Their number is the line offset between ``PatchedSource.text`` and the stored file.
     """
     routes = [patch for patch in report.applied if patch.kind == _ROUTE]
     homes = {patch.config for patch in routes}
@@ -77,13 +76,13 @@ def header(report: PatchReport, patch_hash: str) -> list[str]:
 
 
 def _folded(line: str) -> list[str]:
-    """A comment line in lines of its own; entries of a list go on below their text."""
+    """Wrap a comment line; continuation lines of a list entry are indented to its text."""
     indent = "#     " if line.startswith("#   - ") else "#   "
     return wrap(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _routed(routes: list[AppliedPatch]) -> Iterator[str]:
-    """One entry for each formula, with everything that is routed to it."""
+    """One entry per formula, with everything routed to it."""
     targets: dict[str, list[str]] = {}
     for patch in routes:
         targets.setdefault(f"{patch.op}/{patch.variant}", []).append(patch.target)
@@ -95,14 +94,13 @@ def _listed(entries: Iterable[str]) -> Iterator[str]:
 
 
 def dump_text(stored: str, module: str) -> str:
-    """Return the stored file with every relative import made absolute, and with the same lines.
+    """Return the stored file with every relative import made absolute, and with the same line numbers.
 
-    A line stays one line, so that numbers in tracebacks hold; an import of upstream's may
-    grow past 120 columns.
+    No line is split, so line numbers in tracebacks stay valid; an upstream import may exceed 120 columns.
 
     Args:
         stored: the text of the stored file (or any other form of the module).
-        module: the module's name; it is taken as a module, not as a package.
+        module: the module's name; it must be a module, not a package.
 
     Raises:
         PatchError: an import reaches beyond the top-level package.
@@ -118,7 +116,7 @@ def dump_text(stored: str, module: str) -> str:
 
 
 def unified_diff(original: str, patched: PatchedSource, module: str) -> str:
-    """Return the unified diff from the installed original to the patched text without its markers.
+    """Return the unified diff from the installed original to the patched text without markers.
 
     Empty if nothing differs. Every hunk belongs to an applied patch.
     """
@@ -155,7 +153,7 @@ def _absolute(document: Document, node: ast.ImportFrom, module: str) -> Edit:
     if not found["gap"]:
         text = f" {text}"
     joins = _NEWLINE.findall(found["module"])
-    # A name that lay on several joined lines becomes one; the lines have to stay.
+    # A name that spanned several joined lines becomes one; the number of lines must not change.
     text += "".join(f" \\{newline}" for newline in joins)
     if not joins and document.source[found.end() : found.end() + 1].isalpha():
         text += " "

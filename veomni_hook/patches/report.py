@@ -1,6 +1,6 @@
-"""What patching a module did: the one source of the header, of `explain` and of the manifest.
+"""What patching a module did: the single source for the header, `explain` and the manifest.
 
-Made from what was applied, never from what was declared. Plain data that survives JSON unchanged.
+Built from what was applied, never from what was declared. Plain data that survives JSON unchanged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _DECORATOR = re.compile(r"@(?=\w)")
 class AppliedPatch:
     """A patch that took effect.
 
-    ``kind`` is a `PatchType` value, or ``helper``, ``post_import_block``, ``drop_import``, ``exclude``;
-    ``reason`` its description; ``config`` the ``module:name`` of the config that declares it; ``lines`` the
-    first and last line, from 1, that it shaped in the patched text (equal numbers around nothing left).
-    ``op`` and ``variant`` are a route's; ``declared`` is the target pattern that ``target`` was found by.
+    ``kind`` is a `PatchType` value, or ``helper``, ``post_import_block``, ``drop_import``, ``exclude``.
+    ``reason`` is its description; ``config`` is the ``module:name`` of the config that declares it. ``lines``
+    is the first and last line in the patched text that it changed, counted from 1 (equal if no text is left).
+    ``op`` and ``variant`` are set for routes; ``declared`` is the target pattern that matched ``target``.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class AppliedPatch:
 
 @dataclass(frozen=True, slots=True)
 class YieldedPatch:
-    """A built-in patch or a route that gave way; ``reason`` says to what."""
+    """A built-in patch or a route that yielded; ``reason`` says to what."""
 
     kind: str
     target: str
@@ -63,8 +63,8 @@ class MissedSite:
 class PatchReport:
     """Everything that happened to one module.
 
-    ``untouched`` names the top-level definitions that are upstream's text byte for byte; ``missed`` are the
-    candidates of idioms that no kernel was routed to.
+    ``untouched`` names the top-level definitions that equal upstream byte for byte; ``missed`` lists the
+    idioms' candidates that are not routed to a kernel.
     """
 
     module: str
@@ -77,7 +77,7 @@ class PatchReport:
     distribution: str = "transformers"
 
     def moved(self, lines: int) -> PatchReport:
-        """The same report for a text with ``lines`` more lines in front, as the header puts there."""
+        """The same report for a text with ``lines`` more lines in front, such as the header."""
         return replace(
             self,
             applied=tuple(
@@ -87,7 +87,7 @@ class PatchReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON can hold it; what only some entries have is left out of the others."""
+        """The report as JSON-ready values; optional fields are omitted from entries that lack them."""
         data = asdict(self)
         for name in ("applied", "yielded", "slots"):
             data[name] = [_compact(entry) for entry in data[name]]
@@ -98,7 +98,7 @@ class PatchReport:
         """Rebuild a report from `to_dict`, before or after JSON.
 
         Raises:
-            KeyError, TypeError: ``data`` is no report of this version.
+            KeyError, TypeError: ``data`` is not a report of this version.
         """
         return cls(
             module=data["module"],
@@ -115,10 +115,10 @@ class PatchReport:
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` fit for one comment line.
+    """Return ``text`` as one comment line.
 
-    White space is folded, and a decorator loses its ``@``: transformers decides by the text
-    ``@use_experts_implementation`` in a module's source, and a comment must not decide that.
+    Collapses white space and removes the ``@`` of decorators: transformers searches a module's source for the
+    text ``@use_experts_implementation``, and a comment must not match.
     """
     return _DECORATOR.sub("", " ".join("".join(c if c.isprintable() else " " for c in text).split()))
 

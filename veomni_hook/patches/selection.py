@@ -1,7 +1,7 @@
-"""Configs for patterns of modules: which of their patches apply to one module, and to what there.
+"""Configs for patterns of modules: which of their patches apply to one module, and to which definitions.
 
-A patch of such a config applies to every definition that its target (perhaps a pattern too) names and whose
-code it was written for; where there is none it does not apply, which is no error in that module.
+Such a patch applies to every definition that matches its target (which may be a pattern too) and whose code
+it was written for. If a module has none, the patch does not apply there, and that is not an error.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _KINDS = {
 def selected(config: PatchConfig, document: Document) -> Iterator[tuple[Patch, str]]:
     """Yield the patches of a config that apply to a module, each with the target that the config declares.
 
-    A config for one module declares what has to apply: all its patches. Of a config for a pattern, each patch
-    comes once for every definition that it applies to, which is its target then.
+    All patches of a config for one module must apply. A patch of a config for a pattern is yielded once for
+    every definition that it applies to, with that definition as its target.
 
     Raises:
-        ConfigError: a patch is of no known type.
-        PatchError: a pattern of code is not valid.
+        ConfigError: a patch has an unknown type.
+        PatchError: a code pattern is invalid.
     """
     for given in config.patches:
         patch = adopt_patch(given, config.name)
@@ -55,9 +55,9 @@ def selected(config: PatchConfig, document: Document) -> Iterator[tuple[Patch, s
 
 
 def is_present(config: PatchConfig, document: Document, kind: str, name: str) -> bool:
-    """Whether what a config says of a name (``exclude``, ``drop_import``, ``helper``) concerns the module.
+    """Whether an ``exclude``, ``drop_import`` or ``helper`` of a config for this name concerns the module.
 
-    For a config for one module it does; whether the name is there is the verb's to check.
+    Always true for a config for one module; there the verb checks whether the name exists.
     """
     if not config.is_pattern:
         return True
@@ -67,7 +67,7 @@ def is_present(config: PatchConfig, document: Document, kind: str, name: str) ->
 
 
 def unapplied(config: PatchConfig, reports: Iterable[PatchReport]) -> list[Patch]:
-    """Return the patches of a config for a pattern that took effect in none of the modules reported on."""
+    """Return the patches of a config for a pattern that took effect in none of the reported modules."""
     done: set[tuple[str, str]] = set()
     for report in reports:
         done |= {(p.declared or p.target, p.reason) for p in report.applied if p.config == config.name}
@@ -95,7 +95,7 @@ def _targets(patch: Patch, document: Document, where: str) -> Iterator[str]:
 
 
 def _owners(target: str, document: Document) -> Iterator[str]:
-    """Targets of an added method: the classes that do not have it."""
+    """Targets of an added method: the classes that lack it."""
     owner, _, method = plain(target).rpartition(".")
     for definition in document.definitions():
         node = definition.node
@@ -112,7 +112,7 @@ def _relied_on(patch: Patch, document: Document) -> bool:
 
 
 def _fits(definition: Definition, patch: Patch, where: str) -> bool:
-    """Whether a definition is code that the patch was written for."""
+    """Whether the patch was written for this definition's code."""
     if patch.fingerprints and fingerprint(definition.node) not in patch.fingerprints:
         return False
     if not isinstance(definition.node, FunctionNode):

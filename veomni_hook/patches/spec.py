@@ -1,8 +1,8 @@
 """The patch language: what a config declares, as plain data.
 
-Light to import and without any engine code. Names, order and defaults of the fields that VeOmni's patchgen
-has are the same here; what it has not is keyword-only or comes after. Every verb works as a decorator and,
-with its ``replacement``, as a direct call. Nothing is checked against upstream here: the engine does that.
+Light to import; contains no engine code. Fields that VeOmni's patchgen also has keep its names, order and
+defaults; additional fields are keyword-only or come last. Every verb works as a decorator and, if
+``replacement`` is given, as a direct call. The engine, not this module, checks patches against upstream.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class PatchConfig:
 
     Args:
         source_module: dotted name of the module to patch, or a pattern (``transformers.models.*.modeling_*``;
-            ``*`` matches dots too) for every module that it matches. The patches of a pattern apply where
-            their targets are, which may be patterns as well (``*RMSNorm.forward``).
-        target_file: patchgen's output file; only its ending ``_gpu.py`` or ``_npu.py`` means something here,
-            and only if ``device`` is not given.
+            ``*`` also matches dots). With a pattern, each patch applies to every matching module that has
+            its target. Targets may be patterns too (``*RMSNorm.forward``).
+        target_file: patchgen's output file. Only the ending ``_gpu.py`` or ``_npu.py`` is used here, and
+            only if ``device`` is not given.
         device: ``"gpu"`` or ``"npu"`` if the config is for one of them; None means any.
-        base: the config that this one builds on: where both patch one target, this one wins.
+        base: the config that this one extends. If both patch the same target, this one wins.
     """
 
     source_module: str
@@ -78,7 +78,7 @@ class PatchConfig:
         self._namespace: Mapping[str, Any] = frame.f_globals
         self.origin = self.origin or f"{frame.f_code.co_filename}:{frame.f_lineno}"
         self._made_at = self.origin
-        #: Where names and blocks are declared, which are plain strings.
+        #: Where names and blocks are declared: they are plain strings and cannot carry their own place.
         self._places: dict[str, str] = {}
         if self.device is None and self.target_file.endswith(("_gpu.py", "_npu.py")):
             self.device = "npu" if self.target_file.endswith("_npu.py") else "gpu"
@@ -98,7 +98,7 @@ class PatchConfig:
         return is_pattern(self.source_module)
 
     def applies_to(self, module: str) -> bool:
-        """Whether the config is for the module of this name."""
+        """Whether the config is for the module with this name."""
         if not self.is_pattern:
             return module == self.source_module
         return fnmatchcase(module, self.source_module)
@@ -114,7 +114,7 @@ class PatchConfig:
         *,
         allow_signature_change: bool = False,
     ) -> Any:
-        """Put a class in the place of ``target_class``; it brings its own decorators only."""
+        """Replace ``target_class`` with a class; only the new class's decorators apply."""
         return self._register(
             PatchType.CLASS_REPLACEMENT,
             target_class,
@@ -133,7 +133,7 @@ class PatchConfig:
         *,
         allow_signature_change: bool = False,
     ) -> Any:
-        """Put a function in the place of a module-level or nested one; upstream's decorators stay."""
+        """Replace a module-level or nested function; upstream's decorators stay."""
         return self._register(
             PatchType.FUNCTION_REPLACEMENT,
             target_func,
@@ -152,7 +152,7 @@ class PatchConfig:
         *,
         allow_signature_change: bool = False,
     ) -> Any:
-        """Put a function in the place of ``Class.method``, which must exist; upstream's decorators stay."""
+        """Replace ``Class.method``, which must exist; upstream's decorators stay."""
         return self._register(
             PatchType.METHOD_OVERRIDE,
             target_method,
@@ -199,11 +199,11 @@ class PatchConfig:
         relies_on: Mapping[str, Collection[str]] | None = None,
         description: str | None = None,
     ) -> Any:
-        """Insert a function's body at the start of the target's, or before the statements ``before``.
+        """Insert a function's body at the start of the target, or before the statements ``before``.
 
-        Its parameters are parameters of the target or captures of ``before``. ``fingerprints`` are the
-        digests of the upstream bodies that the guard was written for, ``relies_on`` those of other
-        definitions in the module.
+        The function's parameters must be parameters of the target or captures of ``before``.
+        ``fingerprints`` are digests of the upstream bodies that the guard was written for; ``relies_on`` has
+        the digests of other definitions in the module.
         """
         return self._register(
             PatchType.GUARD,
@@ -228,8 +228,8 @@ class PatchConfig:
     ) -> None:
         """Rewrite code in the target by structure: ``pattern`` and ``replacement`` share captures.
 
-        ``matches`` is how often the pattern has to match; None takes as many matches as there are, and in a
-        config for a pattern of modules also none.
+        ``matches`` is how often the pattern must match. None accepts any number of matches; zero matches are
+        accepted only in a config for a pattern of modules.
         """
         self.patches.append(
             Patch(
@@ -247,7 +247,7 @@ class PatchConfig:
         )
 
     def add_patch(self, patch: Patch) -> Patch:
-        """Add a patch that was made elsewhere, as by `create_patch_from_external`."""
+        """Add an existing patch, for example from `create_patch_from_external`."""
         self.patches.append(patch)
         return patch
 
@@ -260,12 +260,12 @@ class PatchConfig:
         alias: str | None = None,
         is_from_import: bool = True,  # noqa: FBT001, FBT002 - patchgen's signature
     ) -> None:
-        """Add an import; an entry of ``names`` may be ``"x as y"``, and no names mean ``import *``."""
+        """Add an import; an entry of ``names`` may be ``"x as y"``; without names it is ``import *``."""
         spec = ImportSpec(module, names, alias, is_from_import, origin=place_of_caller())
         self.additional_imports.append(spec)
 
     def drop_import_names(self, *names: str) -> None:
-        """Take names out of upstream's import statements; the patches have to provide those still used."""
+        """Remove names from upstream's import statements; patches must provide those still in use."""
         self.drop_imported_names.update(names)
         self._places.update(dict.fromkeys(names, place_of_caller()))
 
@@ -291,16 +291,16 @@ class PatchConfig:
         return register if helper is None else register(helper)
 
     def add_slot(self, name: str, *, op: str, variant: str, parameters: str = "") -> Any:
-        """Give the patched module a kernel slot ``name``; the result stands for it in guard functions.
+        """Give the patched module a kernel slot ``name``; guard functions use the result to refer to it.
 
-        ``parameters`` is for slots that answer an upstream function's calls: its parameters, in source form.
+        ``parameters`` is for slots that replace calls of an upstream function: its parameters as source text.
         """
         spec = SlotSpec(name, op, variant, parameters)
         self.slots.append(spec)
         return SlotHandle(spec)
 
     def exclude_from_output(self, *names: str) -> None:
-        """Leave top-level classes, functions and assignments out of the patched module."""
+        """Omit top-level classes, functions and assignments from the patched module."""
         self.exclude += names
         self._places.update(dict.fromkeys(names, place_of_caller()))
 
@@ -314,7 +314,7 @@ class PatchConfig:
         drops: bool = True,
         init_modifications: bool = False,
     ) -> None:
-        """Take over what ``other`` (one of ours or patchgen's) puts around its patches, not the patches."""
+        """Copy helpers, imports, blocks and dropped names from ``other`` (ours or patchgen's), not patches."""
         self._places = {**getattr(other, "_places", {}), **self._places}
         if helpers:
             self.helpers += other.helpers
@@ -334,8 +334,8 @@ class PatchConfig:
     def place_of(self, declared: object) -> str:
         """Return ``file:line`` of what the config declares (a patch, import, helper, block or name).
 
-        What says nothing of its place (a patch of patchgen's) has that of its function, decorators included,
-        and what has none the config's own.
+        If the object has no place of its own (a patchgen patch), return that of its function, decorators
+        included; if that is unknown, that of the config.
         """
         if isinstance(declared, str):
             return self._places.get(declared, self._made_at)
@@ -344,7 +344,7 @@ class PatchConfig:
 
     @property
     def announced(self) -> str:
-        """What messages add of the distribution that brings the config; empty where none does."""
+        """Text for messages about the distribution that provides the config; empty if none does."""
         return self.origin.removeprefix(self._made_at) if self.origin.startswith(self._made_at) else ""
 
     def get_patches_for_target(self, target: str) -> list[Patch]:
@@ -378,7 +378,7 @@ class PatchConfig:
         description: str | None,
         **options: Any,
     ) -> Any:
-        origin = place_of_caller()  # now: a decorator's own line, and not that of what it decorates
+        origin = place_of_caller()  # now: the decorator's own line, not that of the decorated object
 
         def register(given: T) -> T:
             self.patches.append(
@@ -419,7 +419,7 @@ def _describe(patch_type: PatchType, target: str, replacement: object) -> str:
 
 
 def _place_of_code(found: object) -> str:
-    """Where a function or class is defined, as far as the object itself tells (classes: Python 3.13)."""
+    """Where a function or class is defined, if the object records it (classes: since Python 3.13)."""
     found = getattr(found, "__func__", None) or getattr(found, "fget", None) or found
     code = getattr(found, "__code__", None)
     if code is not None:

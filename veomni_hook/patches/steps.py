@@ -1,4 +1,4 @@
-"""What one config wants of one module, as steps: its patches, and what it puts around them."""
+"""One config's steps for one module: its patches, and their imports, blocks, helpers and slots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["patch_steps", "surroundings"]
 
 
 def patch_steps(config: PatchConfig, document: Document) -> Iterator[Step]:
-    """Yield the patches of a config that apply to the module, and what it leaves out."""
+    """Yield the patches of a config that apply to the module, and its exclusions."""
     for patch, declared in selected(config, document):
         reason = patch.description or ""
         yield Step(patch.patch_type.value, patch.target, reason, config, patch, declared)
@@ -25,7 +25,7 @@ def patch_steps(config: PatchConfig, document: Document) -> Iterator[Step]:
 
 
 def surroundings(config: PatchConfig, kept: Sequence[Step], document: Document) -> Iterator[Step]:
-    """Yield what a config brings beside its patches, of which ``kept`` are carried out."""
+    """Yield what a config adds besides its patches; ``kept`` are the patches that are carried out."""
     for spec in config.additional_imports:
         yield Step(PatchType.ADDITIONAL_IMPORT.value, spec.module, f"Import from {spec.module}", config, spec)
     for slot in _slots(config, kept):
@@ -41,7 +41,7 @@ def surroundings(config: PatchConfig, kept: Sequence[Step], document: Document) 
 
 
 def _slots(config: PatchConfig, kept: Sequence[Step]) -> list[SlotSpec]:
-    """The slots of a config; of routes only those that a route is left for."""
+    """The slots of a config; for routes, only those that a remaining route needs."""
     if config.name != NAME:
         return config.slots
     sites = [step.payload.site for step in kept if isinstance(step.payload, Patch)]
