@@ -1,1 +1,1 @@
-"""The cache of patched modules: keys, private files, leases. Bytes and files only; knows no ast, no torch."""
+"""The cache of patched modules: keys, private files, leases. Bytes and files only; no ast, no torch."""

@@ -1,7 +1,7 @@
-"""`clear`: remove what no running process uses.
+"""`clear`: remove entries that no running process uses.
 
-An entry is locked alone, moved aside in one step and only then taken apart: no reader sees half of it. Only
-what `inventory` recognises as the cache's is removed, and leftovers of killed writers.
+An entry is locked exclusively, moved aside atomically and only then deleted, so no reader sees half of it.
+Only what `inventory` recognises as part of the cache, and leftovers of killed writers, are removed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ClearResult", "clear"]
 
-_ABANDONED_AFTER = 3600.0  # seconds; a writer needs milliseconds between making its file and renaming it
+_ABANDONED_AFTER = 3600.0  # seconds; a writer takes milliseconds between creating and renaming its file
 
 
 @dataclass(frozen=True)
 class ClearResult(Result):
-    """`removed` entries' paths, `manifests` removed, `freed` bytes; what stayed is `in_use` or `failed`."""
+    """Paths of `removed` entries, `manifests` removed, `freed` bytes; the rest is `in_use` or `failed`."""
 
     removed: tuple[str, ...] = ()
     manifests: int = 0
@@ -55,9 +55,9 @@ class _Clearing:
 
 
 def clear(store: Store, *, force: bool = False) -> ClearResult:
-    """Remove every entry that no running process uses (`force`: those too), its manifests and all leftovers.
+    """Remove every entry that no running process uses (`force`: all), its manifests and all leftovers.
 
-    Raises CacheError when the folder is not to be trusted.
+    Raises CacheError when the folder cannot be trusted.
     """
     root = open_root(store.root) if store.root else None
     if root is None:
@@ -82,7 +82,7 @@ def clear(store: Store, *, force: bool = False) -> ClearResult:
 
 
 def _has_entry(root: Root, manifest: entry.Manifest | Defect) -> bool:
-    # An entry that is still there was kept, or published again in the meantime.
+    # An entry that still exists was kept, or published again in the meantime.
     if isinstance(manifest, Defect) or not manifest.patch_hash:
         return False
     return is_kind(root, manifest.entry, stat.S_ISDIR)
@@ -94,7 +94,7 @@ def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) ->
     descriptor = None
     try:
         if is_kind(root, release, stat.S_ISLNK):
-            root.unlink(release)  # through the link lies somebody else's folder
+            root.unlink(release)  # the link leads to a folder outside the cache
         elif is_kind(root, name, stat.S_ISDIR):
             descriptor = None if force else lease.claim(root, name)
             aside = f"{TRASH_PREFIX}{os.urandom(8).hex()}"
@@ -157,7 +157,7 @@ def _remove_leftovers(root: Root, manifests: dict[str, Any], clearing: _Clearing
         try:
             root.rmdir(name)
         except OSError:
-            continue  # something else lies in it, or a writer was faster
+            continue  # it contains something else, or a writer was faster
 
 
 def _is_abandoned(root: Root, name: str) -> bool:

@@ -1,11 +1,11 @@
-"""What lies on the disk: names, the manifest, the bytecode container, and the checks of each.
+"""The format on disk: names, the manifest, the bytecode container, and the checks of each.
 
 A manifest is ``keys/<stage-1 key>``: the seal of the rest, a line of JSON with what a lookup needs, a line
 of JSON with the patch report. An entry is ``<distribution>-<version>/<patch hash>``: the patched text and, in
-``__pycache__``, its bytecode, whose seal is in itself only: marshal's bytes differ between processes, so that
-two writers of one entry would refute each other.
-Seals are importlib's source hash (3 GB/s; blake2b, at 0.45 GB/s, took 0.9 ms for a module of 190 KB): they
-find damage and edits. Against other users stands the folder's ownership; who can write can also seal.
+``__pycache__``, its bytecode. The bytecode contains its own seal, because marshal's bytes differ between
+processes: with a seal in the manifest, two writers of one entry would invalidate each other.
+Seals are importlib's source hash (3 GB/s; blake2b, at 0.45 GB/s, took 0.9 ms for a module of 190 KB). They
+detect damage and edits. Folder ownership protects against other users; anyone who can write can also seal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 KEYS = "keys"
-_MAGIC = b"\x93VEOMNI\n"  # the first byte is no ASCII and no UTF-8, the last one shows a text-mode copy
+_MAGIC = b"\x93VEOMNI\n"  # the first byte is neither ASCII nor UTF-8; the last one reveals a text-mode copy
 _TAG_SIZE = 32
 _SEAL_SIZE = 8
 _LENGTH_SIZE = 8
@@ -53,11 +53,11 @@ _PAYLOAD_AT = _PAYLOAD_SEAL_AT + _SEAL_SIZE
 
 
 class Manifest:
-    """One stage-1 key's answer: a patched entry, or (`patch_hash` empty) that no patch applies.
+    """The result for one stage-1 key: a patched entry, or (`patch_hash` empty) that no patch applies.
 
     `text_seal` is the seal of the stored text in hexadecimal, `inputs` maps the files that the configs were
-    read from to their digests, `report` is JSON. `absent` are configs for modules that were not installed:
-    each one's name and source module.
+    read from to their digests, `report` is JSON. `absent` lists configs for modules that were not installed:
+    the name and source module of each.
     """
 
     __slots__ = (
@@ -91,12 +91,12 @@ class Manifest:
 
     @property
     def entry(self) -> str:
-        """The folder of the entry, below the root."""
+        """The folder of the entry, relative to the root."""
         return entry_name(self.distribution, self.version, self.patch_hash)
 
     @property
     def text(self) -> str:
-        """The stored text's name below the root."""
+        """The stored text's name, relative to the root."""
         return text_name(self.entry, self.module)
 
     def encode(self) -> bytes:
@@ -117,12 +117,12 @@ def seal(data: bytes | memoryview) -> bytes:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name can be one path component that is neither hidden nor leads elsewhere."""
+    """Whether a name is a single path component that is neither hidden nor leads elsewhere."""
     return bool(name) and name[0] != "." and name.isprintable() and not set(name) & set('/\\:*?"<>|')
 
 
 def entry_name(distribution: str, version: str, patch_hash: str) -> str:
-    """The folder of an entry, below the root."""
+    """The folder of an entry, relative to the root."""
     return f"{distribution}-{version}/{patch_hash}"
 
 
@@ -138,7 +138,7 @@ def bytecode_name(text: str, tag: str) -> str:
 
 
 def read_manifest(root: Root, key: str) -> Manifest:
-    """The manifest under a stage-1 key; raises Defect. Check the folder ``keys`` beforehand."""
+    """Read the manifest for a stage-1 key; raises Defect. Check the folder ``keys`` first."""
     import json
 
     name = f"{KEYS}/{key}"
@@ -177,7 +177,7 @@ def pack_bytecode(code: CodeType, text_seal: str, tag: str) -> bytes:
 
 
 def check_bytecode(data: bytes, path: str, text_seal: str, tag: str) -> memoryview:
-    """The marshal payload of a container, `path` its name in messages; raises Defect."""
+    """Check a container and return its marshal payload; `path` is for messages. Raises Defect."""
     if len(data) < _PAYLOAD_AT:
         raise Defect(f"{path} is truncated")
     if data[:_PYTHON_MAGIC_AT] != _MAGIC:
@@ -207,7 +207,7 @@ def load(root: Root, manifest: Manifest) -> Hit:
 
 
 def make_hit(root: Root, manifest: Manifest, code: CodeType, text: bytes) -> Hit:
-    """The answer that stands for an entry whose code and text are at hand."""
+    """Return the hit for an entry whose code and text are already loaded."""
     return Hit(
         module=manifest.module,
         distribution=manifest.distribution,
@@ -222,7 +222,7 @@ def make_hit(root: Root, manifest: Manifest, code: CodeType, text: bytes) -> Hit
 
 
 def check_text(root: Root, manifest: Manifest) -> bytes:
-    """The stored text's bytes; every folder on the way, the bytecode's too, is checked. Raises Defect."""
+    """Return the stored text's bytes; checks every folder on the path and the bytecode's. Raises Defect."""
     root.check_folders(f"{manifest.text.rpartition('/')[0]}/__pycache__")
     text = root.read(manifest.text)
     if seal(text).hex() != manifest.text_seal:

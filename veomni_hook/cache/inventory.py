@@ -1,7 +1,7 @@
-"""The cache seen from the command line: `info` and `verify`, with typed results; neither changes anything.
+"""The cache as the command line shows it: `info` and `verify`, with typed results; both are read-only.
 
-What belongs to the cache is told by what it is, so that a folder with other things in it can be one: the
-files under ``keys``, and folders that a manifest names or that hold a lock file.
+The folder may also contain other things. Only the files under ``keys``, and folders that a manifest names or
+that hold a lock file, belong to the cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "verify",
 ]
 
-TRASH_PREFIX = ".removed-"  # of an entry that `clear` has moved aside
+TRASH_PREFIX = ".removed-"  # of entries that `clear` has moved aside
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class EntryInfo:
 
 @dataclass(frozen=True)
 class Finding:
-    """A path and what is the matter with it."""
+    """A path and its problem."""
 
     path: str
     reason: str
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(frozen=True)
 class CacheInfo(Result):
-    """What the cache holds: `size` in bytes over all files, `unpatched` modules known to need no patch."""
+    """What the cache holds: total `size` in bytes, and `unpatched` modules known to need no patch."""
 
     mode: str
     reason: str
@@ -89,9 +89,9 @@ class CacheInfo(Result):
 
 @dataclass(frozen=True)
 class VerifyResult(Result):
-    """`defects` are entries that no import will use; `stale` ones wait for a config that has changed since.
+    """`defects` are entries that no import will use; `stale` ones depend on a config that has changed.
 
-    `leftovers` are paths that belong to no manifest: `clear` removes them.
+    `leftovers` are paths that belong to no manifest; `clear` removes them.
     """
 
     checked: int = 0
@@ -106,7 +106,7 @@ class VerifyResult(Result):
 
 
 def info(store: Store) -> CacheInfo:
-    """What the cache holds; raises CacheError when its folder is not to be trusted."""
+    """Return what the cache holds; raises CacheError when its folder cannot be trusted."""
     if not store.root:
         return CacheInfo("", store.mode, store.reason, exists=False, writable=False)
     root = open_root(store.root)
@@ -131,7 +131,7 @@ def info(store: Store) -> CacheInfo:
 
 
 def verify(store: Store) -> VerifyResult:
-    """Check every manifest, text and bytecode; raises CacheError when the folder is not to be trusted."""
+    """Check every manifest, text and bytecode; raises CacheError when the folder cannot be trusted."""
     root = open_root(store.root) if store.root else None
     if root is None:
         return VerifyResult(store.root)
@@ -158,7 +158,7 @@ def verify(store: Store) -> VerifyResult:
 
 
 def open_root(path: str) -> Root | None:
-    """The opened folder; None when it is missing. Raises CacheError when it is not to be trusted."""
+    """Open the folder; None when it is missing. Raises CacheError when it cannot be trusted."""
     try:
         return Root(path)
     except Vanished:
@@ -194,7 +194,7 @@ def manifests_of(root: Root) -> dict[str, entry.Manifest | Defect]:
 
 
 def entries_of(root: Root, manifests: Iterable[object]) -> list[str]:
-    """Folders that a manifest names or that hold a lock file, below the root."""
+    """Folders that a manifest names or that hold a lock file, relative to the root."""
     found = {item.entry for item in manifests if isinstance(item, entry.Manifest) and item.patch_hash}
     for release in root.names():
         if not entry.is_plain(release) or release == entry.KEYS:
@@ -209,7 +209,7 @@ def _names(root: Root, folder: str) -> list[str]:
     try:
         return root.names(folder)
     except OSError:
-        return []  # a file, a link or a folder of another user: nothing of this cache
+        return []  # a file, a link or another user's folder: not part of this cache
 
 
 def is_kind(root: Root, name: str, test: Callable[[int], bool]) -> bool:

@@ -1,8 +1,8 @@
-"""What shapes the output, as digests: the cache key has no date, no path and no number bumped by hand.
+"""Cache keys: digests of everything that affects the output, with no date, path or manual version number.
 
-A key is the digest of length-prefixed fields, so no two lists of fields can run together into one text.
-Digests are blake2b with 20 bytes, in hexadecimal. hashlib is imported on first use: with OpenSSL behind it
-that takes 5 ms, and at the first target transformers has long loaded it.
+A key is the digest of length-prefixed fields, so two different lists of fields never give the same text.
+Digests are blake2b with 20 bytes, in hexadecimal. hashlib is imported on first use: with OpenSSL it takes
+5 ms, and by the first target transformers has already loaded it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 def interpreter_tag() -> str:
-    """The interpreter's cache tag, with the optimisation level when that is not 0 (``cpython-311.opt-2``)."""
+    """The interpreter's cache tag, with the optimisation level if it is not 0 (``cpython-311.opt-2``)."""
     tag = sys.implementation.cache_tag or f"{sys.implementation.name}-{sys.hexversion:x}"
     return f"{tag}.opt-{sys.flags.optimize}" if sys.flags.optimize else tag
 
 
 def engine_digest() -> str:
-    """The digest of this package's own files that shape the output; computed once a process.
+    """The digest of this package's files that affect the output; computed once per process.
 
-    The files that idioms read as their patterns count, too.
+    Includes the files that idioms read as their patterns.
     """
     if "digest" not in _engine:
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -68,9 +68,9 @@ def stage1_key(  # noqa: PLR0913 - the fields of the key, every one by keyword
     distribution: str,
     version: str,
 ) -> str:
-    """The key that is known before any config is loaded.
+    """The key that can be computed before any config is loaded.
 
-    `upstream` is the installed source's bytes, `settings` those settings that shape the output (in any
+    `upstream` is the installed source's bytes, `settings` the settings that affect the output (in any
     order), `config_names` the configs in the order in which they apply, `inprocess` the configs registered in
     this process with the digests of their source text. The interpreter's tag is added here.
     """
@@ -84,8 +84,8 @@ def stage1_key(  # noqa: PLR0913 - the fields of the key, every one by keyword
 
 
 def _upstream_digest(upstream: bytes) -> str:
-    # importlib's digest for hash-based .pyc files, which serve this very purpose: 0.05 ms for 195 KB, where
-    # blake2b takes 0.29.
+    # importlib's digest for hash-based .pyc files, which have the same purpose: 0.05 ms for 195 KB, where
+    # blake2b takes 0.29 ms.
     from importlib.util import source_hash
 
     return f"{len(upstream)}:{source_hash(upstream).hex()}"
@@ -112,13 +112,13 @@ def _folder_files(package: str) -> Iterator[tuple[str, bytes]]:
                         yield os.path.relpath(path, package).replace(os.sep, "/"), file.read()
     for name in PATTERN_FILES:
         path = os.path.join(package, name)
-        if os.path.isfile(path):  # not in an installation of compiled files alone, where idioms fail, too
+        if os.path.isfile(path):  # missing if only compiled files are installed; then idioms fail too
             with open(path, "rb", buffering=0) as file:
                 yield name, file.read()
 
 
 def _resource_files() -> Iterator[tuple[str, bytes]]:
-    # The package lies in a zip file: only its loader can list it.
+    # The package is in a zip file: only its loader can list it.
     from importlib.resources import files
 
     pending: list[tuple[str, Traversable]] = [

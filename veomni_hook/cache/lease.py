@@ -1,9 +1,9 @@
-"""Who uses an entry: a shared flock on the entry's lock file, held until the process ends.
+"""Marks entries as in use: a shared flock on the entry's lock file, held until the process ends.
 
-`clear` removes only what it can lock alone. The descriptors live in one table of this process and are
-inherited by fork, so that an entry stays in use as long as any process that got it lives. On a file system
-without locks entries are used unlocked, and `clear` finds nothing that it may remove. Where there is no flock
-(Windows), the open descriptor itself keeps the entry's folder from being moved.
+`clear` removes only entries that it can lock exclusively. The descriptors are kept in one table per process
+and are inherited by fork, so an entry stays in use as long as any process that got it lives. On a file system
+without locks, entries are used unlocked, and `clear` removes none. Without flock (Windows), the open
+descriptor itself keeps the entry's folder from being moved.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ __all__ = ["LOCK_NAME", "InUse", "claim", "keep", "release", "share"]
 
 LOCK_NAME = ".lease"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
-# (device, inode) of the lock file -> (descriptor, root). `setdefault` is atomic: a lock around it could be
-# left locked in a forked child.
+# (device, inode) of the lock file -> (descriptor, root). `setdefault` is atomic; a lock could stay locked in a
+# forked child.
 _held: dict[tuple[int, int], tuple[int, str]] = {}
 
 
 class InUse(Defect):
-    """An entry cannot be locked alone."""
+    """An entry cannot be locked exclusively."""
 
 
 def share(root: Root, entry: str, *, create: bool = False) -> int:
     """A descriptor that marks `entry` as in use while it is open.
 
     Raises Vanished when the entry is missing or being removed (`create` makes the lock file), Defect when the
-    lock file is not to be trusted.
+    lock file cannot be trusted.
     """
     descriptor = root.open_file(f"{entry}/{LOCK_NAME}", create=create)
     try:
         _lock(descriptor, alone=False)
-        # Whoever removed the entry did so before we got the lock.
+        # The entry was removed before we got the lock.
         removed = os.fstat(descriptor).st_nlink == 0
     except OSError as error:
         os.close(descriptor)
@@ -70,7 +70,7 @@ def claim(root: Root, entry: str) -> int | None:
 
 
 def keep(descriptor: int, root: str) -> None:
-    """Hold what `share` gave until this process ends, one descriptor an entry; a second one is closed."""
+    """Hold a descriptor from `share` until this process ends, one per entry; a second one is closed."""
     status = os.fstat(descriptor)
     kept, _ = _held.setdefault((status.st_dev, status.st_ino), (descriptor, root))
     if kept != descriptor:
@@ -78,7 +78,7 @@ def keep(descriptor: int, root: str) -> None:
 
 
 def release(root: str) -> None:
-    """Give up everything held below `root`: only for a folder that this process is about to remove."""
+    """Release everything held below `root`: only for a folder that this process is about to remove."""
     for key, (descriptor, holder) in list(_held.items()):
         if holder == root and _held.pop(key, None) is not None:
             os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Where the cache lies: the folder asked for, if no other user could swap it or write in it; else a reason.
+"""The cache folder: the requested one if no other user could replace it or write to it; otherwise a reason.
 
 Symbolic links above the folder are followed (a home or its ``.cache`` often is one) when they belong to this
-user or to the superuser. The folder itself must be this user's alone to write.
+user or to the superuser. Only this user may be able to write to the folder itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from veomni_hook.ownership import swap_problem
 
 __all__ = ["NOWHERE", "Location", "choose", "make_temporary", "write_problem"]
 
-#: The folder to name for a cache in memory alone; nothing can lie in it.
+#: The folder name that selects a cache in memory only; it cannot contain files.
 NOWHERE = os.devnull
 
 _APPLICATION = "veomni-hook"
@@ -31,7 +31,7 @@ class Location:
 
 
 def choose(cache_dir: str | None) -> Location:
-    """`cache_dir`, or the user's cache folder; made private (0700) where missing. Never raises."""
+    """`cache_dir`, or the user's cache folder; created private (0700) if missing. Never raises."""
     path = os.path.expanduser(cache_dir) if cache_dir else _default()
     if not path or path.startswith("~"):
         path = path or "the user's cache folder"
@@ -58,10 +58,10 @@ def write_problem(path: str) -> str:
 
 
 def make_temporary(process: int | None = None) -> Location:
-    """A new private folder that the process making it removes when it ends.
+    """Create a private folder; this process removes it at exit.
 
     Args:
-        process: the process that loaded the hook; what was forked from it makes no folder.
+        process: the process that loaded the hook; processes forked from it create no folder.
     """
     import atexit
     import tempfile
@@ -77,9 +77,9 @@ def make_temporary(process: int | None = None) -> Location:
 
 
 def _may_end_without_cleaning(process: int | None) -> bool:
-    """Whether this process was forked: such ones often end by `os._exit`, which runs no exit handler.
+    """Whether this process was forked: those often end with `os._exit`, which runs no exit handler.
 
-    What was forked before the hook was loaded, other than by multiprocessing, cannot be told.
+    A fork before the hook was loaded can be detected only if multiprocessing made it.
     """
     if process is not None and os.getpid() != process:
         return True
@@ -91,7 +91,7 @@ def _may_end_without_cleaning(process: int | None) -> bool:
 
 
 def _default() -> str:
-    """The user's cache folder; empty where this user has neither a home nor a variable that names one."""
+    """The user's cache folder; empty if this user has neither a home nor a variable that names one."""
     import platformdirs
 
     try:
@@ -114,4 +114,4 @@ def _remove_temporary(path: str, process: int) -> None:
         clear(Store(path, mode="temporary"))
         os.rmdir(path)
     except (CacheError, OSError):
-        return  # a forked child still runs from it, or it is gone: the system's own cleaning takes the rest
+        return  # a forked child still uses it, or it is gone: the system's own cleanup removes the rest

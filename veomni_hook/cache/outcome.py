@@ -1,4 +1,4 @@
-"""What the store answers: `Hit`, `Unpatched`, `Miss` for a lookup, `Hit` or `NotStored` for a publication.
+"""Results of the store: `Hit`, `Unpatched`, `Miss` for a lookup, `Hit` or `NotStored` for a publication.
 
 Plain classes: dataclasses would cost every first import of a target up to 10 ms.
 """
@@ -17,8 +17,8 @@ __all__ = ["Hit", "Miss", "NotStored", "Unpatched"]
 class Hit:
     """A stored patched module, checked; its entry is in use until this process ends.
 
-    `code` is compiled with `path`, the stored file's absolute path, as ``co_filename``. `absent` is what was
-    stored with it: configs for modules that were not installed, each one's name and source module.
+    `code` is compiled with `path`, the stored file's absolute path, as ``co_filename``. `absent` lists the
+    configs for modules that were not installed: the name and source module of each.
     """
 
     __slots__ = (
@@ -102,6 +102,6 @@ class Miss(_Reasoned):
 
 
 class NotStored(_Reasoned):
-    """The module could not be stored; `reason` says why. The import goes on without."""
+    """The module could not be stored; `reason` says why. The import continues without the cache."""
 
     __slots__ = ()

@@ -1,8 +1,8 @@
-"""Lookup and publication of patched modules; the answers are in `outcome`, the files in `entry`.
+"""Lookup and publication of patched modules; see `outcome` for the results and `entry` for the files.
 
 A lookup never raises: every defect is a Miss with its reason. A publication never breaks an import either:
-a full or read-only disk gives NotStored with its reason. What is published is a function of the key, so
-writers need no lock among themselves: each file is replaced in one step, the manifest last.
+a full or read-only disk gives NotStored with its reason. Published content depends only on the key, so
+writers need no lock among themselves: each file is replaced atomically, the manifest last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hit", "Miss", "NotStored", "Store", "Unpatched", "open_store"]
 
-# A folder can go away between two steps of a writer only while `clear` runs.
+# A folder can disappear between two steps of a writer only while `clear` runs.
 _ATTEMPTS = 10
 _PAUSE = 0.005  # seconds
 
@@ -34,10 +34,9 @@ _PAUSE = 0.005  # seconds
 class Store:
     """The cache in one folder.
 
-    `root` is the folder's absolute path (empty: the store holds nothing), `mode` is "disk", "temporary" or
-    "memory", `reason` says why the store is not the one that was asked for, or why it last could not write.
-    `refused` says why something was not stored where it was asked for; it is empty while all was, or nothing
-    had to be.
+    `root` is the folder's absolute path (empty: the store holds nothing); `mode` is "disk", "temporary" or
+    "memory". `reason` says why the store is not the requested one, or why the last write failed. `refused`
+    says why something could not be stored in the requested place; empty if there was no such failure.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Store:
         reason: str = "",
         substitute: Callable[[str], Store] | None = None,
     ) -> None:
-        """Touch no file. `substitute` makes, from a reason, the store that serves when writing fails."""
+        """Touch no file. `substitute` takes a reason and creates the fallback store if writing fails."""
         self.root = os.path.abspath(root) if os.fspath(root) else ""
         self.mode = mode
         self.reason = reason
@@ -60,7 +59,7 @@ class Store:
         return f"Store({self.root!r}, mode={self.mode!r}, reason={self.reason!r})"
 
     def lookup(self, stage1: str, module: str) -> Hit | Unpatched | Miss:
-        """What is stored under a stage-1 key; a Hit keeps its entry in use until this process ends."""
+        """Return what is stored for a stage-1 key; a Hit keeps its entry in use until this process ends."""
         if not self.root:
             return Miss(self.reason or "this store holds nothing")
         try:
@@ -69,7 +68,7 @@ class Store:
         except Defect as defect:
             reason = str(defect)
         except Exception as error:
-            # A defect of a kind that nobody has thought of must not break an import either: it is reported.
+            # An unforeseen kind of defect must not break an import either: it is reported.
             reason = f"{type(error).__name__}: {error}"
         for substitute in self._substitutes.values():
             answer = substitute.lookup(stage1, module)
@@ -91,13 +90,13 @@ class Store:
         report: Mapping[str, Any],
         absent: Sequence[tuple[str, str]] = (),
     ) -> Hit | NotStored:
-        """Store a patched module and answer as a lookup would.
+        """Store a patched module and return what a lookup would.
 
-        `code_factory` compiles `text` with the path it is given as ``co_filename`` (it is called again for
-        another path when the first folder cannot be written; what it raises is passed on). `inputs` maps the
-        absolute paths of the files that the configs were read from to their `file_digest`; `report` is JSON;
-        `absent` is what a later lookup gives back with the entry.
-        Raises ValueError when the code carries another ``co_filename``, TypeError when `report` is no JSON.
+        `code_factory` compiles `text` with the given path as ``co_filename`` (it is called again with another
+        path when the first folder cannot be written; its errors propagate). `inputs` maps the absolute paths
+        of the files that the configs were read from to their `file_digest`; `report` is JSON; a later lookup
+        returns `absent` with the entry.
+        Raises ValueError when the code has another ``co_filename``, TypeError when `report` is not JSON.
         """
         import json
 
@@ -145,21 +144,21 @@ class Store:
             self.reason = self.refused = _reason(error, self.root)
 
     def info(self) -> CacheInfo:
-        """What the cache holds; raises CacheError when its folder is not to be trusted."""
+        """Return what the cache holds; raises CacheError when its folder cannot be trusted."""
         from veomni_hook.cache.inventory import info
 
         return info(self)
 
     def verify(self) -> VerifyResult:
-        """Check every manifest and entry; raises CacheError when the folder is not to be trusted."""
+        """Check every manifest and entry; raises CacheError when the folder cannot be trusted."""
         from veomni_hook.cache.inventory import verify
 
         return verify(self)
 
     def clear(self, *, force: bool = False) -> ClearResult:
-        """Remove every entry that no running process uses (`force`: those too).
+        """Remove every entry that no running process uses (`force`: all entries).
 
-        Raises CacheError when the folder is not to be trusted.
+        Raises CacheError when the folder cannot be trusted.
         """
         from veomni_hook.cache.clearing import clear
 
@@ -278,6 +277,6 @@ def _write_manifest(root: Root, manifest: entry.Manifest) -> None:
 
 def _reason(error: OSError | Defect, root: str) -> str:
     if isinstance(error, OSError):
-        # Names are relative to the opened root, and an error of write or fsync has none.
+        # Names are relative to the opened root, and errors of write or fsync have none.
         return f"{os.path.join(root, error.filename or '')}: {error.strerror or error}"
     return str(error)

@@ -1,9 +1,9 @@
-"""Access to a folder that no other user can have had a hand in: the cache's, or one for dumps.
+"""Access to a folder that no other user can have changed: the cache's, or one for dumps.
 
-A `Root` opens the folder once and reaches everything below through that descriptor, so whoever can rename
-the folders above cannot swap what is executed. Each folder below and each file must belong to this user (or
-to the superuser), carry no write bit for others and be no symbolic link. Where the system has no user ids
-the ownership rules are left out; where it has no descriptors of folders, full paths serve.
+A `Root` opens the folder once and accesses everything below through that descriptor, so renaming a folder
+above it cannot replace the code that is executed. Each folder below and each file must belong to this user
+(or to the superuser), must not be writable for others and must not be a symbolic link. If the system has no
+user ids, the ownership rules are skipped; if it has no folder descriptors, full paths are used.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["TEMPORARY_SUFFIX", "Defect", "Root", "Vanished"]
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-# Without O_NONBLOCK a named pipe in a file's place would stop the import until someone writes to it.
+# Without O_NONBLOCK, a named pipe instead of a file would block the import until someone writes to it.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 _FOLDER = os.O_RDONLY | _NOFOLLOW | getattr(os, "O_DIRECTORY", 0)
 _BY_DESCRIPTOR = {os.open, os.stat, os.mkdir, os.rename, os.unlink, os.rmdir} <= os.supports_dir_fd
-TEMPORARY_SUFFIX = ".tmp"  # of the files that `Root.write` writes aside
+TEMPORARY_SUFFIX = ".tmp"  # of the temporary files of `Root.write`
 
 
 class Defect(Exception):
@@ -33,16 +33,16 @@ class Defect(Exception):
 
 
 class Vanished(Defect):
-    """Something is not there, or just being removed: a writer may try once more."""
+    """Something is missing, or being removed: a writer may retry once."""
 
 
 class Root:
     """An opened folder; names are relative to it, with ``/``. Close it with `close()`.
 
     Attributes:
-        folder_mode: of the folders that it makes.
-        file_mode: of the files that it makes.
-        private_group: whether the group may write that holds this user alone.
+        folder_mode: mode of the folders that it creates.
+        file_mode: mode of the files that it creates.
+        private_group: whether a group that contains only this user may write.
     """
 
     __slots__ = ("descriptor", "path")
@@ -51,7 +51,7 @@ class Root:
     private_group = False
 
     def __init__(self, path: str) -> None:
-        """Open `path`, a normalised absolute path. Raises Defect if it is missing or not to be trusted."""
+        """Open `path`, a normalised absolute path. Raises Defect if it is missing or cannot be trusted."""
         self.path = path
         self.descriptor: int | None = None
         try:
@@ -70,7 +70,7 @@ class Root:
 
     @classmethod
     def create(cls, path: str) -> Self:
-        """Open `path`, made with the folders above it where missing. Raises OSError or Defect."""
+        """Open `path`; create it and its parents if missing. Raises OSError or Defect."""
         missing: list[str] = []
         folder = path
         while not os.path.lexists(folder):
@@ -80,7 +80,7 @@ class Root:
             try:
                 os.mkdir(folder, cls.folder_mode)
             except FileExistsError:
-                continue  # another writer was faster; the root is checked as it is opened
+                continue  # another writer was faster; opening checks the root
         return cls(path)
 
     def __enter__(self) -> Self:
@@ -90,7 +90,7 @@ class Root:
         self.close()
 
     def close(self) -> None:
-        """Give the descriptor back; the object is of no use afterwards."""
+        """Close the descriptor; the object cannot be used afterwards."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
@@ -113,7 +113,7 @@ class Root:
             self._check_folder(name[:end])
 
     def make_folders(self, name: str) -> None:
-        """Make `name` and the folders above it. Raises OSError, or Defect for a bad one."""
+        """Create `name` and the folders above it. Raises OSError, or Defect for an untrusted one."""
         parts = name.split("/")
         for end in range(1, len(parts) + 1):
             folder = "/".join(parts[:end])
@@ -121,15 +121,15 @@ class Root:
                 os.mkdir(self._at(folder), self.folder_mode, dir_fd=self.descriptor)
             except FileExistsError:
                 pass  # checked like all the others
-            # Before the next one is made: through a link it would be made in somebody else's folder.
+            # Check before creating the next one: through a link it would be created in another folder.
             self._check_folder(folder)
 
     def open_raw(self, name: str, flags: int) -> int:
-        """A descriptor of `name`, itself no symbolic link, unchecked otherwise; raises OSError."""
+        """Open `name`, which must not be a symbolic link; no other checks. Raises OSError."""
         return os.open(self._at(name), flags | _NOFOLLOW, self.file_mode, dir_fd=self.descriptor)
 
     def open_file(self, name: str, *, create: bool = False) -> int:
-        """A descriptor of the regular file `name`; raises Defect. Check the folders above it beforehand."""
+        """Open the regular file `name`; raises Defect. Check the folders above it first."""
         try:
             descriptor = self.open_raw(name, _READ | (os.O_CREAT if create else 0))
         except OSError as error:
@@ -142,7 +142,7 @@ class Root:
         return descriptor
 
     def read(self, name: str) -> bytes:
-        """All bytes of the regular file `name`; raises Defect. Check the folders above it beforehand."""
+        """Read the regular file `name`; raises Defect. Check the folders above it first."""
         descriptor = self.open_file(name)
         try:
             size = os.fstat(descriptor).st_size
@@ -156,7 +156,7 @@ class Root:
             os.close(descriptor)
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace `name`, also a link, by `data` in one step, synced before it is seen; raises OSError."""
+        """Replace `name` (even a link) with `data` atomically, synced before it is visible; raises OSError."""
         folder, slash, _ = name.rpartition("/")
         temporary = f"{folder}{slash}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
         descriptor = self.open_raw(temporary, _CREATE)
@@ -171,7 +171,7 @@ class Root:
             try:
                 self.unlink(temporary)
             except OSError:
-                pass  # the first error is the one to report; `clear` removes what is left over
+                pass  # report the first error; `clear` removes the leftover
             raise
 
     def rename(self, name: str, target: str) -> None:
@@ -187,13 +187,13 @@ class Root:
         os.rmdir(self._at(name), dir_fd=self.descriptor)
 
     def remove_tree(self, name: str) -> None:
-        """Remove a folder and all that it holds, following no link; raises OSError."""
+        """Remove a folder and its content, following no links; raises OSError."""
         import shutil
 
         shutil.rmtree(self._at(name), dir_fd=self.descriptor)
 
     def names(self, name: str = "") -> list[str]:
-        """The sorted names in a folder, itself no symbolic link; raises OSError."""
+        """The sorted names in a folder, which must not be a symbolic link; raises OSError."""
         if not _BY_DESCRIPTOR:
             return sorted(os.listdir(self.full(name)))
         descriptor = os.open(name or ".", _FOLDER, dir_fd=self.descriptor)
@@ -233,7 +233,7 @@ def _kind(mode: int) -> str:
 def _defect(error: OSError, path: str) -> Defect:
     if isinstance(error, FileNotFoundError):
         return Vanished(f"{path} is missing")
-    # Systems disagree on the error that O_NOFOLLOW gives (ELOOP, EMLINK, ENOTDIR): look at the thing itself.
+    # The error of O_NOFOLLOW depends on the system (ELOOP, EMLINK, ENOTDIR), so check the file itself.
     try:
         is_link = stat.S_ISLNK(os.lstat(path).st_mode)
     except OSError:

@@ -1,8 +1,8 @@
-"""The line that says what is patched in a model that runs, once a process tree and on rank 0 alone.
+"""The line that says what is patched in a running model, once per process tree and only on rank 0.
 
-It comes when kernels are chosen, at the first call of a module: only then the device is known, and only
-modules of which a model is built and used are named. Where a user's patches are all that a module has,
-nothing of it asks for kernels, and the line comes when the module is imported.
+It is printed when kernels are chosen, at the first call of a module: only then is the device known, and only
+modules that a model really uses are named. A module with user patches only asks for no kernels, so its line
+is printed when the module is imported.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["kernels_are_chosen", "module_is_patched"]
 
 _OWN = "veomni_hook."
 _ROUTE = "route"
-#: What surrounds patches and changes no code of the module's.
+#: Kinds that accompany patches and change no code of the module.
 _SURROUNDINGS = frozenset(
     ("additional_import", "drop_import", "exclude", "helper", "post_import_block", "slot"),
 )
-#: How backends are called in the line; others have their own name.
+#: Display names of backends in the line; others keep their own name.
 _CALLED = {"triton": "Triton", "liger": "Liger", "npu": "torch_npu"}
 _COMPILED, _UPSTREAM, _NONE = "torch.compile", "upstream's code", "no kernel"
 _LAST = (_COMPILED, _UPSTREAM, _NONE)
-#: Where launchers say which rank a process has: torchrun, accelerate, DeepSpeed and Ray, Slurm, MPI.
+#: Variables in which launchers give a process's rank: torchrun, accelerate, DeepSpeed and Ray, Slurm, MPI.
 _RANKS = (
     "RANK",
     "LOCAL_RANK",
@@ -44,12 +44,12 @@ _RANKS = (
 
 
 def kernels_are_chosen(module: str, device: str | None, *, compiled: bool = False) -> None:
-    """Print the line for a module, unless that is done or not wanted.
+    """Print the line for a module, unless it was already printed or is not wanted.
 
     Args:
-        module: a patched module, one of whose slots is asked.
-        device: the torch device type that it is asked for; None where this slot has no kernel on any, and the
-            line waits for the call of another slot, if there is one that has.
+        module: a patched module that calls one of its slots.
+        device: the torch device type of the call. None if this slot has no kernel on any device; then the
+            line waits for a slot that has one.
         compiled: whether ``torch.compile`` traces the call.
     """
     applied = _applied(module)
@@ -66,7 +66,7 @@ def module_is_patched(module: str) -> None:
 
 
 def _applied(module: str) -> list[Mapping[str, Any]]:
-    """The patches of a module that change its code: routes to kernels, and those of users."""
+    """The patches of a module that change its code: routes to kernels, and user patches."""
     outcome = STATE.outcomes.get(module)
     if module in STATE.announced or outcome is None or not outcome.patched:
         return []
@@ -79,7 +79,7 @@ def _applied(module: str) -> list[Mapping[str, Any]]:
 
 
 def _say_once(module: str, places: list[str]) -> None:
-    """Print the line, given what runs at each place."""
+    """Print the line once, given what runs at each place."""
     STATE.announced.add(module)
     if not current_settings().banner or not _is_first_process():
         return
@@ -94,13 +94,13 @@ def _say_once(module: str, places: list[str]) -> None:
 
 
 def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool = False) -> str:
-    """What a route's slot asks first, or the config module of a user's patch."""
+    """The backend that a route's slot asks first, or the config module of a user's patch."""
     if patch["kind"] != _ROUTE:
         return str(patch["config"]).partition(":")[0]
     if device is None:
         return _UPSTREAM
     found = [_asked_first(patch["op"], one, device, compiled=compiled) for one in patch["variant"].split("|")]
-    # Where a flag of the model chooses between formulas, the line promises the least of them.
+    # If a flag of the model chooses between formulas, the line shows the weakest backend of them.
     return max(found, key=lambda name: _LAST.index(name) + 1 if name in _LAST else 0)
 
 
@@ -118,7 +118,7 @@ def _asked_first(op: str, variant: str, device: str, *, compiled: bool) -> str:
 
 
 def _has_kernels(patch: Mapping[str, Any]) -> bool:
-    """Whether a kernel comes into question at a route, on any device."""
+    """Whether any device has a kernel for a route."""
     from veomni_hook.kernels.select import excluded
     from veomni_hook.kernels.state import STATE as KERNELS
 
@@ -128,7 +128,7 @@ def _has_kernels(patch: Mapping[str, Any]) -> bool:
 
 
 def _short(module: str) -> str:
-    """The name that the command line takes for a module, shorter than its own where there is one."""
+    """The short name that the command line accepts for a module, or its full name."""
     if not module.startswith(PREFIX):
         return module
     family, _, leaf = module.removeprefix(PREFIX).rpartition(".")
@@ -137,7 +137,7 @@ def _short(module: str) -> str:
 
 
 def _is_first_process() -> bool:
-    """Whether this process speaks for its run: rank 0, and no helper of a process that does."""
+    """Whether this process prints for its run: it is rank 0 and not a helper process."""
     if os.getpid() != STATE.process:  # forked: a worker of a data loader, for instance
         return False
     if os.environ.get(BANNER_SHOWN, str(os.getpid())) != str(os.getpid()):

@@ -1,6 +1,6 @@
-"""What a miss does: load the configs, patch, verify, publish.
+"""What happens on a cache miss: load the configs, patch, verify, publish.
 
-The command line and the dump patch with the same functions.
+The command line and the dump use the same functions to patch.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def build(
     Args:
         upstream: the module.
         settings: the settings in force.
-        names: the config modules to ask.
+        names: the config modules to load.
         stage: its first-stage key.
         miss: why the cache was missed.
 
     Returns:
-        The outcome, with the text where it could not be stored and the code where it could; or why nothing
-        applies.
+        The outcome, with the code if it was stored and with the text if it could not be stored; or the reason
+        why nothing applies.
     """
     with _without_collector():
         return _build(upstream, settings, names, stage, miss)
@@ -76,7 +76,7 @@ def _build(
     upstream: Upstream, settings: Settings, names: Sequence[str], stage: str, miss: str
 ) -> tuple[Outcome, str | None, CodeType | None] | str:
     kept, loaded = load_configs(upstream.module, settings)
-    if kept != tuple(names):  # a plugin failed: the key is that of a process without it
+    if kept != tuple(names):  # a plugin failed: use the key of a process without it
         return lookup_or_build(upstream, settings)
     every = configs.for_module(loaded, STATE.registered)
     early.report([name for name in early.modules_of(every) if name != upstream.module])
@@ -110,14 +110,14 @@ def _build(
 def patch_with_idioms(
     upstream: Upstream, found: Iterable[PatchConfig], settings: Settings
 ) -> tuple[PatchedSource | None, str]:
-    """Patch as an import does: configs, and idioms where they are asked about this module.
+    """Patch as an import does: with configs, and with idioms if they apply to this module.
 
     Returns:
-        The patched module, None when nothing applies, and why idioms had to be left out (empty: they had
-        not). Such a result is not for the cache.
+        The patched module (None when nothing applies), and why idioms were left out (empty if they were not).
+        A result without its idioms must not be cached.
 
     Raises:
-        IdiomError: an idiom fails, in strict mode; else that is a warning, and configs alone apply.
+        IdiomError: an idiom fails in strict mode. Otherwise this is a warning, and only configs apply.
     """
     device, found = device_of(settings), list(found)
     try:
@@ -133,7 +133,7 @@ def patch_with_idioms(
 def patch(
     upstream: Upstream, found: Iterable[PatchConfig], device: str, *, idioms: bool = False
 ) -> PatchedSource | None:
-    """Apply configs, and idioms where they are asked, to an upstream module; None when nothing applies."""
+    """Apply configs and, if enabled, idioms to an upstream module; None when nothing applies."""
     fitting = applicable(list(found), upstream.module, device)
     if not (fitting or idioms):
         return None
@@ -148,7 +148,7 @@ def _origin_of(upstream: Upstream) -> Origin:
 
 @dataclass(frozen=True)
 class Stored:
-    """The form in which a patched module is stored: header and text, and a report with that file's lines."""
+    """A patched module as it is stored: header and text, and a report with that file's line numbers."""
 
     patch_hash: str
     text: str

@@ -1,9 +1,9 @@
-"""Child processes: the environment in which a fresh interpreter activates the hook by itself.
+"""Child processes: the environment that makes a fresh interpreter activate the hook.
 
-A folder with a `sitecustomize` goes to the front of PYTHONPATH. Every Python started from that environment
-(multiprocessing's spawn and forkserver, torchrun's workers, subprocess) runs it, takes the folder out of
-`sys.path` again, runs the `sitecustomize` that it hid, and activates. `python -S`, `-I` and `-E` ask for no
-such thing and get none. Who inherits what without it: docs/children.md.
+A folder with a `sitecustomize` is put first in PYTHONPATH. Every Python started with that environment
+(multiprocessing's spawn and forkserver, torchrun's workers, subprocess) runs it: it removes the folder from
+`sys.path`, runs the `sitecustomize` that it hid, and activates the hook. `python -S`, `-I` and `-E` disable
+this mechanism. docs/children.md describes what children inherit without it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _PATH = "PYTHONPATH"
 
 
 class Inherited:
-    """What `put` changed in an environment, so that `take_out` can undo just that.
+    """What `put` changed in an environment, so that `take_out` can undo exactly that.
 
     Attributes:
-        variables: each changed variable's value, and the one that it had before (None: it was not set).
+        variables: the new and the previous value of each changed variable (None: it was not set).
         entries: what was added to PYTHONPATH.
     """
 
@@ -39,7 +39,7 @@ def environment(settings: Settings, environ: Mapping[str, str] | None = None) ->
     """Return the variables to set so that children inherit the hook with these settings.
 
     Args:
-        settings: every field that differs from its default travels in its own variable.
+        settings: every field that differs from its default gets its own variable.
         environ: the environment that the children start from; `os.environ` by default.
     """
     from veomni_hook.settings import ENVIRONMENT
@@ -59,12 +59,12 @@ def environment(settings: Settings, environ: Mapping[str, str] | None = None) ->
 
 
 def is_inherited(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether children of this environment activate the hook already."""
+    """Whether children of this environment already activate the hook."""
     return BOOTSTRAP in _entries(os.environ if environ is None else environ)
 
 
 def put(settings: Settings, environ: MutableMapping[str, str] | None = None) -> Inherited:
-    """Put the hook with these settings into an environment, by default this process's own.
+    """Add the hook with these settings to an environment, by default this process's own.
 
     Returns:
         What was changed, for `take_out`.
@@ -79,7 +79,7 @@ def put(settings: Settings, environ: MutableMapping[str, str] | None = None) -> 
 
 
 def take_out(inherited: Inherited, environ: MutableMapping[str, str] | None = None) -> None:
-    """Undo a `put`, and nothing that others have changed since."""
+    """Undo a `put`; keep what others have changed since."""
     environ = os.environ if environ is None else environ
     for name, (ours, before) in inherited.variables.items():
         if environ.get(name) == ours:

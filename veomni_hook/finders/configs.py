@@ -1,7 +1,7 @@
 """Where patch configs come from, and how they are loaded: built-in specs, settings, entry points, `register`.
 
-Configs are Python modules that may import transformers, and even the very module that they patch. Target
-modules imported while configs load are served unpatched and forgotten again afterwards, so that the next
+Configs are Python modules that may import transformers, even the module that they patch. Target modules
+imported while configs load are served unpatched and afterwards removed from `sys.modules`, so that the next
 import finds the patched form.
 """
 
@@ -30,7 +30,7 @@ _NO_POINTS: Mapping[str, EntryPoint] = MappingProxyType({})
 
 
 class PluginError(ConfigError):
-    """A config module that an installed distribution announces cannot be loaded; ``point`` announces it."""
+    """A config module that a distribution announces cannot be loaded; ``point`` is its entry point."""
 
     def __init__(self, what: str, *, point: EntryPoint) -> None:
         super().__init__(what, where=plugins.described(point), fix=plugins.remedy(point))
@@ -42,9 +42,9 @@ class Loaded:
     """The configs of one config module.
 
     Attributes:
-        name: the module's name, with `:attribute` where one was given.
+        name: the module's name, with `:attribute` if one was given.
         module: the module.
-        configs: what it holds, adopted where patchgen made it.
+        configs: its configs; patchgen configs are adopted.
     """
 
     name: str
@@ -57,30 +57,30 @@ def load(names: Iterable[str], points: Mapping[str, EntryPoint] = _NO_POINTS) ->
 
     Args:
         names: the config modules.
-        points: for those of them that installed distributions announce, the entry points.
+        points: the entry points of those modules that installed distributions announce.
 
     Raises:
-        ConfigError: a module cannot be imported, or holds no patch config; PluginError where it is announced.
+        ConfigError: a module cannot be imported, or holds no patch config; PluginError if it is announced.
     """
     with _serving_upstream():
         return [_load_announced(name, points[name]) if name in points else _load(name) for name in names]
 
 
 def points_in_force(setting: str, named: Iterable[str] = ()) -> dict[str, EntryPoint]:
-    """The entry points in force that announce config modules, by name, but for those ``named`` by hand."""
+    """The entry points in force that announce config modules, by name, except those ``named`` by hand."""
     found = plugins.in_force(plugins.PATCHES, setting)
     return {point.value: point for point in found if point.value not in named}
 
 
 def as_configs(found: Any, where: str) -> tuple[PatchConfig, ...]:
-    """Return the configs that an object is or holds.
+    """Return the config that an object is, or the configs that it holds.
 
     Args:
         found: a config (ours or patchgen's), a list of them, or a module with `config` or `configs`.
-        where: what to name in the error.
+        where: what the error names.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no config.
     """
     if isinstance(found, ModuleType):
         held = [getattr(found, name) for name in ("config", "configs") if hasattr(found, name)]
@@ -108,7 +108,7 @@ def _load(name: str) -> Loaded:
         module = importlib.import_module(module_name)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit, too: a config does not decide whether the script runs
+    except BaseException as error:  # SystemExit too: a config must not decide whether the script runs
         raise ConfigError(
             f"the patch config {module_name} cannot be imported: {type(error).__name__}: {error}",
             where=", ".join(filter(None, (f"config module {module_name}", tracebacks.innermost(error)))),
@@ -128,7 +128,7 @@ def _load(name: str) -> Loaded:
 
 
 def _load_announced(name: str, point: EntryPoint) -> Loaded:
-    """Load what an installed distribution announces; messages about its configs name the distribution."""
+    """Load a config module that a distribution announces; messages about it name the distribution."""
     try:
         loaded = _load(name)
     except ConfigError as error:
@@ -155,10 +155,10 @@ def _serving_upstream() -> Iterator[None]:
 
 
 def _forget(names: Iterable[str], fresh: set[str]) -> None:
-    """Remove unpatched targets from `sys.modules` and from whatever cached a reference to them.
+    """Remove unpatched targets from `sys.modules` and from the places that cached a reference to them.
 
     transformers' lazy packages keep every resolved class as an attribute; those must be resolved again. An
-    ordinary module that took a class for itself keeps the unpatched one: it is named in a warning.
+    ordinary module that imported such a class keeps the unpatched one; a warning names the module.
     """
     gone = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     holders = []
@@ -193,5 +193,5 @@ def _comes_from(value: object, modules: dict[str, ModuleType]) -> bool:
 
 
 def for_module(loaded: Sequence[Loaded], registered: Sequence[PatchConfig]) -> list[PatchConfig]:
-    """All configs in the order in which they apply: built-in and named ones first, registered ones last."""
+    """All configs in the order in which they apply: built-in and named ones first, then registered ones."""
     return [config for one in loaded for config in one.configs] + list(registered)

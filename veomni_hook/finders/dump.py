@@ -16,7 +16,7 @@ from veomni_hook.settings import Settings
 
 
 class Folder(Root):
-    """A folder that people read in: the umask says who may; nobody else may write."""
+    """A folder for people to read: the umask decides who may read it; only its owner may write."""
 
     __slots__ = ()
     folder_mode = 0o755
@@ -25,11 +25,11 @@ class Folder(Root):
 
 
 def open_folder(path: str) -> Folder:
-    """Open a folder of this user's to write in, made where missing.
+    """Open a folder of this user for writing; create it if missing.
 
     Raises:
-        OSError: it cannot be made or opened.
-        Defect: another user could have written in it or could swap it, or it is a symbolic link.
+        OSError: it cannot be created or opened.
+        Defect: another user could have written to it or could replace it, or it is a symbolic link.
     """
     path = os.path.abspath(os.path.expanduser(path))
     if problem := swap_problem(path, what="it", owners=True):
@@ -38,11 +38,11 @@ def open_folder(path: str) -> Folder:
 
 
 def dump(upstream: pipeline.Upstream, settings: Settings) -> str | None:
-    """Write `<dump_dir>/<module path>.py` and `.diff`; returns the path, None when nothing applies.
+    """Write `<dump_dir>/<module path>.py` and `.diff`; return the path, None when nothing applies.
 
-    The module is patched afresh: a stored entry holds no diff, and a dump is asked for when something looks
-    wrong, which is no time to trust a cache. No symbolic link is followed, neither `dump_dir` nor what lies
-    in it. A folder that cannot be written, or that another user could write or swap, is a warning.
+    The module is always patched again: a stored entry has no diff, and dumps are for debugging, where a cache
+    should not be trusted. No symbolic link is followed, neither `dump_dir` nor anything in it. A folder that
+    cannot be written, or that another user could write or replace, causes a warning.
     """
     _, loaded = pipeline.load_configs(upstream.module, settings)
     every = config_loading.for_module(loaded, STATE.registered)

@@ -1,4 +1,4 @@
-"""Modules that were imported before the hook was active: named, with the remedy; an error under strict."""
+"""Modules that were imported before the hook was active: a warning with the remedy; an error if strict."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_patched(module: ModuleType) -> bool:
 
 
 def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
-    """Names of the modules that configs are for; of those that a pattern names, the loaded ones."""
+    """Names of the modules that configs are for; for a pattern, only the loaded modules."""
     names: dict[str, None] = {}
     for config in configs:
         matching = (
@@ -44,9 +44,9 @@ def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
 
 
 def affected() -> list[str]:
-    """Names of the loaded modules, not patched, that would be patched if they were imported now.
+    """Names of the loaded, unpatched modules that would be patched if they were imported now.
 
-    Asks the cache, and patches (without executing) what it does not hold.
+    Looks in the cache; on a miss, patches the module without executing it.
     """
     from veomni_hook.finders.finder import is_remote, is_target
     from veomni_hook.finders.handle import current_settings
@@ -70,7 +70,7 @@ def _is_notebook() -> bool:
 
 
 def report(names: Iterable[str]) -> None:
-    """Warn about each named module that is in `sys.modules` and not patched.
+    """Warn about each named module that is in `sys.modules` but not patched.
 
     Raises:
         AlreadyImportedError: in strict mode.
@@ -80,7 +80,7 @@ def report(names: Iterable[str]) -> None:
     loaded = [
         (name, sys.modules[name])
         for name in dict.fromkeys(names)
-        if name not in STATE.taken  # not too early, and said already
+        if name not in STATE.taken  # those were not imported too early, and have their own warning
         if isinstance(sys.modules.get(name), ModuleType) and not is_patched(sys.modules[name])
     ]
     if not loaded:

@@ -1,6 +1,6 @@
-"""The meta path finder: says no in about a microsecond, and hands everything else to the pipeline.
+"""The meta path finder: rejects non-targets in about a microsecond, and passes targets to the pipeline.
 
-This module is all that `import veomni_hook.install` loads besides the handle, so it imports nothing heavy.
+`import veomni_hook.install` loads only this module and the handle, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHARED = frozenset(
 def is_target(fullname: str) -> bool:
     """Whether a name is a transformers modeling module, or one of the few that all models share.
 
-    The family does not name the file: eight modeling files are not `modeling_<family>`.
+    The file name does not follow from the family: eight modeling files are not `modeling_<family>`.
     """
     if fullname.startswith(PREFIX):
         return fullname.rpartition(".")[2].startswith("modeling_")
@@ -42,12 +42,12 @@ def is_remote(fullname: str) -> bool:
 
 
 class PatchFinder:
-    """Finds the patched form of target modules; every other name is none of its business.
+    """Finds the patched form of target modules; ignores every other name.
 
     Attributes:
         registered: names of other modules that configs registered in this process patch.
-        looking: whether it is just looking for targets that others took, which imports modules.
-        patterns: whether a name is among the modules that such configs name by pattern, one test a config.
+        looking: whether it is currently looking for targets that other hooks took, which imports modules.
+        patterns: tests, one per registered config with a pattern, whether a name matches that pattern.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class PatchFinder:
         """Return the spec of the patched module, or None for a name that nothing patches.
 
         Raises:
-            PatchError: a patch that was declared for this module does not apply.
-            VeomniHookError: in strict mode, another finder took a target before this one was asked.
+            PatchError: a patch declared for this module does not apply.
+            VeomniHookError: in strict mode, another finder took a target before this one was called.
         """
         if sys.meta_path[0] is not self and not self.looking and self in sys.meta_path:
             self._look_for_taken()

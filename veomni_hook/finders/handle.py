@@ -1,6 +1,6 @@
-"""Activation as a handle: `activate(...)` puts the finder on `sys.meta_path`, the handle takes it away.
+"""Activation as a handle: `activate(...)` puts the finder on `sys.meta_path`, the handle removes it.
 
-`import veomni_hook.install` loads this module, so whatever is not needed to install the finder is imported
+`import veomni_hook.install` loads this module, so anything not needed to install the finder is imported
 where it is used.
 """
 
@@ -35,9 +35,9 @@ class Handle:
     def deactivate(self) -> None:
         """Undo this activation; calling it twice is harmless.
 
-        When no other activation remains, the finder leaves `sys.meta_path` and every slot in modules that are
-        already patched falls through to upstream code. Loaded modules stay loaded. What the activation put
-        into the environment for child processes is taken out.
+        When no other activation remains, the finder is removed from `sys.meta_path`, and every slot in
+        modules that are already patched falls back to upstream code. Loaded modules stay loaded. Changes to
+        the environment for child processes are undone.
         """
         if self not in STATE.handles:
             return
@@ -49,7 +49,7 @@ class Handle:
         bind_slots()
 
     def status(self) -> Status:
-        """Tell whether this activation is in force, and what became of each target module so far."""
+        """Return whether this activation is in force, and the outcome of each target module so far."""
         return Status(self in STATE.handles, {**STATE.outcomes, **_passed_by()})
 
     def __enter__(self) -> Handle:
@@ -92,14 +92,14 @@ def activate(**settings: Any) -> Handle:
     """Patch transformers' modeling modules from now on, as they are imported.
 
     Args:
-        **settings: fields of `veomni_hook.settings.Settings`; they win over environment and settings file.
+        **settings: fields of `veomni_hook.settings.Settings`; they override environment and settings file.
 
     Returns:
-        A handle that undoes the activation. Where `VEOMNI_HOOK=0` is set and `enabled=True` is not given, the
+        A handle that undoes the activation. If `VEOMNI_HOOK=0` is set and `enabled=True` is not given, the
         handle is inactive from the start.
 
     Raises:
-        SettingsError: a setting is unknown or illegal (values from files and environment are checked at the
+        SettingsError: a setting is unknown or invalid (values from files and environment are checked at the
             first target module).
         AlreadyImportedError: under `VEOMNI_STRICT=1`, a module with patches is already imported.
     """
@@ -114,7 +114,7 @@ def activate(**settings: Any) -> Handle:
 
 
 def activate_late(**settings: Any) -> Handle:
-    """Do the same for models that are loaded already, and say nothing of what was imported before."""
+    """Activate for models that are already loaded, without warnings about modules imported before."""
     return _activate(settings, early=False)
 
 
@@ -154,8 +154,8 @@ def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
         The config as the engine uses it.
 
     Raises:
-        ConfigError: the object is not a patch config and holds none; under `VEOMNI_STRICT=1` also if no
-            installed module is the config's source module, which else is a warning.
+        ConfigError: the object is not a patch config and holds none. Under `VEOMNI_STRICT=1` also if the
+            config's source module is not installed, which is otherwise a warning.
         AlreadyImportedError: under `VEOMNI_STRICT=1`, the config's source module is already imported.
     """
     from veomni_hook.finders import early, installed
@@ -192,17 +192,17 @@ def current_settings() -> Settings:
 
 
 def _share_with_children() -> None:
-    """Put the hook into the environment while an activation wants that, with the settings in force.
+    """Add the hook to the environment while an activation asks for it, with the settings in force.
 
     Raises:
-        SettingsError: what says so is not legal.
+        SettingsError: the setting that asks for it is invalid.
     """
     if STATE.inherited is None and not (STATE.handles and _children_are_asked_for()):
         return
     from veomni_hook.finders import children
 
     if STATE.inherited is not None:
-        # First, so that what we have put there is not taken for the user's.
+        # First, so that our own variables are not mistaken for the user's.
         children.take_out(STATE.inherited)
         STATE.inherited = None
     if STATE.handles and _children_are_asked_for():
@@ -212,7 +212,7 @@ def _share_with_children() -> None:
 
 
 def _children_are_asked_for() -> bool:
-    """Whether it is worth resolving the settings to know whether children are to inherit the hook."""
+    """Whether the settings must be resolved to decide if children inherit the hook."""
     if any("children" in handle.overrides for handle in STATE.handles):
         return True
     if not (os.environ.get("VEOMNI_CHILDREN") or _a_file_mentions_children()):
@@ -223,7 +223,7 @@ def _children_are_asked_for() -> bool:
 
 
 def _a_file_mentions_children() -> bool:
-    # Whether it is a settings file of ours that says so is the settings' to find out, at 10 ms.
+    # Only resolving the settings (10 ms) tells whether one of our settings files asks for it.
     try:
         folder = os.getcwd()
     except FileNotFoundError:  # the working directory was deleted
@@ -263,10 +263,10 @@ def _choose_plugins(settings: Settings) -> None:
 
 
 def bind_slots() -> None:
-    """Give the slots of loaded modules the settings in force; before any is loaded there is nothing to do.
+    """Pass the settings in force to the slots of loaded modules; does nothing before any is loaded.
 
     Raises:
-        KernelError: the kernel choice names an op or backend that does not exist.
+        KernelError: the kernel choice names an unknown op or backend.
     """
     if "veomni_hook.kernels.state" not in sys.modules:
         return
@@ -279,7 +279,7 @@ def bind_slots() -> None:
 
 
 def _first_asked(module: str, device: str | None, compiled: bool) -> None:  # noqa: FBT001
-    """Told by slots when a patched module's kernels are chosen: at its first calls."""
+    """Called by slots when a patched module's kernels are chosen: at its first calls."""
     if module not in STATE.announced:
         from veomni_hook.finders import banner
 
@@ -287,7 +287,7 @@ def _first_asked(module: str, device: str | None, compiled: bool) -> None:  # no
 
 
 def _passed_by() -> dict[str, Outcome]:
-    """Loaded targets that never asked the finder: too early, or claimed by a finder ahead of ours."""
+    """Loaded targets that bypassed the finder: imported too early, or taken by a finder ahead of ours."""
     from veomni_hook.finders.outcome import Outcome
     from veomni_hook.finders.passed_by import ahead_of
 

@@ -1,9 +1,8 @@
-"""What configs were made from: the files to watch, and a digest for configs that have no file of their own.
+"""What configs were made from: the files to watch, and a digest for configs without their own file.
 
-The cache trusts an entry only while every file listed here is unchanged, so a config's own module counts, the
-files that its replacements come from, and the modules that it imports outside the standard library,
-transformers and torch (names and tables are often kept in a sibling module). The engine digest covers the
-built-in specs.
+The cache trusts an entry only while every file listed here is unchanged. These are the config's own module,
+the files of its replacements, and the modules that it imports outside the standard library, transformers and
+torch (names and tables are often kept in a sibling module). The engine digest covers the built-in specs.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def config_digest(config: PatchConfig) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The value as text, field by field: objects by their source, everything else by its repr."""
+    """The value as text, field by field: objects as their source, everything else as its repr."""
     if hasattr(value, "__dataclass_fields__"):
         fields = {name: getattr(value, name) for name in value.__dataclass_fields__ if name != "origin"}
         yield from _texts({"": type(value).__name__, **fields})
@@ -88,7 +87,7 @@ def _replacement_files(config: PatchConfig) -> Iterator[str]:
 
 
 def _module_files(module: ModuleType, seen: set[str]) -> Iterator[str]:
-    """The module's file, its direct imports', and recursively those of its neighbours in one package."""
+    """The files of the module and its direct imports; recursively for modules in the same package."""
     if module.__name__ in seen:
         return
     seen.add(module.__name__)

@@ -1,7 +1,7 @@
-"""Configs for modules that are not installed: they patch nothing, which is said once a process.
+"""Configs for modules that are not installed: they patch nothing, and a warning says so once per process.
 
-Configs are loaded on a miss only, so what is found then is kept with the cache entry (`Absent`), and a hit
-asks again, for these alone. Nothing is imported to find out.
+Configs are loaded only on a cache miss, so the result is stored with the cache entry (`Absent`), and a hit
+checks only these again. Nothing is imported for this.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _FIX = "correct its source_module, or remove the config"
 
 
 def absent(configs: Iterable[PatchConfig]) -> list[Absent]:
-    """The configs that no installed module matches; our own may be for other releases than the installed."""
+    """The configs that match no installed module; built-in ones may be for other releases."""
     named = dict.fromkeys((config.name, config.source_module) for config in configs)
     return [each for each in named if not each[0].startswith(_OWN) and problem(each[1])]
 
 
 def report(found: Iterable[Absent], *, registered: bool = False) -> None:
-    """Warn once a process about each of these configs that is for no installed module now.
+    """Warn once per process about each of these configs that still matches no installed module.
 
     Raises:
         ConfigError: in strict mode.
@@ -54,15 +54,15 @@ def report(found: Iterable[Absent], *, registered: bool = False) -> None:
 
 
 def problem(source_module: str, *, registered: bool = False) -> str:
-    """Why a config for this module or pattern applies to nothing; empty if it does, or if nobody can tell.
+    """Why a config for this module or pattern applies to nothing; empty if it applies or if unknown.
 
     Args:
         source_module: a module's name, or a pattern.
-        registered: whether the config is registered in this process; others reach transformers' modules only.
+        registered: whether the config is registered in this process; others can patch only transformers.
     """
     head = _head(source_module)
     if is_remote(f"{head}.") or (is_pattern(source_module) and not head):
-        return ""  # nobody knows which modules of remote code there will be
+        return ""  # unknown which modules of remote code there will be
     if is_pattern(source_module):
         known = [*SHARED, *(sys.modules if registered else ())]
         if any(fnmatchcase(name, source_module) for name in chain(known, _candidates(head))):
@@ -80,7 +80,7 @@ def problem(source_module: str, *, registered: bool = False) -> str:
 
 
 def _head(source_module: str) -> str:
-    """The package that holds whatever a name or pattern can match; empty if it can be anywhere."""
+    """The package that contains everything a name or pattern can match; empty if it can be anywhere."""
     literal = source_module
     for place, character in enumerate(source_module):
         if character in "*?[":
@@ -90,14 +90,14 @@ def _head(source_module: str) -> str:
 
 
 def _existing(package: str) -> str:
-    """The package itself if it is installed, else the nearest one above it that is."""
+    """The package itself if it is installed, otherwise its nearest installed parent."""
     while package and not any(map(os.path.isdir, _folders(package))):
         package = package.rpartition(".")[0]
     return package
 
 
 def _candidates(package: str) -> Iterator[str]:
-    """Installed modules below a package; of transformers, and of no package at all, its modeling modules."""
+    """Installed modules below a package; for transformers or no package, transformers' modeling modules."""
     if not package or package in _MODELS:
         yield from filter(is_target, _below(_MODELS))
     elif f"{package}.".startswith(f"{_MODELS}."):
@@ -119,7 +119,7 @@ def _below(package: str) -> Iterator[str]:
 
 
 def _folders(package: str) -> list[str]:
-    """The folders of a package, which may be a namespace; empty if it is not installed."""
+    """The folders of a package, possibly a namespace package; empty if it is not installed."""
     spec = locate(package)
     if spec is None:
         return []

@@ -1,8 +1,8 @@
 """The loader of a patched module: serves the stored source and executes its code object.
 
 It is a `SourceFileLoader` on the stored file, so `inspect`, `linecache`, resources and `importlib.reload`
-behave as for any source module. With no writable folder at all the file stays upstream's, the code object
-carries a virtual name, and `get_source` serves the text (linecache asks the loader).
+behave as for any source module. If no folder is writable, the file remains the upstream one, the code object
+has a virtual file name, and `get_source` returns the text (linecache asks the loader).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from types import CodeType
 def virtual_path(fullname: str) -> str:
     """Return the `co_filename` of a module that is in memory only.
 
-    No `<...>`: linecache asks no loader for such a name before Python 3.13. The last parts are the real ones:
-    transformers derives a model's name from them.
+    Not of the form `<...>`: before Python 3.13, linecache does not ask the loader for such names. The last
+    path parts are the real ones, because transformers derives a model's name from them.
     """
     return os.sep + os.path.join("veomni_hook-in-memory", *fullname.split(".")) + ".py"
 
@@ -29,7 +29,7 @@ class PatchedLoader(SourceFileLoader):
     Attributes:
         upstream: path of the installed, unpatched file.
         virtual: whether the patched source exists in memory only.
-        foreign: the loader of another hook that stood before this one, or None.
+        foreign: the loader of another hook ahead of this one, or None.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class PatchedLoader(SourceFileLoader):
     def get_code(self, fullname: str | None = None) -> CodeType | None:
         """Return the patched module's code object.
 
-        Where another hook's loader stood before ours (beartype's claw, jaxtyping's), a copy of that loader,
-        pointed at the patched source, produces the code, so that its transformation runs as well.
+        If another hook's loader is ahead of ours (beartype's claw, jaxtyping's), a copy of that loader,
+        pointed at the patched source, produces the code, so that its transformation also runs.
         """
         filename = virtual_path(self.name) if self.virtual else self.path
         if self.foreign is not None:
@@ -76,6 +76,6 @@ class PatchedLoader(SourceFileLoader):
     def spec(self) -> ModuleSpec:
         """Return the module spec: `origin` is the stored file."""
         spec = spec_from_file_location(self.name, self.path, loader=self)
-        if spec is None:  # only for a loader without a location, which this is not
+        if spec is None:  # happens only for a loader without a location, and this one has one
             raise ImportError(f"no spec for {self.name} at {self.path}", name=self.name, path=self.path)
         return spec

@@ -1,4 +1,4 @@
-"""What the hook says: notes through logging, problems as warnings, requested output on standard error."""
+"""Messages of the hook: notes through logging, problems as warnings, requested output on standard error."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LOGGER = logging.getLogger("veomni_hook")
 
 
 def note(message: str) -> None:
-    """Log at INFO: visible to whoever configured logging."""
+    """Log at INFO, visible if logging is configured."""
     LOGGER.info(message)
 
 
 def say(message: str) -> None:
-    """Print one line on standard error, or log it at INFO where logging shows that: never both."""
+    """Log one line at INFO if logging shows it, otherwise print it on standard error."""
     if LOGGER.isEnabledFor(logging.INFO) and LOGGER.hasHandlers():
         LOGGER.info(message)
         return
@@ -27,23 +27,23 @@ def say(message: str) -> None:
         return
     line = f"veomni-hook: {message}"
     bars: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if getattr(bars, "_instances", None):  # a progress bar is drawn, and the line would end up in it
+    if getattr(bars, "_instances", None):  # a progress bar is visible, and the line would end up inside it
         bars.write(line, file=sys.stderr)
     else:
         print(line, file=sys.stderr)
 
 
 def warn(message: str) -> None:
-    """Warn about something that did not go as asked."""
+    """Warn about something that did not work as requested."""
     warnings.warn(message, VeomniHookWarning, stacklevel=2)
 
 
 def warn_once(message: str, about: str = "") -> None:
-    """Warn once a process, whatever the warnings filter repeats.
+    """Warn once per process, regardless of the warnings filter.
 
     Args:
         message: the warning.
-        about: what it is about, where the text can differ from one time to the next.
+        about: the subject, used to detect repetition if the text can vary.
     """
     about = about or message
     if about not in STATE.said:

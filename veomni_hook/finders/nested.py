@@ -1,6 +1,6 @@
-"""Targets that are imported from within a config while it loads: served unpatched, and remembered.
+"""Targets that a config imports while it loads: served unpatched, and remembered.
 
-Apart from `configs`, because every target asks here and only a miss needs configs.
+Separate from `configs`, because every target is checked here and only a cache miss needs configs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 
 
 class _Loading(threading.local):
-    """Target modules that this thread imported while it loaded configs; None when it loads none."""
+    """Target modules that this thread imported while loading configs; None when it is loading none."""
 
     nested: list[str] | None = None
 
@@ -18,7 +18,7 @@ LOADING = _Loading()
 
 
 def nested_import(fullname: str) -> bool:
-    """Note a target that is imported from within a config; true when this thread is loading configs."""
+    """Record a target that a config imports; return whether this thread is loading configs."""
     if LOADING.nested is None:
         return False
     LOADING.nested.append(fullname)

@@ -1,4 +1,4 @@
-"""What became of one target module: patched (from where), or left alone (why)."""
+"""The outcome for one target module: patched (from where), or left unchanged (why)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 
 class Outcome:
-    """One module's way through the hook.
+    """What the hook did with one module.
 
     Attributes:
         module: the module's name.
-        patched: whether the patched source is what runs.
+        patched: whether the patched source runs.
         reason: why not, or why the cache was missed; empty for an ordinary hit.
         cache: `hit`, `miss` (patched and published), `memory` (patched, not stored) or `` (not patched).
         origin: the upstream file.
         stored: the patched file; None when it exists in memory only.
-        patch_hash: names the patched form; empty when not patched.
+        patch_hash: identifies the patched form; empty when not patched.
     """
 
     def __init__(  # noqa: PLR0913 - a record, built in three places
@@ -43,7 +43,7 @@ class Outcome:
 
     @cached_property
     def report(self) -> Mapping[str, Any]:
-        """`PatchReport.to_dict()`, read from the cache when asked for; empty when not patched."""
+        """`PatchReport.to_dict()`, read from the cache on demand; empty when not patched."""
         return self._read_report() if self._read_report else {}
 
     def to_dict(self) -> dict[str, Any]:

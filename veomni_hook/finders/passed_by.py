@@ -1,8 +1,8 @@
-"""Targets that never asked the finder: another import hook, installed after this one, took them.
+"""Targets that bypassed the finder: another import hook, installed after this one, took them.
 
-Nobody asks a finder that stands behind another one which answers. So the finder looks for such modules
-whenever it is asked for any name while another stands ahead of it on `sys.meta_path`: the next import that
-the other hook leaves alone shows them.
+Python does not call a finder if an earlier one has already found the module. So whenever this finder is
+called for any name while another is ahead of it on `sys.meta_path`, it looks for such modules: the next
+import that the other hook does not handle reveals them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _FIX = (
 
 
 def ahead_of(finder: PatchFinder | None) -> list[str]:
-    """The finders that are asked before ours, by their classes' names."""
+    """The class names of the finders that come before ours."""
     place = sys.meta_path.index(finder) if finder in sys.meta_path else 0
     return [getattr(each, "__name__", type(each).__name__) for each in sys.meta_path[:place]]
 
 
 def look(finder: PatchFinder) -> None:
-    """Warn once a process if a target that would be patched was loaded without asking the finder.
+    """Warn once per process if a target that would be patched was loaded without calling the finder.
 
     Raises:
         VeomniHookError: in strict mode.
@@ -52,7 +52,7 @@ def look(finder: PatchFinder) -> None:
         "what it takes stays unpatched"
     )
     if current_settings().strict:
-        STATE.looked_at = None  # once more next time, should somebody catch this
+        STATE.looked_at = None  # look again next time, in case the error is caught
         raise VeomniHookError(what, where="sys.meta_path", fix=_FIX)
     STATE.taken.update(taken)
     warn_once(f"{what}. Fix: {_FIX}", about="taken")
@@ -70,4 +70,4 @@ def _would_be_patched(name: str) -> bool:
     try:
         return spec is not None and would_patch(name, spec)
     except VeomniHookError:
-        return True  # it has patches, which do not apply: no error of the module that is imported just now
+        return True  # it has patches that do not apply: not an error of the module being imported

@@ -1,7 +1,7 @@
-"""What happens to a module that is imported: name → upstream spec → key → store → (build →) loader.
+"""What happens when a module is imported: name → upstream spec → key → store → (build →) loader.
 
-A hit touches neither `ast` nor a config; what a miss does is in `build`. An error in a patch leaves through
-the import statement; an error in the cache never does.
+A cache hit uses neither `ast` nor a config; `build` handles a miss. The import statement raises errors in
+patches, but never errors in the cache.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Upstream", "read_upstream"]
 
-#: Why a module has no patched form, where nothing is wrong.
+#: Reason why a module has no patched form although nothing is wrong.
 NOTHING = "no patch applies"
 
 
 def find_patched(
     finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
-    """Answer `find_spec` for a target: the patched module's spec, or upstream's where nothing applies."""
+    """Return the spec for a target: the patched module's, or upstream's if nothing applies."""
     STATE.asked.add(fullname)
     if nested_import(fullname):
         return None
@@ -56,7 +56,7 @@ def find_patched(
 
 
 def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
-    """Return the loader of a module's patched form, or None where nothing applies; notes the outcome."""
+    """Return the loader of a module's patched form, or None if nothing applies; record the outcome."""
     settings = current_settings()
     if not _in_question(fullname, settings):
         return None
@@ -82,9 +82,9 @@ def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
 
 
 def patched_form(fullname: str, spec: ModuleSpec) -> tuple[PatchedLoader, Outcome] | str:
-    """Return the loader of the patched form of a module that is loaded unpatched; nothing is noted.
+    """Return the patched form's loader for a module that is loaded unpatched; the outcome is not recorded.
 
-    A string says why there is none; it is `NOTHING` where no patch applies.
+    A string says why there is none; it is `NOTHING` if no patch applies.
     """
     settings = current_settings()
     if not _in_question(fullname, settings):
@@ -119,7 +119,7 @@ def _loader_of(
 
 
 def would_patch(fullname: str, spec: ModuleSpec) -> bool:
-    """Whether an import of this module, if there were one now, would execute patched source."""
+    """Whether importing this module now would execute patched source."""
     settings = current_settings()
     if not _in_question(fullname, settings):
         return False
@@ -128,16 +128,16 @@ def would_patch(fullname: str, spec: ModuleSpec) -> bool:
 
 
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
-    """Names of the config modules to ask about a target: built-in specs, settings, entry points."""
+    """Names of the config modules to load for a target: built-in specs, settings, entry points."""
     builtin = () if fullname == REMOTE_LOADING and not settings.remote_code else spec_modules(fullname)
     return (*builtin, *settings.patches, *announced_configs(settings))
 
 
 def load_configs(fullname: str, settings: Settings) -> tuple[tuple[str, ...], list[Loaded]]:
-    """The config modules to ask about a target, loaded; plugins that fail are left out from now on.
+    """Load the config modules for a target; plugins that fail are skipped from then on.
 
     Raises:
-        ConfigError: one that the settings name cannot be loaded; in strict mode a plugin, too.
+        ConfigError: one that the settings name cannot be loaded; in strict mode also a plugin.
     """
     from veomni_hook.finders import configs
 
@@ -150,7 +150,7 @@ def load_configs(fullname: str, settings: Settings) -> tuple[tuple[str, ...], li
 
 
 def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
-    """Whether idioms are asked about a module: where models' code is, if it computes with tensors at all."""
+    """Whether idioms run on a module: it must hold model code that computes with tensors."""
     return _has_models_code(upstream.module, settings) and (
         upstream.uses_torch or upstream.module == "transformers.configuration_utils"
     )
@@ -165,11 +165,11 @@ def store() -> Store:
 
 
 def report_refusal(found: Store, *, temporary: bool = False) -> None:
-    """Warn once a process that the cache cannot be used, with what happens now and what to do.
+    """Warn once per process that the cache cannot be used, with the consequence and the remedy.
 
     Args:
-        found: the cache; nothing is said if it has stored whatever it had to.
-        temporary: whether what was refused went into a temporary folder.
+        found: the cache; no warning if it stored everything it had to.
+        temporary: whether a temporary folder is used instead.
     """
     if not found.refused:
         return
@@ -185,7 +185,7 @@ def report_refusal(found: Store, *, temporary: bool = False) -> None:
 
 
 def device_of(settings: Settings) -> str:
-    """Which of a GPU/NPU pair of configs applies: the setting, or `npu` where torch_npu is installed."""
+    """Which of a GPU/NPU pair of configs applies: the setting, or `npu` if torch_npu is installed."""
     if settings.device != "auto":
         return settings.device
     if "torch_npu" in sys.modules:
@@ -196,7 +196,7 @@ def device_of(settings: Settings) -> str:
 
 
 def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
-    """The first-stage key: everything that shapes the output and can be known without loading a config."""
+    """The first-stage key: everything that affects the output and is known without loading a config."""
     inprocess: list[tuple[str, str]] = []
     registered = [config for config in STATE.registered if config.applies_to(upstream.module)]
     if registered:
@@ -231,12 +231,12 @@ def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
 
 
 def announced_configs(settings: Settings) -> tuple[str, ...]:
-    """Names of the config modules that installed distributions announce, as far as they are in force."""
+    """Names of the config modules that installed distributions announce and that are in force."""
     return tuple(point.value for point in in_force(PATCHES, settings.plugins))
 
 
 def _in_question(fullname: str, settings: Settings) -> bool:
-    """Whether a module can be patched at all, as far as its name tells."""
+    """Whether a module can be patched at all, judging by its name."""
     if not settings.enabled:
         return False
     return (
@@ -254,7 +254,7 @@ def _has_models_code(fullname: str, settings: Settings) -> bool:
 def lookup_or_build(
     upstream: Upstream, settings: Settings
 ) -> tuple[Outcome, str | None, CodeType | None] | str:
-    """Return the outcome with text and code of the patched module, or why nothing applies."""
+    """Return the outcome with text and code of the patched module, or the reason why nothing applies."""
     names = config_names(upstream.module, settings)
     if not (
         asks_idioms(upstream, settings)

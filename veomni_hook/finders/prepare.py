@@ -1,4 +1,4 @@
-"""A target module's patched form without importing it: what the command line shows.
+"""A target module's patched form without importing it, for the command line.
 
 Neither torch nor transformers is imported, unless a user's config does so.
 """
@@ -33,12 +33,12 @@ class Prepared:
     Attributes:
         module: its name.
         original: the installed source.
-        original_path: where that is.
+        original_path: the path of the installed source.
         patched: the engine's `PatchedSource`; None when no patch applies.
-        report: the engine's `PatchReport`, with the stored text's lines; None when no patch applies.
+        report: the engine's `PatchReport`, with the stored text's line numbers; None when no patch applies.
         stored_text: the stored file's text, header included; the original when nothing applies.
-        stored_path: where the import hook would execute it from; None when it is not in the cache.
-        patch_hash: names the patched form; empty when nothing applies.
+        stored_path: the file that the import hook would execute; None when it is not in the cache.
+        patch_hash: identifies the patched form; empty when nothing applies.
         reason: why nothing applies, or why nothing is stored.
         cache: `hit`, `miss` (now published), `memory`, or `` when nothing applies.
     """
@@ -68,9 +68,9 @@ def prepare(
     Args:
         module: the module's full name.
         settings: the settings in force.
-        configs: apply these and nothing else, and leave the cache alone; by default what an import applies.
+        configs: apply only these and do not use the cache; by default apply what an import would.
         device: `gpu` or `npu` instead of the settings' device.
-        publish: whether a miss is stored.
+        publish: whether to store the result of a cache miss.
 
     Raises:
         ConfigError: the module does not exist or has no source file.

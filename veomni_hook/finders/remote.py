@@ -1,10 +1,10 @@
-"""Remote code (`trust_remote_code`): modules under `transformers_modules`, patched while they are executed.
+"""Remote code (`trust_remote_code`): modules under `transformers_modules`, patched when they are executed.
 
-`transformers.dynamic_module_utils` makes the spec of an entry module itself; its patched form asks
-`spec_from_file_location` here. What an entry module imports relatively comes through `sys.meta_path`.
+`transformers.dynamic_module_utils` creates the spec of an entry module itself; its patched form calls
+`spec_from_file_location` of this module. Relative imports of an entry module go through `sys.meta_path`.
 
-`__file__` and the loader's path stay the original's: `save_pretrained` copies that file and its neighbours.
-`co_filename` names the stored patched file, which tracebacks and debuggers show.
+`__file__` and the loader's path remain the original's: `save_pretrained` copies that file and its neighbours.
+`co_filename` is the stored patched file, which tracebacks and debuggers show.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RemoteLoader(SourceFileLoader):
     when its file has changed.
 
     Attributes:
-        patched: what loads the patched form; None before execution, and where nothing applies.
+        patched: the loader of the patched form; None before execution, and if nothing applies.
     """
 
     def __init__(self, fullname: str, original: SourceFileLoader) -> None:
@@ -36,7 +36,7 @@ class RemoteLoader(SourceFileLoader):
         self.patched: PatchedLoader | None = None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the patched form, or the original where nothing applies."""
+        """Execute the patched form, or the original if nothing applies."""
         try:
             super().exec_module(module)
         except Exception as error:
@@ -45,11 +45,11 @@ class RemoteLoader(SourceFileLoader):
             if not fold(error):
                 raise
             raise error  # VEOMNI_TRACEBACK=full shows the frames of veomni_hook, too
-        if module.__spec__ is not None:  # executed again: what has been loaded last answers for the module
+        if module.__spec__ is not None:  # executed again: the last loaded form represents the module
             module.__spec__.loader = module.__loader__ = self
 
     def get_code(self, fullname: str | None = None) -> CodeType | None:
-        """Return the code object of the patched form, or of the original where nothing applies."""
+        """Return the code object of the patched form, or of the original if nothing applies."""
         from veomni_hook.finders.pipeline import patched_loader
 
         spec = importlib.util.spec_from_file_location(self.name, self.path, loader=self._original)
@@ -57,12 +57,12 @@ class RemoteLoader(SourceFileLoader):
         return (self.patched or self._original).get_code(self.name)
 
     def get_source(self, fullname: str) -> str | None:
-        """Return the source of what was executed; the file still holds the original."""
+        """Return the source that was executed; the file still holds the original."""
         return (self.patched or self._original).get_source(self.name)
 
 
 def patching(fullname: str, spec: ModuleSpec) -> ModuleSpec:
-    """Return a spec that loads a remote module's patched form, or ``spec`` where it is to be left alone."""
+    """Return a spec that loads a remote module's patched form, or ``spec`` if it is not to be patched."""
     from veomni_hook.finders.handle import current_settings
 
     settings = current_settings()
@@ -80,7 +80,7 @@ def patching(fullname: str, spec: ModuleSpec) -> ModuleSpec:
 
 
 def spec_from_file_location(name: str, location: str | os.PathLike[str]) -> ModuleSpec | None:
-    """Stand in for importlib's function in `transformers.dynamic_module_utils`."""
+    """Replaces importlib's function in `transformers.dynamic_module_utils`."""
     spec = importlib.util.spec_from_file_location(name, location)
     if spec is None or not STATE.handles:
         return spec

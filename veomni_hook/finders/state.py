@@ -1,6 +1,6 @@
-"""The one home of the hook's mutable state; tests reset it with `STATE.reset()`.
+"""All mutable state of the hook; tests reset it with `STATE.reset()`.
 
-Nothing here is locked: every value is replaced whole, and the transform is deterministic, so two threads
+Nothing here is locked: every value is replaced as a whole, and the transform is deterministic, so two threads
 that compute the same thing store equal results.
 """
 
@@ -25,19 +25,19 @@ class State:
     Attributes:
         handles: activations that are not undone, oldest first; the hook is active while there is one.
         finder: the finder on `sys.meta_path`, or None.
-        resolved: the settings, once the first target asked for them; None makes the next target resolve them.
+        resolved: the settings, once the first target needed them; None makes the next target resolve them.
         store: the cache, opened with `resolved`.
         registered: configs registered in this process, in order.
-        asked: targets that an import asked the finder for; any other loaded target passed it by.
+        asked: targets that an import requested from the finder; any other loaded target bypassed it.
         early: targets that were loaded when the hook became active.
-        looked_at: how many modules were loaded, and the last of them, when those that another import hook had
-            taken were looked for; None before.
-        taken: targets that another import hook was found to have taken.
-        outcomes: what became of each target module that was looked for, by name.
-        said: what has been warned about, once a process.
-        process: the process that loaded the hook; in what is forked from it, `os.getpid()` is another.
-        announced: patched modules of which `banner` has said what is patched, or decided to say nothing.
-        inherited: what activation put into this process's environment for its children, or None.
+        looked_at: the number of loaded modules and the last of them at the latest search for targets taken
+            by another import hook; None before the first search.
+        taken: targets found to be taken by another import hook.
+        outcomes: the outcome of each requested target module, by name.
+        said: warnings already given in this process.
+        process: the id of the process that loaded the hook; differs from `os.getpid()` in forked processes.
+        announced: patched modules for which `banner` has printed its line, or decided not to.
+        inherited: what activation added to this process's environment for its children, or None.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class State:
         self.inherited: Inherited | None = None
 
     def reset(self) -> None:
-        """Back to the state of a fresh process; loaded modules stay as they are."""
+        """Restore the state of a fresh process; loaded modules are not changed."""
         import sys
 
         if self.finder in sys.meta_path:

@@ -1,7 +1,7 @@
-"""Tracebacks of errors that leave through an import statement: the frames of this package are left out.
+"""Tracebacks of errors raised by an import statement: the frames of this package are removed.
 
-What is wrong is in a user's patch or settings, and the message says where; the way through the pipeline
-explains nothing. Errors that are defects of this package keep every frame.
+The cause is in a user's patch or settings, and the message says where; frames of the pipeline explain
+nothing. Errors that are bugs of this package keep every frame.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def fold(error: BaseException) -> bool:
 
 
 def innermost(error: BaseException) -> str:
-    """Return ``file:line`` of the innermost frame that is neither of this package nor of importlib."""
+    """Return ``file:line`` of the innermost frame outside this package and importlib."""
     kept = [entry for entry in _entries(error.__traceback__) if not _is_left_out(entry)]
     return f"{kept[-1].tb_frame.f_code.co_filename}:{kept[-1].tb_lineno}" if kept else ""
 
 
 def _full() -> bool:
-    # The settings may be what is wrong, and they may not have been read yet.
+    # The settings may be the cause of the error, or not read yet.
     if STATE.resolved is None:
         return os.environ.get(ENVIRONMENT["traceback"]) == "full"
     return STATE.resolved.settings.traceback == "full"

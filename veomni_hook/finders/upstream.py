@@ -1,4 +1,4 @@
-"""The installed source of a module: where it is, its bytes, and what it belongs to."""
+"""The installed source of a module: its path, its bytes, and its distribution."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Upstream:
 
     @property
     def uses_torch(self) -> bool:
-        """Whether it imports torch: code that computes with tensors does."""
+        """Whether it imports torch, as all code that computes with tensors does."""
         return b"import torch" in self.data or b"from torch" in self.data
 
 
@@ -36,7 +36,7 @@ def find_upstream(
     finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     """Return what the import system would find without this hook."""
-    # Every finder but ours in turn, not PathFinder alone: editable installs and other hooks have their own.
+    # Ask every other finder in turn, not only PathFinder: editable installs and other hooks have their own.
     for other in list(sys.meta_path):
         if other is finder or isinstance(other, PatchFinder):
             continue
@@ -47,7 +47,7 @@ def find_upstream(
 
 
 def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str]:
-    """Read the source behind a spec; None with the reason where there is none to patch."""
+    """Read the source behind a spec; None with the reason if there is no source to patch."""
     loader = spec.loader
     if not isinstance(loader, SourceFileLoader):
         return None, f"no source file: loaded by {type(loader).__name__} from {spec.origin}"
@@ -56,7 +56,7 @@ def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str
     except OSError as error:
         return None, f"the source cannot be read: {error}"
     distribution = fullname.partition(".")[0]
-    if is_remote(fullname):  # belongs to no distribution; what it is written for is transformers
+    if is_remote(fullname):  # belongs to no distribution; it is written for transformers
         return Upstream(fullname, loader.path, data, distribution, _version("transformers")), ""
     root = os.path.join(loader.path, *[os.pardir] * fullname.count("."))
     return Upstream(fullname, loader.path, data, distribution, _version(distribution, root)), ""
@@ -74,7 +74,7 @@ def _installed_version(distribution: str) -> str:
 
 
 def _version(distribution: str, root: str = "") -> str:
-    """The version of what is imported: a checkout on PYTHONPATH may shadow the installed distribution."""
+    """The version that is imported: a checkout on PYTHONPATH may shadow the installed distribution."""
     module = sys.modules.get(distribution)
     version = getattr(module, "__version__", None)
     if isinstance(version, str):

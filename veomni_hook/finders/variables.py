@@ -1,7 +1,7 @@
-"""Environment variables that are misspelt: said once a process, for they set nothing.
+"""Misspelt environment variables: they have no effect, and a warning says so once per process.
 
-Other projects have variables that begin with ``VEOMNI_``, too; only what is within two edits of one of ours
-is taken for it.
+Other projects also have variables that begin with ``VEOMNI_``; a variable counts as misspelt only if it is
+within two edits of one of ours.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["meant", "report"]
 
 
 def meant(variable: str) -> str:
-    """The variable of ours that is within two edits of this one; empty if there is none."""
+    """Our variable within two edits of this one; empty if there is none."""
     near = [name for name in ENVIRONMENT.values() if is_near_miss(variable, name)]
     return min(near, key=lambda name: distance(variable, name), default="")
 
 
 def report(unknown: Iterable[str], *, strict: bool) -> None:
-    """Warn once a process about each variable that is set and misspelt.
+    """Warn once per process about each misspelt variable that is set.
 
     Raises:
         SettingsError: in strict mode.

@@ -171,7 +171,7 @@ def _share(first: _Claim, second: _Claim, origin: Origin) -> bool:
 
 
 def _apart(claim: _Claim, other: _Claim, origin: Origin) -> bool:
-    """Whether ``claim`` is a route and ``other`` changes a part of its function that the route does not cover.
+    """Whether ``claim`` is a route and ``other`` changes a part of its function that it does not cover.
 
     Routes come before all other claims.
     """

@@ -314,7 +314,7 @@ class PatchConfig:
         drops: bool = True,
         init_modifications: bool = False,
     ) -> None:
-        """Copy helpers, imports, blocks and dropped names from ``other`` (ours or patchgen's), not patches."""
+        """Copy helpers, imports, blocks and dropped names of ``other`` (ours or patchgen's), not patches."""
         self._places = {**getattr(other, "_places", {}), **self._places}
         if helpers:
             self.helpers += other.helpers

@@ -1,7 +1,7 @@
 """Activates the hook in child processes of `veomni-hook run`; see `veomni_hook.finders.children`.
 
-This file shadows whatever `sitecustomize` the environment has. That one runs after activation, so that what
-it imports is patched; what it raises leaves through here, and Python reports it as it would without us.
+This file shadows the environment's own `sitecustomize`. That one runs after activation, so its imports are
+patched; its errors propagate from here, and Python reports them as usual.
 """
 
 import os
@@ -14,7 +14,7 @@ def _activate() -> None:
     import veomni_hook.install  # noqa: F401
     from veomni_hook.finders.state import STATE
 
-    if STATE.finder in sys.meta_path[1:]:  # what sitecustomize put ahead of it would hide modules from it
+    if STATE.finder in sys.meta_path[1:]:  # finders that sitecustomize put ahead would hide modules from it
         sys.meta_path.remove(STATE.finder)
         sys.meta_path.insert(0, STATE.finder)
 
@@ -36,7 +36,7 @@ sys.path[:] = [entry for entry in sys.path if os.path.normpath(entry) != _own]
 try:
     _activate()
 except ImportError:
-    pass  # theirs may be what makes this package importable; else the second attempt reports it
+    pass  # the hidden one may make this package importable; otherwise the second attempt reports the error
 finally:
     try:
         _run_hidden_sitecustomize()
