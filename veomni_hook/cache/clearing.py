@@ -94,7 +94,7 @@ def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) ->
     descriptor = None
     try:
         if is_kind(root, release, stat.S_ISLNK):
-            root.unlink(release)  # the link leads to a folder outside the cache
+            root.unlink(release)  # remove the link only: it leads to a folder outside the cache
         elif is_kind(root, name, stat.S_ISDIR):
             descriptor = None if force else lease.claim(root, name)
             aside = f"{TRASH_PREFIX}{os.urandom(8).hex()}"

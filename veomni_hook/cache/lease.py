@@ -22,8 +22,8 @@ __all__ = ["LOCK_NAME", "InUse", "claim", "keep", "release", "share"]
 
 LOCK_NAME = ".lease"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
-# (device, inode) of the lock file -> (descriptor, root). `setdefault` is atomic; a lock could stay locked in a
-# forked child.
+# (device, inode) of the lock file -> (descriptor, root). `setdefault` is atomic; a lock could stay locked in
+# a forked child.
 _held: dict[tuple[int, int], tuple[int, str]] = {}
 
 
@@ -52,10 +52,10 @@ def share(root: Root, entry: str, *, create: bool = False) -> int:
 
 
 def claim(root: Root, entry: str) -> int | None:
-    """A descriptor that locks `entry` alone while open (None without flock); raises InUse or OSError."""
+    """A descriptor that locks `entry` exclusively (None without flock); raises InUse or OSError."""
     descriptor = root.open_raw(f"{entry}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT)
     if fcntl is None:
-        os.close(descriptor)  # an open one would keep the folder from being moved, as anyone else's does
+        os.close(descriptor)  # an open descriptor, ours or another's, keeps the folder from being moved
         return None
     try:
         if not _lock(descriptor, alone=True):

@@ -188,12 +188,12 @@ class Store:
 
 
 def open_store(cache_dir: str | None = None, *, process: int | None = None) -> Store:
-    """The store in `cache_dir`, by default in the user's cache folder, which is made (0700) where missing.
+    """The store in `cache_dir`, by default the user's cache folder, which is created (0700) if missing.
 
-    A folder that another user could have written is refused. Then, and whenever the folder cannot be written,
-    a private temporary folder serves, removed when this process ends; failing that, a store that holds
-    nothing. What was forked from `process`, the one that loaded the hook, makes no temporary folder.
-    `os.devnull` as the folder asks for a store that holds nothing. Never raises OSError.
+    A folder that another user could have written is refused. In that case, and whenever the folder cannot be
+    written, the fallback is a private temporary folder that is removed when this process ends, or else a
+    store that holds nothing. Processes forked from `process` (the one that loaded the hook) create no
+    temporary folder. `os.devnull` selects a store that holds nothing. Never raises OSError.
     """
     from veomni_hook.cache import location
 
@@ -263,7 +263,7 @@ def _publish(
 
 
 def _holds(root: Root, name: str, data: bytes) -> bool:
-    # A process may be running from this very file: it is not replaced by an equal one.
+    # A process may be running from this file, so it is not replaced by an equal one.
     try:
         return root.read(name) == data
     except Defect:

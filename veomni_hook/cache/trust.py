@@ -121,7 +121,7 @@ class Root:
                 os.mkdir(self._at(folder), self.folder_mode, dir_fd=self.descriptor)
             except FileExistsError:
                 pass  # checked like all the others
-            # Check before creating the next one: through a link it would be created in another folder.
+            # Check before creating the next one: a link would put it into another user's folder.
             self._check_folder(folder)
 
     def open_raw(self, name: str, flags: int) -> int:
@@ -156,7 +156,7 @@ class Root:
             os.close(descriptor)
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace `name` (even a link) with `data` atomically, synced before it is visible; raises OSError."""
+        """Atomically replace `name` (even a link) with `data`, synced beforehand; raises OSError."""
         folder, slash, _ = name.rpartition("/")
         temporary = f"{folder}{slash}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
         descriptor = self.open_raw(temporary, _CREATE)

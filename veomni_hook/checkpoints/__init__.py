@@ -1,8 +1,8 @@
 """Expert weights between checkpoints and models: converters, and checks of what was loaded.
 
 transformers converts checkpoints in `from_pretrained` and `save_pretrained`, patched or not. The converters
-are for streaming loaders outside of it; the checks are what the patched `from_pretrained` runs. Names are
-resolved on first use: importing this package loads no torch, and who only checks waits 12 ms less.
+are for streaming loaders outside of transformers; the patched `from_pretrained` runs the checks. Names are
+resolved on first use: importing this package loads no torch, and code that only checks saves 12 ms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From a checkpoint's expert tensors to the model's: one tensor in, whatever is complete out.
+"""Convert a checkpoint's expert tensors to the model's: one tensor in, completed tensors out.
 
-Memory: one fused tensor for every ``gate_up_proj`` or ``down_proj`` of which some experts have come and some
-not, and the tensor at hand. With ``into``, experts are copied into the model's own memory: nothing is held.
+Memory: one fused tensor for each partly received ``gate_up_proj`` or ``down_proj``, plus the current tensor.
+With ``into``, experts are copied directly into the model's memory and nothing is held.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _SHOWN = 20
 
 @runtime_checkable
 class TensorConverter(Protocol):
-    """What a streaming loader or saver asks: ``can_handle`` and ``convert`` a tensor, then ``finalize``.
+    """The interface for streaming loaders and savers: ``can_handle``, ``convert``, then ``finalize``.
 
-    Tensors come in any order. Those that ``can_handle`` answers False for are not the converter's business.
+    Tensors may come in any order. The converter ignores those for which ``can_handle`` returns False.
     """
 
     def can_handle(self, name: str) -> bool:
-        """Whether ``convert`` wants this tensor, or has an error to raise about it; reads the name alone."""
+        """Whether ``convert`` accepts this tensor or raises an error about it; depends on the name only."""
 
     def convert(self, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-        """Take one tensor; return those that are complete now, with their names: none, one or several."""
+        """Take one tensor; return the tensors completed by it, with their names: none, one or several."""
 
     def finalize(self) -> None:
-        """Raise if anything is incomplete; to be called when the last tensor has been converted."""
+        """Raise if anything is incomplete; call it after the last tensor has been converted."""
 
 
 class Layout(StrEnum):
-    """How a checkpoint may hold experts; E experts, hidden size H, intermediate size I."""
+    """Layouts of experts in a checkpoint; E experts, hidden size H, intermediate size I."""
 
     #: gate and up `[I, H]`, down `[H, I]`, for each expert.
     PER_EXPERT = "per_expert"
@@ -62,7 +62,7 @@ class Layout(StrEnum):
 
 @dataclass(slots=True)
 class _Open:
-    """A fused tensor that some experts are still missing from; ``module`` and ``spelling`` as on disk."""
+    """A fused tensor in which some experts are still missing; ``module`` and ``spelling`` as on disk."""
 
     tensor: Tensor
     module: str
@@ -75,20 +75,19 @@ class ExpertConverter:
 
     Args:
         sizes: sizes of the experts.
-        layouts: the layouts that may occur; the layout in memory always may, and passes through as the very
-            same object.
-        square: the layout of a fused tensor that has one shape in both layouts (2I == H or I == H); without
-            it such a tensor is an error if both may occur.
-        expected: names of the model's parameters. Expert tensors for others are an error in ``convert``, and
-            those that never came in ``finalize``. Names of other tensors are ignored.
-        into: the model's parameters by name; implies ``expected``. Weights are copied into them and they are
-            what ``convert`` returns. Half of a module may be overwritten when an error is raised.
-        under: only names that begin so are handled, with this prefix for parts of a model that have experts
-            of other sizes.
-        block: name of the module around the experts on disk and in memory, where they differ. Everything in
-            it is renamed, the router's weight too.
+        layouts: the layouts that may occur. The layout in memory is always allowed; its tensors are returned
+            as the same object.
+        square: the layout of a fused tensor that has the same shape in both layouts (2I == H or I == H).
+            Without it, such a tensor is an error if both layouts may occur.
+        expected: names of the model's parameters. ``convert`` raises for an expert tensor of any other
+            parameter, ``finalize`` for missing ones. Names of other tensors are ignored.
+        into: the model's parameters by name; implies ``expected``. Weights are copied into them, and
+            ``convert`` returns them. If an error is raised, a module may be partly overwritten.
+        under: handle only names with this prefix, for parts of a model whose experts have different sizes.
+        block: name of the module around the experts on disk and in memory, if they differ. Everything in it
+            is renamed, including the router's weight.
 
-    Dtypes stay what they are. So do devices, except that ``into`` decides where its tensors are.
+    Dtypes do not change. Devices do not change either, except that ``into`` keeps its tensors' devices.
     """
 
     def __init__(
@@ -117,21 +116,20 @@ class ExpertConverter:
         self._modules: set[str] = set()
 
     def can_handle(self, name: str) -> bool:
-        """Whether the tensor belongs to routed experts, or to a block that has another name in memory."""
+        """Whether the tensor belongs to routed experts, or to a block with another name in memory."""
         if not name.startswith(self._under):
             return False
         return is_expert_name(name) or (self._block is not None and self._block[0] in name.split("."))
 
     @torch.no_grad()
     def convert(self, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-        """Take one tensor of the checkpoint; return the parameter that it completes, if it completes one.
+        """Take one tensor of the checkpoint; return the parameter that it completes, if any.
 
-        A list, because a generator that nobody iterates would do nothing and say nothing.
+        Returns a list, because a generator that is not iterated would silently do nothing.
 
         Raises:
-            CheckpointError: the tensor is none of the understood ones by name or shape, came before, is of an
-                expert or module that the model does not have, or differs in dtype or device from what it
-                belongs with.
+            CheckpointError: the tensor's name or shape is unknown, it came before, it belongs to an expert or
+                module that the model does not have, or its dtype or device differs from the other parts.
         """
         if not self.can_handle(name):
             raise self._error(
@@ -161,8 +159,8 @@ class ExpertConverter:
         """Raise if any expert tensor is missing.
 
         Raises:
-            CheckpointError: ``tensors`` names every missing one: those of single experts where some experts
-                of a module have come, else the module's fused ones.
+            CheckpointError: ``tensors`` names every missing tensor: those of single experts if some experts
+                of the module have come, otherwise the module's fused tensors.
         """
         if self._expected is None and not self._modules:
             raise CheckpointError(
@@ -187,7 +185,7 @@ class ExpertConverter:
         )
 
     def _gaps(self) -> Iterable[tuple[str, list[str], str]]:
-        """Every parameter that is not complete: its name, what single experts lack, and a line about it."""
+        """Every incomplete parameter: its name, the missing tensors of single experts, and a line about it."""
         begun = {f"{module}.{role}" for module in self._modules for role in (GATE_UP, DOWN)}
         for target in sorted((begun | (self._expected or frozenset())) - self._done):
             if (part := self._open.get(target)) is None:
@@ -211,7 +209,7 @@ class ExpertConverter:
     def _one_expert(
         self, name: str, tensor: Tensor, parts: ExpertName, expert: int
     ) -> list[tuple[str, Tensor]]:
-        """Put one projection of one expert where it belongs."""
+        """Store one projection of one expert in its place."""
         if Layout.PER_EXPERT not in self._layouts:
             raise self._error(name, tensor, "belongs to a single expert, which this converter does not read")
         count, hidden, inter = self.sizes.num_experts, self.sizes.hidden_size, self.sizes.intermediate_size
@@ -244,7 +242,7 @@ class ExpertConverter:
         return [(parts.target, part.tensor)]
 
     def _fused(self, name: str, tensor: Tensor, parts: ExpertName) -> Tensor:
-        """Return the parameter that a tensor of all experts is."""
+        """Return the parameter for a tensor of all experts."""
         if parts.target in self._open:
             raise self._error(name, tensor, "came in parts before: a duplicate")
         own = self.sizes.gate_up if parts.role == GATE_UP else self.sizes.down

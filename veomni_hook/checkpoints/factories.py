@@ -1,7 +1,7 @@
-"""One factory a layout: ``from_*`` for loaders, ``to_*`` for savers.
+"""One factory per layout: ``from_*`` for loaders, ``to_*`` for savers.
 
-``config`` is a transformers config, flat or nested, what ``config.json`` holds, or `ExpertSizes`. The other
-arguments are those of `ExpertConverter` and `ExpertSaver`.
+``config`` is a transformers config (flat or nested), the content of ``config.json``, or `ExpertSizes`. The
+other arguments are those of `ExpertConverter` and `ExpertSaver`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SaveOptions(TypedDict, total=False):
 
 
 def from_per_expert(config: object, **options: Unpack[LoadOptions]) -> ExpertConverter:
-    """Convert `experts.N.gate_proj/up_proj/down_proj.weight` (or w1/w3/w2); what is fused already passes."""
+    """Convert `experts.N.gate_proj/up_proj/down_proj.weight` (or w1/w3/w2); fused tensors pass unchanged."""
     return ExpertConverter(ExpertSizes.of(config), {Layout.PER_EXPERT}, **options)
 
 
@@ -57,16 +57,16 @@ def from_fused(config: object, **options: Unpack[LoadOptions]) -> ExpertConverte
 def from_fused_transposed(
     config: object, *, square: str | None = None, **options: Unpack[LoadOptions]
 ) -> ExpertConverter:
-    """Convert `gate_up_proj [E, H, 2I]` and `down_proj [E, I, H]`; the layout in memory passes.
+    """Convert `gate_up_proj [E, H, 2I]` and `down_proj [E, I, H]`; the layout in memory passes unchanged.
 
-    Where 2I == H or I == H the shape does not tell the two apart, and ``square`` has to: ``"fused"`` or
-    ``"fused_transposed"``.
+    If 2I == H or I == H, the shape is the same in both layouts, and ``square`` must name the layout:
+    ``"fused"`` or ``"fused_transposed"``.
     """
     return ExpertConverter(ExpertSizes.of(config), {Layout.TRANSPOSED}, square=_square(square), **options)
 
 
 def from_any(config: object, *, square: str | None = None, **options: Unpack[LoadOptions]) -> ExpertConverter:
-    """Convert any of the three layouts, found by name and shape; ``square`` as in `from_fused_transposed`."""
+    """Convert any of the three layouts, by name and shape; ``square`` as in `from_fused_transposed`."""
     return ExpertConverter(ExpertSizes.of(config), {*Layout}, square=_square(square), **options)
 
 
@@ -76,10 +76,10 @@ def to_per_expert(
     projections: tuple[str, str, str] = (LINEAR.gate, LINEAR.up, LINEAR.down),
     **options: Unpack[SaveOptions],
 ) -> ExpertSaver:
-    """Write `experts.N.<projection>.weight`; ``projections`` names gate, up and down.
+    """Write `experts.N.<projection>.weight`; ``projections`` gives the names of gate, up and down.
 
     Raises:
-        CheckpointError: names that no loader here would understand.
+        CheckpointError: no loader in this package would understand the names.
     """
     named = Projections(*projections)
     if named not in (LINEAR, NUMBERED):
@@ -92,7 +92,7 @@ def to_per_expert(
 
 
 def to_fused(config: object, **options: Unpack[SaveOptions]) -> ExpertSaver:
-    """Write the layout in memory as it is, checked."""
+    """Write the layout in memory unchanged, after checks."""
     return ExpertSaver(ExpertSizes.of(config), Layout.FUSED, projections=LINEAR, **options)
 
 

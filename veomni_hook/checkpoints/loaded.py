@@ -1,13 +1,13 @@
-"""Whether `from_pretrained` left experts at their random initialisation; it only warns, this raises.
+"""Raise if `from_pretrained` left experts at their random initialisation; transformers only warns.
 
-The patched `transformers.modeling_utils` calls `give_list`, `before_loading` and `after_loading`, which
-`veomni_hook.patches.idioms.expert_checkpoints` puts there; they run both checks, or add to the list of
-missing tensors where the caller asked for that list.
+The patched `transformers.modeling_utils` calls `give_list`, `before_loading` and `after_loading`;
+`veomni_hook.patches.idioms.expert_checkpoints` inserts these calls. They run both checks, or, if the caller
+requested the list of missing tensors, add to it.
 
-* `check_names` before anything is loaded. transformers stacks single experts in the order of their numbers
-  and never looks at the numbers: with expert 3 missing and one too many at the end, every expert from 3 on is
-  another one, and nothing is reported.
-* `check_loaded` at the end, on what transformers reports as missing, mismatched and unexpected.
+* `check_names` runs before anything is loaded. transformers stacks single experts in the order of their
+  numbers and ignores the numbers themselves: with expert 3 missing and one too many at the end, every expert
+  from 3 on is wrong, and nothing is reported.
+* `check_loaded` runs at the end, on the missing, mismatched and unexpected tensors that transformers reports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _ALLOWED: ContextVar[bool] = ContextVar("veomni_incomplete_experts", default=False)
-#: In a `from_pretrained(..., output_loading_info=True)` the missing experts found so far; else None.
+#: The missing experts found so far in `from_pretrained(..., output_loading_info=True)`; otherwise None.
 _LISTED: ContextVar[list[str] | None] = ContextVar("veomni_listed_experts", default=None)
 _SHOWN = 20
 _FIX = (
@@ -41,7 +41,7 @@ _FIX = (
 
 @contextmanager
 def allow_incomplete_experts() -> Iterator[None]:
-    """Leave expert tensors to transformers' own warnings in this block, in this thread or task."""
+    """Disable these checks in this block, thread or task; only transformers' own warnings remain."""
     token = _ALLOWED.set(True)
     try:
         yield
@@ -50,12 +50,12 @@ def allow_incomplete_experts() -> Iterator[None]:
 
 
 def give_list(output_loading_info: object) -> None:
-    """Note, right before `from_pretrained` loads, whether its caller gets the list of missing tensors."""
+    """Record, right before `from_pretrained` loads, whether its caller gets the list of missing tensors."""
     _LISTED.set([] if output_loading_info else None)
 
 
 def before_loading(state_dict: Iterable[str], model: Any) -> None:
-    """`check_names`; where the caller gets the list, what is missing is kept for it."""
+    """Run `check_names`; if the caller gets the list, keep the missing tensors for it."""
     listed = _LISTED.get()
     if listed is None:
         check_names(state_dict, model)
@@ -64,7 +64,7 @@ def before_loading(state_dict: Iterable[str], model: Any) -> None:
 
 
 def after_loading(model: Any, loading_info: Any) -> None:
-    """`check_loaded`; where the caller gets the list, the experts that it lacks are added to it."""
+    """Run `check_loaded`; if the caller gets the list, add the missing experts to it."""
     listed = _LISTED.get()
     _LISTED.set(None)
     if listed is None:
@@ -74,10 +74,10 @@ def after_loading(model: Any, loading_info: Any) -> None:
 
 
 def check_names(names: Iterable[str], model: Any = None) -> None:
-    """Raise unless every module's single experts are numbered from 0 without a gap, in each projection alike.
+    """Raise unless the single experts of every module and projection are numbered from 0 without gaps.
 
-    Names that ``model`` ignores when it loads (``_keys_to_ignore_on_load_unexpected``) are left out. What is
-    not of single experts is not looked at.
+    Names that ``model`` ignores when it loads (``_keys_to_ignore_on_load_unexpected``) are skipped, and so
+    are all tensors that do not belong to single experts.
 
     Raises:
         CheckpointError: an expert is missing.
@@ -88,11 +88,11 @@ def check_names(names: Iterable[str], model: Any = None) -> None:
 
 
 def check_loaded(model: Any, loading_info: Any) -> None:
-    """Raise if expert tensors were missing, of another shape, or left over.
+    """Raise if expert tensors were missing, had another shape, or were left over.
 
     ``loading_info`` is what ``from_pretrained(..., output_loading_info=True)`` returns with the model. A
-    left-over tensor counts if it is in a layer that the model has: layers that a config cut off, and parts of
-    a larger model, are no loss here.
+    left-over tensor counts only if the model has its layer: layers removed by the config, and parts of a
+    larger model, are ignored.
 
     Raises:
         CheckpointError: ``tensors`` names them.
@@ -116,7 +116,7 @@ def check_loaded(model: Any, loading_info: Any) -> None:
 
 
 def _gaps(names: Iterable[str], model: Any) -> list[str]:
-    """The projections of single experts that are missing below the highest number in their module."""
+    """Missing projections of single experts with numbers below the highest one in their module."""
     ignored = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     found: dict[str, dict[str, set[int]]] = {}
     for name in names:
@@ -145,7 +145,7 @@ def _of_experts(name: str, modules: dict[str, Any]) -> bool:
 
 
 def _layer_exists(name: str, modules: dict[str, Any], prefix: str) -> bool:
-    """Whether the model has the layer that an expert tensor names, with or without the base's prefix."""
+    """Whether the model has the layer of an expert tensor, with or without the base model's prefix."""
     parts = name.split(".")
     above = parts[: parts.index("experts")]
     while above and not above[-1].isdigit():

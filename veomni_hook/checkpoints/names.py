@@ -1,6 +1,6 @@
-"""Names of expert tensors, taken apart.
+"""Parse the names of expert tensors.
 
-Three forms, told apart by their parts, so that none is ever taken for another:
+There are three forms; their parts differ, so they cannot be confused:
 
     <module>.experts.7.gate_proj.weight     one projection of one expert (or w1, w3, w2: gate, up, down)
     <module>.experts.gate_up_proj           all experts, gate and up in one
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """What the three projections of one expert are called on disk."""
+    """Names of the three projections of one expert on disk."""
 
     gate: str
     up: str
@@ -33,19 +33,19 @@ class Projections:
 LINEAR = Projections("gate_proj", "up_proj", "down_proj")
 NUMBERED = Projections("w1", "w3", "w2")
 
-# The two spellings share no word.
+# The two spellings have no word in common.
 _ROLES = {getattr(each, role): (role, each) for each in (LINEAR, NUMBERED) for role in ("gate", "up", "down")}
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertName:
-    """A name, understood.
+    """A parsed name.
 
     Attributes:
-        module: the experts module, up to and with ``experts``.
+        module: the experts module, up to and including ``experts``.
         role: ``gate``, ``up`` or ``down`` of one expert; ``gate_up_proj`` or ``down_proj`` of all.
         expert: the expert's number, None for tensors of all experts.
-        spelling: what the projections of single experts are called here.
+        spelling: the names of the projections of single experts in this checkpoint.
     """
 
     module: str
@@ -55,19 +55,19 @@ class ExpertName:
 
     @property
     def target(self) -> str:
-        """The parameter that this tensor is, or becomes a part of."""
+        """The parameter that this tensor becomes, or becomes a part of."""
         if self.expert is None:
             return f"{self.module}.{self.role}"
         return f"{self.module}.{DOWN if self.role == 'down' else GATE_UP}"
 
 
 def is_expert_name(name: str) -> bool:
-    """Whether a tensor belongs to routed experts; shared experts have another module."""
+    """Whether a tensor belongs to routed experts; shared experts are in another module."""
     return _EXPERTS in name.split(".")
 
 
 def parsed(name: str) -> ExpertName | None:
-    """Take a name apart; None if it is none of the three forms."""
+    """Parse a name; None if it has none of the three forms."""
     parts = name.split(".")
     if _EXPERTS not in parts:
         return None

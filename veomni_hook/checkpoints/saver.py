@@ -1,4 +1,4 @@
-"""The way back: from the experts in memory to what a checkpoint holds, bit by bit."""
+"""Convert experts in memory to a checkpoint's layout, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["ExpertSaver"]
 class ExpertSaver:
     """Converts the layout in memory to one layout on disk; made by the ``to_*`` factories.
 
-    Memory: single experts are views of the fused tensor where that is contiguous; a transposed one is a copy.
+    Memory: single experts are views of the fused tensor if it is contiguous; transposed tensors are copies.
 
     Args:
         sizes: sizes of the experts.
         layout: the layout on disk.
-        projections: what single experts' projections are called on disk.
-        under: only names that begin so are handled.
-        block: name of the module around the experts on disk and in memory, where they differ.
+        projections: names of the projections of single experts on disk.
+        under: handle only names with this prefix.
+        block: name of the module around the experts on disk and in memory, if they differ.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class ExpertSaver:
         self._done: set[str] = set()
 
     def can_handle(self, name: str) -> bool:
-        """Whether the tensor belongs to routed experts, or to a block that has another name on disk."""
+        """Whether the tensor belongs to routed experts, or to a block with another name on disk."""
         if not name.startswith(self._under):
             return False
         return is_expert_name(name) or (self._block is not None and self._block[1] in name.split("."))
 
     @torch.no_grad()
     def convert(self, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-        """Take one parameter of the model; return what a checkpoint holds in its place.
+        """Take one parameter of the model; return the corresponding tensors of a checkpoint.
 
         Raises:
             CheckpointError: the tensor is not in the layout in memory, or came before.
@@ -87,10 +87,10 @@ class ExpertSaver:
         return [(self._renamed(name), tensor.contiguous())]
 
     def finalize(self) -> None:
-        """Raise if a module gave one of its two parameters only.
+        """Raise if only one of a module's two parameters was converted.
 
         Raises:
-            CheckpointError: ``tensors`` names the others.
+            CheckpointError: ``tensors`` names the missing ones.
         """
         wanted = {f"{module}.{role}" for module in self._modules for role in (GATE_UP, DOWN)}
         if missing := sorted(wanted - self._done):

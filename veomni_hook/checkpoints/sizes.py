@@ -1,4 +1,4 @@
-"""How large a model's routed experts are, read from its config: flat or nested, an object or a mapping."""
+"""The sizes of a model's routed experts, read from its config: flat or nested, an object or a mapping."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from veomni_hook.errors import CheckpointError
 
 __all__ = ["COUNT_KEYS", "OWN_LAYOUT", "ExpertSizes"]
 
-#: What configs call the number of routed experts.
+#: Names that configs use for the number of routed experts.
 COUNT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 _INTERMEDIATE_KEYS = ("moe_intermediate_size", "intermediate_size")
 _PARTS = ("text_config", "thinker_config")
 
-#: Model types whose parameters are not `[E, 2I, H]` and `[E, H, I]` in memory, and what they are.
+#: Model types whose parameters in memory are not `[E, 2I, H]` and `[E, H, I]`, and their actual layout.
 OWN_LAYOUT = {
     "aria_text": "[E, H, 2I] and [E, I, H] in memory",
     "gpt_oss": "[E, H, 2I] with gate and up interleaved, and biases, in memory",
@@ -55,14 +55,14 @@ class ExpertSizes:
 
     @classmethod
     def of(cls, config: object) -> ExpertSizes:
-        """Read the sizes from a transformers config, or from what ``config.json`` holds.
+        """Read the sizes from a transformers config, or from the content of ``config.json``.
 
-        The number of experts is ``num_experts``, ``n_routed_experts`` or ``num_local_experts``; of a nested
-        config, ``text_config`` (below ``thinker_config``, if there is one) counts.
+        The number of experts is ``num_experts``, ``n_routed_experts`` or ``num_local_experts``. For a nested
+        config, ``text_config`` (below ``thinker_config``, if there is one) is used.
 
         Raises:
-            CheckpointError: the config has no routed experts, names their number twice and differently, gives
-                a size a layer, or belongs to a model that keeps its experts in another layout in memory.
+            CheckpointError: the config has no routed experts, gives two different numbers of experts or one
+                size per layer, or belongs to a model that has another layout of experts in memory.
         """
         if isinstance(config, ExpertSizes):
             return config
@@ -91,7 +91,7 @@ class ExpertSizes:
             )
         sizes = [_get(part, key) for key in _INTERMEDIATE_KEYS]
         intermediate = next((size for size in sizes if size is not None), None)
-        # Checked by __post_init__, which refuses None and a list of sizes by layer.
+        # Checked by __post_init__, which rejects None and lists of sizes per layer.
         return cls(count, _get(part, "hidden_size"), intermediate)  # type: ignore[arg-type]
 
 

@@ -24,22 +24,22 @@ _IMPORTLIB = (
 
 
 def fold(error: BaseException) -> bool:
-    """Cut the frames of this package and of importlib from an error and from what caused it.
+    """Remove the frames of this package and of importlib from an error and its causes.
 
     Returns:
-        Whether that was done: not for another library's errors, nor for defects of this package, nor where
-        the setting `traceback` is `full`.
+        Whether frames were removed: not for errors of other libraries, for bugs of this package, or if the
+        setting `traceback` is `full`.
     """
     if not isinstance(error, VeomniHookError) or isinstance(error, IdiomError) or _full():
         return False
     for each in _chain(error):
         frames = [*_entries(each.__traceback__)]
-        # What another library raises inside our code is ours to explain.
+        # If another library raises inside our code, our frames are needed to explain it.
         if isinstance(each, VeomniHookError) or (frames and not _is_ours(frames[-1])):
             each.__traceback__ = _joined([entry for entry in frames if not _is_left_out(entry)])
         before = each.__context__
         if before is not None and all(_is_left_out(entry) for entry in _entries(before.__traceback__)):
-            each.__suppress_context__ = True  # a first attempt of this package's, without a frame of a user's
+            each.__suppress_context__ = True  # from an attempt inside this package, without user frames
     return True
 
 
