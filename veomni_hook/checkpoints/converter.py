@@ -185,7 +185,7 @@ class ExpertConverter:
         )
 
     def _gaps(self) -> Iterable[tuple[str, list[str], str]]:
-        """Every incomplete parameter: its name, the missing tensors of single experts, and a line about it."""
+        """Every incomplete parameter: its name, missing tensors of single experts, and a line about it."""
         begun = {f"{module}.{role}" for module in self._modules for role in (GATE_UP, DOWN)}
         for target in sorted((begun | (self._expected or frozenset())) - self._done):
             if (part := self._open.get(target)) is None:

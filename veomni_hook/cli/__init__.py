@@ -1,1 +1,1 @@
-"""The command line `veomni-hook`: one file a command; results on stdout, everything else on stderr."""
+"""The command line `veomni-hook`: one file per command; results on stdout, everything else on stderr."""

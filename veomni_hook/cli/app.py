@@ -1,7 +1,7 @@
-"""The application: every command's home, and what they share (errors, warnings, broken pipes).
+"""The application: all commands, and what they share (errors, warnings, broken pipes).
 
-A command's module is imported when that command is run, completed, or described in the help. Nothing here
-imports torch or transformers.
+A command's module is imported when that command is run, completed, or described in the help. This module
+does not import torch or transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from veomni_hook.cli import output
 from veomni_hook.cli.usage import exit_status
 from veomni_hook.errors import VeomniHookError
 
-# Where each command is: a function, or a typer application with commands of its own.
+# The location of each command: a function, or a typer application with subcommands.
 COMMANDS = {
     "dump": "veomni_hook.cli.dump:dump",
     "diff": "veomni_hook.cli.diff:diff",
@@ -39,20 +39,20 @@ COMMANDS = {
 
 
 class Group(TyperGroup):
-    """Finds the commands, and turns this package's errors into a message and an exit status."""
+    """Finds the commands, and converts this package's errors to a message and an exit status."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands, in the order of the help."""
+        """Return the names of the commands, in the order used in the help."""
         return [*COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by its name, imported now; None for a name that is none."""
+        """Import and return the command with this name; None if there is none."""
         if cmd_name not in self.commands and cmd_name in COMMANDS:
             self.commands[cmd_name] = _load(cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the arguments name; the error for a wrong one suggests from all of them."""
+        """Find the command that the arguments name; the error for an unknown one suggests similar ones."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             for name in COMMANDS:
                 self.get_command(ctx, name)
@@ -117,7 +117,7 @@ def _load(name: str) -> Any:
 
 
 def _flowing(text: str | None) -> str:
-    """A help text with one line a paragraph, for the terminal to break; one with indented lines is kept."""
+    """A help text with one line per paragraph, for the terminal to wrap; indented lines are kept."""
     paragraphs = (text or "").split("\n\n")
     return "\n\n".join(one if "\n " in one or "\b" in one else " ".join(one.split()) for one in paragraphs)
 

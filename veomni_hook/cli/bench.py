@@ -1,4 +1,4 @@
-"""`veomni-hook bench`: every op beside its peers here, and the share of the limit that each reaches."""
+"""`veomni-hook bench`: compare every op with its alternatives here, and with the device's limit."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _said(row: Row) -> str:
 
 
 def show(rows: Sequence[Row], facts: Mapping[str, Any]) -> None:
-    """Print the table of what was measured, and what could not be."""
+    """Print the table of measurements, and what could not be measured."""
     from veomni_hook.bench import record
 
     output.emit_heading(f"{facts['device']}, torch {facts['torch']}; share of the limit in %")

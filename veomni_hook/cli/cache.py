@@ -1,4 +1,4 @@
-"""`veomni-hook cache`: what is stored, whether it is sound, removing it, and filling it ahead of a job."""
+"""`veomni-hook cache`: show what is stored, check it, remove it, and fill it before a job."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def warm(
 
 
 def readable_size(size: int) -> str:
-    """Return a number of bytes as a person reads it."""
+    """Return a number of bytes in a readable form."""
     if size < 1024:
         return f"{size} B"
     value = float(size)

@@ -1,4 +1,4 @@
-"""`veomni-hook check`: every patch, and what a project's lock records, against the installed transformers."""
+"""`veomni-hook check`: check every patch and a project's lock against the installed transformers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def check(
 
 
 def _write(path: str, targets: Sequence[str], sources: Sequence[Source], jobs: int | None) -> None:
-    """Write the lock anew: of the targets, of what it had, or of all families."""
+    """Rewrite the lock: for the targets, for its previous content, or for all families."""
     import os
 
     from veomni_hook.cli.lock import read_lock, taken, write_lock
@@ -163,7 +163,7 @@ def _unreadable(
 
 
 def show(verdicts: Sequence[Verdict]) -> None:
-    """Print the verdicts by module, what to do about failures, and how many there are of each."""
+    """Print the verdicts by module, how to fix failures, and the number of each verdict."""
     from veomni_hook.cli.verdict import FAILS
 
     for module in dict.fromkeys(verdict.module for verdict in verdicts):
@@ -181,7 +181,7 @@ def show(verdicts: Sequence[Verdict]) -> None:
 
 
 def _counted(count: int, verdict: str) -> str:
-    """Say how many patches have a verdict; the verdicts that are verbs follow the count."""
+    """Return the text for the number of patches with a verdict; verdicts that are verbs follow the count."""
     return f"{count} {verdict if count == 1 else PLURALS.get(verdict, verdict)}"
 
 

@@ -1,8 +1,8 @@
-"""What people type after `veomni-hook run`, as the command that is executed.
+"""The command to execute for the words after `veomni-hook run`.
 
-A Python script, `python …`, a console script of this environment, or any other program. Whatever runs on
-this environment's Python is started by this interpreter, so that its flags and the hook reach it; everything
-else is executed as it is, with the hook in its environment.
+A Python script, `python …`, a console script of this environment, or any other program. A command that uses
+this environment's Python is started with this interpreter, so it gets the interpreter's flags and the hook;
+any other command is executed unchanged, with the hook in its environment.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from veomni_hook.cli.usage import UsageError
 
 __all__ = ["command_of"]
 
-#: What Python runs, whatever the file's first line says.
+#: Files that Python runs, regardless of the first line.
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 _SHELL_FILES = (".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish")
 _PYTHON = re.compile(r"python(?P<version>\d+(\.\d+)?)?(\.exe)?", re.IGNORECASE)
-#: The first lines of a console script where the interpreter's path is too long for one, or has spaces.
+#: The first lines of a console script if the interpreter's path is too long for one line or has spaces.
 _EXEC_LINE = re.compile(rb"#!/bin/sh\r?\n'''exec' (?P<command>[^\r\n]+)")
 _EXECUTABLE_ENDING = ".exe" if os.name == "nt" else ""
 
 
 def command_of(words: Sequence[str]) -> list[str]:
-    """Return the command that runs what the user typed.
+    """Return the command for the words that the user typed.
 
     Args:
-        words: a script, program or `python`, with its arguments; at least one word. A file of that name
-            comes before a program, and a program of this environment before one on PATH.
+        words: a script, program or `python`, with its arguments; at least one word. A file with that name has
+            priority over a program, and a program of this environment over one on PATH.
 
     Raises:
         UsageError: there is no such script or program, or it cannot run with the hook.
@@ -49,7 +49,7 @@ def command_of(words: Sequence[str]) -> list[str]:
 
 
 def _python(name: str, arguments: Sequence[str]) -> list[str] | None:
-    """The interpreter that the user named; without a folder, and without another version, it is this one."""
+    """The interpreter that the user named; without a folder or another version, it is the current one."""
     named = _PYTHON.fullmatch(os.path.basename(name))
     if named is None or (os.path.dirname(name) and not _is_program(name)):
         return None
@@ -64,7 +64,7 @@ def _python(name: str, arguments: Sequence[str]) -> list[str] | None:
 
 
 def _file(name: str) -> list[str] | None:
-    """A script or program at this path; a folder is no file."""
+    """A script or program at this path, but not a folder."""
     if os.path.isfile(name):
         return _command_of_file(name)
     # A pipe (`<(...)`, /dev/stdin) is Python source that only Python itself may read.
@@ -76,7 +76,7 @@ def _folder(name: str) -> list[str] | None:
 
 
 def _command_of_file(path: str) -> list[str]:
-    """The command for a file that the user named: Python's, unless it says that it is something else."""
+    """The command for a file that the user named: Python, unless the file says that it is something else."""
     if path.lower().endswith(_PYTHON_FILES):
         return [*python(), path]
     head = _head(path)
@@ -115,7 +115,7 @@ def _program(name: str) -> list[str] | None:
 
 
 def _entry_point(name: str) -> list[str] | None:
-    """A console script that is known by its entry point alone, as on Windows, where the file is a program."""
+    """A console script known only by its entry point, as on Windows, where the file is a program."""
     from importlib.metadata import entry_points
 
     for point in entry_points(group="console_scripts", name=name):
@@ -126,7 +126,7 @@ def _entry_point(name: str) -> list[str] | None:
 
 
 def _as_it_is(path: str) -> list[str]:
-    """A file that is executed by itself; said where it runs on another environment's Python."""
+    """A file that is executed directly; a note says so if it uses another environment's Python."""
     line = _first_line(_head(path))
     if _runs_python(line) and not _is_env(line[0]) and not _is_own(line[0]):
         output.warn(
@@ -137,7 +137,7 @@ def _as_it_is(path: str) -> list[str]:
 
 
 def _script_folders() -> Iterator[str]:
-    """Where the console scripts of this environment are."""
+    """The folders with this environment's console scripts."""
     yield sysconfig.get_path("scripts")
     if site.ENABLE_USER_SITE:
         yield sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user"))
@@ -154,7 +154,7 @@ def _head(path: str) -> bytes:
 
 
 def _first_line(head: bytes) -> list[str]:
-    """The interpreter that the first line names, with its arguments; empty where there is none."""
+    """The interpreter that the first line names, with its arguments; empty if there is none."""
     wrapped = _EXEC_LINE.match(head)
     if wrapped is not None:
         return shlex.split(os.fsdecode(wrapped["command"]))[:1]
@@ -164,7 +164,7 @@ def _first_line(head: bytes) -> list[str]:
 
 
 def _runs_python(line: Sequence[str]) -> bool:
-    """Whether the interpreter in a first line is a Python, by itself or by `env`."""
+    """Whether the interpreter in a first line is Python, directly or through `env`."""
     words = list(line)
     if words and _is_env(words[0]):
         words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
@@ -176,7 +176,7 @@ def _is_env(program: str) -> bool:
 
 
 def _is_own(interpreter: str) -> bool:
-    """Whether an interpreter is this environment's; links are not followed: its Python may be one itself."""
+    """Whether an interpreter is this environment's; links are not followed, as its Python may be a link."""
     folder = os.path.dirname(os.path.abspath(interpreter))
     return os.path.normcase(folder) == os.path.normcase(os.path.dirname(sys.executable))
 

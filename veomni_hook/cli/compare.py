@@ -1,4 +1,4 @@
-"""`veomni-hook compare`: the user's own training script, without and with the hook by turns."""
+"""`veomni-hook compare`: run the user's training script without and with the hook, alternately."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ VALUED = ("--steps", "--rounds", "--warmup", "--timeout", "--cwd", "-o", "--outp
 
 
 class CompareCommand(TyperCommand):
-    """Takes its own options only up to the script, module or program: the rest belongs to that."""
+    """Parses its own options only up to the script, module or program; the rest belongs to that command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse with a `--` where the command of the user begins."""
+        """Parse with a `--` inserted before the user's command."""
         own = own_arguments(args)
         rest = args[own:]
         return super().parse_args(ctx, [*args[:own], *(["--"] if rest and rest[0] != "--" else []), *rest])
@@ -180,13 +180,13 @@ def _write(page: Path, text: str) -> None:
 
 
 def _absolute(word: str) -> str:
-    """Scripts are found from everywhere; other arguments mean what they mean in the folder of the run."""
+    """Make a script's path absolute; other arguments are left relative to the folder of the run."""
     return os.path.abspath(word) if word.endswith(".py") and os.path.isfile(word) else word
 
 
 @contextmanager
 def _shown(count: int, steps: int) -> Iterator[Callable[[Run, int], None]]:
-    """Show on a terminal which run is going on and how far it is."""
+    """Show the current run and its progress on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -240,7 +240,7 @@ def _show_figures(report: dict[str, Any]) -> None:
 
 
 def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return the rows of figures: what, without, with, and the ratio; `-` for what is unknown."""
+    """Return the rows of figures: name, without, with, and ratio; `-` for unknown values."""
     from veomni_hook.compare.verdict import percent, readable_time
 
     sides = report["without"], report["with"]

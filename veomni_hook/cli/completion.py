@@ -1,4 +1,4 @@
-"""`veomni-hook completion`: the script with which a shell completes commands, options, families and ops."""
+"""`veomni-hook completion`: the shell script that completes commands, options, families and ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VARIABLE = "_VEOMNI_HOOK_COMPLETE"
 
 
 class Shell(StrEnum):
-    """A shell that completion exists for."""
+    """A shell with completion support."""
 
     bash = "bash"
     zsh = "zsh"

@@ -1,4 +1,4 @@
-"""`veomni-hook coverage`: every place of a release that computes an op, routed to a kernel or not."""
+"""`veomni-hook coverage`: every place in a release that computes an op, routed to a kernel or not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOTAL_HEADERS = (
     "call sites",
     "unbound calls",
 )
-# What a narrow terminal shows last.
+# Columns that a narrow terminal drops first.
 LESS_NEEDED = ("unbound", "missed", "no kernel", "call sites", "unbound calls")
 
 FamiliesArgument = Annotated[
@@ -139,7 +139,7 @@ def examined(families: Sequence[str], source: str | None, jobs: int | None) -> l
 
 
 def supplied(rows: Iterable[Row]) -> list[Row]:
-    """Return rows as they are for who wants kernels: what no machine has a kernel for is routed to none."""
+    """Return rows with status `no_kernel` instead of routed where no machine has a kernel."""
     from dataclasses import replace
 
     from veomni_hook.kernels.choice import Choice
@@ -162,13 +162,13 @@ def supplied(rows: Iterable[Row]) -> list[Row]:
 
 
 def show(rows: Sequence[Row], found: Sequence[Total]) -> None:
-    """Print candidates, and the totals of each op."""
+    """Print the candidates, and the totals of each op."""
     _print_rows(rows)
     _print_totals(found)
 
 
 def _by_reason(failed: Sequence[Row]) -> dict[str, list[str]]:
-    """Return the modules of errors; an idiom that fails everywhere is told once."""
+    """Return the modules of each error; an idiom that fails everywhere is reported once."""
     found: dict[str, list[str]] = {}
     for row in failed:
         found.setdefault(row.reason, []).append(row.module)
@@ -192,7 +192,7 @@ def _required(given: Sequence[str]) -> dict[str, float]:
     """Read ``op=percent`` options.
 
     Raises:
-        UsageError: one is not of this form, or names no op.
+        UsageError: an option does not have this form, or names an unknown op.
     """
     from veomni_hook.patches.coverage import totals
 
@@ -213,7 +213,7 @@ def _required(given: Sequence[str]) -> dict[str, float]:
 
 
 def _known(given: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse what is none of the ops and parts of ops that have a total."""
+    """Raise for names that are not ops or parts of ops with a total."""
     for op in given:
         if op not in known:
             fix = f"name one of: {', '.join(known)}"

@@ -1,8 +1,7 @@
-"""`veomni-hook demo`: the same models without and with the hook, measured by turns and held side by side.
+"""`veomni-hook demo`: the same models without and with the hook, measured alternately and compared.
 
-Everything that is measured runs in a process of its own; this one only starts them, compares and prints. The
-comparison has a verdict: losses that differ, or a hook that patched nothing, are exit status 1. A speed is no
-verdict: it belongs to the machine.
+Each measurement runs in its own process; this process only starts them, compares and prints. The exit status
+is 1 if losses differ or if the hook patched nothing. Speed does not affect it: it depends on the machine.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from veomni_hook.cli.turns import WARM_UP, compare
 from veomni_hook.cli.usage import FOUND, UsageError
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
-# Relative, at every step. Kernels that fuse or reorder float32 sums differ in the last bits of a gradient,
-# and Adam's first steps are the sign of the gradient, which magnifies that. Measured on a CPU: some 1e-7.
+# Relative, at every step. Kernels that fuse or reorder float32 sums differ in the last bits of a gradient.
+# Adam amplifies that: its first steps are the sign of the gradient. Measured on a CPU: about 1e-7.
 TOLERANCE = 1e-4
 FOLDER = Path("demo_output")
 INSTALL = "pip install 'veomni-hook[demo]'"
 
 
 class Part(StrEnum):
-    """What the demo can show."""
+    """A part of the demo."""
 
     TRAINING = "training"
     VOCABULARY = "vocabulary"
@@ -83,7 +82,7 @@ def demo(
 
 
 def _draw(report: dict[str, Any], folder: Path, *, quiet: bool) -> None:
-    """Draw the plot and say where the files are; without matplotlib the results stand without a plot."""
+    """Draw the plot and print where the files are; without matplotlib there is no plot."""
     files = {"report": folder / "report.json"}
     try:
         from veomni_hook.cli.plot import write_plot
@@ -98,10 +97,10 @@ def _draw(report: dict[str, Any], folder: Path, *, quiet: bool) -> None:
 
 
 def training_script() -> Path:
-    """Return the training script: beside the package in a checkout, inside it in an installed wheel.
+    """Return the training script: next to the package in a checkout, inside it in an installed wheel.
 
     Raises:
-        UsageError: neither is there.
+        UsageError: neither exists.
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package, package.parent):
@@ -116,7 +115,7 @@ def training_script() -> Path:
 
 
 def _check_folder(folder: Path) -> None:
-    """Make the folder where missing; see that no other user could send what is written elsewhere."""
+    """Create the folder if missing; check that no other user could redirect what is written there."""
     from veomni_hook.cache.trust import Defect
     from veomni_hook.finders.dump import open_folder
 
@@ -134,7 +133,7 @@ def measure(script: Path, folder: Path, parts: list[str], options: dict[str, int
     """Run the parts and return the whole report.
 
     Args:
-        script: the training script, run as it is.
+        script: the training script, run unchanged.
         folder: where the patched sources of the hooked training are written, below `patched/`.
         parts: names of `Part`.
         options: `steps` and `seed` of the training, `rounds` of the others.
@@ -164,7 +163,7 @@ def measure(script: Path, folder: Path, parts: list[str], options: dict[str, int
 
 
 def trained(plain: dict[str, Any], hooked: dict[str, Any]) -> dict[str, Any]:
-    """Return the comparison of two trainings: loss curves, and step times without the first ones."""
+    """Return the comparison of two trainings: loss curves, and step times without the first steps."""
     found = differences(plain["losses"], hooked["losses"])
     shared = min(len(plain["losses"]), len(hooked["losses"]))
     timed = slice(min(WARM_UP, shared - 1), shared)
@@ -180,7 +179,7 @@ def trained(plain: dict[str, Any], hooked: dict[str, Any]) -> dict[str, Any]:
 
 
 def stepped(part: dict[str, Any]) -> None:
-    """Add to a part of the probe what its two models amount to: `difference`, `equal` and `step_time`."""
+    """Add the comparison of the two models to a part of the probe: `difference`, `equal` and `step_time`."""
     plain, hooked = part["plain"], part["hooked"]
     names = ("loss", "gradient_norm")
     part["difference"] = max(differences([plain[n] for n in names], [hooked[n] for n in names]))
@@ -197,7 +196,7 @@ def differences(plain: list[float], hooked: list[float]) -> list[float]:
 
 
 def patches_of(module: str) -> dict[str, Any]:
-    """Return a module's report and the cached file that imports execute; no torch is imported for it."""
+    """Return a module's report and the cached file that imports execute, without importing torch."""
     from veomni_hook.finders.prepare import prepare
     from veomni_hook.settings import resolve
 

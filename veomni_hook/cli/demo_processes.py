@@ -1,7 +1,7 @@
-"""The processes of the demo: two trainings that take turns, and the probe.
+"""The processes of the demo: two trainings that run alternately, and the probe.
 
-Each of them prints `ready` and waits for a line; what it found it writes into a JSON file. This process only
-starts them and gives them their turns: nothing that is timed runs beside anything else of the demo.
+Each of them prints `ready`, waits for a line, and writes its results to a JSON file. This process only starts
+them and tells them when to run: while one of them is timed, no other runs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TRAINING = "training"
 
 
 class Worker:
-    """A process that takes turns.
+    """A process that runs in turns with others.
 
     Args:
-        command: what it runs; OUTPUT in it stands for the JSON file that the process has to write.
-        environment: all of its environment.
-        label: what it does, as an error says it: `the training with the hook`.
+        command: the command to run; OUTPUT in it is replaced with the JSON file that the process must write.
+        environment: its complete environment.
+        label: its name in errors: `the training with the hook`.
     """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], label: str) -> None:
@@ -56,7 +56,7 @@ class Worker:
     def until(self, *words: str) -> str:
         """Wait until the process prints a line that begins with one of the words; return the line.
 
-        Returns "" where the process has ended its output instead: it is over.
+        Returns "" if the output ended instead because the process exited.
         """
         for line in self._process.stdout or ():
             self._said.append(line)
@@ -77,7 +77,7 @@ class Worker:
             pass  # it has ended; `result` says why
 
     def result(self) -> dict[str, Any]:
-        """Wait for the end of the process and return what it found.
+        """Wait for the end of the process and return its results.
 
         Raises:
             typer.Exit: the process failed, or wrote nothing; its output has been shown.
@@ -110,10 +110,10 @@ class Worker:
 
 
 def gather(script: Path, patched: Path, parts: Sequence[str], options: dict[str, int]) -> dict[str, Any]:
-    """Run the parts, and return what each of them found.
+    """Run the parts, and return the results of each.
 
     Args:
-        script: the training script, run as it is.
+        script: the training script, run unchanged.
         patched: the folder for the patched sources of the hooked training.
         parts: names of `demo.PARTS`.
         options: `steps` and `seed` of the training, `rounds` of the others.
@@ -121,7 +121,7 @@ def gather(script: Path, patched: Path, parts: Sequence[str], options: dict[str,
     Raises:
         typer.Exit: one of the processes failed; its output has been shown.
     """
-    # An outer `veomni-hook run` reaches its children by these variables; the plain run must not see them.
+    # An outer `veomni-hook run` passes the hook on in these variables; the plain run must not see them.
     plain = {**os.environ, "HF_HUB_OFFLINE": "1", "VEOMNI_HOOK": "0"}
     probed = {**plain, "VEOMNI_HOOK": "1"}
     hooked = {**probed, "VEOMNI_DUMP_PATCHED": "1", "VEOMNI_DUMP_DIR": str(patched)}
@@ -141,7 +141,7 @@ def gather(script: Path, patched: Path, parts: Sequence[str], options: dict[str,
             cache = stack.enter_context(tempfile.TemporaryDirectory())
             command = [sys.executable, "-m", "veomni_hook.cli.probe", "OUTPUT", cache, str(options["rounds"])]
             probe = stack.enter_context(Worker([*command, *others], probed, "the measurement"))
-        # Imports (seconds, on one core) run beside each other, and are over before anything is timed.
+        # Imports (seconds, on one core) run in parallel, and finish before anything is timed.
         for worker in [*workers, probe] if others else workers:
             worker.until("ready")
         if workers:
@@ -157,12 +157,12 @@ def gather(script: Path, patched: Path, parts: Sequence[str], options: dict[str,
 def train_by_turns(
     workers: Sequence[Worker], steps: int, told: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Let the trainings, which are ready, take a step each by turns; return what they recorded.
+    """Let the trainings, which are ready, take steps alternately; return what they recorded.
 
     Args:
         workers: the trainings.
-        steps: how many each of them takes.
-        told: is told at every step how far they are.
+        steps: the number of steps of each.
+        told: called at every step with the progress.
 
     Raises:
         typer.Exit: a training failed; its output has been shown.

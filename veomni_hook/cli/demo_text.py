@@ -128,14 +128,14 @@ def _stepped(found: dict[str, Any]) -> None:
 
 
 def _time(found: dict[str, Any], more: str) -> None:
-    """Print two step times and what may be said of them; `more` is the option for more turns."""
+    """Print two step times and their comparison; `more` is the option for more turns."""
     times = f"{_milliseconds(found['first'])} without, {_milliseconds(found['second'])} with the hook"
     _field("step time", f"{times}, medians of {found['pairs']} turns")
     _field("", ratio(found, more))
 
 
 def ratio(found: dict[str, Any], more: str) -> str:
-    """Return the sentence on a ratio of times.
+    """Return a sentence about a ratio of times.
 
     Args:
         found: what `turns.Comparison.to_dict` returns.
@@ -182,12 +182,12 @@ def _field(name: str, text: str) -> None:
 
 
 def _say(text: str, first: str = "  ", rest: str | None = None) -> None:
-    """Print a paragraph in lines of `WIDTH`; a word that is longer (a path) is not broken.
+    """Print a paragraph wrapped to `WIDTH`; a longer word (a path) is not broken.
 
     Args:
         text: the paragraph.
-        first: what stands in front of its first line.
-        rest: what stands in front of its other lines; as in front of the first where it is None.
+        first: prefix of the first line.
+        rest: prefix of the other lines; None: the same as `first`.
     """
     lines = textwrap.wrap(
         text,

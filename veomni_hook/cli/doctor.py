@@ -1,7 +1,7 @@
-"""`veomni-hook doctor`: what this environment is, what is set, and what stands in the hook's way.
+"""`veomni-hook doctor`: show the environment, the settings, and anything that blocks the hook.
 
-A problem (the hook cannot work as asked) makes the exit status 1; a hazard is worth knowing and does not.
-Every section stands alone: one that fails is itself a finding, never the end of the report.
+A problem (the hook cannot work as requested) makes the exit status 1; a hazard is only worth knowing. The
+sections are independent: a section that fails is itself a finding and does not stop the report.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRANSFORMERS_RANGE = ((5, 2), (6, 0))  # the range in pyproject.toml: from, belo
 
 @dataclass
 class Findings:
-    """What the sections report besides their fields."""
+    """What the sections report in addition to their fields."""
 
     problems: list[str] = field(default_factory=list)
     hazards: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ def doctor(
 
 
 def versions(findings: Findings) -> dict[str, object]:
-    """Return the versions of Python and of every distribution that matters, without importing one."""
+    """Return the versions of Python and of all relevant distributions, without importing any."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -97,13 +97,13 @@ def versions(findings: Findings) -> dict[str, object]:
 
 
 def supported(version: str) -> bool:
-    """Whether a transformers version lies in the supported range."""
+    """Whether a transformers version is in the supported range."""
     parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     return TRANSFORMERS_RANGE[0] <= parts < TRANSFORMERS_RANGE[1]
 
 
 def hook(findings: Findings, settings: Settings) -> dict[str, object]:
-    """Return whether the hook is active in a Python started here, and note what stands in its way."""
+    """Return whether the hook is active in a Python started here, and note anything that blocks it."""
     from veomni_hook.finders.children import BOOTSTRAP
     from veomni_hook.finders.finder import is_target
     from veomni_hook.finders.state import STATE
@@ -148,7 +148,7 @@ def _note_unreadable(findings: Findings) -> None:
 
 
 def settings_fields(resolved: Resolved) -> list[dict[str, object]]:
-    """Return each setting with its value, where that came from, and what it beat."""
+    """Return each setting with its value, the source of the value, and the values that it overrides."""
     return [
         {
             "setting": name,
@@ -183,7 +183,7 @@ def cache(findings: Findings, settings: Settings) -> dict[str, object]:
 
 
 def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[str, object]]:
-    """Return every config module with who named it and, if loaded, the modules that it patches."""
+    """Return every config module with its origin and, if loaded, the modules that it patches."""
     from veomni_hook.cli.spec_sources import BUILT_IN, load_sources, names
     from veomni_hook.cli.target_options import import_from_here
     from veomni_hook.finders.configs import PluginError
@@ -193,7 +193,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
 
     import_from_here()
     named = names(settings)
-    # Built-in specs are plain data; anyone else's config may import torch.
+    # Built-in specs are plain data; other configs may import torch.
     loaded = {s.name: s for s in load_sources([one for one in named if load or one[0] == BUILT_IN])}
     rows: list[dict[str, object]] = []
     for origin, name in named:
@@ -213,7 +213,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
 
 
 def hardware(findings: Findings) -> dict[str, object]:
-    """Return what kernels are selected for here, and the kernels of each op's formulas; imports torch."""
+    """Return the system that kernels are selected for, and each op's kernels by formula; imports torch."""
     from veomni_hook.cli.kernels import chosen_for, detected
     from veomni_hook.kernels.registry import registry
 
@@ -236,7 +236,7 @@ def hardware(findings: Findings) -> dict[str, object]:
 
 
 def installed_plugins(findings: Findings, settings: Settings) -> list[dict[str, object]]:
-    """Return what installed distributions announce, and whether it is in force, or why not."""
+    """Return what installed distributions announce, and whether it is in force or why not."""
     from veomni_hook import plugins
 
     for name, reason in plugins.unreadable().items():

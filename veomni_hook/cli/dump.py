@@ -1,4 +1,4 @@
-"""`veomni-hook dump`: the patched source, self-contained, line for line what a traceback shows."""
+"""`veomni-hook dump`: the self-contained patched source, with the line numbers that tracebacks show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`veomni-hook explain`: what was patched in a module, why and where, and what was left as it is."""
+"""`veomni-hook explain`: what was patched in a module, why and where, and what was left unchanged."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def show(facts: dict[str, Any], place: str) -> None:
 
 
 def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
-    """Return everything that `explain` tells about a module as JSON-ready values.
+    """Return everything that `explain` shows about a module as JSON-ready values.
 
     Args:
         found: the module, patched.
@@ -110,7 +110,7 @@ def _definitions(found: Prepared) -> list[str]:
 
 
 def _missed(found: Prepared) -> list[dict[str, str]]:
-    """What looks like an op in a module that nothing applies to; nothing where idioms are switched off."""
+    """Code that looks like an op in a module that nothing applies to; empty if idioms are disabled."""
     from veomni_hook.patches.coverage import ROUTED, examine
     from veomni_hook.settings import resolve
 

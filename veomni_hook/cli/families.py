@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def routed(
     tree: SourceTree, files: Mapping[str, str], settings: Settings, jobs: int | None
 ) -> tuple[dict[str, list[Row]], list[str]]:
-    """Return the routed places of each module, and the modules of which a warning says why they failed.
+    """Return the routed places of each module, and the modules that failed; a warning gives the reason.
 
-    Where the setting `idioms` is off, nothing is routed.
+    If the setting `idioms` is off, nothing is routed.
     """
     if not settings.idioms:
         return {module: [] for module in files}, []

@@ -1,4 +1,4 @@
-"""This environment's Python as `veomni-hook run` starts it: where it is, and with which flags."""
+"""This environment's Python as `veomni-hook run` starts it: its path and its flags."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from veomni_hook.cli.usage import UsageError
 
-#: Flags that make Python ignore the environment, through which the hook travels.
+#: Flags that make Python ignore the environment, which carries the hook.
 _DEAF = ("-I", "-E", "-S")
 #: Flags whose value may be the next word.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -18,7 +18,7 @@ def python() -> list[str]:
     """Return the command that starts this interpreter with the flags of this process.
 
     Raises:
-        UsageError: it does not know where it is, or a flag makes it ignore the environment.
+        UsageError: the interpreter's path is unknown, or a flag makes it ignore the environment.
     """
     if not sys.executable:
         raise UsageError(
@@ -28,15 +28,15 @@ def python() -> list[str]:
 
 
 def interpreter_flags() -> list[str]:
-    """Return the flags that this interpreter was started with, for the one that takes its place.
+    """Return the flags that this interpreter was started with, for the process that replaces it.
 
     Raises:
-        UsageError: a flag makes Python ignore the environment, through which the hook travels.
+        UsageError: a flag makes Python ignore the environment, which carries the hook.
     """
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     if getattr(sys.stdout, "write_through", False):
         flags.append("-u")
-    # A console script's first line may carry -I, -E, -s or -P: the installer's choice, not the user's.
+    # A console script's first line may contain -I, -E, -s or -P: chosen by the installer, not the user.
     if getattr(sys.modules["__main__"], "__spec__", None) is None:
         return [flag for flag in flags if flag not in (*_DEAF, "-s", "-P")]
     _refuse([flag for flag in flags if flag in _DEAF], "the flags of this interpreter")
@@ -44,7 +44,7 @@ def interpreter_flags() -> list[str]:
 
 
 def refuse_deaf_flags(arguments: Sequence[str]) -> None:
-    """Check the flags in what the user typed after `python`.
+    """Check the flags that the user typed after `python`.
 
     Raises:
         UsageError: one of them makes Python ignore the environment.

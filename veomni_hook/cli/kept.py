@@ -1,8 +1,8 @@
-"""What idioms make of modules, kept from one command to the next: `list` shows it at once.
+"""Results of idioms for modules, cached between commands so that `list` can show them at once.
 
 One JSON file in the cache folder holds the result for each module, with the digest of its source. The file's
-name is a digest of this package's own code, of the interpreter and of the folder of transformers, so that no
-result outlives what it depends on.
+name is a digest of this package's code, the interpreter and the transformers folder, so results become
+invalid when one of these changes.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ def examined_once(
 ) -> dict[str, list[Row] | VeomniHookError]:
     """Return the rows of each module; an error for one that cannot be read.
 
-    What was examined before, by the same code and with the same source, is read from the cache folder. A
-    failure is not kept.
+    Results from the same code and the same source are read from the cache folder. Failures are not cached.
 
     Args:
-        folder: of the transformers package that they belong to.
+        folder: the folder of the transformers package that the files belong to.
         files: module names with their files.
         store: the cache.
         jobs: how many processes.
 
     Raises:
-        VeomniHookError: a worker process was ended from outside.
+        VeomniHookError: a worker process was killed.
     """
     name = _name(folder)
     kept = _read(store, name)
@@ -65,7 +64,7 @@ def examined_once(
 
 
 def forget(store: Store) -> int:
-    """Remove what is kept; return how many bytes that were."""
+    """Remove the cached results; return the number of bytes freed."""
     from veomni_hook.cache.trust import Defect, Root
 
     freed = 0
@@ -88,7 +87,7 @@ def _name(folder: str) -> str:
 
 
 def _seal(path: str) -> str:
-    """The digest of a file's bytes; empty where it cannot be read, which the survey reports."""
+    """The digest of a file's bytes; empty if it cannot be read, which the survey reports."""
     try:
         with open(path, "rb", buffering=0) as file:
             return source_hash(file.read()).hex()
@@ -105,7 +104,7 @@ def _kept(seal: str, rows: Any) -> dict[str, Any]:
 
 
 def _read(store: Store, name: str) -> dict[str, dict[str, Any]]:
-    """What is kept; nothing where it cannot be read or another user could have written it."""
+    """The cached results; empty if they cannot be read or another user could have written them."""
     from veomni_hook.cache.trust import Defect, Root
 
     if store.mode != "disk":

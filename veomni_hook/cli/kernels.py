@@ -1,4 +1,4 @@
-"""`veomni-hook kernels`: every kernel, and which one each op or each place of a model gets, and why."""
+"""`veomni-hook kernels`: list all kernels, and which one each op or place in a model gets, and why."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def kernels(
     from veomni_hook.kernels.choice import parse_choice
     from veomni_hook.kernels.registry import registry
 
-    choice = str(parse_choice(_choice()))  # before torch is imported: a wrong one is told at once
+    choice = str(parse_choice(_choice()))  # before torch is imported, to report an invalid choice at once
     place = on(device, system)
     if families or models:
         _tell_models(families or (), choice, place, source, jobs, models=models, as_json=as_json)
@@ -101,7 +101,7 @@ def kernels(
 
 
 def show(rows: Sequence[Mapping[str, Any]], presets: Mapping[str, Sequence[str]], heading: str) -> None:
-    """Print the kernels with the decisions about them, and what each preset stands for."""
+    """Print the kernels with the decisions about them, and the meaning of each preset."""
     output.emit_heading(heading)
     output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in rows])
     output.emit_heading("\npresets: the ops that get a backend which is chosen for all ops")
@@ -134,10 +134,10 @@ def on(device: str | None, system: str | None) -> System:
 
 
 def selection(op: str, variant: str, choice: str, system: System) -> Selection:
-    """Return what is selected for an op's variant.
+    """Return the selection for an op's variant.
 
     Raises:
-        KernelError: the choice names what does not exist.
+        KernelError: the choice names something that does not exist.
     """
     from veomni_hook.kernels.choice import parse_choice
     from veomni_hook.kernels.select import select

@@ -1,4 +1,4 @@
-"""`veomni-hook list`: families with the ops that kernels take over there, and the patches of your configs."""
+"""`veomni-hook list`: families with the ops routed to kernels there, and the patches of your configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `veomni-hook list --modules` lists: a row for each module and each config that patches it."""
+"""The rows of `veomni-hook list --modules`: one for each module and each config that patches it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def list_modules(
     Args:
         tree: the installed transformers.
         sources: the config modules.
-        wanted: only these modules, with what is routed there; nothing: all that configs name.
+        wanted: only these modules, with their routes; empty: all modules that configs name.
         settings: the settings in force.
-        jobs: how many processes.
-        routes: what is routed in every module, too.
-        everything: also modules without patches.
+        jobs: number of processes.
+        routes: also include the routes of every module.
+        everything: also include modules without patches.
     """
     rows = config_rows(tree, sources, wanted)
     installed = tree.files()
@@ -56,7 +56,7 @@ def list_modules(
 def config_rows(
     tree: SourceTree, sources: Sequence[Source], wanted: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return a row for each config, or for each that applies to one of the modules that are wanted."""
+    """Return a row for each config, or for each that applies to one of the wanted modules."""
     installed = tree.files()
     return [
         {

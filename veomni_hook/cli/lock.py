@@ -1,4 +1,4 @@
-"""The lock of `veomni-hook check`: finding and writing the file, and what changed since it was written."""
+"""The lock of `veomni-hook check`: find and write the file, and compare it with the installed release."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_lock(path: str) -> Lock:
     """Read a lock file.
 
     Raises:
-        LockError: it cannot be read, or is no lock.
+        LockError: it cannot be read, or is not a lock.
     """
     from veomni_hook.patches.lock import loads
 
@@ -67,10 +67,10 @@ def read_lock(path: str) -> Lock:
 
 
 def check_place(path: str) -> None:
-    """See that a lock that nobody named by hand is not written to where another user would have it.
+    """Check that a lock file that the user did not name is not written to a place that others control.
 
     Raises:
-        LockError: it, or a folder above it, is a symbolic link of another user's, or others could swap it.
+        LockError: it, or a folder above it, is another user's symbolic link, or others could replace it.
     """
     if problem := swap_problem(os.path.abspath(path), what="it"):
         fix = "remove it, work in a folder of your own, or name the file: --lock FILE"
@@ -78,7 +78,7 @@ def check_place(path: str) -> None:
 
 
 def write_lock(path: str, lock: Lock) -> None:
-    """Write a lock file; modules without a site or an override are left out.
+    """Write a lock file; modules without a site or an override are omitted.
 
     Raises:
         LockError: it cannot be written.
@@ -107,20 +107,20 @@ def taken(
     wanted: Collection[str] = (),
     jobs: int | None = None,
 ) -> tuple[Lock, dict[str, VeomniHookError]]:
-    """Record the installed state of what a project stands on.
+    """Record the installed state of the upstream code that a project depends on.
 
     Args:
-        families: what to record; nothing means all of transformers.
-        sources: config modules; the modules that the project's own ones patch are recorded too.
-        old: a lock to compare with: its modules and definitions are recorded as far as they are there.
-        wanted: only these modules of them.
-        jobs: how many processes.
+        families: the families to record; empty means all of transformers.
+        sources: config modules; the modules that the project's own configs patch are recorded too.
+        old: a lock to compare with: its modules and definitions are recorded if they still exist.
+        wanted: record only these modules.
+        jobs: number of processes.
 
     Returns:
         The state, and the error of each module that cannot be recorded.
 
     Raises:
-        UsageError: there is no such family, and no lock that knew it.
+        UsageError: there is no such family, and the old lock does not have it either.
     """
     from veomni_hook.cache.key import engine_digest
     from veomni_hook.cli.survey import survey
@@ -152,10 +152,10 @@ class Comparison:
 
     Attributes:
         path: the lock file.
-        old: what it holds.
+        old: its content.
         new: the installed state.
         changes: the differences.
-        errors: of modules that could not be compared, by name.
+        errors: the errors of modules that could not be compared, by name.
     """
 
     path: str
@@ -166,7 +166,7 @@ class Comparison:
 
     @property
     def matters(self) -> bool:
-        """Whether somebody has to look at it."""
+        """Whether a person must look at it."""
         return bool(self.errors) or any(change.matters for change in self.changes)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -181,7 +181,7 @@ class Comparison:
         return found
 
     def show(self, *, diffs: bool) -> None:
-        """Print the changes; ``diffs`` is whether those that do not matter come with their diff too."""
+        """Print the changes; with ``diffs``, also print the diffs of those that do not matter."""
         from veomni_hook.patches.lock import LINE
 
         releases = f"transformers {self.old.transformers}, now {self.new.transformers}"
@@ -211,13 +211,13 @@ def compared(
 ) -> Comparison:
     """Compare a lock with the installed transformers and the configs in force.
 
-    Where idioms are switched off, routed sites of the lock are left out: nothing stands on them.
+    If idioms are disabled, the lock's routed sites are skipped: nothing depends on them.
 
     Args:
         path: the lock file.
         wanted: only these modules; by default all that the lock names.
         sources: config modules.
-        jobs: how many processes.
+        jobs: number of processes.
 
     Raises:
         LockError: the file cannot be read.
@@ -242,7 +242,7 @@ def _files(tree: SourceTree, families: Sequence[str], old: Lock | None) -> dict[
         for family in families:
             try:
                 files |= tree.files([family])
-            except UsageError:  # known when the lock was written: its sites are gone, and reported so
+            except UsageError:  # existed when the lock was written: its sites are reported as gone
                 continue
     for module in old.modules if old is not None else ():
         path = _path(tree, module)
@@ -274,7 +274,7 @@ def _overrides(
         elif (path := _path(tree, config.source_module)) is not None:
             named[config.source_module] = path
     files.update(named)
-    # Here and not in a worker: configs hold functions of the user's modules.
+    # Not in a worker process: configs hold functions of the user's modules.
     return {
         module: overrides_of(configs, Document(read_source(path), module)) for module, path in named.items()
     }

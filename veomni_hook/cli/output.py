@@ -1,8 +1,8 @@
-"""What the commands print, and where: results to stdout, everything else to stderr.
+"""Output of the commands: results to stdout, everything else to stderr.
 
-Colour is for terminals only, and `NO_COLOR` turns it off there too. What people read fits the width of the
-terminal. A result that goes into a pipe or a file is plain text: exact source, or columns of any width,
-unless `COLUMNS` gives one.
+Colour is for terminals only, and `NO_COLOR` disables it there too. Text on a terminal fits its width. A
+result that goes to a pipe or a file is plain text: exact source, or columns of any width unless `COLUMNS` is
+set.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from veomni_hook.errors import VeomniHookError
 
-USUAL_WIDTH = 80  # of a terminal that does not tell its own
-BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended, as `cat file | head` does
+USUAL_WIDTH = 80  # of a terminal that does not report its width
+BROKEN_PIPE = 141  # what a shell reports for a program killed by SIGPIPE, as in `cat file | head`
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -30,7 +30,7 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     plain = not is_terminal(stream) or bool(os.environ.get("NO_COLOR"))
-    # rich would obey FORCE_COLOR (set in many CI systems) in a pipe, and write bold under NO_COLOR.
+    # rich would obey FORCE_COLOR (set in many CI systems) in a pipe, and write bold text under NO_COLOR.
     return Console(
         file=stream,
         force_terminal=is_terminal(stream),
@@ -41,12 +41,12 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """Whether a stream is there, open, and a terminal."""
+    """Whether a stream exists, is open, and is a terminal."""
     return stream is not None and not stream.closed and stream.isatty()
 
 
 def width_of(stream: IO[str] | None) -> int | None:
-    """Return how many columns a stream has: `COLUMNS`, else the terminal's; None: no limit, as in a pipe."""
+    """Return a stream's width: `COLUMNS`, else the terminal's; None means no limit, as in a pipe."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given) > 0:
         return int(given)
@@ -59,10 +59,10 @@ def width_of(stream: IO[str] | None) -> int | None:
 
 
 def emit(text: str) -> None:
-    """Write a result to stdout: these characters in UTF-8, with the line ends that they have.
+    """Write a result to stdout as UTF-8, with unchanged line endings.
 
     Raises:
-        BrokenPipeError: the reader has gone; the application's group turns it into an exit status.
+        BrokenPipeError: the reader is gone; the application's group converts this to an exit status.
     """
     if sys.stdout is None:
         return
@@ -72,17 +72,17 @@ def emit(text: str) -> None:
 
 
 def emit_code(text: str, lexer: str) -> None:
-    """Write source text or a diff to stdout, coloured where that is a terminal.
+    """Write source text or a diff to stdout, coloured if that is a terminal.
 
     Args:
-        text: the code; written unchanged where stdout is no terminal.
+        text: the code; written unchanged if stdout is not a terminal.
         lexer: the name of the pygments lexer.
     """
     emit(coloured(text, lexer))
 
 
 def coloured(text: str, lexer: str) -> str:
-    """Return code with the colours that stdout takes: unchanged where that is no terminal."""
+    """Return code with colours if stdout supports them; unchanged if stdout is not a terminal."""
     target = console()
     if target.color_system is None:
         return text
@@ -101,7 +101,7 @@ def emit_json(value: object) -> None:
 
 
 def json_text(value: object) -> str:
-    """Return one JSON document, as text with a line end."""
+    """Return one JSON document as text with a final newline."""
     import json
 
     return json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n"
@@ -110,12 +110,12 @@ def json_text(value: object) -> str:
 def emit_table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], *, optional: Sequence[str] = ()
 ) -> None:
-    """Write a table to stdout: aligned columns, or one block an entry where these do not fit.
+    """Write a table to stdout: aligned columns, or one block per entry if they do not fit.
 
     Args:
         headers: the names of the columns.
         rows: the cells.
-        optional: columns to leave out, the last first, where that lets the table fit.
+        optional: columns that may be dropped, last one first, to make the table fit.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     lines = layout.table(headers, cells, width_of(sys.stdout), optional=optional)
@@ -129,7 +129,7 @@ def emit_table(
 
 
 def emit_heading(text: str) -> None:
-    """Write the heading of a section of a result to stdout."""
+    """Write a section heading to stdout."""
     text = layout.paragraphs(text, width_of(sys.stdout), indent=0)
     if console().color_system is None:
         emit(f"{text}\n")
@@ -138,12 +138,12 @@ def emit_heading(text: str) -> None:
 
 
 def emit_fields(fields: Mapping[str, object]) -> None:
-    """Write name and value pairs to stdout, one a line, indented below a heading."""
+    """Write name and value pairs to stdout, one per line, indented below a heading."""
     emit(layout.fields({name: _cell(value) for name, value in fields.items()}, width_of(sys.stdout)))
 
 
 def emit_text(text: str) -> None:
-    """Write lines of prose to stdout, broken between words where they do not fit."""
+    """Write lines of prose to stdout, wrapped between words."""
     emit(layout.paragraphs(text, width_of(sys.stdout)))
 
 
@@ -158,12 +158,12 @@ def warn(message: str) -> None:
 
 
 def fail(error: VeomniHookError) -> None:
-    """Write an error with its three parts to stderr."""
+    """Write the three parts of an error to stderr."""
     _say(f"error: {error}", "red")
 
 
 def track(items: Sequence[str], label: str) -> Iterator[str]:
-    """Yield the items; where stderr is a terminal, a bar there shows how far the work is."""
+    """Yield the items; show a progress bar on stderr if that is a terminal."""
     target = console(stderr=True)
     if not target.is_terminal:
         yield from items
@@ -180,7 +180,7 @@ def track(items: Sequence[str], label: str) -> Iterator[str]:
 
 
 def abandon_stdout() -> None:
-    """After a broken pipe: what is left in the buffers goes nowhere, so that exit is silent."""
+    """After a broken pipe, discard the buffered output so that the exit is silent."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

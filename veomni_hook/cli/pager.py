@@ -1,4 +1,4 @@
-"""Long results on a terminal, one screen at a time: the user's pager, as git uses it."""
+"""Show long results on a terminal in the user's pager, as git does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import typer
 
 from veomni_hook.cli import output
 
-#: What a pager gets in its environment unless the user has set it: `less` ends where one screen is enough,
-#: shows colours and leaves the text on the screen.
+#: The pager's environment unless the user has set it: `less` exits if the text fits on one screen, shows
+#: colours and leaves the text on the screen.
 ENVIRONMENT = {"LESS": "FRX", "LV": "-c"}
 NOT_RUN = (126, 127)  # what a shell returns for a command that it cannot start
 
@@ -28,7 +28,7 @@ PagerOption = Annotated[
 
 
 def show(text: str, lexer: str, *, paged: bool) -> None:
-    """Show code: in the pager where stdout is a terminal and there is one, else directly on stdout.
+    """Show code in the pager if there is one and stdout is a terminal, otherwise directly on stdout.
 
     Args:
         text: the code.
@@ -44,7 +44,7 @@ def show(text: str, lexer: str, *, paged: bool) -> None:
 
 
 def pager() -> str | None:
-    """Return the shell command of the pager; None where stdout is no terminal, or PAGER is empty or cat."""
+    """Return the pager's shell command; None if stdout is not a terminal, or PAGER is empty or cat."""
     if not output.is_terminal(sys.stdout) or os.environ.get("TERM", "") in ("", "dumb"):
         return None
     default = "less" if shutil.which("less") else ""

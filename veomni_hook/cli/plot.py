@@ -15,8 +15,8 @@ def write_plot(report: Mapping[str, Any], path: Path) -> None:
     """Draw the demo's report into a PNG file.
 
     Args:
-        report: what `veomni_hook.cli.demo` measured; parts that it does not have are left out.
-        path: the file to write; replaced if it is there.
+        report: the measurements of `veomni_hook.cli.demo`; missing parts are omitted.
+        path: the file to write; replaced if it exists.
 
     Raises:
         ImportError: matplotlib is not installed, or cannot be imported.
@@ -42,7 +42,7 @@ def write_plot(report: Mapping[str, Any], path: Path) -> None:
 
 
 def _panels(report: Mapping[str, Any]) -> list[Callable[[Any], None]]:
-    """Return what draws each panel on an axis."""
+    """Return a function for each panel that draws it on an axis."""
     panels: list[Callable[[Any], None]] = []
     if "training" in report:
         sides = [report["training"][name] for name in ("plain", "hooked")]

@@ -1,9 +1,9 @@
-"""What the demo measures in a process of its own: import times, and two models by turns.
+"""The demo's measurements in a separate process: import times, and two models alternately.
 
 `python -m veomni_hook.cli.probe OUTPUT CACHE_DIR ROUNDS PART...` imports transformers, prints `ready`, waits
-for a line on its standard input, measures, and writes one JSON object into OUTPUT. The cache folder must be
-empty. Each model is built twice, from the installed module and from the patched one, which are both held: by
-turns in one process, they share the allocator, the threads and whatever else the machine does.
+for a line on its standard input, measures, and writes one JSON object to OUTPUT. The cache folder must be
+empty. Each model is built twice, from the installed and from the patched module; both stay loaded. Because
+they run alternately in one process, allocator, threads and machine load are the same for both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from veomni_hook import accelerator
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
 ROUNDS = 5
-# Relative, of loss and gradients' norm. Float32 on a CPU agrees to some 1e-6; bfloat16 has 8 bits.
+# Relative, for loss and gradient norm. Float32 on a CPU agrees to about 1e-6; bfloat16 has 8 bits.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
@@ -31,9 +31,9 @@ class Case(NamedTuple):
 
     Attributes:
         module: its modeling module.
-        name: the family, as its classes have it.
-        config: of both sizes.
-        cpu: tokens of a step on a CPU, and what its configuration has besides.
+        name: the family, as in its class names.
+        config: the configuration shared by both sizes.
+        cpu: tokens per step on a CPU, and the additional configuration there.
         accelerator: the same on an accelerator, where the dtype is bfloat16.
         cpu_dtype: the dtype on a CPU.
     """
@@ -80,7 +80,7 @@ CASES = {
 
 
 class Side:
-    """One of the two models of a case, and its steps: forward and backward from no gradients."""
+    """One of the two models of a case, and its steps: forward and backward, starting without gradients."""
 
     def __init__(self, case: Case, modeling: Any, device: str) -> None:
         import torch
@@ -97,16 +97,16 @@ class Side:
         self.input_ids = torch.randint(0, vocabulary, (1, tokens), device="cpu").to(device)
 
     def step(self) -> float:
-        """Run a step and return the loss; gradients are left on the model."""
+        """Run a step and return the loss; gradients stay on the model."""
         loss = self.model(input_ids=self.input_ids, labels=self.input_ids).loss
         loss.backward()
         return float(loss.detach())
 
     def first(self) -> dict[str, Any]:
-        """Run the first step, which warms up; return its loss, the gradients' norm and the peak memory.
+        """Run the first step, which is the warm-up; return its loss, the gradient norm and the peak memory.
 
-        The peak is the most that torch's allocator held above the start of the step, so that gradients count
-        and weights do not.
+        The peak is the maximum of torch's allocator minus its value at the start of the step, so it includes
+        gradients but not weights.
         """
         import torch
 
@@ -117,7 +117,7 @@ class Side:
         return {"loss": loss, "gradient_norm": norm, "peak_bytes": peak}
 
     def timed(self) -> None:
-        """Run a step and note its time; reading the loss waits for the device."""
+        """Run a step and record its time; reading the loss waits for the device."""
         started = time.perf_counter()
         self.step()
         self.seconds.append(time.perf_counter() - started)
@@ -125,7 +125,7 @@ class Side:
 
 
 def reimport(name: str = MODULE) -> float:
-    """Import one module anew and return the seconds that it took; what it imports stays loaded."""
+    """Reimport one module and return the time in seconds; the modules that it imports stay loaded."""
     sys.modules.pop(name, None)
     gc.collect()
     started = time.perf_counter()
@@ -140,8 +140,8 @@ def import_times(cache_dir: str) -> dict[str, float]:
         cache_dir: an empty folder for the cache.
 
     Returns:
-        Seconds: `unpatched` and `warm` are medians of imports that took turns, `cold` is the first patched
-        import of this process (it parses, patches and stores the module, and loads the engine that does so).
+        Seconds: `unpatched` and `warm` are medians of alternating imports, `cold` is the first patched import
+        of this process (it loads the engine, then parses, patches and stores the module).
     """
     from veomni_hook import activate
 
@@ -161,18 +161,18 @@ def import_times(cache_dir: str) -> dict[str, float]:
 
 
 def by_turns(case: Case, rounds: int, cache_dir: str) -> dict[str, Any]:
-    """Train a model of the installed module and one of the patched module, a step each by turns.
+    """Train a model of the installed module and one of the patched module in alternating steps.
 
     Returns:
         `tokens`, `config`, `parameters`, `experts_implementation` (of transformers, None where the model has
         no experts), `dtype`, `tolerance`, and for `plain` and `hooked` the `loss`, `gradient_norm` and
-        `peak_bytes` of the first step and the `step_seconds` of the others; `kernels` is what
-        `veomni_hook.explain` tells of the hooked model.
+        `peak_bytes` of the first step and the `step_seconds` of the others; `kernels` is the result of
+        `veomni_hook.explain` for the hooked model.
     """
     from veomni_hook import activate, explain
 
     device = accelerator.best()
-    # The plain model takes its first step before the hook is active: it is the installed transformers alone.
+    # The plain model takes its first step before the hook is active, so it uses unpatched transformers only.
     plain = Side(case, importlib.import_module(case.module), device)
     found: dict[str, Any] = {"plain": plain.first()}
     if explain(plain.model).rows:
@@ -243,13 +243,13 @@ def main(cache_dir: str, rounds: int, parts: list[str]) -> dict[str, Any]:
 
     Args:
         cache_dir: an empty folder for the cache.
-        rounds: how many timed steps each of two models takes.
+        rounds: number of timed steps of each of the two models.
         parts: `imports` or names of `CASES`, in any order.
     """
     from veomni_hook import activate
 
-    # As where a script begins with the hook: transformers' own modules note then which implementation of
-    # experts a user chose, and change nothing else. The modeling modules of both sides come later.
+    # As in a script that starts with the hook: transformers' own modules then record which implementation of
+    # experts the user chose, and change nothing else. The modeling modules of both sides are imported later.
     with activate(cache_dir=str(Path(cache_dir, "transformers"))):
         for name in ("transformers.modeling_utils", "transformers.modeling_layers"):
             importlib.import_module(name)

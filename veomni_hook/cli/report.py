@@ -1,4 +1,4 @@
-"""`veomni-hook report`: what is patched in models, why, and which kernels run there, as one HTML page."""
+"""`veomni-hook report`: one HTML page with what is patched in models, why, and which kernels run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def report(
 
 
 def _device_on(system: str) -> Device | None:
-    """For which device configs would apply on a named system; None: as on this machine."""
+    """The device whose configs would apply on a named system; None: as on this machine."""
     if system == CPU:
         return None
     return Device.npu if system == "ascend" else Device.gpu
@@ -107,7 +107,7 @@ def _answers(choice: str, system: System) -> Callable[[Place], list[Answer]]:
 
 
 def _module(found: Prepared, answers: Callable[[Place], Sequence[Answer]], *, idioms: bool) -> Module:
-    """What the page tells of a module; ``idioms``: whether they were asked about it."""
+    """The page's content for a module; ``idioms``: whether idioms ran on it."""
     from veomni_hook.cli.explain import explained
     from veomni_hook.report.gather import Texts, gathered, unpatched
     from veomni_hook.report.model import Unrouted
@@ -124,7 +124,7 @@ def _module(found: Prepared, answers: Callable[[Place], Sequence[Answer]], *, id
 
 
 def _charts(modules: Sequence[Module], system: System) -> list[Chart] | None:
-    """Recorded benchmarks of what is on the page; None where there is no folder of records."""
+    """Recorded benchmarks for the ops on the page; None if there is no folder of records."""
     from veomni_hook.report.benchmarks import charts, results_folder
 
     folder = results_folder()

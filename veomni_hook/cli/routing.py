@@ -1,4 +1,4 @@
-"""What `veomni-hook kernels` tells of models: their routed places, and which kernel each gets on a system."""
+"""What `veomni-hook kernels` shows for models: their routed places, and the kernel of each on a system."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ TOTAL = "total"
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """One candidate that has a kernel slot, and what the slot asks first.
+    """One candidate that has a kernel slot, and the backend that the slot asks first.
 
     Attributes:
         family: the folder of the model; a module's name outside `transformers.models`.
         module: the modeling module.
-        target: what a patch would name as its target.
+        target: the target that a patch would name.
         op: the op's name.
-        variant: the formula; several, joined by `|`, where a flag in the module chooses.
-        backend: the kernel's backend, `eager` for the upstream code, `none` where a call is an error; of
-            several variants the least of theirs.
+        variant: the formula; several, joined by `|`, if a flag in the module chooses.
+        backend: the kernel's backend, `eager` for the upstream code, `none` if a call raises; for several
+            variants the weakest of theirs.
         reason: why.
         backends: the backend of each variant.
     """
@@ -53,7 +53,7 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How many places of a family get which backend; `unrouted` candidates run the upstream code."""
+    """The number of places of a family per backend; `unrouted` candidates run the upstream code."""
 
     family: str
     sites: int
@@ -63,13 +63,13 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it.
+    """The complete result.
 
     Attributes:
         sites: sorted by module and target.
         families: a row for each family, also for those without candidates.
         total: their sum.
-        errors: the modules that could not be examined, by the reason.
+        errors: the modules that could not be examined, by reason.
     """
 
     sites: list[Routed]
@@ -86,14 +86,14 @@ def report(
     source: str | None = None,
     jobs: int | None = None,
 ) -> Report:
-    """Return what the places of models get; sources are read as text and nothing is imported.
+    """Return the kernels of the places in models; sources are read as text and nothing is imported.
 
     Args:
-        families: families, modules or files; none: all of transformers.
+        families: families, modules or files; empty: all of transformers.
         choice: the choice of kernels.
-        system: where they would run.
+        system: the system that they would run on.
         source: the folder of a transformers package; by default the installed one.
-        jobs: how many processes; by default one for each processor.
+        jobs: number of processes; by default one for each processor.
 
     Raises:
         UsageError: a family or the source folder does not exist.
@@ -107,7 +107,7 @@ def report(
         if row.status == ROUTED
     ]
     missing = [row for row in candidates if row.status != ROUTED]
-    # A family without candidates has no rows; a shared module is a family only where it has some.
+    # A family without candidates has no rows; a shared module counts as a family only if it has candidates.
     known = {family_folder(row.module) for row in candidates}
     known |= {family_folder(one) for one in source_tree(source).files(families) if one not in SHARED}
     names = _backends(sites)
@@ -123,7 +123,7 @@ def report(
 
 
 def show(found: Report, heading: str) -> None:
-    """Print every routed place, and how many get which backend."""
+    """Print every routed place, and the number of places per backend."""
     output.emit_heading(heading)
     output.emit_table(HEADERS, [[getattr(site, header) for header in HEADERS] for site in found.sites])
     total = found.total
@@ -189,7 +189,7 @@ def _rank(backend: str) -> int:
 
 
 def _backends(sites: Iterable[Routed]) -> list[str]:
-    """What some place gets, in the order of the registry; then `eager` and `none`, in any case."""
+    """The backends that some place gets, in the order of the registry; then always `eager` and `none`."""
     found = {site.backend for site in sites}
     return [*(name for name in registry.backends() if name in found - {EAGER}), EAGER, NONE]
 

@@ -1,8 +1,8 @@
-"""`veomni-hook run`: a script, module or program, started so that every Python in it has the hook.
+"""`veomni-hook run`: start a script, module or program so that every Python process in it has the hook.
 
-The process is replaced, not imitated: `sys.argv`, `sys.path[0]`, `__main__`, exit status, signals and
-tracebacks are Python's own. The hook travels in the environment, so every Python that is started from there
-(spawn, forkserver, torchrun's workers, a shell script's) has it too. Which program it is: `commands`.
+The process is replaced, not emulated: `sys.argv`, `sys.path[0]`, `__main__`, exit status, signals and
+tracebacks are Python's own. The hook is passed in the environment, so every Python started from there (spawn,
+forkserver, torchrun's workers, from a shell script) has it too. `commands` determines the program.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from veomni_hook.cli.usage import UsageError
 
 
 class RunCommand(TyperCommand):
-    """Takes its own options only up to the script or module: the rest belongs to that."""
+    """Parses its own options only up to the script or module; the rest belongs to that."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse with a `--` where the script's own arguments begin."""
+        """Parse with a `--` inserted before the script's own arguments."""
         return super().parse_args(ctx, separated(args))
 
 
 def separated(args: list[str]) -> list[str]:
-    """Return the arguments with a `--` in front of those that are not options of `run`."""
+    """Return the arguments with a `--` before those that are not options of `run`."""
     for position, arg in enumerate(args):
         if arg == "--":
             return args
@@ -84,7 +84,7 @@ run.command_class = RunCommand  # type: ignore[attr-defined]
 
 
 def replace_process(command: list[str], variables: dict[str, str]) -> None:
-    """Turn this process into another program; does not return.
+    """Replace this process with another program; does not return.
 
     Raises:
         UsageError: the system cannot execute it.

@@ -1,4 +1,4 @@
-"""A transformers package as source files, the installed one or that in a folder; nothing is imported."""
+"""A transformers package as source files, installed or in a folder; nothing is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from veomni_hook.cli.usage import UsageError
 from veomni_hook.finders import finder
 from veomni_hook.layout import counted
 
-#: Modules outside `transformers.models` that idioms are asked about: many models share their code.
+#: Modules outside `transformers.models` that idioms examine: many models share their code.
 SHARED = tuple(sorted(finder.SHARED - {finder.REMOTE_LOADING}))
 
 _VERSION = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
@@ -24,7 +24,7 @@ class SourceTree:
 
     Attributes:
         folder: the package's folder.
-        version: what it says of itself, or `unknown`.
+        version: its own version, or `unknown`.
     """
 
     folder: str
@@ -32,7 +32,7 @@ class SourceTree:
 
     @property
     def models(self) -> str:
-        """The folder of its families."""
+        """The folder that contains its families."""
         return os.path.join(self.folder, "models")
 
     def files(self, wanted: Iterable[str] = ()) -> dict[str, str]:
@@ -43,7 +43,7 @@ class SourceTree:
                 module names, or paths of Python files; by default every family and the shared modules.
 
         Raises:
-            UsageError: one of them does not exist; the nearest names are in it.
+            UsageError: one of them does not exist; the message has the nearest names.
         """
         found: dict[str, str] = {}
         shared = (module for module in SHARED if os.path.isfile(self.path(module)))
@@ -52,7 +52,7 @@ class SourceTree:
         return dict(sorted(found.items()))
 
     def path(self, module: str) -> str:
-        """Where a module of the package would lie."""
+        """The path that a module of the package would have."""
         return os.path.join(self.folder, *module.split(".")[1:]) + ".py"
 
     def _named(self, given: str) -> dict[str, str]:
@@ -89,10 +89,10 @@ def source_tree(path: str | None = None) -> SourceTree:
     """Return the installed transformers, or the package at a path.
 
     Args:
-        path: the package's folder (`…/transformers`), or one that holds it directly or below `src`.
+        path: the package's folder (`…/transformers`), or one that contains it directly or below `src`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such package.
     """
     if path is None:
         folder = transformers_folder()
@@ -114,8 +114,8 @@ def read_source(path: str) -> str:
 
     Raises:
         OSError: it cannot be read.
-        SyntaxError: it declares an encoding that does not exist.
-        UnicodeDecodeError: its bytes are not of its encoding.
+        SyntaxError: it declares an unknown encoding.
+        UnicodeDecodeError: its bytes are not valid in its encoding.
     """
     from importlib.util import decode_source
 

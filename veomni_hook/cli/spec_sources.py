@@ -1,4 +1,4 @@
-"""Every patch config that this environment knows of, and who named it; one that fails is a result too."""
+"""Every patch config known in this environment, and its origin; a config that fails is a result too."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Source:
     """One config module.
 
     Attributes:
-        origin: who named it: `built-in`, `settings`, `entry point of` a distribution, or `--config`.
-        name: the module's name, with `:attribute` where one was given.
-        configs: what it holds; empty when it cannot be loaded.
+        origin: where it was named: `built-in`, `settings`, `entry point of` a distribution, or `--config`.
+        name: the module's name, with `:attribute` if one was given.
+        configs: its configs; empty when it cannot be loaded.
         error: why it cannot be loaded, or None.
     """
 
@@ -52,12 +52,12 @@ def names(settings: Settings) -> list[tuple[str, str]]:
 
 
 def load_sources(named: Sequence[tuple[str, str]]) -> list[Source]:
-    """Load config modules; each failure is kept beside the others' results."""
+    """Load config modules; a failure is returned with the results of the others."""
     return [_load(origin, name) for origin, name in named]
 
 
 def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
-    """Return the modules that configs name, a pattern's installed ones included, each once."""
+    """Return the modules that configs name, each once; for a pattern, the installed modules that match."""
     found = list(configs)
     named = [config.source_module for config in found if not config.is_pattern]
     patterns = [config for config in found if config.is_pattern]

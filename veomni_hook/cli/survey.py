@@ -1,4 +1,4 @@
-"""One function over the text of many modules, on several processors: for `coverage` and the lock."""
+"""Apply one function to the text of many modules on several processors, for `coverage` and the lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from veomni_hook.layout import counted
 T = TypeVar("T")
 Work = Callable[[str, str], T]
 
-FEW = 16  # so many modules are done before other processes have started
+FEW = 16  # this many modules are done before other processes have started
 CHUNK = 4
 MOST_JOBS = 8
 
@@ -29,11 +29,11 @@ def survey(
     Args:
         work: a function of a module that worker processes can import, or a `functools.partial` of one.
         files: module names with their files.
-        label: what a progress bar says.
-        jobs: how many processes; by default one for each processor.
+        label: the label of the progress bar.
+        jobs: number of processes; by default one for each processor.
 
     Raises:
-        VeomniHookError: a worker process was ended from outside.
+        VeomniHookError: a worker process was killed.
     """
     jobs = min(jobs or available_processors(), MOST_JOBS)
     names = list(files)
@@ -44,7 +44,7 @@ def survey(
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    # spawn: a fork would copy the threads of whatever the caller has loaded in an undefined state.
+    # spawn: a fork would copy the caller's libraries and their threads in an undefined state.
     with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_start) as pool:
         results = pool.map(one, files.items(), chunksize=CHUNK)
         try:

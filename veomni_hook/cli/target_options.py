@@ -1,4 +1,4 @@
-"""What `dump`, `diff` and `explain` share: naming a target, patching it without an import, and its facts."""
+"""Code shared by `dump`, `diff` and `explain`: select a target, patch it without importing, return facts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Device(StrEnum):
-    """For which kind of accelerator configs apply."""
+    """The kind of accelerator that configs apply to."""
 
     gpu = "gpu"
     npu = "npu"
@@ -75,7 +75,7 @@ def import_from_here() -> None:
     """Let configs be imported from the working directory, as `python -m` does; installed modules win."""
     try:
         here = os.getcwd()
-    except OSError:  # it was deleted, so nothing lies in it
+    except OSError:  # it was deleted, so it contains nothing
         return
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
@@ -109,7 +109,7 @@ def prepared(target: str | None, config: str | None, device: Device | None) -> P
 
 
 def facts_of(found: Prepared) -> dict[str, Any]:
-    """Return what every JSON document about a prepared module begins with."""
+    """Return the first fields of every JSON document about a prepared module."""
     return {
         "module": found.module,
         "source": found.original_path,

@@ -1,7 +1,7 @@
-"""From what the user types to a module name: families of the installed transformers, without importing it.
+"""Find the module that the user means: families of the installed transformers, without importing it.
 
-A family is a folder below `transformers/models` with at least one `modeling_*.py`. Only the folder names are
-read for completion, so that a shell never waits.
+A family is a folder below `transformers/models` with at least one `modeling_*.py`. Completion reads only the
+folder names, so that the shell never waits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def transformers_folder() -> str:
 
 
 def modeling_files(family: str, models: str | None = None) -> tuple[str, ...]:
-    """Return the names of a family's modeling files, without `.py`; empty when there is no such family."""
+    """Return the names of a family's modeling files, without `.py`; empty if there is no such family."""
     folder = os.path.join(models or os.path.join(transformers_folder(), "models"), family)
     try:
         names = os.listdir(folder)
@@ -44,7 +44,7 @@ def families(prefix: str = "", models: str | None = None) -> dict[str, tuple[str
     """Return each family whose name has the prefix, with its modeling files.
 
     Args:
-        prefix: what the names begin with.
+        prefix: the beginning of the names.
         models: the folder of the families; by default the installed transformers'.
     """
     models = models or os.path.join(transformers_folder(), "models")
@@ -63,7 +63,7 @@ def family_of(module: str) -> str:
 
 
 def family_folder(module: str) -> str:
-    """Return the family that a modeling module belongs to, or the name of a module that belongs to none."""
+    """Return the family of a modeling module, or the module's name if it belongs to no family."""
     if not module.startswith(f"{MODELS}."):
         return module
     return module.removeprefix(f"{MODELS}.").partition(".")[0]
@@ -77,7 +77,7 @@ def module_name(given: str) -> str:
             (`blip_text`, `donut_swin`).
 
     Raises:
-        UsageError: there is no such family; the nearest names are in it.
+        UsageError: there is no such family; the message has the nearest names.
     """
     if "." in given:
         return given
@@ -105,7 +105,7 @@ def module_name(given: str) -> str:
 
 
 def complete_family(incomplete: str) -> list[str]:
-    """Complete a family or a module name for the shell; nothing when transformers is not installed."""
+    """Complete a family or a module name for the shell; empty if transformers is not installed."""
     try:
         if not incomplete.startswith(MODELS + "."):
             return list(families(incomplete))

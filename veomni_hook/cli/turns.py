@@ -1,7 +1,7 @@
-"""Two sides that were measured by turns: how much longer one takes, and whether the machine can tell.
+"""Compare two sides measured alternately: their time ratio, and whether the difference is significant.
 
-What slows a machine down for a while slows both sides of a pair, so that the ratio within a pair hardly
-changes. The ratio of two measurements that ran one after the other says nothing about a few percent.
+A temporary slowdown of the machine affects both sides of a pair, so the ratio within a pair hardly changes.
+Two measurements that simply ran one after the other cannot resolve a difference of a few percent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FASTER, SLOWER, SAME, NOISY, FEW = "faster", "slower", "same", "noisy", "few"
 #: The first steps of a training, which allocate and warm up.
 WARM_UP = 3
 CONFIDENCE = 0.95
-# Two processes that run the same code differ by a few percent, by where their memory lies.
+# Two processes that run the same code differ by a few percent, depending on their memory placement.
 MARGIN = 0.05
 
 
@@ -34,9 +34,9 @@ class Comparison:
         low: the lower end of the 95% interval of that median; the smallest ratio where pairs are too few.
         high: the upper end.
         pairs: how many pairs there are.
-        quartiles: between which half of the times of the first side are, in seconds.
-        verdict: `faster` or `slower` (the interval leaves 1 out), `same` (it lies within 5% of 1), `noisy`
-            (it holds 1 and reaches further), or `few` (too few pairs for an interval).
+        quartiles: the lower and upper quartile of the first side's times, in seconds.
+        verdict: `faster` or `slower` (the interval excludes 1), `same` (it is within 5% of 1), `noisy` (it
+            contains 1 and is wider), or `few` (too few pairs for an interval).
     """
 
     first: float
@@ -57,11 +57,11 @@ def compare(first: Sequence[float], second: Sequence[float]) -> Comparison:
     """Return the comparison of two sides.
 
     Args:
-        first: seconds of each turn of the side to compare with, without warm-up; at least one.
+        first: seconds of each turn of the baseline side, without warm-up; at least one.
         second: those of the other side, in the same order.
 
     Raises:
-        ValueError: the sides are not equally long, or empty.
+        ValueError: the sides differ in length, or are empty.
     """
     ratios = sorted(after / before for before, after in zip(first, second, strict=True))
     rank = _rank(len(ratios))
@@ -90,10 +90,10 @@ def _verdict(low: float, high: float) -> str:
 
 
 def _rank(count: int) -> int:
-    """Return the k for which the k-th smallest and k-th largest of so many values enclose their median.
+    """Return the k for which the k-th smallest and k-th largest of `count` values enclose the median.
 
-    They do with the probability that a fair coin shows at least k heads and k tails; no distribution of the
-    values is assumed. 0 where even the smallest and the largest do not enclose it with enough confidence.
+    The probability is that of a fair coin showing at least k heads and k tails; no distribution of the values
+    is assumed. Returns 0 if even the smallest and the largest do not enclose it with enough confidence.
     """
     rank, outside = 0, 0.0
     while True:

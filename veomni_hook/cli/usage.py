@@ -10,10 +10,10 @@ WRONG_USE = 2
 
 
 class UsageError(VeomniHookError):
-    """The command was asked for something that does not exist or makes no sense."""
+    """The user asked for something that does not exist or makes no sense."""
 
 
 def exit_status(error: VeomniHookError) -> int:
-    """Return the exit status for an error: what the user wrote is wrong use, the rest is a finding."""
+    """Return the exit status for an error: user input errors are wrong use, the rest is a finding."""
     wrong_use = UsageError | SettingsError | ConfigError | KernelError | LockError
     return WRONG_USE if isinstance(error, wrong_use) else FOUND

@@ -1,6 +1,6 @@
-"""Whether each declared patch of some configs applies exactly once to the installed module: `check`'s core.
+"""Whether each declared patch of some configs applies exactly once to the installed module; used by `check`.
 
-The engine stops at the first patch that does not apply. A report has to name them all, so after a failure
+The engine stops at the first patch that does not apply. A report must name them all, so after a failure
 each config, and then each patch, is tried alone.
 """
 
@@ -27,24 +27,24 @@ APPLIES = "applies"
 YIELDS = "yields"
 ABSENT = "absent"
 FAILS = "FAILS"
-#: Of a candidate that no kernel is routed to; a site of status `unbound` has that as its verdict.
+#: The verdict of a candidate that is not routed; a site with status `unbound` has that as its verdict.
 MISSED = "missed"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one declared patch.
+    """The result for one declared patch.
 
     Attributes:
         module: the module that it patches.
-        device: `gpu`, `npu`, or `any` where no config of the module cares.
+        device: `gpu`, `npu`, or `any` if no config of the module depends on it.
         config: the config's name.
         kind: the verb.
         target: what it patches in the module.
         verdict: `applies` (exactly once), `yields` (to a user's config), `absent` (this transformers has no
-            such module) or `FAILS`; of code that looks like an op and is not routed `missed` or `unbound`.
+            such module) or `FAILS`; `missed` or `unbound` for code that looks like an op but is not routed.
         detail: lines in the stored file, or why it yields or fails.
-        fix: what to do about a failure.
+        fix: how to fix a failure.
     """
 
     module: str
@@ -64,12 +64,12 @@ class Verdict:
 def judge(
     upstream: Upstream, configs: Sequence[PatchConfig], *, idioms: bool = False
 ) -> tuple[list[Verdict], list[PatchReport]]:
-    """Try configs of one module together, on each device that they distinguish.
+    """Try the configs of one module together, on each device that they distinguish.
 
     Args:
         upstream: the installed module.
-        configs: all that an import of the module would apply.
-        idioms: whether it would ask idioms too.
+        configs: all configs that an import of the module would apply.
+        idioms: whether an import would also run idioms.
 
     Returns:
         The verdicts, and the reports of what could be patched.
@@ -86,7 +86,7 @@ def judge(
 
 
 def failure(module: str, config: str, error: VeomniHookError, *, device: str = "any") -> Verdict:
-    """Return the verdict of an error that belongs to a config as a whole, or to the patch that it names."""
+    """Return the verdict for an error of a whole config, or of the patch that the error names."""
     target = getattr(error, "target", "") or "-"
     return Verdict(module, device, config, "-", target, FAILS, f"{error.what} ({error.where})", error.fix)
 
@@ -115,7 +115,7 @@ def _judge(
 
 
 def _nothing(upstream: Upstream, *, idioms: bool) -> PatchReport:
-    """The report of a module that nothing applies to: what idioms missed there."""
+    """The report for a module that nothing applies to: what idioms missed there."""
     from veomni_hook.patches.coverage import ROUTED, examine
     from veomni_hook.patches.report import MissedSite, PatchReport
 
@@ -127,7 +127,7 @@ def _nothing(upstream: Upstream, *, idioms: bool) -> PatchReport:
 
 
 def _routes(report: PatchReport, shown: str) -> Iterator[Verdict]:
-    """What idioms found in a module: routes that apply, that yield, and candidates that are not routed."""
+    """What idioms found in a module: routes that apply or yield, and candidates that are not routed."""
     kind = PatchType.ROUTE.value
     for one in report.applied:
         if one.kind == kind:
@@ -141,10 +141,10 @@ def _routes(report: PatchReport, shown: str) -> Iterator[Verdict]:
 
 
 def _declared(config: PatchConfig, report: PatchReport, shown: str) -> list[Verdict]:
-    """Hold what a config declares against what the engine says it applied."""
+    """Compare what a config declares with what the engine applied."""
     applied = [one for one in report.applied if one.config == config.name]
     yielded = {one.target: one.reason for one in report.yielded if one.config == config.name}
-    if config.is_pattern:  # applies where its targets are; that it does so anywhere is checked at the end
+    if config.is_pattern:  # applies where its targets are; whether it applies anywhere is checked at the end
         found = [(one.kind, one.target, APPLIES, "lines {}-{}".format(*one.lines)) for one in applied]
         found += [(o.kind, o.target, YIELDS, o.reason) for o in report.yielded if o.config == config.name]
         return [Verdict(report.module, shown, config.name, *one) for one in found]

@@ -1,9 +1,9 @@
-"""Routers return the logits that they are named for, not the probabilities made of them.
+"""Make routers return their logits instead of probabilities.
 
-In transformers 5.2 ten families' routers put the softmax of their logits in the place of the logits, and
-the load-balancing loss takes the softmax of that once more: its gradient is a fraction of what it should
-be. From 5.9 on the logits are returned, and nothing here applies. Weights and indices of experts stay what
-they are. The router's own route gives way to this, so its few operations are upstream's.
+In transformers 5.2, the routers of ten families replace their logits with the softmax of the logits, and the
+load-balancing loss applies softmax again: its gradient is a fraction of the correct value. Since 5.9 the
+logits are returned, and this fix does not apply. Weights and indices of experts do not change. The router's
+own route yields to this fix, so its few operations run as upstream code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What upstream code a project stands on, recorded, and what became of it in another release.
+"""Records the upstream code that a project depends on, and compares it with another release.
 
 A lock is a snapshot of modules: the routed sites with digests of what they compute, the upstream bodies that
-configs take the place of, and the text of both. Two locks are compared, and nothing else: the old one is read
-from a file, the new one is made from the installed sources, so the old release need not be there any more.
+configs replace, and the text of both. Only locks are compared: the old one is read from a file, the new one
+is made from the installed sources, so the old release need not be installed.
 """
 
 from veomni_hook.patches.lock.changes import LINE, Change, compare

@@ -42,7 +42,7 @@ MATTERS = frozenset({GONE, NOT_ROUTED, FORMULA})
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became of a site or of an overridden body.
+    """What changed for a site or an overridden body.
 
     Attributes:
         module: the module's name, as the lock has it.
@@ -50,7 +50,7 @@ class Change:
         target: the upstream definition.
         result: what happened, one of this module's constants.
         detail: the same in a sentence.
-        matters: whether somebody has to look at it.
+        matters: whether a person must look at it.
         diffs: a unified diff for each of its definitions whose text changed.
     """
 
@@ -64,19 +64,19 @@ class Change:
 
     @property
     def diff(self) -> str:
-        """The diffs of all definitions as one text; empty where no text changed."""
+        """The diffs of all definitions as one text; empty if no text changed."""
         return "".join(self.diffs)
 
 
 def compare(old: Lock, new: Lock) -> list[Change]:
-    """Compare a lock with the state of another release; what is the same is left out.
+    """Compare a lock with the state of another release; unchanged entries are omitted.
 
     Args:
         old: the lock.
-        new: snapshots of the same modules now, made with the bodies of the old one as ``known``.
+        new: current snapshots of the same modules, made with the bodies of the old lock as ``known``.
 
     Returns:
-        The changes by module and target; of two sites on one target in the order of the source.
+        The changes by module and target; sites on the same target are in source order.
     """
     found = [*_sites(old, new), *_overrides(old, new)]
     return sorted(found, key=lambda change: (change.module, change.target, change.kind))
@@ -113,7 +113,7 @@ def _by_place(lock: Lock) -> Mapping[tuple[str, str, str], Sequence[Placed]]:
 
 
 def _site(old: Lock, new: Lock, one: Placed, other: Placed) -> Iterator[Change]:
-    """Compare a site with what it has become."""
+    """Compare a site with its new form."""
     first, second = old.modules[one.module].bodies, new.modules[other.module].bodies
     names = _paired_names(one, other)
     changed = [(a, b) for a, b in names if _fingerprint(first.get(a)) != _fingerprint(second.get(b))]
@@ -221,7 +221,7 @@ def _body_change(before: Body, after: Body) -> tuple[str, str]:
 
 
 def _paired_names(one: Placed, other: Placed) -> list[tuple[str, str]]:
-    """The definitions of a site beside those of what it has become: the target's first, the rest by name."""
+    """Pairs of definitions of the old and the new site: the target's first, the rest by name."""
     old, new = one.site.bodies, other.site.bodies
     rest = sorted({*old[1:], *new[1:]})
     return [*zip(old[:1], new[:1], strict=False), *((name, name) for name in rest)]
@@ -249,7 +249,7 @@ def _fingerprint(body: Body | None) -> str:
 def _diffs(
     old: Lock, new: Lock, old_module: str, new_module: str, names: Sequence[tuple[str, str]]
 ) -> tuple[str, ...]:
-    """The unified diffs of definitions that have another text now."""
+    """The unified diffs of definitions whose text changed."""
     first = old.modules[old_module].bodies
     second = new.modules[new_module].bodies if new_module in new.modules else {}
     found = []

@@ -1,4 +1,4 @@
-"""Which site of one snapshot is which of another: by place, and across places by what they compute."""
+"""Match sites of two snapshots: by place, and across places by what they compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NEAR = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A site, the name of its module, and the fingerprint of the definition that it is in."""
+    """A site, the name of its module, and the fingerprint of the definition that contains it."""
 
     module: str
     site: LockedSite
@@ -28,8 +28,8 @@ def pairs(
     """Pair the sites of one op on one target.
 
     Returns:
-        Pairs (those that compute the same first, the others in the order of the source), old ones left over,
-        and new ones left over.
+        Pairs (those that compute the same first, the others in source order), unmatched old sites, and
+        unmatched new sites.
     """
     found: list[tuple[Placed, Placed]] = []
     gone, fresh = list(old), list(new)
@@ -47,8 +47,8 @@ def pairs(
 def moved(gone: Sequence[Placed], fresh: Sequence[Placed]) -> list[tuple[Placed, Placed]]:
     """Pair sites that are gone with new ones that compute the same: renamed in their module, or elsewhere.
 
-    Many modules share one formula, so in another module the name has to be the same too; nearly so, where the
-    whole module is gone.
+    Many modules share one formula, so in another module the name must match too; if the whole module is gone,
+    a similar name is enough.
     """
     left = {one.module for one in gone}
     modules_gone = left - {one.module for one in fresh}

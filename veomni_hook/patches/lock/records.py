@@ -22,10 +22,10 @@ class Body:
 
     Attributes:
         fingerprint: digest of what it does, see `veomni_hook.patches.structure.fingerprint`.
-        signature: its parameters without annotations; of a class those of every method, one a line.
-        line: where it begins.
+        signature: its parameters without annotations; for a class those of every method, one per line.
+        line: its first line.
         text: its lines with decorators and comments, without docstrings, not indented.
-        form: digest of what it computes, where it is straight-line code and a config overrides it.
+        form: digest of what it computes, if it is straight-line code and a config overrides it.
     """
 
     fingerprint: str
@@ -41,7 +41,7 @@ class LockedSite:
 
     Attributes:
         op: the op's name.
-        target: what a patch would name as its target.
+        target: the target that a patch would name.
         variant: the formula.
         form: digest of what the code computes.
         bodies: names of the definitions that the site consists of, the target's first.
@@ -56,7 +56,7 @@ class LockedSite:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Override:
-    """A patch of a project's own that stands on upstream code.
+    """One of the project's own patches that depends on upstream code.
 
     Attributes:
         target: the upstream definition.
@@ -74,7 +74,7 @@ class LockedModule:
     """One module: routed sites, overridden definitions, and the text of both by qualified name.
 
     ``unrouted`` (op and target to the reason) and ``renamed`` (an old name to a new one of the same body)
-    tell about the installed module only and are not written.
+    describe the installed module only and are not written.
     """
 
     sites: tuple[LockedSite, ...] = ()
@@ -89,10 +89,10 @@ class Lock:
     """A project's lock.
 
     Attributes:
-        transformers: the release that the modules are of.
-        engine: digest of the code that made the forms: those of another one are not comparable.
-        families: what the user named; empty means all of transformers.
-        modules: by name; those without a site or an override are left out.
+        transformers: the release of the modules.
+        engine: digest of the code that made the forms; forms of other engines are not comparable.
+        families: the families that the user named; empty means all of transformers.
+        modules: by name; those without a site or an override are omitted.
     """
 
     transformers: str
@@ -127,7 +127,7 @@ def loads(text: str, where: str) -> Lock:
         where: the file's name, for errors.
 
     Raises:
-        LockError: it is no lock, or one of another schema.
+        LockError: it is not a lock, or has another schema.
     """
     fix = "remove it, and write it anew: veomni-hook check --write-lock"
     try:

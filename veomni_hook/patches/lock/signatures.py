@@ -1,4 +1,4 @@
-"""Signatures as text, and what differs between two of them in words."""
+"""Signatures as text, and the difference between two of them in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def signature(node: ast.AST) -> str:
-    """Return a function's parameters without annotations; of a class those of every method, one a line."""
+    """Return a function's parameters without annotations; for a class those of every method, one per line."""
     if isinstance(node, _FUNCTIONS):
         return f"({ast.unparse(_bare(node))})"
     if isinstance(node, ast.ClassDef):
@@ -25,10 +25,10 @@ def signature(node: ast.AST) -> str:
 
 
 def difference(old: str, new: str) -> str:
-    """Return what differs between two signatures, or nothing if nothing does.
+    """Return what differs between two signatures, or an empty text.
 
     Raises:
-        SyntaxError: one of them is none of ours.
+        SyntaxError: one of them does not come from `signature`.
     """
     before, after = dict(_functions(old)), dict(_functions(new))
     said = [f"no method {name} any more" for name in before if name not in after]

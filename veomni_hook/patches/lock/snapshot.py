@@ -26,10 +26,10 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def overrides_of(configs: Iterable[PatchConfig], document: Document) -> tuple[Override, ...]:
-    """Return the upstream definitions that configs take the place of, stand in, or rely on; sorted.
+    """Return the upstream definitions that configs replace, change or rely on; sorted.
 
     Args:
-        configs: the configs for a module, perhaps among others.
+        configs: the configs for a module, possibly with others.
         document: the module.
     """
     fitting = (config for config in configs if config.applies_to(document.module))
@@ -56,9 +56,9 @@ def snapshot(
         module: its name.
         text: its source.
         overrides: what configs override there, from `overrides_of`.
-        known: definitions of an older lock, with their fingerprints. They are recorded too, and one that is
-            not there any more is looked for under other names.
-        idioms: whether idioms route anything; without them there are overrides alone.
+        known: definitions of an older lock, with their fingerprints. They are recorded too; a missing one is
+            searched under other names.
+        idioms: whether idioms route anything; without them only overrides are recorded.
 
     Raises:
         SyntaxError: the source is not valid Python.
@@ -115,7 +115,7 @@ def _bodies_of(document: Document, site: Site) -> tuple[str, ...]:
 
 
 def _last(document: Document, name: str) -> Definition | None:
-    # Of two definitions with one name the later one stays.
+    # If two definitions have the same name, the later one is used.
     return next(reversed(document.find(name)), None)
 
 
@@ -131,7 +131,7 @@ def _body(document: Document, name: str, scope: Scope, *, overridden: bool) -> B
 
 
 def _form(definition: Definition, scope: Scope) -> str:
-    """Digest of what a function computes, with the names of its attributes: an override goes by these."""
+    """Digest of what a function computes, including attribute names, because an override uses these."""
     node, owner = definition.node, definition.parents[-1]
     if not isinstance(node, _FUNCTIONS):
         return ""
@@ -143,7 +143,7 @@ def _form(definition: Definition, scope: Scope) -> str:
 
 
 def _without_docstrings(document: Document, node: ast.AST) -> str:
-    """The text of a definition without docstrings, which are a good half of it and decide nothing."""
+    """The text of a definition without docstrings, which are over half of it and do not matter."""
     start, end = document.span(node)
     parts = []
     for inner in walk_ast(node):

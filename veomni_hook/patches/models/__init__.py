@@ -1,11 +1,11 @@
-"""Which built-in specs there are, known from file names alone: no spec is imported to find out.
+"""The list of built-in specs, determined from file names without importing any spec.
 
 ``<family>.py`` in this folder holds the patch configs of ``transformers.models.<family>.modeling_<family>``,
 ``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share.
 
-A spec is for what holds for one module alone and no formula tells: a model whose code has to change, or a
-site that must not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find
-them in every module; where a spec names a site, they leave it alone. So there may be no family here at all.
+A spec is for a single module that formulas cannot cover: a model whose code must change, or a site that must
+not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find them in every
+module but skip sites that a spec names. So this folder may contain no family at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def families() -> dict[str, tuple[str, ...]]:
 def spec_modules(source_module: str) -> list[str]:
     """Return the names of the spec modules that cover ``source_module``; none is imported.
 
-    Cheap enough for every import of a target: one file is asked for.
+    Cheap enough for every import of a target: it checks for one file.
     """
     if not source_module.startswith(_PREFIX):
         name = source_module.removeprefix(_SHARED_PREFIX)
@@ -53,7 +53,7 @@ def _has(name: str, folder: str = "") -> bool:
 
 
 def _files(folder: str = "") -> set[str]:
-    # pkgutil also lists a package in a zip file; it is imported here because most processes never ask.
+    # pkgutil also lists a package in a zip file; imported here because most processes never need it.
     from pkgutil import iter_modules
 
     found = iter_modules([os.path.join(__path__[0], folder) if folder else __path__[0]])

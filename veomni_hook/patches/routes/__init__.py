@@ -1,4 +1,4 @@
-"""From what an idiom finds to patched text: sites, the guards that ask a slot, and the config they become.
+"""From an idiom's results to patched text: sites, the guards that call a slot, and the config made of them.
 
-Nothing here knows an op.
+Nothing here depends on an op.
 """

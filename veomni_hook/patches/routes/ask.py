@@ -1,4 +1,4 @@
-"""The text of a guard: it asks a slot, and returns what the kernel computes."""
+"""The text of a guard: it asks a slot and returns the kernel's result."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LINE = 80
 def ask(
     function: FunctionNode, slot: str, receiver: str, operands: Sequence[str], tests: Sequence[str] = ()
 ) -> str:
-    """Statements that return what a kernel computes, if the slot has one; without indentation.
+    """Statements that return a kernel's result, if the slot has a kernel; without indentation.
 
     Args:
-        function: the function that they go into.
+        function: the function that gets the statements.
         slot: the slot's name.
-        receiver: what the function calls its module.
-        operands: what the slot and the kernel are asked with, as source text.
-        tests: what has to hold before; operands are looked up only where all do.
+        receiver: the function's name for its module.
+        operands: the arguments for the slot and the kernel, as source text.
+        tests: preconditions; operands are evaluated only if all of them hold.
     """
     kernel, given = free_name(function, "kernel"), free_name(function, "operands")
     lines = [
@@ -39,6 +39,6 @@ def ask(
 
 
 def tuple_of(values: Sequence[str]) -> str:
-    """A tuple, in one line if it is short."""
+    """A tuple, on one line if it is short."""
     text = f"({', '.join(values)}{',' if len(values) == 1 else ''})"
     return text if len(text) <= _LINE else "(\n" + "".join(f"    {value},\n" for value in values) + ")"

@@ -1,7 +1,7 @@
-"""The splices of all routes of a module as edits that fit together.
+"""Combine the splices of all routes of a module into compatible edits.
 
-Each idiom writes as if it were alone. Here what goes into the ``else`` of another's guard moves to the right
-with it, and lines that became too long are wrapped.
+Each idiom writes as if it were alone. This module indents splices that are inside the ``else`` of another
+route's guard, and wraps lines that become too long.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def composed(
     marks: Iterable[Edit] = (),
     others: Sequence[Edit] = (),
 ) -> tuple[list[Edit], dict[int, set[int]]]:
-    """The edits that carry out splices, and which steps are carried out by edits of others.
+    """The edits that carry out splices, and the steps that are carried out by edits of others.
 
     Args:
         document: the module.
-        splices: each with the index of its step, in the order in which they go in. Of several at the place
-            where an ``indents`` splice begins, those before it stay outside of it.
-        marks: comments right above statements, wherever these move.
-        others: edits that are not of routes; lines that they touch are not wrapped.
+        splices: each with the index of its step, in order of application. If several are at the beginning of
+            an ``indents`` splice, those before it stay outside of it.
+        marks: comments directly above statements, wherever these move.
+        others: edits that do not belong to routes; lines that they touch are not wrapped.
 
     Raises:
         ValueError: the ranges of two ``indents`` splices cross.
@@ -63,9 +63,9 @@ def _check_nested(document: Document, ranges: Sequence[Splice]) -> None:
 
 
 def _lines(document: Document, splice: Splice) -> Iterator[int]:
-    """Where the code of a range's lines begins: of those that are not blank and not inside a string.
+    """Where the code begins in each line of a range, except blank lines and lines inside a string.
 
-    What moves a line goes behind its indentation: four columns in front of a tab may be none.
+    Additional indentation goes after the existing one: four columns before a tab may have no effect.
     """
     start = document.line_start(splice.start)
     text = document.source[start : splice.end]
@@ -79,7 +79,7 @@ def _lines(document: Document, splice: Splice) -> Iterator[int]:
 
 
 def _indented(document: Document, edit: Edit, indent: str) -> Edit:
-    """An edit with its lines moved to the right; a line that it only ends is moved by another."""
+    """An edit with its lines indented; another edit indents a line that this one only ends."""
     lines = edit.text.split("\n")
     inside = _inside_strings(edit.text)
     first = 0 if edit.start == document.line_start(edit.start) else 1
@@ -102,15 +102,15 @@ def _inside_strings(text: str) -> set[int]:
 def _fitted(
     document: Document, edits: Sequence[Edit], others: Sequence[Edit]
 ) -> tuple[list[Edit], dict[int, set[int]]]:
-    """Edits with the lines that they write wrapped; upstream's other lines stay as they are."""
+    """Edits with the lines that they write wrapped; other upstream lines do not change."""
     fitted: list[Edit] = []
     shared: dict[int, set[int]] = {}
     done = -1
     for edit in sorted(edits, key=lambda edit: (edit.start, not edit.inserts)):
         if edit.start < done:
-            continue  # it is in the line that was wrapped
+            continue  # it is in the wrapped line
         if edit.inserts and not edit.text.strip():
-            fitted.append(edit)  # it moves a line, which is upstream's
+            fitted.append(edit)  # it only indents an upstream line
             continue
         if edit.inserts and edit.start == document.line_start(edit.start):
             fitted.append(replace(edit, text=wrapped(edit.text)))
@@ -128,7 +128,7 @@ def _fitted(
 def _wrapped(
     document: Document, edit: Edit, edits: Sequence[Edit], others: Sequence[Edit]
 ) -> tuple[Edit, list[Edit]]:
-    """One edit for a line that an edit makes too long, with those that it stands for; else the edit."""
+    """One edit for a line that an edit makes too long, with the edits that it replaces; else the edit."""
     start, end = document.line_start(edit.start), document.line_end(edit.end)
     if end - start + sum(len(each.text) for each in edits if start <= each.start < end) <= WIDTH:
         return edit, []

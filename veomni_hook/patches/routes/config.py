@@ -1,4 +1,4 @@
-"""What idioms found in one module, as a built-in config: a route for every site that a kernel can answer."""
+"""The built-in config for what idioms found in one module: a route for every site with a kernel slot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def routes(sites: Iterable[Site], module: str) -> PatchConfig | None:
     """Return the config that routes a module's sites to kernel slots; None if there is nothing to route.
 
     Args:
-        sites: what `recognise` found in the module.
+        sites: the sites that `recognise` found in the module.
         module: its name.
 
     Raises:
@@ -76,7 +76,7 @@ def _slots(sites: Sequence[Site], module: str) -> list[SlotSpec]:
 
 
 def _skips(name: str, sites: Sequence[Site]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """What kernels of the slot ``name`` skip, by the place that asks."""
+    """The definitions that kernels of the slot ``name`` skip, by the place that asks."""
     found: dict[str, dict[str, None]] = {}
     for site in sites:
         if any(slot.name == name for slot in site.slots):

@@ -1,4 +1,4 @@
-"""A method in which a run of statements is looked for that computes a formula."""
+"""A method that is searched for a run of statements that computes a formula."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Method"]
 
 
 class Method:
-    """What searches in a method ask of it."""
+    """What searches need to know about a method."""
 
     def __init__(self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> None:
         self.view = view
@@ -32,7 +32,7 @@ class Method:
         return canonical(made, self.view.scope, self.owner, body=made.body)
 
     def digest(self) -> str:
-        """The digest of what the whole method computes; empty where that is not followed."""
+        """The digest of what the whole method computes; empty if it cannot be analysed."""
         form = canonical(self.method, self.view.scope, self.owner)
         return digest(form) if isinstance(form, Form) else ""
 
@@ -49,7 +49,7 @@ class Method:
 
     def _global(self, node: Node) -> ast.expr | None:
         if node.origin is None:
-            # `logits.sigmoid()` names no function that could be handed on.
+            # `logits.sigmoid()` has no function object that could be passed on.
             known = str(node.value).startswith("torch.") and self.view.scope.resolve("torch") == "torch"
             return ast.parse(str(node.value), mode="eval").body if known else None
         said = self.view.scope.dotted(node.origin) not in ("", f":{node.value}")

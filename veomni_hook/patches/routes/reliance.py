@@ -1,6 +1,6 @@
-"""What a route takes for granted: the upstream code that it answers for, and the definitions that this uses.
+"""What a route depends on: the upstream code that it replaces, and the definitions which that code uses.
 
-Where another patch changes any of it, the route would compute what the patched module does not, and yields.
+If another patch changes any of it, the route would compute something else than the module, so it yields.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 
 def covered(document: Document, site: Site) -> list[tuple[int, int]]:
-    """Return the ranges of the source that a route answers for.
+    """Return the ranges of the source that a route covers.
 
-    What is put in place of code answers for that code, an inserted statement for all that follows it in its
+    A replacement covers the code that it replaces. An inserted statement covers all that follows it in its
     function, because it may return.
     """
     function = _function(document, site.target)

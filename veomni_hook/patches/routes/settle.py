@@ -1,4 +1,4 @@
-"""Sites of code that the module replaces afterwards: recognised, and still not what runs."""
+"""Sites whose code the module replaces later: recognised, but not the code that runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["settled"]
 
 
 def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
-    """The sites, those missed, with the line as reason, of which the module may replace what they rely on."""
+    """The sites; those that rely on code that the module may replace are missed, with the line as reason."""
     for site in sites:
         reason = _reason(view, site)
         if not reason:
@@ -38,7 +38,7 @@ def _reason(view: ModuleView, site: Site) -> str:
 
 
 def _names(view: ModuleView, site: Site) -> Iterator[str]:
-    """What a site relies on, itself first."""
+    """The names that a site relies on, its own first."""
     yield site.target
     found = view.document.find(site.target)
     if not site.splices and found:

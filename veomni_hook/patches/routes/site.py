@@ -12,22 +12,22 @@ __all__ = ["Site", "Splice", "Status", "skipped_at_calls", "slot_name"]
 
 
 class Status(StrEnum):
-    """What became of a candidate."""
+    """The status of a candidate."""
 
     #: A guard asks a slot here.
     ROUTED = "routed"
     #: The formula is known, but there is no module that a kernel could belong to.
     UNBOUND = "unbound"
-    #: It looks like the op, and no idiom computes the same.
+    #: It looks like the op, but no idiom recognises its formula.
     MISSED = "missed"
 
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Text that takes the place of ``source[start:end]``; ``start == end`` inserts.
+    """Text that replaces ``source[start:end]``; ``start == end`` inserts.
 
-    ``marker`` says that the text is a comment only, which ``diff`` leaves out. With ``indents`` nothing is
-    replaced: the text goes in front of every line of the range, and of what other splices put there, too.
+    ``marker`` says that the text is only a comment, which ``diff`` omits. With ``indents`` nothing is
+    replaced: the text is put before every line of the range, including lines that other splices insert.
     """
 
     start: int
@@ -43,21 +43,21 @@ class Site:
 
     Attributes:
         op: the op's name.
-        target: what a patch would name as its target (``Class.forward``, ``apply_rotary_pos_emb``).
+        target: the target that a patch would name (``Class.forward``, ``apply_rotary_pos_emb``).
         status: routed or not.
-        variant: the formula; several, joined by ``|`` in the order of the branches, where a flag chooses.
-        reason: why it is not routed: the nearest idiom and the first difference; else a remark, or nothing.
+        variant: the formula; several, joined by ``|`` in the order of the branches, if a flag chooses.
+        reason: why it is not routed: the nearest idiom and the first difference; else a remark or empty.
         form: digest of what the code computes, the same in all releases that compute the same.
-        captures: what stands for the formula's operands here, as source text.
+        captures: the source text for each operand of the formula.
         splices: the edits that route it.
         slots: the slots that the splices name.
-        relies_on: definitions of the module that the route takes as they are, beside those that the code
-            which it answers for names (`veomni_hook.patches.routes.reliance` finds these).
+        relies_on: definitions of the module that the route assumes unchanged, besides those named in the code
+            that it covers (`veomni_hook.patches.routes.reliance` finds these).
         skips: definitions of the module that a kernel computes without calling them, by the place that asks:
-            a method, or the function at whose calls the slot stands. While the model runs, the slot compares
-            what stands there with what was recognised.
+            a method, or the function whose calls ask the slot. While the model runs, the slot compares the
+            current definitions with the recognised ones.
         counted: whether it is one of the op's candidates (call sites belong to a candidate and are not).
-        part: a named part of the op's candidates that has a total of its own in `coverage`, or nothing.
+        part: a named part of the op's candidates that has its own total in `coverage`, or empty.
         lineno: the upstream line, from 1.
     """
 
@@ -78,7 +78,7 @@ class Site:
 
 
 def skipped_at_calls(site: Site) -> tuple[str, ...]:
-    """What is skipped where a kernel stands in for a call of the method or function that ``site`` is."""
+    """What is skipped if a kernel replaces a call of the method or function of ``site``."""
     return (site.target, *site.skips.get(site.target, ()))
 
 

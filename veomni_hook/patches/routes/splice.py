@@ -1,6 +1,6 @@
-"""Where an idiom's code goes in upstream's text: in front of statements, in place of expressions.
+"""Insert an idiom's code into upstream's text: before statements, or in place of expressions.
 
-Code is given at no indentation; it gets that of what it stands at, and upstream's comments stay above it.
+Code is passed without indentation and gets that of its place; upstream's comments stay above it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ __all__ = [
     "marker",
 ]
 
-# What binds as tightly as the place of any expression can ask for.
+# Expressions that never need brackets, wherever they are inserted.
 _ATOMS = (ast.Attribute, ast.Call, ast.Constant, ast.Dict, ast.List, ast.Name, ast.Set, ast.Subscript)
 
 
 def before_body(view: ModuleView, function: FunctionNode, code: str, comment: str) -> tuple[Splice, ...]:
-    """Put statements in front of a function's body, after its docstring.
+    """Insert statements before a function's body, after its docstring.
 
-    A body in the line of its ``def`` gets lines of its own.
+    A body on the same line as its ``def`` is moved to its own lines.
     """
     return _inserted(at_start(view.document, function), code, comment)
 
 
 def after_body(view: ModuleView, function: FunctionNode, code: str, comment: str) -> tuple[Splice, ...]:
-    """Put statements at the end of a function's body; they run only where control reaches it.
+    """Insert statements at the end of a function's body; they run only if control reaches the end.
 
     Raises:
-        ValueError: the last statement does not begin a line of its own.
+        ValueError: the last statement does not begin its own line.
     """
     document, last = view.document, function.body[-1]
     if not document.begins_line(last):
@@ -58,10 +58,10 @@ def after_body(view: ModuleView, function: FunctionNode, code: str, comment: str
 def before_statement(
     view: ModuleView, function: FunctionNode, statement: ast.stmt, code: str, comment: str
 ) -> tuple[Splice, ...]:
-    """Put statements in front of a statement of ``function``, above the comments right above it.
+    """Insert statements before a statement of ``function``, above the comments directly above it.
 
     Raises:
-        ValueError: the statement does not begin a line of its own.
+        ValueError: the statement does not begin its own line.
     """
     place = before(view.document, function, statement)
     if place is None:
@@ -70,10 +70,10 @@ def before_statement(
 
 
 def in_place(view: ModuleView, node: ast.expr, text: str) -> Splice:
-    """Put an expression in the place of another, in brackets if it could fall apart there.
+    """Replace an expression with another, in brackets if precedence requires them.
 
     Raises:
-        SyntaxError: ``text`` is no expression.
+        SyntaxError: ``text`` is not an expression.
     """
     given = ast.parse(text.strip(), mode="eval").body
     bracketed = (given.lineno, given.col_offset) != (1, 0)  # a node begins after the brackets around it
@@ -115,7 +115,7 @@ def marker(comment: str) -> str:
 
 
 def free_name(function: FunctionNode, wanted: str) -> str:
-    """``wanted``, or a name like it that the function does not use."""
+    """``wanted``, or a similar name that the function does not use."""
     taken = names_in(function)
     name = wanted
     while name in taken:

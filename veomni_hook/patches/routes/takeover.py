@@ -1,7 +1,7 @@
-"""The guard that lets a kernel stand in for a run of statements.
+"""The guard that lets a kernel replace a run of statements.
 
-Where the function goes straight on to its ``return``, the guard returns what the function would, and
-upstream's lines stay as they are; elsewhere the run goes to the ``else`` of the guard.
+If the function's ``return`` follows directly, the guard returns the function's result, and upstream's lines
+do not change; otherwise the run moves to the ``else`` of the guard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["guard"]
 
-# Beyond this a guard would repeat more of upstream than it adds.
+# Above this limit a guard would repeat more upstream code than it adds.
 _LONGEST_TAIL = 4
 
 
@@ -32,13 +32,13 @@ def guard(
     returns: bool = True,
     beside: bool = False,
 ) -> tuple[Splice, ...] | None:
-    """The splices that let ``answer`` stand in for the run where ``condition`` holds; None if it cannot.
+    """The splices that let ``answer`` replace the run if ``condition`` holds; None if impossible.
 
     Args:
-        answer: assigns what the run assigns and others read, or returns.
-        returns: whether the guard may return, past what else follows in the function.
-        beside: whether what else others read may be computed once more, after the answer; the run computes
-            and does nothing else.
+        answer: assigns what the run assigns and later code reads, or returns.
+        returns: whether the guard may return, skipping the rest of the function.
+        beside: whether other values that later code reads may be recomputed after the answer; the run must
+            be free of side effects.
     """
     code: Sequence[ast.stmt] | None = answer
     if not isinstance(answer[-1], ast.Return):
@@ -77,7 +77,7 @@ def _calls_module(run: Run, statement: ast.stmt) -> bool:
 
 
 def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
-    """The answer and what the function does after the run, shortly."""
+    """The answer and the rest of the function after the run, if that is short."""
     tail = run.tail
     ends = run.block is run.function.body and tail and isinstance(tail[-1], ast.Return)
     if not ends or len(tail) > _LONGEST_TAIL:

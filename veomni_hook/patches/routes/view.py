@@ -1,4 +1,4 @@
-"""One upstream module as idioms see it: definitions, source text, and what its functions compute."""
+"""An idiom's view of one upstream module: definitions, source text, and what its functions compute."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class ModuleView:
 
     @cached_property
     def scope(self) -> Scope:
-        """What the module's global names mean."""
+        """The meaning of the module's global names."""
         from veomni_hook.patches.graph.scope import Scope
 
         return Scope(self.document.tree, self.document.source)
 
     @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:
-        """The module's top-level classes by name; of two with one name the one that stays."""
+        """The module's top-level classes by name; the last one if a name is repeated."""
         return {node.name: node for node in self.document.tree.body if isinstance(node, ast.ClassDef)}
 
     @cached_property
@@ -43,7 +43,7 @@ class ModuleView:
         return {node.name: node for node in self.document.tree.body if isinstance(node, kinds)}
 
     def methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
-        """The methods that the body of a class defines, by name; inherited ones are not among them."""
+        """The methods that the body of a class defines, by name; without inherited ones."""
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
         return {node.name: node for node in owner.body if isinstance(node, kinds)}
 

@@ -1,1 +1,1 @@
-"""One file a verb: each plans the edits that its patches need."""
+"""One file per verb: each plans the edits that its patches need."""

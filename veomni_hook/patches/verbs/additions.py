@@ -1,7 +1,7 @@
-"""What configs put around upstream's definitions: imports, blocks, kernel slots, helpers.
+"""What configs add around upstream's definitions: imports, blocks, kernel slots, helpers.
 
 Imports, slots, blocks and helpers follow upstream's imports in that order; a positioned helper follows its
-target. One thing that several configs bring (an inherited helper) is added once.
+target. If several configs add the same thing (an inherited helper), it is added once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def plan_additions(plan: Plan) -> None:
 
     Raises:
         PatchTargetError: the target of a positioned helper is missing.
-        PatchConflictError: a helper or slot has the name of something else that the module defines.
+        PatchConflictError: a helper or slot has the same name as something else in the module.
         ReplacementError: a helper's source cannot be read.
     """
     _plan_imports(plan)
@@ -88,7 +88,7 @@ def _plan_slots(plan: Plan) -> None:
 
 
 def _slot_text(slot: SlotSpec) -> str:
-    """The assignment that makes a slot."""
+    """The assignment that creates a slot."""
     given = ", ".join((json.dumps(slot.op), json.dumps(slot.variant), "__name__"))
     keywords = [f"parameters={json.dumps(slot.parameters)}"] if slot.parameters else []
     if slot.skips:
@@ -135,7 +135,7 @@ def _read(plan: Plan, index: int, helper: object) -> Snippet:
 
 
 def _refuse_taken(plan: Plan, index: int, name: str, what: str) -> None:
-    """A definition of upstream's below would silently take the name back."""
+    """Raise if an upstream definition further down would silently rebind the name."""
     excluded = {step.target for _, step in plan.of_kind("exclude")}
     taken = [d for d in top_level(plan.document, name, _DEFINITIONS) if d.qualname not in excluded]
     if taken:
@@ -153,7 +153,7 @@ def _append(plan: Plan, index: int, text: str, marker: str, *, gap: int) -> None
 
 
 def _insert(plan: Plan, index: int, anchor: int, text: str, marker: str, *, gap: int) -> None:
-    """Insert whole lines behind the line that ends at ``anchor``, or before the first one."""
+    """Insert whole lines after the line that ends at ``anchor``, or before the first line."""
     if anchor >= 0:
         plan.insert(index, anchor, "\n" * gap)
         if marker:
@@ -167,7 +167,7 @@ def _insert(plan: Plan, index: int, anchor: int, text: str, marker: str, *, gap:
 
 
 def _first_line(plan: Plan) -> int:
-    """Where a module without imports and docstring begins: behind the comments at its top."""
+    """Where a module without imports and docstring begins: after the comments at its top."""
     document = plan.document
     body: Iterable[ast.stmt] = document.tree.body
     for statement in body:

@@ -1,4 +1,4 @@
-"""``exclude_from_output``: definitions left out, and ``__all__`` without their names."""
+"""``exclude_from_output``: remove definitions, and their names from ``__all__``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _KINDS = ("class", "function", "assignment")
 
 
 def plan_exclusions(plan: Plan) -> dict[str, int]:
-    """Plan to leave out every definition of the excluded names, and their entries in ``__all__``.
+    """Plan to remove every definition of the excluded names, and their entries in ``__all__``.
 
     Returns:
-        The names, each with the index of its step: the caller has to see that nothing uses them any more.
+        The names, each with the index of its step: the caller must check that nothing uses them any more.
 
     Raises:
         PatchTargetError: a name is not defined at the top level, or only together with others.

@@ -1,8 +1,8 @@
-"""Replacements that live in another package: checked to exist without importing anything.
+"""Replacements in another package: check that they exist without importing anything.
 
-Importing would load torch and triton to answer a question that the installed source answers; star imports are
-followed from file to file. What only a running module knows (``__getattr__``, extension modules) is asked of
-the module if it is loaded, and else left to the import statement of the patched module.
+Importing would load torch and triton, although the installed source has the answer; star imports are followed
+from file to file. Names that only a running module knows (``__getattr__``, extension modules) are looked up
+in the module if it is loaded; otherwise the import statement of the patched module checks them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _find_one(name: str, path: list[str] | None) -> ModuleSpec | None:
         found = finder.find_spec(name, path)
         if found is not None:
             return found
-    # Editable installs have finders of their own; ours would patch what it finds.
+    # Editable installs have their own finders; ours would patch what it finds.
     for other in sys.meta_path:
         if not isinstance(other, type) and not type(other).__module__.startswith("veomni_hook."):
             find = getattr(other, "find_spec", None)

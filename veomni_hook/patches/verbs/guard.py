@@ -1,7 +1,7 @@
-"""Guards: statements put in front of upstream code, which stays in the file and runs if they do not return.
+"""Guards: statements inserted before upstream code, which stays in the file and runs if they do not return.
 
-A guard cannot change what it stands in front of: it may read the function's parameters and the captures of
-its ``before`` pattern, and every name that it binds has to be its own.
+A guard cannot change the code that follows it: it may read the function's parameters and the captures of its
+``before`` pattern, and every name that it binds must be new.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from veomni_hook.patches.verbs.inplace import (
 __all__ = ["plan_guard"]
 
 _ONCE = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
-# The wrapper lets an indented block be parsed; its length is what the block's lines are moved by.
+# The wrapper allows an indented block to be parsed; its length is the line offset of the block.
 _WRAPPER = "if 1:\n"
 
 
@@ -51,9 +51,9 @@ def plan_guard(
         where: the place that an error names; the target's by default.
 
     Raises:
-        PatchTargetError: the target or what the guard relies on is missing or is not the code that it was
-            written for, or ``before`` does not match exactly ``matches`` times.
-        PatchError: the guard cannot stand there (see the module's docstring).
+        PatchTargetError: the target, or a definition that the guard relies on, is missing or differs from the
+            code that the guard was written for, or ``before`` does not match exactly ``matches`` times.
+        PatchError: the guard is not valid there (see the module's docstring).
     """
     where = where or f"{document.module}, {patch.target}"
     definition, function = find_function(document, patch, where)
@@ -152,7 +152,7 @@ def _check_statements(tree: ast.Module, function: FunctionNode, refuse: dict[str
 def _places(
     document: Document, function: FunctionNode, patch: Patch, pattern: Pattern | None
 ) -> list[tuple[Place, Mapping[str, Capture]]]:
-    """Where the guard goes, each place with what ``before`` captured there."""
+    """The places for the guard, each with the captures of ``before`` there."""
     if pattern is None:
         return [(at_start(document, function), {})]
     found = pattern.find_statements(function, nested=False)
@@ -184,7 +184,7 @@ def _block(
     where: str,
     target: str,
 ) -> str:
-    """The guard's statements at their indentation, captures put in; no newline at the end."""
+    """The guard's statements, indented, with captures substituted; no newline at the end."""
     code = Document(_WRAPPER + reindent(body, "", indent))
     captures = {name: capture for name, capture in captured.items() if name in parameters}
     for place in find_places(code.tree, captures, holes=False):

@@ -1,4 +1,4 @@
-"""Upstream's imports without the dropped names."""
+"""Remove dropped names from upstream's imports."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["bound_name", "importable", "plan_drops"]
 
 
 def plan_drops(plan: Plan) -> dict[str, int]:
-    """Plan to take names out of module-level imports, those under ``if`` and ``try`` included.
+    """Plan to remove names from module-level imports, including those under ``if`` and ``try``.
 
-    A name is what is imported, the last part of a dotted one, or what it is bound to.
+    A name may be the imported name, the last part of a dotted name, or the alias.
 
     Returns:
-        The names that the dropped imports bound, each with the index of its step: the caller has to see
-        that what still uses them is provided for.
+        The names that the dropped imports bound, each with the index of its step: the caller must check
+        that something else provides the names still in use.
 
     Raises:
         PatchTargetError: a name is not imported.
@@ -73,7 +73,7 @@ def _matches(
 
 
 def importable(statement: ast.stmt) -> Iterator[str]:
-    """The names by which `plan_drops` knows what a statement imports; none if it is no import."""
+    """The names under which `plan_drops` finds a statement's imports; none if it is not an import."""
     if isinstance(statement, ast.Import | ast.ImportFrom):
         for alias in statement.names:
             yield alias.name
@@ -83,7 +83,7 @@ def importable(statement: ast.stmt) -> Iterator[str]:
 def _drop(
     plan: Plan, statement: ast.Import | ast.ImportFrom, dropped: dict[int, list[str]], wanted: dict[str, int]
 ) -> bool:
-    """Plan the removal from one statement; whether nothing is left of it."""
+    """Plan the removal from one statement; return whether nothing is left of it."""
     index, *others = dict.fromkeys(wanted[name] for names in dropped.values() for name in names)
     for other in others:
         plan.shared.setdefault(other, set()).add(index)
@@ -96,7 +96,7 @@ def _drop(
 
 
 def _keep_block(plan: Plan, block: list[ast.stmt]) -> None:
-    """The last statement of a block that would be empty becomes ``pass``."""
+    """Replace the last statement of a block that would become empty with ``pass``."""
     start, end = plan.document.span(block[-1])[0], plan.document.end(block[-1])
     for number, edit in enumerate(plan.edits):
         if edit.start <= start < edit.end:

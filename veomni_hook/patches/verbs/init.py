@@ -1,8 +1,8 @@
 """``modify_init``: the config's function becomes ``__init__`` and gets upstream's as its first argument.
 
-Upstream's ``__init__`` keeps its text. A factory after it takes it as an argument and returns the new one, so
-that the function's own name for the original works, and so does ``super()`` without arguments in both. The
-new ``__init__`` says of itself what the original says (signature, docstring, annotations).
+Upstream's ``__init__`` keeps its text. A factory after it takes it as an argument and returns the new one.
+So the function can use its own parameter name for the original, and ``super()`` without arguments works in
+both. The new ``__init__`` has the metadata of the original (signature, docstring, annotations).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def plan_own_init(plan: Plan, index: int, node: ast.ClassDef) -> None:
     """Plan the factory after the statement of a class body that defines ``__init__``.
 
     Raises:
-        ReplacementError, SignatureError: the function cannot stand for that ``__init__``.
+        ReplacementError, SignatureError: the function cannot replace that ``__init__``.
     """
     document = plan.document
     own = members(node)["__init__"]
@@ -67,7 +67,7 @@ def plan_own_init(plan: Plan, index: int, node: ast.ClassDef) -> None:
 
 
 def inherited_init(plan: Plan, index: int, node: ast.ClassDef) -> str:
-    """Text for a class without ``__init__`` of its own: one that calls the inherited one, and the factory.
+    """Text for a class without its own ``__init__``: one that calls the inherited one, and the factory.
 
     Raises:
         PatchTargetError: no base can give the class an ``__init__``.
@@ -95,16 +95,16 @@ def inherited_init(plan: Plan, index: int, node: ast.ClassDef) -> str:
         )
     forward = _FORWARD
     if len(node.bases) == 1 and isinstance(node.bases[0], ast.Name | ast.Attribute):
-        # For inspect.signature: what the class said of its __init__ before.
+        # For inspect.signature: the signature that the class had before.
         forward += f"__init__.__wrapped__ = {ast.unparse(node.bases[0])}.__init__\n\n"
     return forward + init_factory(plan, index, None)
 
 
 def init_factory(plan: Plan, index: int, original: ast.stmt | None) -> str:
-    """Text, without indentation, that replaces ``__init__`` by the function of step ``index``.
+    """Text, without indentation, that replaces ``__init__`` with the function of step ``index``.
 
     Raises:
-        ReplacementError: the function has another form than ``(original_init, self, ...)``.
+        ReplacementError: the function's parameters are not ``(original_init, self, ...)``.
         SignatureError: it drops parameters of ``original``.
     """
     step, where = plan.steps[index], plan.where(index)

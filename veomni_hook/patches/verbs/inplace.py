@@ -1,7 +1,7 @@
-"""What guards and rewrites share: both change one upstream function in place.
+"""Code shared by guards and rewrites: both change one upstream function in place.
 
-Both are written for known upstream code, so the function has to exist exactly once and to have a known
-fingerprint, and neither may disturb the names that the function uses.
+Both are written for known upstream code, so the function must exist exactly once and must have a known
+fingerprint, and neither may change the names that the function uses.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def find_function(document: Document, patch: Patch, where: str) -> tuple[Definit
 
 
 def check_body(document: Document, definition: Definition, patch: Patch, where: str) -> None:
-    """Check that the function, and what the patch relies on, is code that the patch was written for.
+    """Check that the patch was written for this function's code and for what it relies on.
 
-    A patch without fingerprints takes any function.
+    A patch without fingerprints accepts any function.
 
     Raises:
         PatchTargetError: a fingerprint is not among the patch's; the message shows it.
@@ -75,7 +75,7 @@ def refuse_names(names: Iterable[str], what: str, *, fix: str, where: str, targe
 
 
 def effects(capture: Capture, kinds: tuple[type[ast.AST], ...]) -> bool:
-    """Whether the captured code holds a node of one of ``kinds``, which must not run twice."""
+    """Whether the captured code contains a node of one of ``kinds``, which must not run twice."""
     return any(isinstance(node, kinds) for root in capture.nodes for node in walk_ast(root))
 
 
@@ -87,7 +87,7 @@ def marker(definition: Definition, patch: Patch, config: str) -> str:
 
 
 def mark_statement(document: Document, function: FunctionNode, offset: int, index: int, comment: str) -> Edit:
-    """A comment line above the innermost statement that holds ``offset`` and begins a line of its own."""
+    """A comment line above the innermost statement that contains ``offset`` and begins its own line."""
     best = statement_at(document, function, offset)
     start = document.line_start(document.span(best)[0])
     return Edit(start, start, f"{document.indent(best)}{comment}{document.newline}", index, marker=True)

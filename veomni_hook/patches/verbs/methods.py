@@ -1,4 +1,4 @@
-"""Methods put in the place of others, and methods added to a class, whatever its body looks like."""
+"""Override methods of a class or add methods to it, for any layout of its body."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan_methods(plan: Plan) -> None:
     """Plan every override and addition of methods, and every modification of ``__init__``.
 
     Raises:
-        PatchTargetError: the class is missing, an overridden method is missing, an added one is there.
+        PatchTargetError: the class or an overridden method is missing, or an added method already exists.
         ReplacementError, SignatureError, NameMapError: see `read_snippet` and `check_signature`.
     """
     additions: dict[str, list[_Addition]] = {}
@@ -70,7 +70,7 @@ def plan_methods(plan: Plan) -> None:
 
 
 def body_indent(document: Document, node: ast.ClassDef) -> str:
-    """Indentation of the statements in a class body, also of a body that has no line of its own yet."""
+    """Indentation of the statements in a class body, also for a body without its own line."""
     lines = [statement for statement in node.body if document.begins_line(statement)]
     if lines:
         return document.indent(lines[0])
@@ -106,7 +106,7 @@ def _split(plan: Plan, index: int) -> tuple[str, str]:
 
 
 def _is_missing(plan: Plan, index: int, owner: str, method: str, node: ast.ClassDef) -> bool:
-    """Whether an override has to become an addition; only a config of patchgen's may."""
+    """Whether an override must become an addition, which is allowed only for patchgen configs."""
     step = plan.steps[index]
     if any(d.kind == "method" for d in plan.document.find(f"{owner}.{method}")):
         return False
@@ -184,7 +184,7 @@ def _add(plan: Plan, qualname: str, added: list[_Addition]) -> None:
         plan.change(first, _before_blanks(document, start), start, f"\n{indent}")
     elif placeholder is not None and document.begins_line(placeholder):
         if document.full_end(placeholder) == document.end(placeholder) == offset:
-            # Nothing but the placeholder in its line: the first method takes that line over.
+            # Only the placeholder is in its line: the first method replaces that line.
             start = document.start(placeholder)
             plan.mark(first, document.line_start(start), f"{indent}{_marker(plan, first, qualname)}\n")
             plan.change(first, start, offset, reindent(added[0].text, "", indent).lstrip(" \t"))

@@ -1,7 +1,7 @@
-"""Classes and functions put in the place of others: from a config's source, or imported from elsewhere.
+"""Replace classes and functions: with source from a config, or with an import from elsewhere.
 
-Upstream's decorators of a function stay where they are, above those that the replacement brings; a class
-brings its own decorators only.
+Upstream's decorators of a function stay, above those of the replacement; a class has only the replacement's
+decorators.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def plan_replacements(plan: Plan) -> None:
 def replace_function_text(
     plan: Plan, index: int, node: FunctionNode, marker: str, *, owner: str = "", accessor: str = ""
 ) -> None:
-    """Plan to put the replacement of step ``index`` in the place of ``node``, in class ``owner`` if any."""
+    """Plan to replace ``node``, in class ``owner`` if any, with the replacement of step ``index``."""
     document, step = plan.document, plan.steps[index]
     indent = document.indent(node)
     begin = document.line_start(document.span(node)[0])
@@ -95,7 +95,7 @@ def _replace_class(plan: Plan, index: int) -> None:
 
 
 def _import_function(plan: Plan, index: int, node: FunctionNode) -> None:
-    """Import a function in the place of another; upstream's decorators are applied to it by calls."""
+    """Replace a function with an import; upstream's decorators are applied to it by calls."""
     document = plan.document
     start, indent = document.span(node)[0], document.indent(node)
     lines = [external_import(plan, index, node.name)]
@@ -123,7 +123,7 @@ def _check_methods(plan: Plan, index: int, original: ast.ClassDef, snippet: Snip
 
 
 def _methods(document: Document, node: ast.AST) -> dict[str, FunctionNode]:
-    """Methods of a class by name, a property's accessors apart."""
+    """Methods of a class by name; a property's accessors are separate."""
     return {
         f"{d.node.name}.{d.accessor}".rstrip("."): d.node
         for d in document.definitions()
@@ -156,6 +156,6 @@ def _wrong_kind(plan: Plan, index: int, snippet: Snippet, wanted: str) -> Replac
 
 
 def _hanging(text: str, indent: str) -> str:
-    """``text`` indented, but for its first line, which goes where the indentation stands already."""
+    """``text`` indented, except its first line, which is inserted after existing indentation."""
     moved = reindent(text, "", indent)
     return moved.removeprefix(indent)

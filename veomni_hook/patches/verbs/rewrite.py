@@ -1,7 +1,7 @@
 """Rewrites: code inside one upstream function, found by structure and replaced.
 
-``pattern`` and ``replacement`` share their captures. A pattern of one expression replaces expressions, any
-other replaces runs of statements. Everything around the matched code stays.
+``pattern`` and ``replacement`` share their captures. A pattern that is one expression replaces expressions;
+any other pattern replaces sequences of statements. Code around the match stays unchanged.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def plan_rewrite(
     """Return the edits that rewrite every match of the patch's pattern.
 
     Args:
-        document: the module that is rewritten.
+        document: the module to rewrite.
         patch: a patch of type `PatchType.REWRITE`.
         index: the patch's number, which the edits carry.
         config: the config's name, for the marker.
         where: the place that an error names; the target's by default.
 
     Raises:
-        PatchTargetError: the target or what the patch relies on is missing or has an unknown body, or the
-            pattern does not match exactly ``matches`` times.
-        PatchError: the replacement cannot stand where the pattern matches.
+        PatchTargetError: the target, or a definition that the patch relies on, is missing or has an unknown
+            body, or the pattern does not match exactly ``matches`` times.
+        PatchError: the replacement is not valid where the pattern matches.
     """
     where = where or f"{document.module}, {patch.target}"
     definition, function = find_function(document, patch, where)
@@ -146,7 +146,7 @@ def _edit(
             fix="rewrite an expression, or match the whole statement that they belong to",
             target=pattern.target,
         )
-    # What is put in is checked in the function as a whole, at the indentation that it has there.
+    # The inserted code is checked in the context of the whole function, at its final indentation.
     indent = document.indent(match.nodes[0])
     code = Document(_WRAPPER + reindent(replacement.source, "", indent)) if indent else replacement
     text = substitute(

@@ -1,6 +1,6 @@
-"""Routes: what an idiom wants to write into one definition, spliced in as it is.
+"""Routes: splice an idiom's code unchanged into one definition.
 
-An idiom is this package's own code, so what is wrong with a route is an `IdiomError`, never a user's mistake.
+Idioms belong to this package, so an error in a route is an `IdiomError`, never a user's mistake.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["plan_routes"]
 
 
 def plan_routes(plan: Plan) -> None:
-    """Plan the splices of every route; guards and rewrites have been planned.
+    """Plan the splices of every route; guards and rewrites are already planned.
 
     Raises:
-        IdiomError: a splice lies outside the top-level definition that the route names, or its code binds a
-            name that means something else to upstream's, or two routes do not fit together.
+        IdiomError: a splice is outside the top-level definition that the route names, its code binds a name
+            that upstream code uses differently, or two routes are incompatible.
     """
     splices: list[tuple[int, Splice]] = []
     marks: list[Edit] = []
@@ -68,7 +68,7 @@ def _defect(plan: Plan, index: int, what: str) -> IdiomError:
 
 
 def _holders(plan: Plan, site: Site) -> list[tuple[int, int]]:
-    """The ranges, in whole lines, of the top-level definitions that may hold the site."""
+    """The ranges, in whole lines, of the top-level definitions that may contain the site."""
     document = plan.document
     owner = site.target.partition(".")[0]
     nodes = [definition.node for definition in document.find(owner)]
@@ -80,7 +80,7 @@ def _holders(plan: Plan, site: Site) -> list[tuple[int, int]]:
 
 
 def _mark(plan: Plan, index: int, site: Site) -> Iterator[Edit]:
-    """Mark a route that only replaces expressions above the statement that holds the first of them."""
+    """Mark a route that only replaces expressions, above the statement that contains the first of them."""
     document = plan.document
     start = min(splice.start for splice in site.splices)
     for definition in document.find(site.target):
@@ -92,16 +92,16 @@ def _mark(plan: Plan, index: int, site: Site) -> Iterator[Edit]:
 
 
 def _taken(plan: Plan, site: Site) -> set[str]:
-    """Names that the route's code binds though they are not its own.
+    """Names that the route's code binds although they are not its own.
 
-    What a condition binds (``:=``) has to be new to the function. A statement may assign what upstream
-    assigns, which is then what it answers for, but no name that upstream takes from outside the function.
+    Names bound by a condition (``:=``) must be new in the function. A statement may assign names that
+    upstream assigns, because it computes them, but no name that upstream takes from outside the function.
     """
     conditions: set[str] = set()
     bound: set[str] = set()
     for splice in site.splices:
         if not (splice.marker or splice.indents) and (tree := _parsed(splice.text)) is not None:
-            # What comprehensions and lambdas bind, they bind for themselves.
+            # Names bound by comprehensions and lambdas are local to them.
             bound |= own_names(tree.body)
             conditions |= {n.target.id for n in walk_ast(tree) if isinstance(n, ast.NamedExpr)}
     taken: set[str] = set()
@@ -116,7 +116,7 @@ def _taken(plan: Plan, site: Site) -> set[str]:
 
 
 def _parsed(text: str) -> ast.Module | None:
-    """The tree of a splice: statements, statements that go on in upstream's (``else:``), or an expression."""
+    """The tree of a splice: statements, statements that continue in upstream code (``else:``), or an expression."""
     for form in (f"if 1:\n{text}", f"if 1:\n{text.rstrip()} pass", f"({text.strip()}\n)"):
         try:
             return ast.parse(form)

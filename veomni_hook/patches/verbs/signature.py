@@ -1,7 +1,7 @@
-"""Whether a replacement can be called as what it replaces was.
+"""Check that a replacement can be called like the original.
 
-Signatures are read from the syntax tree: at run time a decorator may have hidden them. A parameter counts as
-dropped if the replacement neither has it nor takes it up in ``*args`` or ``**kwargs``.
+Signatures are read from the syntax tree: at run time a decorator may hide them. A parameter counts as dropped
+if the replacement neither has it nor accepts it in ``*args`` or ``**kwargs``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def check_signature(
     """Compare the parameters of an upstream function with those of its replacement.
 
     Args:
-        target: what is replaced, for the error.
-        owner: the class, if it is a method: its first parameter is the instance and is not compared.
-        only_used: let a dropped parameter pass that no call in the module gives (patchgen's configs).
-        where: for the error.
+        target: the replaced definition, for the error.
+        owner: the class of a method, whose first parameter is the instance and is not compared.
+        only_used: allow dropping a parameter that no call in the module passes (patchgen configs).
+        where: the place that an error names.
 
     Raises:
         SignatureError: a parameter is dropped, or a new one has no default.
@@ -96,7 +96,7 @@ def _signature(function: FunctionNode) -> str:
 
 
 def _given(call: ast.Call, before: _Parameters, after: _Parameters) -> Iterator[str]:
-    """Names of upstream's parameters that the call gives and the replacement would not take."""
+    """Names of upstream parameters that the call passes and the replacement would not accept."""
     for number, argument in enumerate(call.args):
         if isinstance(argument, ast.Starred):
             break
@@ -106,14 +106,14 @@ def _given(call: ast.Call, before: _Parameters, after: _Parameters) -> Iterator[
             yield before.rest
     for keyword in call.keywords:
         if keyword.arg is None:
-            continue  # ``**kwargs`` passed on are not known here
+            continue  # the content of passed ``**kwargs`` is unknown here
         yield keyword.arg
         if keyword.arg not in before.named and keyword.arg not in after.named and before.keywords:
             yield before.keywords
 
 
 def _calls(document: Document, name: str, owner: str) -> Iterator[ast.Call]:
-    """Calls in the module that may mean the function: by its name, or by what holds an instance."""
+    """Calls in the module that may mean the function: by its name, or through an instance."""
     holders = _holders(document, owner.rpartition(".")[2]) if owner and name == "forward" else set()
     for node in walk_ast(document.tree):
         if not isinstance(node, ast.Call):

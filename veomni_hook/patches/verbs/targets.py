@@ -1,4 +1,4 @@
-"""Finding what a patch names: exactly one definition, or an error with the nearest names."""
+"""Find the definition that a patch names: exactly one, or an error with the nearest names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLACES = (
 
 
 def plain(target: str) -> str:
-    """The target without ``<locals>``, as targets are compared."""
+    """The target without ``<locals>``, the form used for comparison."""
     return target.replace("<locals>.", "")
 
 
@@ -34,16 +34,16 @@ def resolve(
 ) -> Definition:
     """Return the definition that ``target`` names.
 
-    Several in one block count as the last, which is the one in force; `typing.overload` stubs do not count.
+    Of several in one block, the last is used, as at run time; `typing.overload` stubs do not count.
 
     Args:
-        kinds: kinds of `Definition` that will do.
-        where: for the error.
-        hint: for the error: what else to do where there is none, put before the nearest names.
-        declared: for the error: the patch's target, where ``target`` is only a part of it.
+        kinds: accepted kinds of `Definition`.
+        where: the place that an error names.
+        hint: for the error: what to do if there is none, shown before the nearest names.
+        declared: for the error: the patch's target, if ``target`` is only a part of it.
 
     Raises:
-        PatchTargetError: there is none, or several of which the code chooses one when it is imported.
+        PatchTargetError: there is none, or there are several of which the module chooses one at import.
     """
     found = [d for d in document.find(target) if d.kind in kinds and not _is_overload(d)]
     what = " or ".join(kinds)
@@ -81,7 +81,7 @@ def class_named(
 
 
 def members(node: ast.ClassDef) -> dict[str, ast.stmt]:
-    """What a class body binds, also under ``if`` and ``try``: the last statement of each name."""
+    """Names that a class body binds, also under ``if`` and ``try``, each with its last statement."""
     found: dict[str, ast.stmt] = {}
     pending: list[ast.AST] = list(node.body)
     while pending:
@@ -112,7 +112,7 @@ def top_level(document: Document, name: str, kinds: Iterable[str]) -> list[Defin
 
 
 def _block(definition: Definition) -> int:
-    """Identity of the list of statements that the definition stands in."""
+    """Identity of the list of statements that contains the definition."""
     parent = definition.parents[-1]
     lists = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
     return next(id(block) for block in lists if block and any(node is definition.node for node in block))
