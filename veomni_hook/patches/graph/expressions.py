@@ -1,4 +1,4 @@
-"""Expressions to nodes, with the values of names at hand."""
+"""Convert expressions to nodes, given the values of names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`for` loops: what one round makes of what the round before left, and what the last one leaves.
+"""`for` loops: how one iteration changes the values of the previous one, and the final values.
 
-A name that is bound before the loop and changed in it is carried from round to round. In the body it is
+A name that is bound before the loop and changed in it is carried between iterations. In the body it is
 ``carried``, an element of what is run over is ``each``; afterwards it is ``loop`` of the iterable, and of
 start and step of every carried value that it depends on.
 """

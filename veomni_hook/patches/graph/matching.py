@@ -1,7 +1,7 @@
-"""Holding a formula against what a function computes.
+"""Match a formula against what a function computes.
 
-The arguments of the pattern are its holes. What a hole may stand for is a `Rule`; a hole that occurs twice
-has to be the same node twice. Operands of sums and products match in either order.
+The arguments of the pattern are its holes. A `Rule` restricts what a hole may match; a hole that occurs twice
+must match equal nodes. Operands of sums and products match in either order.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _Bound = dict["str | bytes", Node]
 def match(
     pattern: Form | Node, found: Form | Node, rules: Mapping[str, Rule] | None = None
 ) -> Match | Difference:
-    """Hold a formula against a form.
+    """Match a formula against a form.
 
     Args:
         pattern: the formula; its arguments are holes.

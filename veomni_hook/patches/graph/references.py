@@ -1,4 +1,4 @@
-"""The functions of a kernel's reference file as formulas to hold code against."""
+"""The functions of a kernel's reference file as formulas to match code against."""
 
 from __future__ import annotations
 

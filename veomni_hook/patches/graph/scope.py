@@ -1,4 +1,4 @@
-"""What the module-level names of one file mean, told from its own imports and definitions."""
+"""The meaning of the module-level names of one file, from its own imports and definitions."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 An idiom is a module here with
 
 * ``OP``: the op's name;
-* ``CANDIDATES``: in words, which code counts as a candidate, so that a miss is counted;
+* ``CANDIDATES``: a description of the code that counts as a candidate, so that misses are counted;
 * ``find(view)``: every candidate of a module as a `site.Site`.
 
-No idiom knows a model's name or a release: it compares forms (`veomni_hook.patches.graph`) or statements.
+No idiom depends on a model's name or a release: idioms compare forms (`veomni_hook.patches.graph`) or
+statements.
 """

@@ -1,13 +1,13 @@
-"""A residual addition whose sum goes to an RMSNorm next: two or three statements, computed by one kernel.
+"""A residual addition followed by an RMSNorm of the sum: two or three statements, computed by one kernel.
 
     hidden_states = residual + hidden_states
     residual = hidden_states
     hidden_states = self.norm(hidden_states)
 
-``self.norm`` is a module that ``__init__`` makes of a class of the same file, whose ``forward`` is one of the
-formulas of `veomni_hook.kernels.add_rms_norm`. A kernel skips the call of that module, so the guard hands the
-module and the class to the slot: whether this object is a plain one of that class is asked at every call.
-Where no kernel answers, upstream's statements run as they are, in the guard's ``else``.
+``self.norm`` is a module that ``__init__`` creates from a class of the same file, whose ``forward`` is one of
+the formulas of `veomni_hook.kernels.add_rms_norm`. A kernel skips the call of that module, so the guard passes
+the module and the class to the slot, which checks at every call that the object is a plain instance of the
+class. If no kernel is used, upstream's statements run unchanged in the guard's ``else``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OPERANDS = ("weight", "eps")
 
 @dataclass(frozen=True)
 class _Norm:
-    """A norm's class, and how its formula's operands are written in it."""
+    """A norm's class, and the code for its formula's operands."""
 
     class_name: str
     site: Site
@@ -73,7 +73,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, _Norm | str]:
-    """The attributes that are RMSNorms of the file, each with its formula or why it has none here."""
+    """The attributes that are RMSNorms of the file, each with its formula or the reason why it has none."""
     made: dict[str, set[str]] = {}
     for attribute, value in initialised_by(view, owner):
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in view.classes:

@@ -1,9 +1,9 @@
-"""Where transformers loads a checkpoint: experts left at their random initialisation become an error.
+"""Where transformers loads a checkpoint: raise an error for experts left at their random initialisation.
 
-Not a kernel's code: calls of `veomni_hook.checkpoints.loaded`, which says what for, go in front of what loads
-and in front of the end, where the loading report is complete. Who asks for that report
-(``output_loading_info``) gets it, with what is missing, instead of the error. Where a release does it in
-another way, the site is a miss, which ``veomni-hook explain`` shows, and nothing is checked.
+Not kernel code: inserts calls of `veomni_hook.checkpoints.loaded` (see there for the reason) before the
+loading code and before the end, where the loading report is complete. A caller that requests this report
+(``output_loading_info``) gets it, with the missing experts, instead of the error. If a release has different
+code, the site is a miss, which ``veomni-hook explain`` shows, and nothing is checked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         methods = view.methods(owner)
         for name, (check, read) in _CHECKS.items() if _CHECKS.keys() <= methods.keys() else ():
             splices: list[Splice] = []
-            # A list that nothing is added to at the end would say less than the error that it replaces.
+            # Without additions at the end, the list would contain less than the error that it replaces.
             known = name != START or reports(methods[FINISH])
             for statement, names in read(methods[name]).items() if known else ():
                 code = _CODE.format(check, ", ".join(names))

@@ -1,13 +1,13 @@
-"""Where transformers is told which experts implementation to run, so that a user's choice is known as one.
+"""Where transformers sets the experts implementation: record that a user made the choice.
 
-Not a kernel's code: calls of `veomni_hook.kernels.moe_experts.provenance`, which says what for, go into
+Not kernel code: inserts calls of `veomni_hook.kernels.moe_experts.provenance` (see there for the reason) into
 
-* the setter of a config's ``_experts_implementation`` and the method that keeps private keys out of what is
-  saved, both or neither;
+* the setter of a config's ``_experts_implementation`` and the method that excludes private keys from saved
+  data, both or neither;
 * a model's ``set_experts_implementation``.
 
-Found by what they assign to. Where a release is built differently there is no site, and provenance answers
-that it cannot tell.
+They are found by their assignments. If a release is built differently, there is no site, and provenance
+returns that the origin is unknown.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _parameters(function: FunctionNode) -> str:
 
 
 def _code(name: str, arguments: str) -> str:
-    # Imported where it is called, which is seldom: the config module is one of the first of transformers.
+    # Imported where it is called, which is rare: the config module is one of the first of transformers.
     return f"from {_MODULE} import {name}\n\n{name}({arguments})"
 
 

@@ -1,7 +1,7 @@
-"""Gated MLPs: ``activation(gate) * up`` and its clamped relatives, whatever stands around it.
+"""Gated MLPs: ``activation(gate) * up`` and its clamped variants, regardless of the code around it.
 
-Only the elementwise middle goes to a kernel, so projections may be fused, biased, quantised or wrapped, and
-what follows (dropout, norm, multipliers) stays upstream's. Which activation it is, is for the kernel to ask.
+Only the elementwise part goes to a kernel, so projections may be fused, biased, quantised or wrapped, and
+the code that follows (dropout, norm, multipliers) stays upstream's. The kernel checks the activation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CANDIDATES = (
 )
 
 _REFERENCE = "kernels/gated_mlp/reference.py"
-# What says most comes first: each of them is a product, too.
+# The most specific formula comes first: each of them is also a product.
 _VARIANTS = ("scaled_sigmoid", "clamped", "clamped_after", "product_float32", "product")
 _LONGEST = 6
 _PROJECTIONS = {"gate_proj", "up_proj", "down_proj"}
@@ -202,7 +202,7 @@ class _Search(Method):
         return said if len(said) == len(bound) else None
 
     def route(self, found: _Found, *, returns: bool) -> tuple[Splice, ...]:
-        """The guard for a product; nothing if the code around it does not let one stand there."""
+        """The guard for a product; empty if the code around it does not allow one."""
         result = put_together(found.run.statements, found.taken, found.operands, self.kernel)
         last = found.run.statements[-1]
         name = target(last)

@@ -1,8 +1,8 @@
 """The loss of a language model: the end of a ``forward`` that calls a head and ``self.loss_function``.
 
-The guard goes in front of the statement that calls the head. Where its slot answers, the loss is computed
-inside the head without all logits, and the forward ends with upstream's own statements and output; ``logits``
-in the output are computed when they are read.
+The guard is inserted before the statement that calls the head. If its slot has a kernel, the loss is computed
+inside the head without materialising all logits, and the forward ends with upstream's own statements and
+output; ``logits`` in the output are computed when they are read.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
 
 
 def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
-    """Leave a head alone that is a Linear of this module's own making: no kernel knows what it does."""
+    """Skip a head that is the module's own Linear class: no kernel knows what it computes."""
     for name, value in initialised(owner):
         made = chain(value.func) if chain(tail.head) == f"self.{name}" and isinstance(value, ast.Call) else ""
         if other := linear_otherwise(view, made):

@@ -1,7 +1,7 @@
 """The load-balancing loss of a mixture of experts: the functions that compute it, and a slot at their calls.
 
-The loss is written in several ways that agree up to rounding; each has a spelling beside the reference. Only
-the callee of a call changes, to ``slot.at(self, callee)``: there is a module that a kernel belongs to.
+The loss is written in several ways that agree up to rounding; each has a spelling next to the reference. Only
+the callee of a call changes, to ``slot.at(self, callee)``, so that the kernel has a module to belong to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The text of a loss guard: asks the slot, and ends the ``forward`` as upstream does where it is answered."""
+"""The text of a loss guard: asks the slot and, if it has a kernel, ends the ``forward`` as upstream does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["guard", "operands"]
 
 
 def operands(view: ModuleView, tail: Tail) -> dict[str, str]:
-    """What the kernel is asked with, as source text by the names of its operands."""
+    """The kernel's arguments, as source text by operand name."""
     found = {
         "hidden_states": _text(view, tail.hidden_states),
         "head": _text(view, tail.head),
@@ -62,7 +62,7 @@ def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, insid
     several = len(conditions) > 1
     tests = [_test(view, test, several=several) for test in conditions]
     test = " and ".join(tests)
-    # In brackets, a long line can be wrapped.
+    # Brackets allow a long line to be wrapped.
     test = f"({test})" if several and len(test) > WIDTH - 20 else test
     return "\n".join([f"if {test}:", *(_indented(one) for one in lines)])
 

@@ -1,8 +1,8 @@
-"""Experts: classes that send tokens through stacked weights, told apart by what one expert computes.
+"""Experts: classes that send tokens through stacked weights, distinguished by what one expert computes.
 
-`veomni_hook.patches.readers.experts_loop` reads the loop; what one expert does in it is compared with the
-functions ``*_expert`` of the op's reference. Experts without that loop are compared with a reference as a
-whole. A kernel is called with operands in the order of the variant's reference.
+`veomni_hook.patches.readers.experts_loop` reads the loop; the computation of one expert is compared with the
+functions ``*_expert`` of the op's reference. Experts without that loop are compared as a whole. A kernel is
+called with operands in the order of the variant's reference.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ _GROUPED = re.compile(
 
 
 class _Miss(Exception):
-    """No variant computes the same; the message says what is the nearest and where it differs."""
+    """No variant computes the same; the message names the nearest variant and the first difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A recognised formula: ``operands`` is what a kernel is called with, as source text."""
+    """A recognised formula: ``operands`` are the kernel's arguments, as source text."""
 
     variant: str
     operands: Mapping[str, str]
@@ -200,7 +200,7 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
 def _or_identity(
     view: ModuleView, owner: ast.ClassDef, shapes: Mapping[str, list[str]], loop: Loop
 ) -> tuple[str, dict[str, str]]:
-    """Real experts below a number, and some past it that return what they get."""
+    """Real experts up to a number, and identity experts above it."""
     gated, same, module = _bound("gated_expert", loop, 1), _bound("identity_expert", loop, 0), "None"
     if isinstance(same, Difference):
         same = _bound("module_expert", loop, 0, {"module": FUNCTION})

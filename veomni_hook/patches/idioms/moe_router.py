@@ -1,7 +1,7 @@
 """Routers of experts: from the logits to the weights and indices of each token's experts.
 
-The guard stands where the logits are known: the projection before it, and casts, scaling and the order of
-what is returned after it are upstream's.
+The guard is inserted where the logits are known. The projection before it, and casts, scaling and the order
+of the results after it, stay upstream's.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class _Search(Method):
         if any(isinstance(node, ast.Return) for node in nodes) or not any(map(_is_topk, nodes)):
             return
         form = self.form(run, names)
-        # What does more than compute, or may raise before it does, is nothing that a kernel stands in for.
+        # A kernel cannot replace code that has side effects or may raise before them.
         if not isinstance(form, Form) or form.result.op != "tuple" or (form.effects and not whole):
             return
         held = [
@@ -290,7 +290,7 @@ class _Search(Method):
         return self.form_of(Run(self.method, [*run.statements, last], 0, len(run.statements)))
 
     def route(self, found: _Found) -> tuple[Splice, ...] | None:
-        """The guard for a run; None if the code around it does not let one stand there."""
+        """The guard for a run; None if the code around it does not allow one."""
         operands = self.operands(found)
         if operands is None:
             return None
@@ -337,7 +337,7 @@ class _Search(Method):
         return isinstance(every, Form) and isinstance(some, Form) and every.result == some.result
 
     def operands(self, found: _Found) -> dict[str, str] | None:
-        """What the kernel is called with, as code for the place before the run."""
+        """The kernel's arguments, as code for the place before the run."""
         bound = bound_names(found.run.statements)
         fixed = dict(found.pattern.fixed)
         texts = {}

@@ -1,8 +1,8 @@
-"""Attention that normalises queries and keys, head by head, and turns the results: both by one kernel.
+"""Attention that normalises queries and keys per head and then rotates them: both in one kernel.
 
-Norms and rotary function are what the idioms of these ops found in the same module. The guard stands in front
-of the run of statements from the first norm to the rotation, where the norms are at hand: if a kernel takes
-the call, the same statements run without the norms, and the kernel in the place of the rotary function.
+Norms and rotary function are those that the idioms of these ops found in the same module. The guard is
+inserted before the run of statements from the first norm to the rotation, where the norms are available. If
+a kernel takes the call, the same statements run without the norms, and the kernel replaces the rotary function.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         return
     for owner, forward in view.forwards():
         text = view.text(forward)
-        # A search that heeds no case takes ten times as long as the rest of a look at most files.
+        # A case-insensitive search takes ten times as long as the rest of the examination of most files.
         if "apply" not in text or not _ROTARY.search(text):
             continue
         classes = {site.target.partition(".")[0]: site for site in _sites(view, rms_norm)}

@@ -1,4 +1,4 @@
-"""Classifiers of sequences: all positions are scored, and of each row the score of one position is used."""
+"""Sequence classifiers: all positions are scored, but only one position's score per row is used."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _uses(forward: FunctionNode, name: str) -> list[ast.Name]:
 def _harmless(forward: FunctionNode, name: str) -> Iterator[int]:
     """Uses of all scores that need no scores: their device, the number of rows, an argument of the loss.
 
-    The kernel asks whether the loss is the one that looks at pooled scores only.
+    The kernel checks whether the loss is the one that uses pooled scores only.
     """
     for node in walk_ast(forward):
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):

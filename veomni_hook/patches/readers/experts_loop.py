@@ -1,12 +1,12 @@
-"""The loop over experts in normal form: who goes where, and what one expert does with its rows.
+"""The loop over experts in normal form: the routing, and what one expert computes for its rows.
 
-Upstream writes it in many ways, all of which say: for every expert that somebody chose, take the rows of its
-tokens, compute, multiply by their routing weights, add to the result. `read_loop` checks that the form of a
-``forward`` says that, and gives the computation in terms of the rows, their weights and one expert's share of
-what is stacked.
+Upstream writes it in many ways with the same meaning: for every chosen expert, take the rows of its tokens,
+compute, multiply by their routing weights, add to the result. `read_loop` checks that the form of a
+``forward`` has this meaning, and returns the computation in terms of the rows, their weights and one expert's
+share of the stacked tensors.
 
-Not told apart: whether the mask has a row for the id past the last expert, and whether the loop skips it.
-Where either would make a difference, upstream raises.
+Not distinguished: whether the mask has a row for the id past the last expert, and whether the loop skips it.
+If either made a difference, upstream would raise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NUMBERED = re.compile(
 
 
 class OtherLoop(Exception):
-    """The form is no such loop; the message says where it differs."""
+    """The form is not such a loop; the message says where it differs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Logits followed through expressions: which names hold them, and what has been done to them so far."""
+"""Follows logits through expressions: which names hold them, and which steps were applied so far."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The end of a language model's ``forward``, read statement by statement: from the head to the output.
 
-It is understood if logits are only transformed elementwise, given to one loss and put into the output. What
-comes before the loss has to be plain; what comes after it may be anything that leaves logits alone. A branch
-that uses logits otherwise is no obstacle if its test can be asked beforehand.
+It is understood if logits are only transformed elementwise, passed to one loss and put into the output. Code
+before the loss must be plain; code after it may do anything that does not use logits. A branch that uses
+logits otherwise is allowed if its test can be evaluated beforehand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPERANDS = ("logits", "labels", "vocab_size")
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What a guard has to know.
+    """What a guard must know.
 
     Attributes:
         statement: the one that calls the head; the guard goes in front of it.

@@ -83,7 +83,7 @@ def in_place(view: ModuleView, node: ast.expr, text: str) -> Splice:
 
 
 def decorate(view: ModuleView, owner: ast.ClassDef, text: str, comment: str) -> tuple[Splice, ...]:
-    """Put a decorator above all others of a class; ``text`` is the expression, without ``@``.
+    """Insert a decorator above all others of a class; ``text`` is the expression, without ``@``.
 
     Raises:
         ValueError: the class does not begin a line.

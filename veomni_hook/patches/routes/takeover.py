@@ -59,14 +59,14 @@ def _lost(run: Run, answer: Sequence[ast.stmt]) -> set[str]:
 
 
 def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
-    """The statements of a run that assign ``names``, as far as they do so from values of before it."""
+    """The statements of a run that assign ``names``, if they depend only on values from before the run."""
     found = [each for each in run.statements if bound_names([each]) & names]
     bound = bound_names(run.statements)
     for each in found:
         if target(each) is None or bound & set(loaded([each])) - {target(each)} or _calls_module(run, each):
             return []
     targets = [target(each) for each in found]
-    # Of two assignments to one name the second is what stays, and what it reads is the first.
+    # With two assignments to one name, the second one counts, but it may read the first.
     return found if len(set(targets)) == len(names) == len(found) else []
 
 

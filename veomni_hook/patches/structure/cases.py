@@ -1,7 +1,7 @@
-"""A function as it is in one case: what known outcomes of its tests leave of it.
+"""A function specialised for one case: what remains of it when the outcomes of some tests are known.
 
-Beside that, list comprehensions become loops and additions to a new tensor go to another, so that the
-canonical form follows them.
+In addition, list comprehensions become loops, and in-place additions to a new tensor create another one, so
+that the canonical form can follow them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Case(ast.NodeTransformer):
         return not self.facts[negated] if text != negated and negated in self.facts else self.facts.get(text)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        """What is added to a tensor that nobody else has is added in a new one."""
+        """An in-place addition to a tensor that has no other reference creates a new tensor."""
         self.generic_visit(node)
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr == _IN_PLACE:

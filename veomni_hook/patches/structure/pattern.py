@@ -1,9 +1,9 @@
 """Patterns: Python code with holes, found in a function by structure.
 
 ``{name}`` captures any expression, ``**{name}`` in a call all remaining keyword arguments, ``*{name}`` all
-remaining positional ones. Explicit keywords match in any order; a capture written twice has to be the same
-code twice; annotations, comments, layout and brackets do not count. What stands inside an f-string is never
-searched, for Python 3.11 does not say where it stands. A set of one name cannot be written in a pattern.
+remaining positional ones. Explicit keywords match in any order; a capture used twice must match the same
+code twice; annotations, comments, layout and brackets do not count. The inside of f-strings is never searched,
+because Python 3.11 does not give positions there. A set of one name cannot be written in a pattern.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Pattern:
         statements: the pattern as statements.
 
     Raises:
-        PatchError: the text is no pattern.
+        PatchError: the text is not a valid pattern.
     """
 
     def __init__(self, text: str, *, where: str, target: str = "") -> None:

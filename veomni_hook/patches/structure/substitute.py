@@ -1,8 +1,8 @@
 """Puts captured upstream code into the code of a guard or a rewrite.
 
 A place is a node of that code, never a piece of text, so strings, comments, attributes and keyword names
-stay as they are. Brackets are added exactly where the code would mean something else without them; the
-result is parsed again and has to be the tree that was meant.
+do not change. Brackets are added only where the code would mean something else without them; the result is
+parsed again and must be the intended tree.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Source text: documents with positions, edits, and what is read out of or put into them."""
+"""Source text: documents with positions, edits, and helpers that read or insert code."""

@@ -1,8 +1,8 @@
 """A module's source text together with its syntax tree, addressed by character offsets.
 
-The tree counts UTF-8 bytes in lines, edits count characters in the whole text: this is the only place that
-converts. It never imports the module and never changes the text. Lines end at ``\\n``, ``\\r\\n`` or ``\\r``
-only, as Python's tokenizer sees them; a form feed does not end one.
+The tree counts UTF-8 bytes per line, edits count characters in the whole text; only this module converts. It
+never imports the module and never changes the text. As in Python's tokenizer, lines end only at ``\\n``,
+``\\r\\n`` or ``\\r``; a form feed does not end a line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Splices into source text: the only way in which this package changes code.
 
-An edit names a range of character offsets and the text that takes its place, so everything outside the
-ranges stays as it was, byte for byte. Nothing here knows Python.
+An edit is a range of character offsets and its replacement text, so everything outside the ranges stays
+unchanged, byte for byte. This module does not depend on Python syntax.
 """
 
 from __future__ import annotations

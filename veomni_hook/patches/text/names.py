@@ -30,7 +30,7 @@ def distance(one: str, other: str) -> int:
 
 
 def is_near_miss(name: str, existing: str) -> bool:
-    """Whether ``name`` is so close to another name that it must be a slip of the pen."""
+    """Whether ``name`` is so close to another name that it must be a typo."""
     return (
         name != existing
         and abs(len(name) - len(existing)) <= NEAR_MISS
@@ -117,7 +117,7 @@ def _edge(character: str, *, after: bool = False) -> str:
 
 
 def _cost(name: str, other: str) -> tuple[float, int]:
-    """What separates two names, and the length to measure that by."""
+    """The distance of two names, and the length to normalise it with."""
     cost, length = _folded(name, other), max(len(name), len(other))
     owner, _, last = name.rpartition(".")
     other_owner, _, other_last = other.rpartition(".")

@@ -1,7 +1,7 @@
-"""Source text of the functions and classes that configs hand over: the only place that uses `inspect`.
+"""Source text of the functions and classes in configs: the only module that uses `inspect`.
 
-The text is read as a whole file and found by syntax tree, so that comments above a definition, decorators
-over several lines and strings survive as written. What cannot be read is a `ReplacementError`.
+The whole file is read and the definition is found in its syntax tree, so that comments above a definition,
+multi-line decorators and strings are kept as written. A `ReplacementError` is raised if it cannot be read.
 """
 
 from __future__ import annotations

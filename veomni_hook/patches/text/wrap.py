@@ -1,7 +1,7 @@
-"""Long lines of code, broken inside their brackets: the layout changes and nothing else.
+"""Wraps long lines of code inside their brackets: only the layout changes.
 
-No name, operator or string moves, so the syntax tree stays, save that the last of several items, each in a
-line of its own, gets a comma.
+No name, operator or string changes, so the syntax tree stays the same. If items are put on separate lines,
+the last one gets a trailing comma.
 """
 
 from __future__ import annotations

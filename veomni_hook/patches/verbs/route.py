@@ -116,7 +116,7 @@ def _taken(plan: Plan, site: Site) -> set[str]:
 
 
 def _parsed(text: str) -> ast.Module | None:
-    """The tree of a splice: statements, statements that continue in upstream code (``else:``), or an expression."""
+    """The tree of a splice: statements, possibly continued by upstream's (``else:``), or an expression."""
     for form in (f"if 1:\n{text}", f"if 1:\n{text.rstrip()} pass", f"({text.strip()}\n)"):
         try:
             return ast.parse(form)
