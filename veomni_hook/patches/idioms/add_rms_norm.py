@@ -5,9 +5,9 @@
     hidden_states = self.norm(hidden_states)
 
 ``self.norm`` is a module that ``__init__`` creates from a class of the same file, whose ``forward`` is one of
-the formulas of `veomni_hook.kernels.add_rms_norm`. A kernel skips the call of that module, so the guard passes
-the module and the class to the slot, which checks at every call that the object is a plain instance of the
-class. If no kernel is used, upstream's statements run unchanged in the guard's ``else``.
+the formulas of `veomni_hook.kernels.add_rms_norm`. A kernel skips the call of that module, so the guard
+passes the module and the class to the slot, which checks at every call that the object is a plain instance
+of the class. If no kernel is used, upstream's statements run unchanged in the guard's ``else``.
 """
 
 from __future__ import annotations

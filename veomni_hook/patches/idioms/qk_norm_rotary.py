@@ -1,8 +1,9 @@
 """Attention that normalises queries and keys per head and then rotates them: both in one kernel.
 
 Norms and rotary function are those that the idioms of these ops found in the same module. The guard is
-inserted before the run of statements from the first norm to the rotation, where the norms are available. If
-a kernel takes the call, the same statements run without the norms, and the kernel replaces the rotary function.
+inserted before the run of statements from the first norm to the rotation, where the norms are available. If a
+kernel takes the call, the same statements run without the norms, and the kernel replaces the rotary
+function.
 """
 
 from __future__ import annotations

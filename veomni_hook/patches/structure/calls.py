@@ -259,7 +259,7 @@ class Calls:
             child = parent
 
     def _method(self, node: ast.AST) -> tuple[FunctionNode | None, ast.ClassDef | None]:
-        """The innermost method around a node and its class."""
+        """The innermost method around a node, and its class."""
         scopes = list(self._around(node))
         for inner, outer in pairwise(scopes):
             if isinstance(inner, ast.ClassDef):

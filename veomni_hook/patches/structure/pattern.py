@@ -2,8 +2,8 @@
 
 ``{name}`` captures any expression, ``**{name}`` in a call all remaining keyword arguments, ``*{name}`` all
 remaining positional ones. Explicit keywords match in any order; a capture used twice must match the same
-code twice; annotations, comments, layout and brackets do not count. The inside of f-strings is never searched,
-because Python 3.11 does not give positions there. A set of one name cannot be written in a pattern.
+code twice; annotations, comments, layout and brackets do not count. The inside of f-strings is never
+searched, because Python 3.11 has no positions there. A set of one name cannot be written in a pattern.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plain expressions: what can be evaluated twice, or earlier than it stands, without a difference."""
+"""Plain expressions: they can be evaluated twice, or earlier than in the source, with the same result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Global names that a module's code reads and that nothing provides: a NameError as soon as it runs.
+"""Undefined global names that a module's code reads: a NameError as soon as it runs.
 
-Scopes are `symtable`'s, the compiler's own. What it cannot tell counts as provided: a module that takes names
-from another with ``*``, or that writes to ``globals()``.
+Scopes come from `symtable`, as in the compiler. Uncertain names count as provided: in a module that uses
+``import *``, or that writes to ``globals()``.
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ _REST = re.compile(r"[ \t\f]*,?[ \t\f]*(?:#.*)?")
 def remove_items(
     document: Document, items: Sequence[ast.AST], dropped: Collection[int], *, lone_comma: bool = False
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield ``(start, end, text)`` splices that take items out and leave the others and their comments.
+    """Yield ``(start, end, text)`` splices that remove items and keep the others with their comments.
 
-    An item that has a line of its own goes with that line and the comment behind it.
+    An item on its own line is removed with that line and its trailing comment.
 
     Args:
         items: all items of the list, in the order of the text.
-        dropped: indices of those to take out.
-        lone_comma: write a comma after a single item that is left, as a tuple needs.
+        dropped: indices of the items to remove.
+        lone_comma: write a comma after a single remaining item, as a tuple needs.
     """
     kept = [number for number in range(len(items)) if number not in dropped]
     first, last = document.start(items[0]), document.end(items[-1])

@@ -1,4 +1,4 @@
-"""Where statements stand, and where others can be put: at a function's start, before a statement."""
+"""Where statements can be inserted: at a function's start, or before a statement."""
 
 from __future__ import annotations
 
