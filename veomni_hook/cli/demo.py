@@ -188,7 +188,7 @@ def stepped(part: dict[str, Any]) -> None:
 
 
 def differences(plain: list[float], hooked: list[float]) -> list[float]:
-    """Return the relative difference of two loss curves at each step; infinite where one curve has ended."""
+    """Return the relative difference of two loss curves at each step; infinite after one curve has ended."""
     shared = [abs(b - a) / abs(a) for a, b in zip(plain, hooked, strict=False)]
     # Every comparison with nan is false; as infinity it counts as a difference.
     ended = [math.inf] * abs(len(plain) - len(hooked))

@@ -53,11 +53,11 @@ def pager() -> str | None:
 
 
 def _page(command: str, text: str) -> int:
-    """Return the exit status of the pager after it has shown the text, or as much as the user wanted."""
+    """Show the text in the pager and return the pager's exit status."""
     environment = {**ENVIRONMENT, **os.environ}
     sys.stdout.flush()
     process = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=environment)
-    # Ctrl-C is for the pager: it goes on, and this process must wait for it to give the terminal back.
+    # Ctrl-C is for the pager, which keeps running; this process must wait until it releases the terminal.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.communicate(text.encode("utf-8", "surrogatepass"))

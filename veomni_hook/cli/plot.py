@@ -1,4 +1,4 @@
-"""The demo's picture: loss curves, and time and memory of a step without and with the hook."""
+"""The demo's plot: loss curves, and time and memory of a step without and with the hook."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Told apart by readers who do not see red and green as different, and in print.
+# Distinguishable for readers with red-green colour blindness, and in print.
 PLAIN, HOOKED = "#8c8c8c", "#d55e00"
 MEBIBYTE = 2**20
 

@@ -65,7 +65,7 @@ def available_processors() -> int:
 
 
 def _start() -> None:
-    # With a few trees alive at a time nothing is worth collecting; a collection walks all of them.
+    # Few trees are alive at a time, so garbage collection frees nothing, but it walks all of them.
     gc.disable()
 
 

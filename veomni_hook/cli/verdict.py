@@ -207,7 +207,7 @@ def _probe_patch(
 ) -> Verdict:
     from veomni_hook.finders.build import patch
 
-    # Dropped imports and excluded names hold only with every patch in place.
+    # Dropped imports and excluded names are valid only together with all patches.
     alone = copy.copy(config)
     alone.patches, alone.exclude, alone.drop_imported_names = [declared], [], set()
     alone.label = config.name

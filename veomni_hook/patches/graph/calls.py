@@ -1,4 +1,4 @@
-"""Calls: operations of torch, functions and methods of the same file, and code that is not known."""
+"""Calls: torch operations, functions and methods of the same file, and unknown code."""
 
 from __future__ import annotations
 

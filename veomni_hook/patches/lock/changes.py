@@ -1,4 +1,4 @@
-"""Two locks of one project, compared in words: what matters, what is worth a note, and the diffs."""
+"""Compare two locks of one project: changes that matter, changes worth a note, and the diffs."""
 
 from __future__ import annotations
 

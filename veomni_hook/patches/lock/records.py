@@ -1,4 +1,4 @@
-"""What a lock holds, and its form as a file: sorted JSON with a line for each line of source."""
+"""The content of a lock, and its file format: sorted JSON with a line for each line of source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from veomni_hook.errors import LockError
 
 __all__ = ["SCHEMA", "Body", "Lock", "LockedModule", "LockedSite", "Override", "dumps", "loads"]
 
-#: Of the file. Another number means that this release cannot read it.
+#: Version of the file format. This release cannot read a file with another number.
 SCHEMA = 1
 _ABOUT = "Written by `veomni-hook check --write-lock`, compared by `veomni-hook check`. Do not edit."
 

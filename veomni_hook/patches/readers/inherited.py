@@ -1,4 +1,4 @@
-"""What a class of a file has from the classes of that file which it inherits from, one base at a time."""
+"""What a class inherits from classes of the same file, one base at a time."""
 
 from __future__ import annotations
 

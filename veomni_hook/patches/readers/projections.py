@@ -1,4 +1,4 @@
-"""Which products of a module's code may be gated MLPs, told loosely from what their factors are made of."""
+"""Products in a module's code that may be gated MLPs, judged roughly by their factors."""
 
 from __future__ import annotations
 

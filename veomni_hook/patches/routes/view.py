@@ -17,11 +17,11 @@ __all__ = ["ModuleView"]
 
 
 class ModuleView:
-    """A parsed module, with what several idioms ask of it computed once."""
+    """A parsed module; results that several idioms need are computed once."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        #: What idioms found that others ask for, by op or by the idiom's module.
+        #: Results of idioms that other idioms use, by op or by the idiom's module.
         self.found: dict[str, tuple[Site, ...]] = {}
 
     @cached_property

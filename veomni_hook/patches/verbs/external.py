@@ -63,10 +63,10 @@ def external_import(plan: Plan, index: int, name: str) -> str:
 
 
 def known_names(module: str) -> set[str] | None:
-    """Names that can be imported from a module: None if it does not exist, empty if they cannot be told."""
+    """Names that can be imported from a module: None if it does not exist, empty if they are unknown."""
     loaded = sys.modules.get(module)
     if loaded is not None:
-        # A lazy module answers for more than it holds.
+        # A lazy module provides more names than its dict contains.
         return (
             set()
             if hasattr(type(loaded), "__getattr__") or hasattr(loaded, "__getattr__")
@@ -93,7 +93,7 @@ def known_names(module: str) -> set[str] | None:
 
 
 def _starred(tree: ast.Module, module: str, spec: ModuleSpec) -> set[str] | None:
-    """Names that star imports bring; None if they cannot be told."""
+    """Names that star imports provide; None if they are unknown."""
     names: set[str] = set()
     if not has_star_import(tree):
         return names
