@@ -14,61 +14,61 @@ __all__ = ["tamperings", "written"]
 
 _TEXT = """# The stress suite
 
-`make stress` tries what this project promises very often, on two cores in at most half an hour. It prints the seed
-of everything random; `make stress ARGS='--seed 5'` repeats a run, `make stress ARGS='kills tampering'` runs some of
+`make stress` tests the promises of this project many times, on two cores in at most half an hour. It prints its random
+seed; `make stress ARGS='--seed 5'` repeats a run, `make stress ARGS='kills tampering'` runs some of
 its parts, and `ARGS=--help` lists the options. It exits with 1 if anything was lost, wrong or failed. The tables here
 were written by `make stress ARGS='--document docs/stress.md'` on a machine of {cores} cores, with Python {python}, torch {torch} and
 transformers {transformers}.
 
 {summary}
-An entry is lost when it was complete and a later start cannot use it. A result is wrong when a start, or a module,
-computes something else than the original.
+A start is a new Python process that imports patched modules; an entry is one patched module in the cache
+([architecture](architecture.md)). An entry is lost if it was complete and a later start cannot use it. A result is wrong
+if a start, or a module, computes something else than the original.
 
 ## Starts
 
-Processes wait until all of them are ready, and then import the same modules from one empty cache. Each has to get
-the same text and code and the right results, without a warning; afterwards the cache is whole, one more start finds
-everything in it, and no temporary file is left.
+Processes wait until all of them are ready, and then import the same modules with one empty cache. Each must get
+the same text and code and the right results, without a warning. Afterwards the cache must be complete, another start must
+find everything in it, and no temporary file may be left.
 
 {starts}
 ## Kills
 
-A start is killed with SIGKILL before each of its file operations (which is after the one before it), halfway through
-each write, and at random times, also beside another start. After each kill all entries that were complete are
-there and nothing is half an entry; the next start is right and makes the cache whole; `cache clear` then leaves
-nothing. What the system has not yet written to the disk when the power fails is another matter: the suite does not
-switch the power off.
+A start is killed with SIGKILL before each of its file operations (that is, after the previous one), halfway through
+each write, and at random times, also while another start runs. After each kill, all complete entries must still be there
+and no entry may be partial; the next start must be right and complete the cache; `cache clear` must then leave nothing.
+The suite does not test power failures, where data that the system has not yet written to the disk is lost.
 
 {kills}
 ## Tampering
 
-Each tampering is done to each of its pieces in a complete cache. Two starts follow. What was tampered with is never
-executed: whatever a start executes is compared with what was stored, code object by code object. Then one of three
-things holds:
+Each kind of tampering is applied to each of its pieces (files or folders) in a complete cache. Two starts follow. Code
+that was tampered with must never run: all code that a start executes is compared with what was stored, code object by code
+object. The outcome is one of three:
 
 - repaired: {repaired}.
 - refused: {refused}.
 - harmless: {harmless}.
 
-Of a bit flipped in every byte, each is looked up, and every tenth is followed by two starts. Whoever can write as the
-user can write what the seals accept; this is no tampering that the cache could notice.
+For one flipped bit in every byte, each case is looked up in the cache, and every tenth is followed by two starts. Anyone
+who can write files as the user can write what the seals accept; the cache cannot notice this ([security](security.md)).
 
 {tampering}
 ## Generated modules
 
-One module has one class or function under test. It is drawn in steps: a formula of an op, plain or with one of the
-named perturbations in `tests/stress/perturbing.py` (another axis, no cast, eps outside, another activation, a helper
-that a subclass overrides, ...); another spelling of it (names, operands, methods and functions, temporaries, helpers,
-keywords); and a random change of `tests/proof`. A text that was drawn before does not count, nor does a module whose
-original raises. Each module is patched as an import patches it. Those in which an idiom routes something are executed
-as they are, without a line of ours, and as patched, with `VEOMNI_KERNELS=torch` and with `reference`: on several calls in
-float32 and bfloat16, of odd shapes and of views. Outputs, changed inputs and the gradients of inputs and parameters are
-compared within rounding: 1e-5 of the largest value in float32 and 3e-2 in bfloat16, or eight times what rounding the
-inputs otherwise does to the original. A difference below 3e-2, where one value may have been rounded to the other side,
-counts if it comes again with others of four sets of inputs. So does any difference of a router, which may choose
-another expert where two probabilities are equal in float32. Modules that no idiom routes run as they are, and count as
-not routed. A module may change in place what a kernel keeps for its backward and the original does not: autograd
-refuses with an error then, which is counted apart.
+Each module has one class or function under test. It is generated at random in steps: a formula of an op, plain or with
+one of the named perturbations in `tests/stress/perturbing.py` (another axis, no cast, eps outside, another activation, a
+helper that a subclass overrides, ...); another spelling of it (names, operands, methods and functions, temporaries,
+helpers, keywords); and a random change from `tests/proof`. Duplicate texts do not count, nor do modules whose original
+raises. Each module is patched as an import patches it. If an idiom (a recogniser of one op) routes something in it, the
+module is executed unpatched, and patched with `VEOMNI_KERNELS=torch` and with `reference`: on several calls in
+float32 and bfloat16, with odd shapes and with views. Outputs, changed inputs and the gradients of inputs and parameters are
+compared within rounding: 1e-5 of the largest value in float32 and 3e-2 in bfloat16, or eight times the effect that
+rounding the inputs differently has on the original. A difference below 3e-2, which one value rounded the other way can
+cause, counts only if it recurs with others of four sets of inputs. The same holds for any difference of a router, which may
+choose another expert if two probabilities are equal in float32. Modules that no idiom routes run unchanged and count as
+not routed. A module may change in place a tensor that a kernel keeps for its backward and the original does not keep.
+Autograd then raises an error, which is counted separately.
 
 {generated}"""
 
