@@ -92,6 +92,7 @@ def test_losses_are_upstreams(family, choice, tmp_path_factory, on_ascend, calle
     assert {"npu_rms_norm", "npu_rotary_mul", "npu_cross_entropy_loss"} < set(called)
 
 
+@pytest.mark.slow
 def test_under_the_hook_auto_takes_experts_too(tmp_path):
     """There a default of transformers is no choice."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}

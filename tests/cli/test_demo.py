@@ -267,6 +267,7 @@ def test_a_process_that_fails_shows_what_it_said(tmp_path, capfd, name, why):
     assert f"the training that is {name} failed ({why})" in said
 
 
+@pytest.mark.slow
 def test_the_demo_trains_twice_and_measures(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     done = subprocess.run(

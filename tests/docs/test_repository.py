@@ -77,7 +77,7 @@ def test_an_issue_form(path: Path) -> None:
 
 
 def test_forms_that_documents_name_exist() -> None:
-    named = {*re.findall(r'form "([^"]+)"', (ROOT / "docs" / "faq.md").read_text(encoding="utf-8"))}
+    named = {*re.findall(r'form\s"([^"]+)"', (ROOT / "docs" / "faq.md").read_text(encoding="utf-8"))}
     assert named and named <= {read(path)["name"] for path in FORMS}
 
 

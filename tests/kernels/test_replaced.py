@@ -257,7 +257,7 @@ COMPILED = [
     "norm's forward wrapped on the class",
     "norm's helper, in a subclass",
     "activation's forward, on its class",
-    "experts' own gate, on the class",
+    pytest.param("experts' own gate, on the class", marks=pytest.mark.slow),
 ]
 
 

@@ -42,6 +42,7 @@ def run(*command: str, cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_family_is_proved(tmp_path):
     # Other ops are proved where nothing is spoiled.
     ops = ("--op", "moe_experts", "--op", "moe_router", "--op", "load_balancing_loss")

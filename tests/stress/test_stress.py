@@ -56,6 +56,7 @@ def test_kills(tmp_path):
     assert part.total().count == 12
 
 
+@pytest.mark.slow
 def test_a_store_that_writes_in_place_is_found(tmp_path):
     part = in_worker("kills", tmp_path, 90, 0, "publishing is not atomic")
     assert not part.ok

@@ -270,7 +270,7 @@ def test_a_frozen_layer_keeps_no_gradient():
     assert seen.elements <= ROWS * VOCAB
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_the_peak_is_a_chunk_and_the_weights_gradient(dtype):
     rows, hidden, vocab = 1024, 64, 20_000
     x, weight = torch.randn(rows, hidden).to(dtype), torch.randn(vocab, hidden).to(dtype)

@@ -167,6 +167,7 @@ def test_under_autocast_the_weights_gradient_is_summed_in_its_own_dtype():
         assert_matches(*sides, given, tolerance=2e-2)
 
 
+@pytest.mark.slow
 def test_sums_in_float32_lose_less(monkeypatch):
     rows, hidden, vocab = 512, 8, 8
     x, weight = torch.randn(rows, hidden, device=DEVICE), torch.randn(vocab, hidden, device=DEVICE)
