@@ -196,3 +196,27 @@ def test_the_demos_script(tmp_path: Path) -> None:
     assert report["loss"]["verdict"] == "agree" and report["loss"]["two_without"]["largest"] == 0.0
     assert report["runs"][0]["tokens"] == [4 * 128] * 5
     assert any(row["ran"] and row["backend"] != "eager" for row in report["kernels"])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "last"),
+    [
+        ("", "ValueError: no model"),
+        (
+            "Traceback (most recent call last):\n  raise ChildFailedError(\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\ntrain.py FAILED\n",
+            "ValueError: no model",
+        ),
+        (
+            "Traceback (most recent call last):\nsubprocess.CalledProcessError: Command failed\n",
+            "ValueError: no model",
+        ),
+        ("Traceback (most recent call last):\nKeyError: 'another'\n", "KeyError: 'another'"),
+    ],
+    ids=["none", "torchrun", "accelerate", "the script's own"],
+)
+def test_the_last_lines_are_those_of_the_script(tmp_path: Path, launcher: str, last: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"step 1\nTraceback (most recent call last):\n  train()\nValueError: no model\n{launcher}")
+    assert process.tail(log, 15)[-1] == last
+    assert process.tail(log, 1) == [last]

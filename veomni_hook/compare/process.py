@@ -20,6 +20,12 @@ PATIENCE = (15.0, 5.0, 5.0)
 _GROUPS = os.name == "posix"
 _POLL = 0.1
 _TAIL = 8192
+_TRACEBACK = "Traceback (most recent call last)"
+#: How the exceptions of torchrun and of ``accelerate launch`` begin.
+_OF_LAUNCHERS = (
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError",
+    "subprocess.CalledProcessError",
+)
 
 
 class Ended:
@@ -125,7 +131,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """Return the last lines of what a process printed."""
+    """Return the last lines of what a process printed, without the traceback of a launcher above it.
+
+    torchrun and ``accelerate launch`` end with a traceback of their own, which only repeats that a child has failed;
+    the lines before it say why.
+    """
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL))
-        return file.read().decode("utf-8", "replace").rstrip().splitlines()[-lines:]
+        printed = file.read().decode("utf-8", "replace").rstrip().splitlines()
+    starts = [number for number, line in enumerate(printed) if line.startswith(_TRACEBACK)]
+    if starts and any(line.lstrip().startswith(_OF_LAUNCHERS) for line in printed[starts[-1] :]):
+        printed = printed[: starts[-1]] or printed
+    return printed[-lines:]
