@@ -12,14 +12,15 @@ MODEL = sys.argv[1] if sys.argv[1:] else "Qwen/Qwen3-30B-A3B"
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 torch.manual_seed(0)
+device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
 tokenizer = AutoTokenizer.from_pretrained(MODEL)
-model = AutoModelForCausalLM.from_pretrained(MODEL, output_router_logits=True)
+model = AutoModelForCausalLM.from_pretrained(MODEL, output_router_logits=True).to(device)
 lora = LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"], target_parameters=EXPERTS)
 model = get_peft_model(model, lora).train()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 losses = []
 for text in list(topics.values())[:8]:
-    batch = tokenizer(text, truncation=True, max_length=128, return_tensors="pt")
+    batch = tokenizer(text, truncation=True, max_length=128, return_tensors="pt").to(device)
     loss = model(**batch, labels=batch["input_ids"]).loss
     loss.backward()
     optimizer.step()

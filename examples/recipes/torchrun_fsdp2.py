@@ -13,7 +13,10 @@ MODEL = sys.argv[1] if sys.argv[1:] else "Qwen/Qwen3-0.6B"
 
 dist.init_process_group()
 rank, ranks = dist.get_rank(), dist.get_world_size()
-device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+device = torch.device("cpu")
+if torch.cuda.is_available():
+    device = torch.device("cuda", dist.get_node_local_rank())
+    torch.cuda.set_device(device)
 tokenizer = AutoTokenizer.from_pretrained(MODEL)
 model = AutoModelForCausalLM.from_pretrained(MODEL).to(device).train()
 mesh = dist.init_device_mesh(device.type, (ranks,))
