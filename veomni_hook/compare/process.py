@@ -133,8 +133,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def tail(path: Path, lines: int) -> list[str]:
     """Return the last lines of what a process printed, without the traceback of a launcher above it.
 
-    torchrun and ``accelerate launch`` end with a traceback of their own, which only repeats that a child has failed;
-    the lines before it say why.
+    torchrun and ``accelerate launch`` end with a traceback of their own, which only repeats that a child has
+    failed; the lines before it say why.
     """
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL))
