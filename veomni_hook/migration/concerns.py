@@ -39,6 +39,9 @@ from veomni_hook.patches.spec import Patch, PatchConfig
 __all__ = ["Concern", "concerns"]
 
 
+_SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ")
+
+
 @dataclass(frozen=True)
 class Concern:
     """One purpose of a patch.
@@ -84,7 +87,7 @@ class _Code:
 
 
 def concerns(patch: Patch, config: PatchConfig, upstream: str | None = None) -> tuple[Concern, ...]:
-    """Return what a patch is for, one `Concern` for each purpose and the strongest evidence first.
+    """Return what a patch is for: one `Concern` for each purpose, with its first evidence and every slot.
 
     Args:
         patch: the patch.
@@ -103,8 +106,12 @@ def concerns(patch: Patch, config: PatchConfig, upstream: str | None = None) -> 
     found = [alone] if alone is not None else [one for rule in _RULES for one in rule(code)]
     if not found:
         found = [_without_change(code) or Concern(words.OTHER, _summary(code))]
-    first = {one.name: one for one in reversed(found)}
-    return tuple(first[name] for name in dict.fromkeys(one.name for one in found))
+    evidence: dict[str, list[str]] = {}
+    for one in found:
+        held = evidence.setdefault(one.name, [])
+        if not held or (_SLOT.match(one.evidence) and one.evidence not in held):
+            held.append(one.evidence)
+    return tuple(Concern(name, "; ".join(held)) for name, held in evidence.items())
 
 
 @lru_cache(maxsize=8)
@@ -137,7 +144,11 @@ def _raising(code: _Code) -> Concern | None:
 def _slots(code: _Code) -> Iterator[Concern]:
     for op, variant in dict.fromkeys(code.used.slots.values()):
         for concern in words.OPS.get(op, (words.KERNEL,)):
-            yield Concern(concern, f"OpSlot {op}/{variant}" if variant else f"OpsConfigSlot {op}")
+            yield Concern(concern, _slot_text(op, variant))
+
+
+def _slot_text(op: str, variant: str) -> str:
+    return f"{words.OP_SLOT} {op}/{variant}" if variant else f"{words.CONFIG_SLOT} {op}"
 
 
 def _kept_slots(code: _Code) -> Iterator[Concern]:
@@ -156,31 +167,22 @@ def _kept_slots(code: _Code) -> Iterator[Concern]:
         kept = {one.attr for one in node.targets if isinstance(one, ast.Attribute)}
         if kept & identifiers(code.new):
             for op, variant in asked:
-                yield Concern(words.KERNEL, f"OpSlot {op}/{variant}")
+                yield Concern(words.KERNEL, _slot_text(op, variant))
 
 
 def _external(code: _Code) -> Iterator[Concern]:
     source = code.patch.replacement_source
     if source:
         module, _, name = source.rpartition(".")
-        yield Concern(_of_module(module, name) or words.OTHER, f"{name} of {module}")
+        yield Concern(words.of_module(module, name) or words.OTHER, f"{name} of {module}")
 
 
 def _imports(code: _Code) -> Iterator[Concern]:
     for origin in code.used.imports.values():
         module, _, name = origin.partition(":")
-        concern = _of_module(module, name)
+        concern = words.of_module(module, name)
         if concern:
             yield Concern(concern, f"{name or module} of {module}" if name else module)
-
-
-def _of_module(module: str, name: str) -> str:
-    if name in words.NAMES:
-        return words.NAMES[name]
-    for known, concern in words.MODULES.items():
-        if f"{module}.".startswith(f"{known}.") or module.rpartition(".")[2] == known:
-            return concern
-    return ""
 
 
 def _identifiers(code: _Code) -> Iterator[Concern]:

@@ -133,3 +133,13 @@ HOST_READS = re.compile(
 HUB_DECORATORS = re.compile(
     r"use_kernel_forward_from_hub|use_kernel_func_from_hub|use_experts_implementation"
 )
+
+
+def of_module(module: str, name: str) -> str:
+    """Return the concern that a name imported from a module stands for; empty if it stands for none."""
+    if name in NAMES:
+        return NAMES[name]
+    for known, concern in MODULES.items():
+        if f"{module}.".startswith(f"{known}.") or module.rpartition(".")[2] == known:
+            return concern
+    return ""
