@@ -20,7 +20,7 @@ from veomni_hook import plugins
 from veomni_hook.errors import ConfigError, VeomniHookWarning
 from veomni_hook.finders import tracebacks
 from veomni_hook.finders.nested import LOADING
-from veomni_hook.finders.patchgen import serving_patchgen
+from veomni_hook.finders.patchgen import MODULES, serving_patchgen
 from veomni_hook.patches.adopt import adopt, is_patch_config
 from veomni_hook.patches.spec import PatchConfig
 
@@ -136,6 +136,8 @@ def _import_fix(module_name: str, error: BaseException) -> str:
     package = (missing.name or "").partition(".")[0] if isinstance(missing, ModuleNotFoundError) else ""
     if package and package != module_name.partition(".")[0]:
         return f"install the package that provides {package}, which the config imports"
+    if isinstance(error, ImportError) and error.name in MODULES:
+        return "install patchgen from VeOmni's repository: veomni-hook serves only what declares patches"
     return "correct the module, or remove it from VEOMNI_PATCHES / the settings file"
 
 
