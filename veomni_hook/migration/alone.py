@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.engine import Origin, patch_source
+from veomni_hook.patches.report import Remark
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.names import listed, nearest
@@ -46,10 +47,12 @@ class Refused:
     Attributes:
         patches: the error of each patch that does not apply on its own, by its index.
         together: the error of the config as a whole, if no patch alone causes it.
+        remarks: what is wrong with a config made for patchgen that patchgen accepts.
     """
 
     patches: dict[int, PatchError] = field(default_factory=dict)
     together: PatchError | None = None
+    remarks: tuple[Remark, ...] = ()
 
 
 def lost_names(config: PatchConfig, document: Document) -> list[Lost]:
@@ -71,7 +74,7 @@ def lost_names(config: PatchConfig, document: Document) -> list[Lost]:
         for given in config.positioned_helpers
         if not top_level(document, given.target, _PLACED)
     ]
-    if config.adopted_from is None:
+    if not config.lenient:
         found += [
             Lost("drop_import", name, f"{name} is not imported{_near(name, imported)}")
             for name in sorted(config.drop_imported_names)
@@ -99,19 +102,21 @@ def refused(
     whole = without(config, document, origin.module)
     whole.patches = list(patches)
     together = _tried(whole, document, origin, device)
-    if together is None:
-        return Refused()
+    if not isinstance(together, PatchError):
+        return Refused(remarks=together)
     whole.exclude, whole.drop_imported_names = [], set()
     whole.patches = []
     around = _tried(whole, document, origin, device)
     found = Refused()
     for index, patch in enumerate(patches):
         whole.patches = [patch]
-        error = _tried(whole, document, origin, device)
-        if error is not None and (around is None or error.what != around.what):
-            found.patches[index] = error
+        result = _tried(whole, document, origin, device)
+        if not isinstance(result, PatchError):
+            found.remarks += result
+        elif not (isinstance(around, PatchError) and result.what == around.what):
+            found.patches[index] = result
     if not found.patches:
-        found.together = around or together
+        found.together = around if isinstance(around, PatchError) else together
     return found
 
 
@@ -132,12 +137,15 @@ def without(config: PatchConfig, document: Document, module: str) -> PatchConfig
     return one
 
 
-def _tried(config: PatchConfig, document: Document, origin: Origin, device: str) -> PatchError | None:
+def _tried(
+    config: PatchConfig, document: Document, origin: Origin, device: str
+) -> PatchError | tuple[Remark, ...]:
+    """Apply a config; return the error, or the remarks of what applies."""
     try:
-        patch_source(document.source, [config], origin, device=device)
+        patched = patch_source(document.source, [config], origin, device=device)
     except PatchError as error:
         return error
-    return None
+    return patched.report.remarks
 
 
 def _is(lost: Sequence[Lost], kind: str, name: str) -> bool:

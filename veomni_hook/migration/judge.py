@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from veomni_hook.errors import PatchError
@@ -30,7 +30,7 @@ class Judgement:
         verdict: `applies`, `moved` (upstream's code of the target is another than the patch was written for),
             `gone` (there is no such target), `unnecessary` (this package serves all that the patch is for) or
             `FAILS` (the engine refuses it for another reason).
-        detail: what moved, the nearest names, what makes it unnecessary, or why it fails.
+        detail: what moved, the nearest names, what makes it unnecessary, why it fails, or a remark.
         fix: what to do about a failure.
         diff: the code that the patch was written for against that of the release.
         patch: the patch; None for the other kinds.
@@ -79,7 +79,8 @@ def judge(
     there = [one for one in found if one.status != GONE]
     problems = refused(config, [one.patch for one in there], document, origin, device=device)
     errors = {id(there[index]): error for index, error in problems.patches.items()}
-    judged = [_judged(config, one, errors.get(id(one)), base) for one in found]
+    said = {remark.target: remark.what for remark in problems.remarks}
+    judged = [_judged(config, one, errors.get(id(one)), base, said) for one in found]
     judged += [Judgement(lost.kind, lost.name, GONE, lost.detail) for lost in lost_names(config, document)]
     if problems.together is not None:
         error = problems.together
@@ -97,22 +98,24 @@ def _gone(patch: Patch, detail: str) -> Judgement:
     return Judgement(patch.patch_type.value, patch.target, GONE, detail, patch=patch)
 
 
-def _judged(config: PatchConfig, one: Served, error: PatchError | None, base: str | None) -> Judgement:
+def _judged(
+    config: PatchConfig, one: Served, error: PatchError | None, base: str | None, remarks: Mapping[str, str]
+) -> Judgement:
     patch = one.patch
     kind, target = patch.patch_type.value, patch.target
     if one.status == GONE:
         return _gone(patch, one.detail)
     covers = coverage(patch, config, one.ops, base)
     if covers.complete:
-        said = ", ".join(covers.by) or "upstream's code does the same"
-        return Judgement(kind, target, UNNECESSARY, said, "", one.diff, patch, one.ops, covers)
+        return Judgement(kind, target, UNNECESSARY, covers.by, "", one.diff, patch, one.ops, covers)
     if one.status == MOVED:
         detail = "; ".join([one.detail, *(f"does not apply: {error.what}" for error in _given(error))])
         fix = error.fix if error is not None else ""
         return Judgement(kind, target, MOVED, detail, fix, one.diff, patch, one.ops, covers)
     if error is not None:
         return Judgement(kind, target, FAILS, _told(error), error.fix, one.diff, patch, one.ops, covers)
-    return Judgement(kind, target, APPLIES, one.detail, "", one.diff, patch, one.ops, covers)
+    remark = remarks.get(target, "")
+    return Judgement(kind, target, APPLIES, one.detail or remark, "", one.diff, patch, one.ops, covers)
 
 
 def _given(error: PatchError | None) -> Iterator[PatchError]:

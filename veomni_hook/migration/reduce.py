@@ -142,14 +142,10 @@ def _explained(one: Judgement, problem: str) -> Explained:
     covers = one.coverage
     if one.verdict == UNNECESSARY and covers is not None:
         served = ", ".join(concern.name for concern in covers.concerns)
-        by = ", ".join(covers.by) or "upstream's own code"
-        return Explained(one, COVERED, f"{served}: {by}")
+        return Explained(one, COVERED, f"{served}: {covers.by}")
     if one.verdict == GONE or covers is None:
         return Explained(one, LEFT_OUT, one.detail)
-    left = ", ".join(f"{concern.name} ({concern.evidence})" for concern in covers.left)
-    reason = f"needed for what nothing here serves yet: {left}"
-    if covers.by:
-        reason += f". Routed if the patch were not there: {', '.join(covers.by)}"
+    reason = f"needed for {', '.join(covers.left)}"
     if one.verdict == MOVED:
         reason += f". Upstream has changed: {one.detail}"
     if problem:
