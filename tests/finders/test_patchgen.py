@@ -85,3 +85,62 @@ def test_what_a_config_lacks_is_named(python: Python, tmp_path: Path, text: str,
     (tmp_path / "lacking_config.py").write_text(f"{text}\n")
     ran = python("import sys; sys.path.insert(0, '')\n" + RUN, VEOMNI_PATCHES="lacking_config")
     assert ran.code == 1 and "ConfigError" in ran.err and said in ran.err
+
+
+def test_a_module_of_its_package_that_imports_models_is_not_imported_in_a_circle(
+    python: Python, tmp_path: Path
+) -> None:
+    """As VeOmni's runtime: what the patched code imports needs the upstream classes of the patched module."""
+    package = tmp_path / "runtime"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "outputs.py").write_text(
+        f"from {TINY} import TinyModel\nclass Output(TinyModel):\n    made = True\n"
+    )
+    (package / "tiny_gpu_patch_gen_config.py").write_text(
+        "from patchgen.patch_spec import PatchConfig\n"
+        "from runtime.outputs import Output\n"
+        f'config = PatchConfig(source_module="{TINY}")\n'
+        'config.add_import("runtime.outputs", names=["Output"])\n'
+        '@config.override_method("TinyNorm.forward")\n'
+        "def forward(self, x):\n    return Output.made\n"
+    )
+    first = "import sys; sys.path.insert(0, '')\nimport json, veomni_hook.install\n"
+    last = f"from {TINY} import TinyNorm; print(json.dumps(TinyNorm().forward(1)))"
+    patches = "runtime.tiny_gpu_patch_gen_config"
+    for before in ("", "", "import runtime.outputs, colorsys\n"):  # a miss, a hit, the runtime first
+        ran = python(first + before + last, VEOMNI_PATCHES=patches)
+        assert ran.result is True
+
+
+def test_a_config_is_not_loaded_for_modules_that_it_is_not_for(python: Python) -> None:
+    code = """
+import json, sys, veomni_hook.install
+import transformers.models.pair_a.modeling_pair_a
+before = "family.tiny_gpu_patch_gen_config" in sys.modules
+import transformers.models.tiny.modeling_tiny
+print(json.dumps([before, "family.tiny_gpu_patch_gen_config" in sys.modules]))
+"""
+    assert python(code, VEOMNI_PATCHES=CONFIG).result == [False, True]
+
+
+def test_a_config_that_another_module_takes_over_stays_as_it_was(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "gpu_config.py").write_text(
+        "from patchgen.patch_spec import PatchConfig\n"
+        f'config = PatchConfig(source_module="{TINY}", target_file="patched_gpu.py")\n'
+        '@config.override_method("TinyNorm.forward")\ndef forward(self, x):\n    return "patched"\n'
+    )
+    (tmp_path / "npu_config.py").write_text(
+        'from gpu_config import config\nconfig.target_file = "patched_npu.py"\n'
+        '@config.override_method("TinyModel.forward")\ndef forward(self, x):\n    return "npu"\n'
+    )
+    code = f"""
+import sys; sys.path.insert(0, "")
+import json, veomni_hook.install
+from {TINY} import TinyModel, TinyNorm
+print(json.dumps([TinyNorm().forward(1), TinyModel().forward(1)]))
+"""
+    expected = {"gpu": ["patched", "patched"], "npu": ["patched", "npu"]}
+    for device, values in expected.items():
+        ran = python(code, VEOMNI_PATCHES="gpu_config,npu_config", VEOMNI_DEVICE=device)
+        assert ran.result == values
