@@ -142,12 +142,20 @@ def _list(name: str, held: Verdicts, releases: Sequence[str]) -> Iterator[str]:
             where = tuple(release for release in releases if held[release].get(target) == verdict)
             if where:
                 shared.setdefault(where, []).append(f"`{target}`")
-        parts += [f"{verdict} in {' and '.join(where)}: {', '.join(t)}" for where, t in shared.items()]
+        parts += [
+            f"{verdict} in {' and '.join(where)}: {', '.join(t)}"
+            for where, t in sorted(shared.items(), key=_first)
+        ]
     if parts:
         text = f"- {name}: {'; '.join(parts)}."
         yield from textwrap.wrap(
             text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
+
+
+def _first(entry: tuple[tuple[str, ...], list[str]]) -> tuple[int, tuple[str, ...]]:
+    """What several releases share comes first."""
+    return -len(entry[0]), entry[0]
 
 
 if __name__ == "__main__":
