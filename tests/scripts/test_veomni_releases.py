@@ -26,10 +26,10 @@ def test_counts_and_lists():
     assert "| llama_gpu | 1 | 1 |  |  |  |  | 1 | 1 |  |  |" in lines
     assert "| all | 2 | 1 | 1 | 1 |  |  | 1 | 2 | 1 | 1 |" in lines
     assert "- llama_gpu: moved in 5.23.0: `B.forward`." in lines
-    assert lines[-2:] == [
-        "- vision_gpu: moved in 5.17.0 and 5.23.0: `C.forward`; gone in 5.17.0 and 5.23.0: `C.angles`; FAILS in 5.23.0:",
-        "  `C.new`.",
-    ]
+    assert lines[-1] == (
+        "- vision_gpu: moved in 5.17.0 and 5.23.0: `C.forward`; gone in 5.17.0 and 5.23.0: `C.angles`; "
+        "FAILS in 5.23.0: `C.new`."
+    )
 
 
 def test_the_page_has_a_place_for_it():

@@ -100,23 +100,58 @@ def refused(
     """
     device = config.device or device
     whole = without(config, document, origin.module)
-    whole.patches = list(patches)
-    together = _tried(whole, document, origin, device)
-    if not isinstance(together, PatchError):
-        return Refused(remarks=together)
-    whole.exclude, whole.drop_imported_names = [], set()
+    found, first = Refused(), None
+    left = dict(enumerate(patches))
+    while True:
+        whole.patches = list(left.values())
+        result = _tried(whole, document, origin, device)
+        if not isinstance(result, PatchError):
+            found.remarks = result
+            break
+        first = first or result
+        guilty = {
+            index: error
+            for index, patch in left.items()
+            if patch.target == result.target
+            and (error := _alone(whole, patch, document, origin, device)) is not None
+        }
+        found.patches |= guilty
+        left = {index: patch for index, patch in left.items() if index not in guilty}
+        if guilty:
+            continue
+        if not (whole.exclude or whole.drop_imported_names):
+            return _one_by_one(whole, patches, document, origin, device)
+        whole.exclude, whole.drop_imported_names = [], set()
+    if not found.patches:
+        found.together = first
+    return found
+
+
+def _alone(
+    whole: PatchConfig, patch: Patch, document: Document, origin: Origin, device: str
+) -> PatchError | None:
+    """The error of one patch without the others."""
+    one = copy.copy(whole)
+    one.patches, one.exclude, one.drop_imported_names = [patch], [], set()
+    result = _tried(one, document, origin, device)
+    return result if isinstance(result, PatchError) else None
+
+
+def _one_by_one(
+    whole: PatchConfig, patches: Sequence[Patch], document: Document, origin: Origin, device: str
+) -> Refused:
+    """The same where no patch is to blame for the error: what all of them share fails, or two conflict."""
     whole.patches = []
     around = _tried(whole, document, origin, device)
     found = Refused()
     for index, patch in enumerate(patches):
-        whole.patches = [patch]
-        result = _tried(whole, document, origin, device)
-        if not isinstance(result, PatchError):
-            found.remarks += result
-        elif not (isinstance(around, PatchError) and result.what == around.what):
-            found.patches[index] = result
+        error = _alone(whole, patch, document, origin, device)
+        if error is not None and not (isinstance(around, PatchError) and error.what == around.what):
+            found.patches[index] = error
     if not found.patches:
-        found.together = around if isinstance(around, PatchError) else together
+        whole.patches = list(patches)
+        together = _tried(whole, document, origin, device)
+        found.together = next((e for e in (around, together) if isinstance(e, PatchError)), None)
     return found
 
 
