@@ -57,17 +57,18 @@ class Manifest:
 
     `text_seal` is the seal of the stored text in hexadecimal, `inputs` maps the files that the configs were
     read from to their digests, `report` is JSON. `absent` lists configs for modules that were not installed:
-    the name and source module of each. `remarked` says whether the report has remarks.
+    the name and source module of each. `consult` says whether the report has something to do before the
+    module is executed.
     """
 
     __slots__ = (
         "absent",
+        "consult",
         "distribution",
         "inputs",
         "key",
         "module",
         "patch_hash",
-        "remarked",
         "report",
         "tag",
         "text_seal",
@@ -82,7 +83,7 @@ class Manifest:
         report: bytes,
         absent: Sequence[tuple[str, str]] = (),
         *,
-        remarked: bool = False,
+        consult: bool = False,
     ) -> None:
         """Take the texts named in ``_FIELDS``; raises KeyError when one is missing."""
         self.key, self.module, self.distribution, self.version, self.patch_hash, self.tag, self.text_seal = (
@@ -91,7 +92,7 @@ class Manifest:
         self.inputs = inputs
         self.report = report
         self.absent = tuple((name, module) for name, module in absent)
-        self.remarked = remarked
+        self.consult = consult
 
     @property
     def entry(self) -> str:
@@ -108,7 +109,7 @@ class Manifest:
         import json
 
         fields: dict[str, Any] = {name: getattr(self, name) for name in self._FIELDS}
-        fields |= {"inputs": dict(self.inputs), "absent": self.absent, "remarked": self.remarked}
+        fields |= {"inputs": dict(self.inputs), "absent": self.absent, "consult": self.consult}
         body = json.dumps(fields).encode() + b"\n" + self.report + b"\n"
         return seal(body).hex().encode() + b"\n" + body
 
@@ -153,7 +154,7 @@ def read_manifest(root: Root, key: str) -> Manifest:
     try:
         fields = json.loads(head)
         manifest = Manifest(
-            fields, fields["inputs"], report[:-1], fields["absent"], remarked=bool(fields["remarked"])
+            fields, fields["inputs"], report[:-1], fields["absent"], consult=bool(fields["consult"])
         )
     except (ValueError, LookupError, TypeError) as error:
         raise Defect(f"{root.full(name)} is not a manifest of this cache") from error
@@ -224,7 +225,7 @@ def make_hit(root: Root, manifest: Manifest, code: CodeType, text: bytes) -> Hit
         text=text,
         report=manifest.report,
         absent=manifest.absent,
-        remarked=manifest.remarked,
+        consult=manifest.consult,
     )
 
 

@@ -18,8 +18,8 @@ class Hit:
     """A stored patched module, checked; its entry is in use until this process ends.
 
     `code` is compiled with `path`, the stored file's absolute path, as ``co_filename``. `absent` lists the
-    configs for modules that were not installed: the name and source module of each. `remarked` says whether
-    the report has remarks.
+    configs for modules that were not installed: the name and source module of each. `consult` says whether
+    the report has something to do before the module is executed.
     """
 
     __slots__ = (
@@ -27,11 +27,11 @@ class Hit:
         "_text",
         "absent",
         "code",
+        "consult",
         "distribution",
         "module",
         "patch_hash",
         "path",
-        "remarked",
         "version",
     )
 
@@ -47,7 +47,7 @@ class Hit:
         text: bytes,
         report: bytes,
         absent: Sequence[tuple[str, str]] = (),
-        remarked: bool = False,
+        consult: bool = False,
     ) -> None:
         self.module = module
         self.distribution = distribution
@@ -58,7 +58,7 @@ class Hit:
         self._text = text
         self._report = report
         self.absent = absent
-        self.remarked = remarked
+        self.consult = consult
 
     def __repr__(self) -> str:
         return f"Hit({self.module!r}, {self.path!r})"

@@ -122,7 +122,7 @@ class Store:
             inputs,
             json.dumps(report).encode(),
             absent,
-            remarked=bool(report.get("remarks")),
+            consult=bool(report.get("remarks") or report.get("companions")),
         )
         return self._publish(manifest, data, code_factory)
 

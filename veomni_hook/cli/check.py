@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from veomni_hook.patches.spec import PatchConfig
     from veomni_hook.settings import Settings
 
-PLURALS = {"applies": "apply", "yields": "yield", "FAILS": "FAIL"}
+PLURALS = {"applies": "apply", "yields": "yield", "remark": "remarks", "FAILS": "FAIL"}
 HEADERS = ("verdict", "target", "kind", "detail", "config", "device")
 
 

@@ -178,7 +178,7 @@ def _declared(config: PatchConfig, report: PatchReport, shown: str) -> list[Verd
 
 
 def _declared_kind(config: PatchConfig, applied: AppliedPatch) -> str:
-    """The verb under which a patch was declared: an override of a lenient config may have added the method."""
+    """The verb that declared a patch: an override of a lenient config may have added the method."""
     if config.lenient and applied.kind == PatchType.METHOD_ADDITION.value:
         return PatchType.METHOD_OVERRIDE.value
     return applied.kind

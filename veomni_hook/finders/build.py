@@ -31,7 +31,6 @@ from veomni_hook.finders.pipeline import (
     report_refusal,
     store,
 )
-from veomni_hook.finders.remarks import tell_remarks
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
@@ -91,7 +90,6 @@ def _build(
             cache.publish_unpatched(stage, upstream.module, inputs, missing)
             report_refusal(cache)
         return failed or NOTHING
-    tell_remarks(patched.report.remarks, settings)
     stored = stored_form(patched)
     published = NotStored(failed) if failed else publish(upstream, stored, stage, inputs, missing)
     note(f"patched {upstream.module} ({len(patched.report.applied)} patches)")
@@ -105,6 +103,7 @@ def _build(
         origin=upstream.path,
         patch_hash=stored.patch_hash,
         report=stored.report.to_dict,
+        consult=bool(stored.report.remarks or stored.report.companions),
     )
     return outcome, stored.text, None
 

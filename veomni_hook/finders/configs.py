@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
@@ -20,13 +20,15 @@ from veomni_hook import plugins
 from veomni_hook.errors import ConfigError, VeomniHookWarning
 from veomni_hook.finders import tracebacks
 from veomni_hook.finders.nested import LOADING
-from veomni_hook.finders.patchgen import serving_patchgen
+from veomni_hook.finders.patchgen import MODULES, serving_patchgen
 from veomni_hook.patches.adopt import adopt, is_patch_config
 from veomni_hook.patches.spec import PatchConfig
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+#: For each module and name: the config that was bound there, and its adopted form.
+_SNAPSHOTS: dict[tuple[str, str], tuple[object, PatchConfig]] = {}
 _NO_POINTS: Mapping[str, EntryPoint] = MappingProxyType({})
 
 
@@ -63,7 +65,7 @@ def load(names: Iterable[str], points: Mapping[str, EntryPoint] = _NO_POINTS) ->
     Raises:
         ConfigError: a module cannot be imported, or holds no patch config; PluginError if it is announced.
     """
-    with _serving_upstream(), serving_patchgen():
+    with serving_upstream(), serving_patchgen():
         return [_load_announced(name, points[name]) if name in points else _load(name) for name in names]
 
 
@@ -84,7 +86,11 @@ def as_configs(found: Any, where: str) -> tuple[PatchConfig, ...]:
         ConfigError: there is no config.
     """
     if isinstance(found, ModuleType):
-        held = [getattr(found, name) for name in ("config", "configs") if hasattr(found, name)]
+        held = [
+            _snapshot(found.__name__, name, getattr(found, name))
+            for name in ("config", "configs")
+            if hasattr(found, name)
+        ]
         if not held:
             raise ConfigError(
                 "the module has no patch config",
@@ -101,6 +107,19 @@ def as_configs(found: Any, where: str) -> tuple[PatchConfig, ...]:
             fix="pass a veomni_hook.PatchConfig, or one made with the patchgen package",
         )
     return (adopt(found),)
+
+
+def _snapshot(module: str, name: str, found: Any) -> Any:
+    """A config made for patchgen as it is when its module has just been loaded; anything else as it is.
+
+    The config of a module for another device may be the same object, which that module changes.
+    """
+    if not is_patch_config(found) or (isinstance(found, PatchConfig) and not found.lenient):
+        return found
+    taken = _SNAPSHOTS.get((module, name))
+    if taken is None or taken[0] is not found:
+        taken = _SNAPSHOTS[module, name] = found, adopt(found, f"{module}:{name}")
+    return taken[1]
 
 
 def _load(name: str) -> Loaded:
@@ -136,6 +155,8 @@ def _import_fix(module_name: str, error: BaseException) -> str:
     package = (missing.name or "").partition(".")[0] if isinstance(missing, ModuleNotFoundError) else ""
     if package and package != module_name.partition(".")[0]:
         return f"install the package that provides {package}, which the config imports"
+    if isinstance(error, ImportError) and error.name in MODULES:
+        return "install patchgen from VeOmni's repository: veomni-hook serves only what declares patches"
     return "correct the module, or remove it from VEOMNI_PATCHES / the settings file"
 
 
@@ -152,7 +173,8 @@ def _load_announced(name: str, point: EntryPoint) -> Loaded:
 
 
 @contextmanager
-def _serving_upstream() -> Iterator[None]:
+def serving_upstream() -> Iterator[None]:
+    """Serve targets unpatched within the block, and remove them from `sys.modules` after it."""
     if LOADING.nested is not None:  # a config that loads configs
         yield
         return
@@ -163,14 +185,15 @@ def _serving_upstream() -> Iterator[None]:
     finally:
         nested, LOADING.nested = LOADING.nested, None
         if nested:
-            _forget(dict.fromkeys(nested), set(sys.modules) - before)
+            forget(dict.fromkeys(nested), set(sys.modules) - before)
 
 
-def _forget(names: Iterable[str], fresh: set[str]) -> None:
+def forget(names: Iterable[str], fresh: Collection[str] = ()) -> None:
     """Remove unpatched targets from `sys.modules` and from the places that cached a reference to them.
 
     transformers' lazy packages keep every resolved class as an attribute; those must be resolved again. An
-    ordinary module that imported such a class keeps the unpatched one; a warning names the module.
+    ordinary module that imported such a class keeps the unpatched one; a warning names it if it is one of
+    transformers' own and ``fresh``, that is imported since.
     """
     gone = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     holders = []

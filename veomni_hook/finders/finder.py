@@ -48,12 +48,15 @@ class PatchFinder:
         registered: names of other modules that configs registered in this process patch.
         looking: whether it is currently looking for targets that other hooks took, which imports modules.
         patterns: tests, one per registered config with a pattern, whether a name matches that pattern.
+        unsettled: targets served unpatched because a module that their configs need was being imported, with
+            that module's name; they are imported again once it is complete.
     """
 
     def __init__(self) -> None:
         self.registered: frozenset[str] = frozenset()
         self.patterns: tuple[Callable[[str], bool], ...] = ()
         self.looking = False
+        self.unsettled: dict[str, str] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -66,6 +69,10 @@ class PatchFinder:
         """
         if sys.meta_path[0] is not self and not self.looking and self in sys.meta_path:
             self._look_for_taken()
+        if self.unsettled:
+            from veomni_hook.finders import pipeline
+
+            pipeline.settle(self)
         if not (
             is_target(fullname)
             or is_remote(fullname)

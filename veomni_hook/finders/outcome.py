@@ -18,6 +18,7 @@ class Outcome:
         origin: the upstream file.
         stored: the patched file; None when it exists in memory only.
         patch_hash: identifies the patched form; empty when not patched.
+        consult: whether the report has something to do before the module is executed.
     """
 
     def __init__(  # noqa: PLR0913 - a record, built in three places
@@ -31,6 +32,7 @@ class Outcome:
         stored: str | None = None,
         patch_hash: str = "",
         report: Callable[[], Mapping[str, Any]] | None = None,
+        consult: bool = False,
     ) -> None:
         self.module = module
         self.patched = patched
@@ -40,6 +42,7 @@ class Outcome:
         self.stored = stored
         self.patch_hash = patch_hash
         self._read_report = report
+        self.consult = consult
 
     @cached_property
     def report(self) -> Mapping[str, Any]:

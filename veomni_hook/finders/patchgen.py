@@ -14,10 +14,10 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
 
-__all__ = ["serving_patchgen"]
+__all__ = ["MODULES", "serving_patchgen"]
 
 _PACKAGE = "patchgen"
-_MODULES = (_PACKAGE, f"{_PACKAGE}.patch_spec")
+MODULES = (_PACKAGE, f"{_PACKAGE}.patch_spec")
 
 
 class _Loader:
@@ -32,17 +32,6 @@ class _Loader:
         module.__doc__ = patchgen.__doc__
         vars(module).update({name: getattr(patchgen, name) for name in patchgen.__all__})
         vars(module)["__all__"] = list(patchgen.__all__)
-        vars(module)["__getattr__"] = _missing(module.__name__)
-
-
-def _missing(module: str) -> object:
-    def __getattr__(name: str) -> object:
-        raise AttributeError(
-            f"module {module!r}, which veomni-hook serves to patch configs, has no attribute {name!r}: it has"
-            " only what configs declare patches with. Install patchgen from VeOmni's repository for the rest"
-        )
-
-    return __getattr__
 
 
 class _Finder:
@@ -51,7 +40,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _MODULES:
+        if fullname not in MODULES:
             return None
         loader: object = _Loader()
         return spec_from_loader(fullname, loader, origin=__file__, is_package=fullname == _PACKAGE)  # type: ignore[arg-type]
@@ -66,6 +55,6 @@ def serving_patchgen() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for name in _MODULES:
+        for name in MODULES:
             if isinstance(getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None), _Loader):
                 del sys.modules[name]

@@ -21,6 +21,7 @@ from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.log import warn, warn_once
 from veomni_hook.finders.nested import nested_import
 from veomni_hook.finders.outcome import Outcome
+from veomni_hook.finders.peek import half_made, may_be_for
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream, find_upstream, read_upstream
 from veomni_hook.patches.models import spec_modules
@@ -44,6 +45,9 @@ def find_patched(
     STATE.asked.add(fullname)
     if nested_import(fullname):
         return None
+    if waits_for := _half_made(fullname):
+        finder.unsettled[fullname] = waits_for
+        return None
     spec = find_upstream(finder, fullname, path, target)
     if spec is None:
         return None
@@ -53,6 +57,32 @@ def find_patched(
         return patching(fullname, spec)
     loader = patched_loader(fullname, spec)
     return spec if loader is None else loader.spec()
+
+
+def _half_made(fullname: str) -> str:
+    """The module that a target's configs import and that is importing the target right now; usually empty.
+
+    Neither the configs nor their code in the patched module could be imported now.
+    """
+    settings = current_settings()
+    if not settings.patches:
+        return ""
+    return next(filter(None, map(half_made, config_names(fullname, settings))), "")
+
+
+def settle(finder: PatchFinder) -> None:
+    """Forget the targets that were served unpatched for a module that was half made and is complete now."""
+    ready = [
+        name
+        for name, waits_for in finder.unsettled.items()
+        if not getattr(getattr(sys.modules.get(waits_for), "__spec__", None), "_initializing", False)
+    ]
+    for name in ready:  # first of all: what follows imports, too
+        del finder.unsettled[name]
+    if ready:
+        from veomni_hook.finders.configs import forget
+
+        forget(ready)
 
 
 def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
@@ -72,7 +102,7 @@ def patched_loader(fullname: str, spec: ModuleSpec) -> PatchedLoader | None:
     if isinstance(found, str):
         STATE.outcomes[fullname] = Outcome(fullname, patched=False, reason=found, origin=upstream.path)
         return None
-    loader = _loader_of(upstream, spec, found)
+    loader = _loader_of(upstream, spec, found, settings)
     STATE.outcomes[fullname] = found[0]
     if settings.banner and (STATE.registered or settings.patches):
         from veomni_hook.finders import banner
@@ -97,16 +127,23 @@ def patched_form(fullname: str, spec: ModuleSpec) -> tuple[PatchedLoader, Outcom
 
         dump(upstream, settings)
     found = lookup_or_build(upstream, settings)
-    return found if isinstance(found, str) else (_loader_of(upstream, spec, found), found[0])
+    return found if isinstance(found, str) else (_loader_of(upstream, spec, found, settings), found[0])
 
 
 def _loader_of(
-    upstream: Upstream, spec: ModuleSpec, found: tuple[Outcome, str | None, CodeType | None]
+    upstream: Upstream,
+    spec: ModuleSpec,
+    found: tuple[Outcome, str | None, CodeType | None],
+    settings: Settings,
 ) -> PatchedLoader:
     import veomni_hook.kernels.state  # noqa: F401 - the first patched module brings the first slots
 
     bind_slots()
     outcome, text, code = found
+    if outcome.consult:
+        from veomni_hook.finders.companions import prepare_execution
+
+        prepare_execution(outcome.report, settings)
     foreign = spec.loader if isinstance(spec.loader, SourceFileLoader) else None
     return PatchedLoader(
         upstream.module,
@@ -130,7 +167,8 @@ def would_patch(fullname: str, spec: ModuleSpec) -> bool:
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
     """Names of the config modules to load for a target: built-in specs, settings, entry points."""
     builtin = () if fullname == REMOTE_LOADING and not settings.remote_code else spec_modules(fullname)
-    return (*builtin, *settings.patches, *announced_configs(settings))
+    given = (*settings.patches, *announced_configs(settings))
+    return (*builtin, *(name for name in given if may_be_for(name, fullname)))
 
 
 def load_configs(fullname: str, settings: Settings) -> tuple[tuple[str, ...], list[Loaded]]:
@@ -227,6 +265,7 @@ def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
         stored=hit.path,
         patch_hash=hit.patch_hash,
         report=lambda: hit.report,
+        consult=hit.consult,
     )
 
 
@@ -271,11 +310,6 @@ def lookup_or_build(
     if isinstance(found, Unpatched):
         return NOTHING
     if isinstance(found, Hit):
-        if found.remarked:
-            from veomni_hook.finders.remarks import tell_remarks
-            from veomni_hook.patches.report import PatchReport
-
-            tell_remarks(PatchReport.from_dict(found.report).remarks, settings)
         return from_hit(found, upstream, "hit", ""), None, found.code
     from veomni_hook.finders.build import build
 

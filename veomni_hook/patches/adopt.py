@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from copy import copy
 from types import ModuleType
 from typing import Any
 
 from veomni_hook.errors import ConfigError
-from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PatchType, PositionedHelper
+from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PatchType, PositionedHelper, device_of
 from veomni_hook.patches.text.names import listed
 
 __all__ = ["adopt", "adopt_helper", "adopt_patch", "is_patch_config"]
@@ -29,23 +30,28 @@ def is_patch_config(found: object) -> bool:
     return named and all(hasattr(found, name) for name in _NEEDED)
 
 
-def adopt(found: Any) -> PatchConfig:
+def adopt(found: Any, label: str = "") -> PatchConfig:
     """Return ``found`` itself if it is ours, else one of our configs with the current content of ``found``.
 
-    ``found`` is not changed, and later additions to it have no effect.
+    A config made for patchgen is not changed, and later additions to it have no effect: VeOmni's config for
+    another device may take the object, and change it.
+
+    Args:
+        found: the config.
+        label: its ``module:name``; by default, where it is found to be bound.
 
     Raises:
         ConfigError: ``found`` is not a patch config, or holds a patch of an unknown type.
     """
     if isinstance(found, PatchConfig):
-        return found
+        return _copied(found, label or found.name) if found.lenient and found.adopted_from is None else found
     if not is_patch_config(found):
         raise ConfigError(
             f"{type(found).__name__} object is not a patch config",
             where=f"{type(found).__module__}.{type(found).__qualname__}",
             fix="pass a veomni_hook.PatchConfig, or one made with the patchgen package",
         )
-    label = _label(found)
+    label = label or _label(found)
     return PatchConfig(
         source_module=found.source_module,
         target_file=getattr(found, "target_file", "patched_modeling.py"),
@@ -63,6 +69,17 @@ def adopt(found: Any) -> PatchConfig:
         adopted_from=found,
         lenient=True,
     )
+
+
+def _copied(found: PatchConfig, label: str) -> PatchConfig:
+    """Return a copy with the present content; its device is that of the present `target_file`."""
+    made = copy(found)
+    for name, value in vars(found).items():
+        if isinstance(value, list | set | dict) and name != "_namespace":
+            setattr(made, name, copy(value))
+    made.device = device_of(found.target_file) or found.device
+    made.label, made.adopted_from = label, found
+    return made
 
 
 def adopt_patch(patch: Any, label: str) -> Patch:

@@ -30,6 +30,7 @@ from veomni_hook.patches.verbs.methods import plan_methods
 from veomni_hook.patches.verbs.replace import plan_replacements
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
 from veomni_hook.patches.verbs.route import plan_routes
+from veomni_hook.patches.verbs.snippets import companions
 from veomni_hook.patches.verify import check_names, check_overlaps, check_provided, check_text, untouched
 
 __all__ = ["Origin", "PatchedSource", "applicable", "patch_source"]
@@ -183,6 +184,7 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
         untouched=kept,
         slots=tuple(step.payload for _, step in plan.of_kind("slot")),
         remarks=tuple(plan.remarks),
+        companions=companions(plan),
     )
     return PatchedSource(text, apply_edits(document.source, edits, markers=False), report)
 

@@ -81,8 +81,8 @@ class PatchReport:
     """Everything that happened to one module.
 
     ``untouched`` names the top-level definitions that equal upstream byte for byte; ``missed`` lists the
-    idioms' candidates that are not routed to a kernel; ``remarks`` is what is wrong with configs made for
-    patchgen.
+    idioms' candidates that are not routed to a kernel. Of configs made for patchgen: ``remarks`` is what is
+    wrong with them, and ``companions`` are the modules that their code imports at module level.
     """
 
     module: str
@@ -94,6 +94,7 @@ class PatchReport:
     missed: tuple[MissedSite, ...] = ()
     distribution: str = "transformers"
     remarks: tuple[Remark, ...] = ()
+    companions: tuple[str, ...] = ()
 
     def moved(self, lines: int) -> PatchReport:
         """The same report for a text with ``lines`` more lines in front, such as the header."""
@@ -131,6 +132,7 @@ class PatchReport:
             missed=tuple(MissedSite(**site) for site in data["missed"]),
             distribution=data["distribution"],
             remarks=tuple(Remark(**remark) for remark in data["remarks"]),
+            companions=tuple(data["companions"]),
         )
 
 

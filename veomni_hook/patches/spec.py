@@ -34,6 +34,7 @@ __all__ = [
     "SlotHandle",
     "SlotSpec",
     "create_patch_from_external",
+    "device_of",
     "is_pattern",
 ]
 
@@ -84,8 +85,7 @@ class PatchConfig:
         self._made_at = self.origin
         #: Where names and blocks are declared: they are plain strings and cannot carry their own place.
         self._places: dict[str, str] = {}
-        if self.device is None and self.target_file.endswith(("_gpu.py", "_npu.py")):
-            self.device = "npu" if self.target_file.endswith("_npu.py") else "gpu"
+        self.device = self.device or device_of(self.target_file)
 
     @property
     def name(self) -> str:
@@ -405,6 +405,13 @@ class PatchConfig:
             return given
 
         return register if replacement is None else register(replacement)
+
+
+def device_of(target_file: str) -> Literal["gpu", "npu"] | None:
+    """The device that the name of patchgen's output file says, if it says one."""
+    if target_file.endswith("_npu.py"):
+        return "npu"
+    return "gpu" if target_file.endswith("_gpu.py") else None
 
 
 def is_pattern(source_module: str) -> bool:

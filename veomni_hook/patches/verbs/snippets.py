@@ -6,16 +6,22 @@ are relative to that module's package, and a ``name_map`` may have entries that 
 
 from __future__ import annotations
 
+import ast
+import sys
+import textwrap
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from veomni_hook.patches.plan import Plan
+from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.relative import absolute_imports, absolute_name
 from veomni_hook.patches.text.source import Snippet, read_snippet
 
-__all__ = ["block_text", "imported_module", "snippet_of"]
+__all__ = ["block_text", "companions", "imported_module", "snippet_of"]
+
+_INDEPENDENT = sys.stdlib_module_names | {"torch", "transformers", "veomni_hook"}
 
 
 def snippet_of(plan: Plan, index: int, given: Any, *, name_map: Any = None, accessor: str = "") -> Snippet:
@@ -55,6 +61,27 @@ def imported_module(plan: Plan, index: int, name: str) -> str:
     """Return the name of the module that an added import names."""
     step = plan.steps[index]
     return absolute_name(name, _generated(plan, index)) if step.lenient else name
+
+
+def companions(plan: Plan) -> tuple[str, ...]:
+    """Return the modules that imports and blocks of lenient configs import in any case, at module level.
+
+    transformers, torch and the standard library are left out: they do not import transformers' models.
+    """
+    found: dict[str, None] = {}
+    for index, step in enumerate(plan.steps):
+        if not step.lenient:
+            continue
+        if step.kind == PatchType.ADDITIONAL_IMPORT.value:
+            found[imported_module(plan, index, step.payload.module)] = None
+        elif step.kind == "post_import_block":
+            text = block_text(plan, index, textwrap.dedent(step.payload))
+            for node in Document(text).tree.body:
+                if isinstance(node, ast.Import):
+                    found.update(dict.fromkeys(alias.name for alias in node.names))
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    found[node.module] = None
+    return tuple(name for name in found if name.partition(".")[0] not in _INDEPENDENT)
 
 
 def _absolute(plan: Plan, index: int, document: Document) -> str:

@@ -1,0 +1,92 @@
+"""What a config module is for and what it imports, read from its text: nothing is imported.
+
+Loading a config can import half of transformers (VeOmni's configs do), in the middle of an import of the part
+that it needs. So a config is loaded only for the modules that it may be for.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+
+from veomni_hook.finders.finder import is_target
+
+__all__ = ["half_made", "may_be_for"]
+
+_MADE = re.compile(r"\bPatchConfig\(")
+_SOURCE = re.compile(r"""\bPatchConfig\(\s*(?:source_module\s*=\s*)?(["'])([\w.]+)\1""")
+_TAKEN = re.compile(r"^from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
+_COMMENT = re.compile(r"#[^\n]*")
+_CONFIG = re.compile(r"\bconfigs?\b")
+#: What makes the text alone useless: configs that are put together, or changed, by other code.
+_UNKNOWN = re.compile(
+    r"^configs?[ \t]*(?::[^=\n]+)?[+|]?=(?![ \t]*PatchConfig\()"
+    r"|\.source_module[ \t]*=|\bglobals\(\)|\bimport[ \t]+\*",
+    re.MULTILINE,
+)
+_IMPORTED = re.compile(r"^(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w.]+))", re.MULTILINE)
+
+
+def may_be_for(name: str, target: str) -> bool:
+    """Whether a config module may hold a config for a target; true if its text does not tell.
+
+    Args:
+        name: the config module, with `:attribute` if one is chosen.
+        target: the module that is imported.
+    """
+    module, _, attribute = name.partition(":")
+    sources = None if attribute else _sources(module, tuple(sys.path))
+    return sources is None or target in sources
+
+
+def half_made(name: str) -> str:
+    """The first module that a config module imports and that is being imported right now; usually empty."""
+    for imported in _imports(name.partition(":")[0], tuple(sys.path)):
+        spec = getattr(sys.modules.get(imported), "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            return imported
+    return ""
+
+
+@cache
+def _sources(module: str, path: tuple[str, ...]) -> frozenset[str] | None:
+    """The modules that the configs of a config module are for; None if its text does not tell."""
+    from veomni_hook.finders.locate import locate
+
+    text = _text(module, path)
+    if text is None or _UNKNOWN.search(text):
+        return None
+    found = {match[1] for match in _SOURCE.findall(text)}
+    if len(_SOURCE.findall(text)) != len(_MADE.findall(text)):
+        return None
+    for other, names in _TAKEN.findall(text):
+        if not _CONFIG.search(_COMMENT.sub("", names)) or other.startswith(("transformers.", ".")):
+            continue
+        taken = _sources(other, path)
+        if taken is None:
+            return None
+        found |= taken
+    # A config for a module that is not installed is loaded, so that a warning can say so.
+    known = bool(found) and all(is_target(name) and locate(name) is not None for name in found)
+    return frozenset(found) if known else None
+
+
+@cache
+def _imports(module: str, path: tuple[str, ...]) -> tuple[str, ...]:
+    text = _text(module, path) or ""
+    return tuple(dict.fromkeys(one or other for one, other in _IMPORTED.findall(text)))
+
+
+@cache
+def _text(module: str, path: tuple[str, ...]) -> str | None:
+    from veomni_hook.finders.locate import locate
+
+    spec = locate(module)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    try:
+        with open(spec.origin, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return None
