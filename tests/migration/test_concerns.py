@@ -204,6 +204,10 @@ def wide(self, x):
     return (self.weight.float() * x).to(x.dtype)
 
 
+def anchored(self, x):
+    return self.weight * x + x.sum() * 0.0
+
+
 def rows(self, x):
     return torch.zeros(2, dtype=torch.float32) + self.weight * x
 
@@ -238,6 +242,7 @@ def rows(self, x):
         ("Router.forward", raw, {"load-balancing loss": "returns logits before softmax"}),
         ("Norm.forward", precise, {"numerics": "autocast is off"}),
         ("Norm.forward", wide, {"numerics": "in float32: weight"}),
+        ("Norm.forward", anchored, {"dummy forward": "a term times 0.0, for gradients"}),
         ("Norm.forward", rows, {"other": "new here: dtype, float32, torch, zeros"}),
     ],
 )
