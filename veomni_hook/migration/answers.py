@@ -54,7 +54,7 @@ CONTRACTS: Mapping[str, Answer] = {
     words.AUTOGRAD: Answer(NOT_NEEDED, "the fused loss may be changed in place"),
     words.CONFIG_FIX: Answer(NOT_NEEDED, "`VEOMNI_KERNELS` chooses kernels"),
     words.EXCLUSION: Answer(NOT_YET, "planned: models without their speech parts"),
-    words.NO_CHANGE: Answer(NOT_NEEDED, "upstream's code does it"),
+    words.NO_CHANGE: Answer(NOT_NEEDED, "upstream's code stays as it is"),
     words.OTHER: Answer(NOT_YET, "not recognised"),
 }
 
@@ -93,15 +93,15 @@ def answer(concern: Concern, routes: Sequence[str]) -> Answer:
     slots = _SLOT.findall(concern.evidence)
     if concern.name in (words.KERNEL, words.LOSS, words.LOAD_BALANCING) and slots:
         return _of_slots(slots, routes)
-    if concern.name == words.LOAD_BALANCING:
-        return Answer(NOT_NEEDED, _RAW_LOGITS)
     if concern.name == words.KERNEL:
         return _of_kernel(concern, routes)
-    if concern.name == words.LOG_PROBS:
-        heads = [route for route in routes if route.startswith("linear_cross_entropy/")]
-        return (
-            Answer(PARTLY, _LOG_PROBS) if heads else Answer(NOT_YET, "planned: log-probabilities as outputs")
-        )
+    if concern.name in (words.LOSS, words.LOG_PROBS):
+        loss = _of_slots(("cross_entropy_loss",), routes)
+        if concern.name == words.LOSS:
+            return loss
+        return Answer(PARTLY, _LOG_PROBS) if loss.status == HERE else Answer(NOT_YET, _OUTPUTS)
+    if concern.name == words.LOAD_BALANCING:
+        return Answer(NOT_NEEDED, _RAW_LOGITS)
     return CONTRACTS[concern.name]
 
 
@@ -120,11 +120,11 @@ def _of_slots(slots: Sequence[str], routes: Sequence[str]) -> Answer:
     by = "; ".join(filter(None, (", ".join(dict.fromkeys(serving)), *lacking)))
     if not lacking:
         return Answer(HERE, by)
-    return Answer(PARTLY if serving else NOT_YET, by or "no route")
+    return Answer(PARTLY if serving else NOT_YET, by or "no kernel")
 
 
 def _of_kernel(concern: Concern, routes: Sequence[str]) -> Answer:
     """An answer for a kernel that is called without a slot."""
     if concern.evidence.startswith("drops "):
         return Answer(NOT_NEEDED, _HUB)
-    return Answer(HERE, ", ".join(routes)) if routes else Answer(NOT_YET, "no route")
+    return Answer(HERE, ", ".join(routes)) if routes else Answer(NOT_YET, "no kernel")

@@ -99,7 +99,7 @@ def concerns(patch: Patch, config: PatchConfig, upstream: str | None = None) -> 
         ReplacementError: the source of the replacement, or of a helper, cannot be read.
         SyntaxError: ``upstream``, or a block of the config, is not valid Python.
     """
-    names = _given(config)
+    names = _given(config, _size(config))
     new, old = replacement(patch, config), definition(upstream, patch.target)
     code = _Code(patch, config, new, old, used(new, names))
     alone = _contract(code) or _raising(code)
@@ -114,13 +114,20 @@ def concerns(patch: Patch, config: PatchConfig, upstream: str | None = None) -> 
     return tuple(Concern(name, "; ".join(held)) for name, held in evidence.items())
 
 
+def _size(config: PatchConfig) -> tuple[int, ...]:
+    """Tells when a config has grown: one config module may extend the config of another."""
+    imports, blocks = config.additional_imports, config.post_import_blocks
+    helpers = len(config.helpers) + len(config.positioned_helpers)
+    return len(config.patches), len(imports), len(blocks), len(config.slots), helpers
+
+
 @lru_cache(maxsize=8)
-def _given(config: PatchConfig) -> Given:
+def _given(config: PatchConfig, _size: tuple[int, ...]) -> Given:
     return given(config)
 
 
 @lru_cache(maxsize=8)
-def _switched_off(config: PatchConfig) -> frozenset[str]:
+def _switched_off(config: PatchConfig, _size: tuple[int, ...]) -> frozenset[str]:
     """The targets whose replacement only raises."""
     return frozenset(one.target for one in config.patches if only_raises(replacement(one, config)))
 
@@ -157,7 +164,7 @@ def _kept_slots(code: _Code) -> Iterator[Concern]:
     first = next((one for one in code.config.patches if one.target == f"{owner}.__init__"), None)
     if first is None or first is code.patch or not owner:
         return
-    slots = _given(code.config).slots
+    slots = _given(code.config, _size(code.config)).slots
     for node in ast.walk(replacement(first, code.config)):
         if not isinstance(node, ast.Assign):
             continue
@@ -315,7 +322,9 @@ def _exclusions(code: _Code) -> Iterator[Concern]:
         yield Concern(words.EXCLUSION, f"does not name {', '.join(sorted(gone)[:2])}")
     owner = code.patch.target.rpartition(".")[0]
     off = {
-        target.rpartition(".")[2] for target in _switched_off(code.config) if target.startswith(f"{owner}.")
+        target.rpartition(".")[2]
+        for target in _switched_off(code.config, _size(code.config))
+        if target.startswith(f"{owner}.")
     }
     if called := sorted(code.lost_from(code.new) & off):
         yield Concern(words.EXCLUSION, f"does not call {called[0]}")

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from veomni_hook.migration import vocabulary as words
 from veomni_hook.migration.concerns import Concern, concerns
-from veomni_hook.migration.usage import definition, identifiers, replacement
+from veomni_hook.migration.usage import Given, definition, given, identifiers, replacement, used
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 
 __all__ = ["Surrounding", "surroundings"]
+
+#: By target: what a patch is for, and the names that its replacement uses.
+_Purposes: TypeAlias = Mapping[str, tuple[Concern, ...]]
+_Uses: TypeAlias = Mapping[str, Set[str]]
 
 
 @dataclass(frozen=True)
@@ -47,44 +52,41 @@ def surroundings(config: PatchConfig, upstream: str) -> list[Surrounding]:
         SyntaxError: ``upstream``, or a block of the config, is not valid Python.
     """
     purposes = {patch.target: concerns(patch, config, upstream) for patch in config.patches}
+    names = given(config)
+    uses = {patch.target: _uses(patch, config, names) for patch in config.patches}
     found = []
     if config.exclude:
         left_out = Concern(words.EXCLUSION, "excluded from the output")
         found.append(Surrounding("excluded", tuple(config.exclude), (left_out,)))
-    found += [_dropped(name, config, upstream, purposes) for name in sorted(config.drop_imported_names)]
-    found += [_helped(name, given, config, purposes) for name, given in _helpers(config)]
+    found += [_dropped(name, config, upstream, purposes, uses) for name in sorted(config.drop_imported_names)]
+    found += [_helped(name, held, config, purposes, uses) for name, held in _helpers(config)]
     return found
 
 
-def _dropped(
-    name: str, config: PatchConfig, upstream: str, purposes: dict[str, tuple[Concern, ...]]
-) -> Surrounding:
+def _dropped(name: str, config: PatchConfig, upstream: str, purposes: _Purposes, uses: _Uses) -> Surrounding:
     """A dropped name is for what the patches are for that had it upstream."""
     for spec in config.additional_imports:
         module = spec.module
         if name in (spec.names or ()) and (known := words.of_module(module, name)):
-            users = _mentioning(name, {patch.target: replacement(patch, config) for patch in config.patches})
-            return Surrounding("dropped import", (name,), (Concern(known, f"{name} of {module}"),), users)
+            purpose = Concern(known, f"{name} of {module}")
+            return Surrounding("dropped import", (name,), (purpose,), _mentioning(name, uses))
     bodies = {target: tree for target in purposes if (tree := definition(upstream, target)) is not None}
-    users = _mentioning(name, bodies)
+    users = _mentioning(name, {target: identifiers(tree) for target, tree in bodies.items()})
     held = {one.name: one for target in users for one in purposes[target]}
     wanted = [held[kind] for kind in (words.LOG_PROBS, words.KERNEL) if kind in held]
     return Surrounding("dropped import", (name,), tuple(wanted[:1]) or (_unknown(users),), users)
 
 
-def _helped(
-    name: str, given: object, config: PatchConfig, purposes: dict[str, tuple[Concern, ...]]
-) -> Surrounding:
+def _helped(name: str, held: object, config: PatchConfig, purposes: _Purposes, uses: _Uses) -> Surrounding:
     """A helper is for what its own code shows, else for what all patches that call it are for."""
-    users = _mentioning(name, {patch.target: replacement(patch, config) for patch in config.patches})
+    users = _mentioning(name, uses)
     own: tuple[Concern, ...] = ()
-    if given is not None:
-        own = concerns(Patch(PatchType.FUNCTION_REPLACEMENT, name, given), config)
+    if held is not None:
+        own = concerns(Patch(PatchType.FUNCTION_REPLACEMENT, name, held), config)
     if not own or own[0].name == words.OTHER:
         kinds = [{one.name for one in purposes[target]} for target in users]
         shared = set.intersection(*kinds) if kinds else set()
-        text = f"called by {', '.join(users[:2])}"
-        own = tuple(Concern(kind, text) for kind in words.MEANINGS if kind in shared)
+        own = tuple(one for one in purposes[users[0]] if one.name in shared) if users else ()
     return Surrounding("helper", (name,), own or (_unknown(users),), users)
 
 
@@ -97,9 +99,20 @@ def _helpers(config: PatchConfig) -> Iterator[tuple[str, object]]:
                 yield node.name, None
 
 
-def _mentioning(name: str, trees: dict[str, ast.Module]) -> tuple[str, ...]:
-    return tuple(target for target, tree in trees.items() if name in identifiers(tree))
+def _uses(patch: Patch, config: PatchConfig, names: Given) -> set[str]:
+    """The identifiers of a replacement, under the patch's name map, and the helpers that it calls."""
+    tree = replacement(patch, config)
+    found = identifiers(tree) | set(used(tree, names).helpers)
+    for old, new in (patch.name_map or {}).items():
+        found |= {name.replace(old, new) for name in found}
+    return found
+
+
+def _mentioning(name: str, uses: _Uses) -> tuple[str, ...]:
+    return tuple(target for target, held in uses.items() if name in held)
 
 
 def _unknown(users: Sequence[str]) -> Concern:
-    return Concern(words.OTHER, f"used by {', '.join(users[:2])}" if users else "no patch uses it")
+    if not users:
+        return Concern(words.NO_CHANGE, "no patch uses it")
+    return Concern(words.OTHER, f"used by {', '.join(users[:2])}")
