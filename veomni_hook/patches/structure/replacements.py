@@ -69,7 +69,7 @@ class Replacements:
         """The line that may replace ``Class``, ``Class.method`` or ``function``; 0 if there is none.
 
         Args:
-            target: ignore decorators of the class, because a guard inside the definition makes the call.
+            target: ignore decorators of the class; they do not affect a guard inside the definition.
         """
         owner, _, member = name.rpartition(".")
         asked = [name, _ALL]

@@ -32,8 +32,8 @@ _Argument: TypeAlias = ast.expr | ast.keyword
 class Place:
     """A use of a capture: ``node`` is the expression, ``*`` argument or ``**`` keyword that it replaces.
 
-    ``call`` is the call around it if it represents several arguments. ``in_string``: it is inside an f-string,
-    where Python 3.11 does not know the positions of nodes.
+    ``call`` is the call around it if it represents several arguments. ``in_string`` marks a place in an
+    f-string, where Python 3.11 does not know the positions of nodes.
     """
 
     name: str
