@@ -52,7 +52,7 @@ class _Norm:
     site: Site
 
     def operands(self, module: str) -> list[str]:
-        """Weight and eps of the object that the code ``module`` stands for."""
+        """Weight and eps of the object ``module``, as code."""
         own = (name_of_own(ast.parse(self.site.captures[name], mode="eval").body) for name in _OPERANDS)
         return [f"{module}.{attribute}" for attribute in own]
 
@@ -73,7 +73,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, _Norm | str]:
-    """The attributes that are RMSNorms of the file, each with its formula or the reason why it has none."""
+    """The attributes that are RMSNorms of this file, each with its formula or the reason why it has none."""
     made: dict[str, set[str]] = {}
     for attribute, value in initialised_by(view, owner):
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in view.classes:

@@ -189,7 +189,7 @@ class _Search(Method):
         return None
 
     def operands(self, pattern: Form, node: Node) -> dict[str, ast.expr] | None:
-        """The operands of a formula that a node is, as upstream's expressions."""
+        """The operands of a formula that matches a node, as upstream's expressions."""
         wanted = not self.products or any(inner.origin in self.products for inner in walk(node))
         if node.op != pattern.result.op or not wanted:
             return None

@@ -62,10 +62,10 @@ def removal(
 
 
 def import_anchor(document: Document, *, future: bool = False) -> int:
-    """Offset of the end of the line after which imports are added, before its newline; -1 for the first line.
+    """Offset of the end of the line after which imports are added; -1 to add them before the first line.
 
-    That is the last import before the first class or function (including one in an ``if`` or ``try``), or else
-    the module's docstring; with ``future``, the docstring and ``__future__`` imports.
+    That is the last import before the first class or function (including one in an ``if`` or ``try``), or
+    else the module's docstring; with ``future``, the docstring and ``__future__`` imports.
     """
     body = document.tree.body
     last: int | None = None
