@@ -72,7 +72,7 @@ class Layer(nn.Module):
 
     def forward(self, x, h):
 """
-# The body of forward(self, x, h), and what the guard says.
+# The body of forward(self, x, h), and the text of the guard.
 FORMS = {
     "copied": (
         "h = x + h\n# Fully connected\nx = h\nh = self.norm(h)\nreturn x + self.mlp(h)",
@@ -140,7 +140,7 @@ def _references() -> Iterator[None]:
 
 
 def compared(text: str, backend: str, change: Any = lambda layer: None, dtype: torch.dtype = torch.float32):
-    """Upstream's text and the patched one compute equal bits; says what the slot answered."""
+    """Check that upstream's and the patched text compute equal bits; return the slot's answer."""
     found = sites(text)
     results = []
     for scope in (executed(text), executed(text, found)):

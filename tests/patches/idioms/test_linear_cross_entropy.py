@@ -232,7 +232,7 @@ ROUTED = {
 
 
 def run(scope, state, **kwargs):
-    """One step of a model; returns the output and the gradients."""
+    """Run one step of a model; return the output and the gradients."""
     torch.manual_seed(1)
     model = scope["Tiny"]().train()
     model.load_state_dict(state)
@@ -289,7 +289,7 @@ def test_logits_that_a_cast_rounds_are_upstreams(backend):
     assert torch.equal(got.loss, expected.loss)
     assert torch.equal(same["lm_head.weight"], gradients["lm_head.weight"])
     assert routed[SLOT].outcome(model).reason == "logits are rounded to torch.bfloat16"
-    # Of logits that have this dtype anyway the cast is none.
+    # If logits already have this dtype, the cast does nothing.
     model.bfloat16()(torch.randn(2, 6, 8).bfloat16(), labels=torch.zeros(2, 6, dtype=torch.int64))
     assert routed[SLOT].outcome(model).backend == backend
 

@@ -1,4 +1,4 @@
-"""Attention whose norms and rotation go to one kernel: what is routed, what is not, and what the guard does."""
+"""Attention whose norms and rotation go to one kernel: what is routed, what is not, how the guard behaves."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_qwen3():
     patched = patch_source(source, [], origin, idioms=True)
     text = in_lines(patched.text)
     assert "kernel(query_states, key_states, self.q_norm.weight, self.k_norm.weight," in text
-    # The rotation's own slot is where it was: in what runs without the kernel.
+    # The rotation's own slot stays in the code that runs without the kernel.
     rest = text.partition("kernel(query_states, key_states, self.q_norm.weight")[2]
     assert rest.index("else:") < rest.index("veomni_rotary_half_split.at(self, apply_rotary_pos_emb)")
     assert {step.op for step in patched.report.applied if step.target == site.target} == {"rotary", site.op}

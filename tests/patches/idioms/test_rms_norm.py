@@ -73,7 +73,7 @@ def test_the_reference_has_upstreams_bits(
             assert (got is None) == (expected is None)
             if got is not None and expected is not None:
                 assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-                # Of gradients the parts are added up in another order.
+                # Parts of gradients are summed in another order.
                 assert torch.equal(got, expected) or place
                 close(got, expected, max(TOLERANCE[got.dtype], TOLERANCE[dtypes[0]]))
         slot = patched[f"veomni_rms_norm_{taken}"]
@@ -81,7 +81,7 @@ def test_the_reference_has_upstreams_bits(
 
 
 def _ways(variant: str) -> list[tuple[dict[str, Any], str]]:
-    """Options of the module under which each formula of a variant runs."""
+    """The options of the module for which each formula of a variant runs."""
     first, _, second = variant.partition("|")
     if second == "unweighted":
         return [({"scaled": True}, first), ({"scaled": False}, second)]

@@ -71,7 +71,7 @@ def parameters(text):
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """The reference kernels run; yields what was asked, as (variant, operands)."""
+    """Use the reference kernels; yield the requests as (variant, operands)."""
     taken = []
 
     def recording(name, function):
@@ -184,7 +184,7 @@ def test_float32_forms():
     assert found["pairs"].variant == "pairs_fp32_as_query"
     assert found["tables"].variant == "half_split_fp32"
     assert found["tables"].captures == {"unsqueeze_dim": "-2"}
-    # What float32 meets is float32, whether the code says so or not.
+    # Operands of float32 are promoted, with or without an explicit cast.
     assert found["own"].variant == "half_split_fp32"
 
 

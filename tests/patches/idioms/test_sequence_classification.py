@@ -127,7 +127,7 @@ def test_only_one_position_of_each_row_is_scored(monkeypatch):
 
 
 class Centred(nn.Module):
-    """Looks at all positions of a row."""
+    """Uses all positions of a row."""
 
     def forward(self, x):
         return x - x.mean(dim=1, keepdim=True)

@@ -33,7 +33,7 @@ def expression(text: str, captured: str) -> str:
     [
         ("y = h", "x", "y = x"),
         ("y = g(h, h)", "x[:, i, :]", "y = g(x[:, i, :], x[:, i, :])"),
-        # brackets where the meaning needs them, and only there
+        # brackets only if the meaning requires them
         ("y = h.shape", "a + b", "y = (a + b).shape"),
         ("y = h * 2", "a + b", "y = (a + b) * 2"),
         ("y = h + 2", "a + b", "y = a + b + 2"),
