@@ -449,7 +449,7 @@ def test_near_misses_of_other_experts(source, change):
 def test_an_instance_with_another_name():
     # The reader and the guard's text require the name self.
     source = re.sub(r"\bself\b", "this", MODULES)
-    assert "another name than self" in reason_of(source)
+    assert "first parameter is not self" in reason_of(source)
 
 
 def test_identity_without_a_module():

@@ -185,7 +185,7 @@ def test_a_test_that_is_computed_is_no_test_for_a_guard() -> None:
 def test_one_attribute_is_no_two_operands() -> None:
     site = only(near("return self.eps * h.to(kind)"))
     assert (site.status, site.splices) == (Status.MISSED, ())
-    assert site.reason == "nearest is cast_before_weight: one value stands for two operands"
+    assert site.reason == "nearest is cast_before_weight: one value is used for two operands"
 
 
 def test_the_guard_as_text() -> None:

@@ -339,7 +339,7 @@ def test_a_function_that_nothing_calls():
 def test_a_leak_is_told():
     text = MODULE + "\nTABLE = {'default': apply_rotary_pos_emb}\n"
     site = only(text)
-    assert site.status is Status.UNBOUND and "handed on" in site.reason and "line" in site.reason
+    assert site.status is Status.UNBOUND and "passed on" in site.reason and "line" in site.reason
     assert [call.status for call in calls(text)] == [Status.ROUTED, Status.UNBOUND]
 
 

@@ -336,7 +336,7 @@ REFUSED_CAPTURES = {
         BEFORE,
         "shadows captured names",
     ),
-    "misplaced": ("def guard(fields):\n    return fields\n", BEFORE, "cannot stand in 'return fields'"),
+    "misplaced": ("def guard(fields):\n    return fields\n", BEFORE, "is not valid in 'return fields'"),
     "undeclared": ("def guard(self):\n    return outputs\n", BEFORE, "not among its own parameters: outputs"),
     "ambiguous": ("def guard(labels):\n    return labels\n", "logits = self.lm_head({labels})", "could mean"),
     "no match": ("def guard(self):\n    return self\n", BEFORE.replace("None", "0"), "0 times"),

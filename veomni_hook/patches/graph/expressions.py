@@ -197,7 +197,7 @@ def _perhaps(node: ast.expr, frame: Frame, trace: Trace) -> Node:
     before = trace.changes, len(trace.effects)
     value = evaluate(node, frame, trace)
     if before != (trace.changes, len(trace.effects)):
-        raise UnclearError("an expression that may not be evaluated changes a value", node, writes=True)
+        raise UnclearError("an expression that runs only in some cases changes a value", node, writes=True)
     return value
 
 

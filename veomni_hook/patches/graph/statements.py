@@ -195,7 +195,7 @@ def _within(statement: ast.With, frame: Frame, trace: Trace) -> Node | None:
     for context, item in zip(contexts, statement.items, strict=True):
         called = context.args[0] if context.op == "call" else context
         if called.value not in _CONTEXTS or context.op != "call" or item.optional_vars is not None:
-            raise UnclearError("a context that is not known", statement)
+            raise UnclearError("an unknown context", statement)
     before = dict(frame.values)
     result = run(statement.body, frame, trace)
     if result is None and _leaves_block(statement):

@@ -93,12 +93,12 @@ def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]
         return f"self.{attribute} may be one of {', '.join(name for name, _ in norms)}"
     name, site = norms[0]
     if site is None or site.status is not Status.ROUTED:
-        return f"{name} is no formula of rms_norm{view.scope.why_refused(defining(view, name))}"
+        return f"{name} has no formula of rms_norm{view.scope.why_refused(defining(view, name))}"
     if site.variant not in _VARIANTS:
         return f"{name} is {site.variant}, which has no form with an addition"
     forward = view.methods(view.classes[defining(view, name)])["forward"]
     checks = any(isinstance(node, ast.Raise | ast.Assert) for node in walk_ast(forward))
-    if other := called_otherwise(view, name) or (f"{name} checks what it is given" if checks else ""):
+    if other := called_otherwise(view, name) or (f"{name} checks its arguments" if checks else ""):
         return other
     for operand in _OPERANDS:
         if not name_of_own(ast.parse(site.captures[operand], mode="eval").body):
@@ -157,7 +157,7 @@ def _splices(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) 
     local = local_names(method)
     tensors = [name for side in (total.left, total.right) if (name := at_hand(side)) in local - {"self"}]
     if not tensors or norm.class_name in local:
-        return "what is added is not known before, or the name of the norm's class is a local one"
+        return "no summand is a local known before the sum, or a local hides the norm's class"
     kernel, module = free_name(method, "kernel"), free_name(method, "norm")
     slot = slot_name(OP, norm.site.variant)
     given = [ast.unparse(total.left), ast.unparse(total.right), *norm.operands(module)]
@@ -166,4 +166,4 @@ def _splices(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) 
     condition = f"(\n    {kernel} := {slot}.kernel(\n        {asked}\n    )\n) is not None"
     comment = f"{OP}/{norm.site.variant}: the sum and its norm"
     made = guard(view, added.run, condition, answer, comment, returns=False)
-    return made if made is not None else "the code around it does not let a guard stand here"
+    return made if made is not None else "the code around it does not allow a guard here"

@@ -218,6 +218,6 @@ class _Search(Method):
             made = guard(self.view, found.run, condition, [store], comment, returns=returns)
         if made is None:
             line = found.taken.lineno
-            text = f"{found.variant}: the code around line {line} cannot be put in another order"
+            text = f"{found.variant}: the code around line {line} cannot be reordered"
             self.differences.append(Difference(text, 1.0, line))
         return made or ()

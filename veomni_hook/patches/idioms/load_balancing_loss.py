@@ -86,7 +86,7 @@ def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite
         site.where or name,
         Status.ROUTED if owned else Status.UNBOUND,
         slot.variant,
-        reason="" if owned else site.reason or "where it stands is not told",
+        reason="" if owned else site.reason or "its position in the source is unknown",
         form=form,
         splices=(in_place(view, site.node, f"{slot.name}.at({site.owner}, {callee})"),) if owned else (),
         slots=(slot,) if owned else (),

@@ -154,7 +154,7 @@ def _recognised(
     if isinstance(form, Unknown):
         raise _Miss(f"it is not followed: {form.reason} (line {form.lineno})")
     if form.receiver != "self":
-        raise _Miss("its instance has another name than self")
+        raise _Miss("its first parameter is not self")
     if all(node.op != "loop" for node in walk(form.result)):
         return _as_a_whole(form)
     try:
@@ -165,7 +165,7 @@ def _recognised(
     if len(ways) == 2:
         variant, operands = _or_identity(view, owner, shapes, loop)
     elif len(ways) > 2:
-        raise _Miss("nearest is gated_or_identity: it goes more than two ways")
+        raise _Miss("nearest is gated_or_identity: it has more than two branches")
     elif loop.count is None:
         variant, operands = _by_mask(view, owner, loop)
     else:
@@ -187,7 +187,7 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
             differences.append((-other, bound.depth, f"nearest is {variant}: {bound.text}"))
             continue
         if dtype != loop.dtype:
-            raise _Miss(f"nearest is {variant}: results are added up in {loop.dtype}, not {dtype}")
+            raise _Miss(f"nearest is {variant}: results are summed in {loop.dtype}, not {dtype}")
         for held in loop.stacked.values():
             # The mask needs one row for every expert, besides the sentinel's row.
             count = shapes.get(str(held.value), ["something unknown"])[0]
@@ -209,7 +209,7 @@ def _or_identity(
         text = gated.text if isinstance(gated, Difference) else same.text  # type: ignore[union-attr]
         raise _Miss(f"nearest is gated_or_identity: {text}")
     if module != "None" and not _is_identity(view, owner, module):
-        raise _Miss(f"nearest is gated_or_identity: {module} is no Identity")
+        raise _Miss(f"nearest is gated_or_identity: {module} is not an Identity")
     test = loop.ways[0].tests[0][0]
     past, absent = test.args if test.op == "or" and len(test.args) == 2 else (test, test)
     number = source(past.args[0]) if past.op == "le" and past.args[1] == EXPERT else ""

@@ -115,10 +115,10 @@ class _Search(Method):
             (site for site in _sites(self.view, rotary) if site.target == name and site.counted), None
         )
         if turn is None or turn.variant not in _ROTATIONS:
-            return f"{name} is none of {', '.join(_ROTATIONS)}"
+            return f"{name} is not one of {', '.join(_ROTATIONS)}"
         given = self.operands(call, turn)
         if given is None or given["unsqueeze_dim"] != "1":
-            return f"{name} gets heads elsewhere than in front of positions, or more than names"
+            return f"{name} does not get heads before positions, or gets more than plain names"
         found = TurnedNorms.around(self.method, call, (given["q"], given["k"]), self.norm)
         return found if isinstance(found, str) else self.route(found, call, given, turn)
 
@@ -141,7 +141,7 @@ class _Search(Method):
         weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
         if norm is not other or norm.variant not in _NORMS or weight is None or eps is None:
             why = self.view.scope.why_refused(norm.target.partition(".")[0])
-            return f"the norms are not of one class that computes one of {', '.join(_NORMS)}{why}"
+            return f"the norms do not share one class that computes one of {', '.join(_NORMS)}{why}"
         if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
             return reason
         variant = f"{norm.variant}_{turn.variant}"
@@ -158,7 +158,7 @@ class _Search(Method):
         answer = found.without_norms(call, fused)
         splices = guard(self.view, found.run, " and ".join([*tests, asks]), answer, comment, returns=False)
         if splices is None:
-            return "a statement does not begin a line of its own"
+            return "a statement does not begin its own line"
         return Site(
             OP,
             self.target,

@@ -145,7 +145,7 @@ def _routes(form: Form) -> list[_Route] | Difference:
         if isinstance(found, Difference):
             return found
         if not all(can_be_said(test) for test, _ in leaf.tests):
-            return Difference("the test that chooses the formula is not known before the body", 0.0)
+            return Difference("the test that chooses the formula cannot be evaluated before the body", 0.0)
         said = [(source(test, form.receiver), outcome) for test, outcome in leaf.tests]
         routes.append((*found[:2], [text if outcome else _negated(text) for text, outcome in said]))
     return routes
@@ -163,7 +163,7 @@ def _route(form: Form) -> _Route | Difference:
     names = reference_form(_REFERENCE, variant).arguments
     operands = {name: source(made.bindings[name], form.receiver) for name in names}
     if len({*operands.values()}) < len(operands):
-        return Difference(f"nearest is {variant}: one value stands for two operands", 1.0, form.lineno)
+        return Difference(f"nearest is {variant}: one value is used for two operands", 1.0, form.lineno)
     return variant, operands, []
 
 

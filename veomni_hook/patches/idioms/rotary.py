@@ -187,7 +187,7 @@ def _known(view: ModuleView, definition: Definition) -> _Known | Site:
     bindings = {operand: made.bindings[operand] for operand in reference_form(_REFERENCE, name).arguments}
     parameters = "" if form.receiver else _parameters(node, bindings)
     if parameters is None:
-        return replace(missed, reason=f"it is {name}, but its parameters do not tell the operands")
+        return replace(missed, reason=f"it is {name}, but its parameters do not define every operand")
     return _Known(name.partition("__")[0], digest(form), bindings, parameters, form.inlined)
 
 

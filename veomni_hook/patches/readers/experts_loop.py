@@ -103,7 +103,7 @@ class _Reader:
         if (cast is None and dtype != "hidden") or cast not in (None, Node("dtype", (self.hidden,))):
             raise OtherLoop("the result has another dtype")
         if empty not in (None, start):
-            raise OtherLoop("it returns something else where nobody chose")
+            raise OtherLoop("it returns something else if no expert is chosen")
         added = self._added(self._rows(self._routing(step)), dtype)
         self._check_effects([self._rows(self._routing(effect)) for effect in form.effects], added)
         hidden, index, weights = (str(node.value) for node in (self.hidden, self.index, self.weights))
@@ -135,17 +135,17 @@ class _Reader:
         summed = compared.args[1] if compared.op == "lt" and is_constant(compared.args[0], 0) else _NONE
         mask = summed.args[0] if summed.op == "sum" and summed.args[1] == _LAST_TWO else _NONE
         if mask.op != "permute" or mask.args[1] != _REVERSED or not is_constant(summed.args[2], value=False):
-            raise OtherLoop(f"it does not run over the experts with tokens (line {hits.lineno})")
+            raise OtherLoop(f"it does not iterate over the experts with tokens (line {hits.lineno})")
         self.mask, self.index = mask, mask.args[0]
         if self.index.op == "one_hot":
             self.index, self.count = self.index.args
         if self.index.op != "argument":
-            raise OtherLoop(f"the ids are no parameter (line {mask.lineno})")
+            raise OtherLoop(f"the ids are not a parameter (line {mask.lineno})")
 
     def _start(self, start: Node) -> str:
         """The dtype of the accumulated result."""
         if start.op != "zeros_like" or start.args[0].op != "argument":
-            raise OtherLoop(f"it does not begin with zeros like a parameter (line {start.lineno})")
+            raise OtherLoop(f"the result does not start as zeros like a parameter (line {start.lineno})")
         self.hidden, dtype, layout, device, *_ = start.args
         if layout != _NONE or device not in (_NONE, Node("device", (self.hidden,))):
             raise OtherLoop(f"the result is on another device (line {start.lineno})")

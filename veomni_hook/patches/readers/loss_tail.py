@@ -109,7 +109,7 @@ class _Reader:
         at_call = self._at(inside)
         loss, value = binding(inside[at_call])
         if value is not self._call:
-            raise Unclear("the loss is computed in a branch of a branch, or not bound to a name", self._call)
+            raise Unclear("the loss is computed in a nested branch, or not bound to a name", self._call)
         origin = self._origin(body[:at])
         self._bind(body[origin])
         for statement in body[origin + 1 : at]:
@@ -153,7 +153,7 @@ class _Reader:
         """The index of the statement that the loss's first argument comes from."""
         given = self._argument(0)
         if not isinstance(given, ast.Name):
-            raise Unclear(f"the loss is not of logits but of {ast.unparse(given)}", given)
+            raise Unclear(f"the loss is not computed from logits but from {ast.unparse(given)}", given)
         for index in range(len(before) - 1, -1, -1):
             statement = before[index]
             name, value = binding(statement)
@@ -212,7 +212,7 @@ class _Reader:
 
     def _known(self, node: ast.expr) -> ast.expr:
         if not self._popped.keys().isdisjoint(used_names([node])):
-            raise Unclear(f"{ast.unparse(node)} uses what was popped from the keywords", node)
+            raise Unclear(f"{ast.unparse(node)} uses a value popped from the keywords", node)
         return self._logits.known(node)
 
     def _moved(self, node: ast.expr) -> ast.expr:
@@ -250,7 +250,7 @@ class _Reader:
                 continue
             keywords, key, default = popped
             if keyword.arg != key or keywords not in forwarded:
-                raise Unclear(f"{key} was popped from {keywords} and is given as {keyword.arg}", self._call)
+                raise Unclear(f"{key} was popped from {keywords} and is passed as {keyword.arg}", self._call)
             yield ast.keyword(arg=key, value=default)
 
     def _head(self) -> tuple[ast.expr, ast.expr, ast.expr | None]:
@@ -279,7 +279,7 @@ class _Reader:
             output = value
             del rest[-1]
         if not isinstance(output, ast.Call) or not chain(output.func)[:1].isupper():
-            raise Unclear("the forward does not end by making an output", end)
+            raise Unclear("the forward does not end by creating an output", end)
         for statement in rest:
             if self._logits.mentioned(statement):
                 self._avoid(statement, {loss, *bound_names(self._copied)})
@@ -291,13 +291,13 @@ class _Reader:
         logits = next((keyword.value for keyword in output.keywords if keyword.arg == "logits"), None)
         others = [*output.args, *(keyword.value for keyword in output.keywords if keyword.arg != "logits")]
         if not isinstance(logits, ast.Name) or any(map(self._logits.mentioned, others)):
-            raise Unclear("the output does not hold the logits, or not as logits alone", output)
+            raise Unclear("the output does not contain the logits, or not only as logits", output)
         return logits.id
 
     def _steps_of(self, output: ast.Call) -> tuple[Step, ...]:
         steps = self._logits.steps(self._argument(0))
         if steps is None or self._logits.held.get(self._returned(output)) != steps:
-            raise Unclear("the output holds other logits than the loss is computed of", output)
+            raise Unclear("the output and the loss use different logits", output)
         return steps
 
     def _needed(self, output: ast.Call, bound: set[str]) -> tuple[ast.stmt, ...]:

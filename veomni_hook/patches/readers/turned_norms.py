@@ -67,17 +67,17 @@ class TurnedNorms:
                     [*function.body, *(each.statement for each in steps[last + 1 :])], run.statements
                 )
                 if any(_does_more(step.statement) for step in inside):
-                    return "between norms and rotation more is done than to assign"
+                    return "a statement between norms and rotation does more than assign"
                 if set(names) & set(later) - bound_names([steps[last].statement]):
-                    return "what is normalised is used again after the rotation"
+                    return "the normalised tensors are used again after the rotation"
                 tests = tuple(step.test for step in inside if step.test is not None)
                 tensor = _tensor(function, norm.args[0])
                 if not all(map(is_plain, tests)) or bound_names(run.statements) & set(loaded(tests)):
-                    return "the test around the norms or the rotation is not known before them"
+                    return "the test around the norms or the rotation cannot be evaluated before them"
                 return (
-                    cls(run, (q[1], k[1]), tests, tensor, tuple(inside)) if tensor else "no tensor is at hand"
+                    cls(run, (q[1], k[1]), tests, tensor, tuple(inside)) if tensor else "no tensor is known"
                 )
-        return "between norms and rotation the heads are put together or changed, or it is another block"
+        return "heads are joined or changed between norms and rotation, or these are in different blocks"
 
     def without_norms(self, call: ast.Call, by: ast.expr) -> list[ast.stmt]:
         """The statements of the run without the norms, and with ``call`` replaced by ``by``."""

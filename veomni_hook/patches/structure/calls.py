@@ -25,7 +25,7 @@ __all__ = ["CallSite", "Calls"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_LEAKS = "it is handed on here without being called"
+_LEAKS = "it is passed on here without being called"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class Calls:
             return CallSite(node, where, reason="an f-string calls it")
         if method is None or owner is None:
             place = "a function" if where else "the module's top level"
-            return CallSite(node, where, reason=f"{place} calls it, where no module is at hand")
+            return CallSite(node, where, reason=f"{place} calls it, where no module is available")
         name = _self_name(method, owner)
         if name is None:
             return CallSite(node, where, reason="a method without an instance calls it")
@@ -241,7 +241,7 @@ class Calls:
             if scope is method:
                 break
             if name in _bound_in(scope):
-                return CallSite(node, where, reason=f"{name} is another name where it is called")
+                return CallSite(node, where, reason=f"{name} is rebound where it is called")
         return CallSite(node, where, name)
 
     def _in_string(self, node: ast.AST) -> bool:

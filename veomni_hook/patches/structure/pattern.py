@@ -83,7 +83,7 @@ class Pattern:
                 "write Python code in which {name} stands for an expression; a hole cannot be assigned to",
             ) from error
         if not self.statements:
-            raise self._error("the pattern is empty", "write the code that has to be found")
+            raise self._error("the pattern is empty", "write the code to find")
         only = self.statements[0] if len(self.statements) == 1 else None
         self.expression = only.value if isinstance(only, ast.Expr) else None
         self.captures: dict[str, CaptureKind] = {}
@@ -135,17 +135,17 @@ class Pattern:
                 f"it matches {_times(len(found))}{told}",
                 where=self.where,
                 fix="make the pattern describe the installed code"
-                + (f", or say matches={len(found)} if every one of them is meant" if lines else ""),
+                + (f", or set matches={len(found)} if every one of them is meant" if lines else ""),
                 target=self.target,
             )
         spans = [match.span(document) for match in found]
         for (_, end), (start, _) in pairwise(spans):
             if start < end:
                 raise PatchTargetError(
-                    f"matches of the pattern {self._first_line()!r} reach into each other in {self.target} "
+                    f"matches of the pattern {self._first_line()!r} overlap in {self.target} "
                     f"(line {', '.join(map(str, lines))})",
                     where=self.where,
-                    fix="make the pattern say more, so that its matches stand apart",
+                    fix="make the pattern more specific, so that its matches do not overlap",
                     target=self.target,
                 )
 
@@ -173,7 +173,7 @@ class Pattern:
             calls = [node for node in _expressions(function.body) if isinstance(node, ast.Call)]
             same_callee = sorted({node.lineno for node in calls if serialise(node.func) == callee})
             if same_callee:
-                return f"; it calls the same with other arguments at line {', '.join(map(str, same_callee))}"
+                return f"; the callee has other arguments at line {', '.join(map(str, same_callee))}"
         return ""
 
     def _collect(self, pattern: ast.AST) -> None:

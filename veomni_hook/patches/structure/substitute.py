@@ -112,7 +112,7 @@ def _misplaced(
     used = code.source[line : code.line_end(line)].strip()
     text = ", ".join(upstream.text(node) for node in capture.nodes) or "nothing"
     return PatchError(
-        f"the capture {place.name} cannot stand in {used!r}: it is {_KINDS[capture.kind]} here ({text})",
+        f"the capture {place.name} is not valid in {used!r}: it is {_KINDS[capture.kind]} here ({text})",
         where=where,
         fix=f"use it {_USES[capture.kind].format(place.name)}, or change the pattern",
         target=target,

@@ -119,7 +119,7 @@ def function_body(replacement: Any, *, where: str = "", target: str = "") -> tup
     document, node = snippet.document, snippet.node
     if isinstance(node, ast.ClassDef):
         raise ReplacementError(
-            f"the replacement {node.name} is a class where a function belongs",
+            f"the replacement {node.name} is a class, but must be a function",
             where=where or document.module,
             fix="decorate a function",
             target=target,
