@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 NORM, LOSS = "rms_norm/cast_before_weight", "linear_cross_entropy/next_token"
 EVERYWHERE = {NORM, LOSS, "add_rms_norm/cast_before_weight", "gated_mlp/product", "rotary/half_split"}
 # Older releases sum the probabilities in the dtype of the router.
-BALANCING = "softmax_topk" if Version(transformers.__version__) >= Version("5.17") else "softmax_topk_in_dtype"
+BALANCING = (
+    "softmax_topk" if Version(transformers.__version__) >= Version("5.17") else "softmax_topk_in_dtype"
+)
 OPS = {
     "llama": EVERYWHERE,
     "qwen3": EVERYWHERE | {"qk_norm_rotary/cast_before_weight_half_split"},

@@ -57,7 +57,7 @@ class Manifest:
 
     `text_seal` is the seal of the stored text in hexadecimal, `inputs` maps the files that the configs were
     read from to their digests, `report` is JSON. `absent` lists configs for modules that were not installed:
-    the name and source module of each.
+    the name and source module of each. `remarked` says whether the report has remarks.
     """
 
     __slots__ = (
@@ -67,6 +67,7 @@ class Manifest:
         "key",
         "module",
         "patch_hash",
+        "remarked",
         "report",
         "tag",
         "text_seal",
@@ -80,6 +81,8 @@ class Manifest:
         inputs: Mapping[str, str],
         report: bytes,
         absent: Sequence[tuple[str, str]] = (),
+        *,
+        remarked: bool = False,
     ) -> None:
         """Take the texts named in ``_FIELDS``; raises KeyError when one is missing."""
         self.key, self.module, self.distribution, self.version, self.patch_hash, self.tag, self.text_seal = (
@@ -88,6 +91,7 @@ class Manifest:
         self.inputs = inputs
         self.report = report
         self.absent = tuple((name, module) for name, module in absent)
+        self.remarked = remarked
 
     @property
     def entry(self) -> str:
@@ -104,7 +108,7 @@ class Manifest:
         import json
 
         fields: dict[str, Any] = {name: getattr(self, name) for name in self._FIELDS}
-        fields |= {"inputs": dict(self.inputs), "absent": self.absent}
+        fields |= {"inputs": dict(self.inputs), "absent": self.absent, "remarked": self.remarked}
         body = json.dumps(fields).encode() + b"\n" + self.report + b"\n"
         return seal(body).hex().encode() + b"\n" + body
 
@@ -148,7 +152,9 @@ def read_manifest(root: Root, key: str) -> Manifest:
     head, _, report = body.partition(b"\n")
     try:
         fields = json.loads(head)
-        manifest = Manifest(fields, fields["inputs"], report[:-1], fields["absent"])
+        manifest = Manifest(
+            fields, fields["inputs"], report[:-1], fields["absent"], remarked=bool(fields["remarked"])
+        )
     except (ValueError, LookupError, TypeError) as error:
         raise Defect(f"{root.full(name)} is not a manifest of this cache") from error
     if manifest.key != key:
@@ -218,6 +224,7 @@ def make_hit(root: Root, manifest: Manifest, code: CodeType, text: bytes) -> Hit
         text=text,
         report=manifest.report,
         absent=manifest.absent,
+        remarked=manifest.remarked,
     )
 
 

@@ -18,7 +18,8 @@ class Hit:
     """A stored patched module, checked; its entry is in use until this process ends.
 
     `code` is compiled with `path`, the stored file's absolute path, as ``co_filename``. `absent` lists the
-    configs for modules that were not installed: the name and source module of each.
+    configs for modules that were not installed: the name and source module of each. `remarked` says whether
+    the report has remarks.
     """
 
     __slots__ = (
@@ -30,6 +31,7 @@ class Hit:
         "module",
         "patch_hash",
         "path",
+        "remarked",
         "version",
     )
 
@@ -45,6 +47,7 @@ class Hit:
         text: bytes,
         report: bytes,
         absent: Sequence[tuple[str, str]] = (),
+        remarked: bool = False,
     ) -> None:
         self.module = module
         self.distribution = distribution
@@ -55,6 +58,7 @@ class Hit:
         self._text = text
         self._report = report
         self.absent = absent
+        self.remarked = remarked
 
     def __repr__(self) -> str:
         return f"Hit({self.module!r}, {self.path!r})"

@@ -122,6 +122,7 @@ class Store:
             inputs,
             json.dumps(report).encode(),
             absent,
+            remarked=bool(report.get("remarks")),
         )
         return self._publish(manifest, data, code_factory)
 

@@ -164,17 +164,18 @@ def _unreadable(
 
 def show(verdicts: Sequence[Verdict]) -> None:
     """Print the verdicts by module, how to fix failures, and the number of each verdict."""
-    from veomni_hook.cli.verdict import FAILS
+    from veomni_hook.cli.verdict import FAILS, REMARK
 
     for module in dict.fromkeys(verdict.module for verdict in verdicts):
         output.emit_heading(module)
         rows = [_row(verdict) for verdict in verdicts if verdict.module == module]
         output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in rows])
         output.emit("\n")
-    failed = [verdict for verdict in verdicts if verdict.verdict == FAILS]
-    for verdict in failed:
+    for verdict in verdicts:
+        if verdict.verdict not in (FAILS, REMARK):
+            continue
         place = f"{verdict.module}: {verdict.target}"
-        output.emit_text(f"{FAILS} {place}\n  {verdict.detail}\n  fix: {verdict.fix}\n\n")
+        output.emit_text(f"{verdict.verdict} {place}\n  {verdict.detail}\n  fix: {verdict.fix}\n\n")
     counts = Counter(verdict.verdict for verdict in verdicts)
     said = [_counted(count, verdict) for verdict, count in counts.items()]
     output.emit_text((", ".join(said) or "no patches") + "\n")
@@ -186,7 +187,7 @@ def _counted(count: int, verdict: str) -> str:
 
 
 def _row(verdict: Verdict) -> dict[str, str]:
-    from veomni_hook.cli.verdict import FAILS
+    from veomni_hook.cli.verdict import FAILS, REMARK
 
     row = verdict.to_dict()
-    return {**row, "detail": "see below"} if verdict.verdict == FAILS else row
+    return {**row, "detail": "see below"} if verdict.verdict in (FAILS, REMARK) else row

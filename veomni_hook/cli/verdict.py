@@ -20,13 +20,15 @@ from veomni_hook.patches.spec import PatchType
 
 if TYPE_CHECKING:
     from veomni_hook.finders.pipeline import Upstream
-    from veomni_hook.patches.report import PatchReport
+    from veomni_hook.patches.report import AppliedPatch, PatchReport
     from veomni_hook.patches.spec import Patch, PatchConfig
 
 APPLIES = "applies"
 YIELDS = "yields"
 ABSENT = "absent"
 FAILS = "FAILS"
+#: What patchgen accepts and our own configs may not do: a warning in a run, an error in strict mode.
+REMARK = "remark"
 #: The verdict of a candidate that is not routed; a site with status `unbound` has that as its verdict.
 MISSED = "missed"
 
@@ -42,7 +44,8 @@ class Verdict:
         kind: the verb.
         target: what it patches in the module.
         verdict: `applies` (exactly once), `yields` (to a user's config), `absent` (this transformers has no
-            such module) or `FAILS`; `missed` or `unbound` for code that looks like an op but is not routed.
+            such module), `remark` (something is wrong with a config made for patchgen) or `FAILS`; `missed`
+            or `unbound` for code that looks like an op but is not routed.
         detail: lines in the stored file, or why it yields or fails.
         fix: how to fix a failure.
     """
@@ -110,6 +113,7 @@ def _judge(
     report = stored_form(patched).report if patched is not None else _nothing(upstream, idioms=idioms)
     return [
         *(verdict for config in configs for verdict in _declared(config, report, shown)),
+        *_remarks(report, shown),
         *_routes(report, shown),
     ], report
 
@@ -124,6 +128,12 @@ def _nothing(upstream: Upstream, *, idioms: bool) -> PatchReport:
         MissedSite(row.op, row.target, row.status, row.reason) for row in rows if row.status != ROUTED
     )
     return PatchReport(upstream.module, upstream.version, missed=missed)
+
+
+def _remarks(report: PatchReport, shown: str) -> Iterator[Verdict]:
+    for one in report.remarks:
+        detail = f"{one.what} ({one.where})"
+        yield Verdict(report.module, shown, one.config, "-", one.target, REMARK, detail, one.fix)
 
 
 def _routes(report: PatchReport, shown: str) -> Iterator[Verdict]:
@@ -148,11 +158,14 @@ def _declared(config: PatchConfig, report: PatchReport, shown: str) -> list[Verd
         found = [(one.kind, one.target, APPLIES, "lines {}-{}".format(*one.lines)) for one in applied]
         found += [(o.kind, o.target, YIELDS, o.reason) for o in report.yielded if o.config == config.name]
         return [Verdict(report.module, shown, config.name, *one) for one in found]
-    counts = Counter((one.kind, one.target) for one in applied)
-    lines = {(one.kind, one.target): "lines {}-{}".format(*one.lines) for one in applied}
+    counts = Counter((_declared_kind(config, one), one.target) for one in applied)
+    lines = {(_declared_kind(config, one), one.target): "lines {}-{}".format(*one.lines) for one in applied}
+    remarked = {one.target for one in report.remarks if one.config == config.name}
     verdicts = []
     for declared in config.patches:
         kind = declared.patch_type.value
+        if declared.target in remarked and not counts[kind, declared.target]:
+            continue  # the remark says why it has no effect
         count = counts[kind, declared.target]
         wanted = sum(p.patch_type.value == kind and p.target == declared.target for p in config.patches)
         detail, verdict = lines.get((kind, declared.target), ""), APPLIES
@@ -162,6 +175,13 @@ def _declared(config: PatchConfig, report: PatchReport, shown: str) -> list[Verd
             detail, verdict = f"declared {counted(wanted, 'time')}, applied {counted(count, 'time')}", FAILS
         verdicts.append(Verdict(report.module, shown, config.name, kind, declared.target, verdict, detail))
     return verdicts
+
+
+def _declared_kind(config: PatchConfig, applied: AppliedPatch) -> str:
+    """The verb under which a patch was declared: an override of a lenient config may have added the method."""
+    if config.lenient and applied.kind == PatchType.METHOD_ADDITION.value:
+        return PatchType.METHOD_OVERRIDE.value
+    return applied.kind
 
 
 def nowhere(config: PatchConfig, reports: Sequence[PatchReport]) -> list[Verdict]:

@@ -31,6 +31,7 @@ from veomni_hook.finders.pipeline import (
     report_refusal,
     store,
 )
+from veomni_hook.finders.remarks import tell_remarks
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
@@ -90,6 +91,7 @@ def _build(
             cache.publish_unpatched(stage, upstream.module, inputs, missing)
             report_refusal(cache)
         return failed or NOTHING
+    tell_remarks(patched.report.remarks, settings)
     stored = stored_form(patched)
     published = NotStored(failed) if failed else publish(upstream, stored, stage, inputs, missing)
     note(f"patched {upstream.module} ({len(patched.report.applied)} patches)")

@@ -20,6 +20,7 @@ from veomni_hook import plugins
 from veomni_hook.errors import ConfigError, VeomniHookWarning
 from veomni_hook.finders import tracebacks
 from veomni_hook.finders.nested import LOADING
+from veomni_hook.finders.patchgen import serving_patchgen
 from veomni_hook.patches.adopt import adopt, is_patch_config
 from veomni_hook.patches.spec import PatchConfig
 
@@ -62,7 +63,7 @@ def load(names: Iterable[str], points: Mapping[str, EntryPoint] = _NO_POINTS) ->
     Raises:
         ConfigError: a module cannot be imported, or holds no patch config; PluginError if it is announced.
     """
-    with _serving_upstream():
+    with _serving_upstream(), serving_patchgen():
         return [_load_announced(name, points[name]) if name in points else _load(name) for name in names]
 
 
@@ -112,7 +113,7 @@ def _load(name: str) -> Loaded:
         raise ConfigError(
             f"the patch config {module_name} cannot be imported: {type(error).__name__}: {error}",
             where=", ".join(filter(None, (f"config module {module_name}", tracebacks.innermost(error)))),
-            fix="correct the module, or remove it from VEOMNI_PATCHES / the settings file",
+            fix=_import_fix(module_name, error),
         ) from error
     found: Any = module
     if attribute:
@@ -125,6 +126,17 @@ def _load(name: str) -> Loaded:
                 fix="name an attribute of that module that holds a PatchConfig",
             ) from None
     return Loaded(name, module, as_configs(found, where=f"config {name}"))
+
+
+def _import_fix(module_name: str, error: BaseException) -> str:
+    """What to do about a config module that cannot be imported; names a missing package."""
+    missing = error
+    while missing.__cause__ is not None and not isinstance(missing, ModuleNotFoundError):
+        missing = missing.__cause__
+    package = (missing.name or "").partition(".")[0] if isinstance(missing, ModuleNotFoundError) else ""
+    if package and package != module_name.partition(".")[0]:
+        return f"install the package that provides {package}, which the config imports"
+    return "correct the module, or remove it from VEOMNI_PATCHES / the settings file"
 
 
 def _load_announced(name: str, point: EntryPoint) -> Loaded:

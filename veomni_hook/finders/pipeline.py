@@ -271,6 +271,11 @@ def lookup_or_build(
     if isinstance(found, Unpatched):
         return NOTHING
     if isinstance(found, Hit):
+        if found.remarked:
+            from veomni_hook.finders.remarks import tell_remarks
+            from veomni_hook.patches.report import PatchReport
+
+            tell_remarks(PatchReport.from_dict(found.report).remarks, settings)
         return from_hit(found, upstream, "hit", ""), None, found.code
     from veomni_hook.finders.build import build
 

@@ -1,8 +1,8 @@
 """Convert configs made with the patchgen package into ours.
 
-They are recognised by class and attribute names, never by isinstance: patchgen need not be installed, and
-VeOmni re-exports it under its own names. Some rules are lenient for them (an override of a missing method
-adds it); these rules depend on ``adopted_from``, which only this module sets.
+They are recognised by class and attribute names, never by isinstance: VeOmni re-exports patchgen under its
+own names. The result is ``lenient``: it follows patchgen's rules where they differ from ours (an override of
+a missing method adds it).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def adopt(found: Any) -> PatchConfig:
         origin=label,
         label=label,
         adopted_from=found,
+        lenient=True,
     )
 
 

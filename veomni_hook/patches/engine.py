@@ -175,9 +175,14 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
     check_provided(plan, placed, patched)
     report = replace(
         report,
-        applied=tuple(_applied(plan, index, placed, patched) for index in range(len(plan.steps))),
+        applied=tuple(
+            _applied(plan, index, placed, patched)
+            for index in range(len(plan.steps))
+            if index not in plan.idle
+        ),
         untouched=kept,
         slots=tuple(step.payload for _, step in plan.of_kind("slot")),
+        remarks=tuple(plan.remarks),
     )
     return PatchedSource(text, apply_edits(document.source, edits, markers=False), report)
 

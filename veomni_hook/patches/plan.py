@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from veomni_hook.patches.report import one_line
+from veomni_hook.errors import PatchError
+from veomni_hook.patches.report import Remark, one_line
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Edit
@@ -65,9 +66,9 @@ class Step:
         return f"{self.kind}{formula} of {self.target}"
 
     @property
-    def adopted(self) -> bool:
-        """Whether the config was made with the patchgen package, so that the lenient rules apply."""
-        return self.config.adopted_from is not None
+    def lenient(self) -> bool:
+        """Whether the config was made for patchgen, so that patchgen's rules apply."""
+        return self.config.lenient
 
 
 @dataclass
@@ -82,10 +83,30 @@ class Plan:
     kinds: dict[int, str] = field(default_factory=dict)
     #: Steps that another step's edits carry out (two names dropped from one import).
     shared: dict[int, set[int]] = field(default_factory=dict)
+    #: What is wrong with lenient configs, and the steps that have no effect because of it.
+    remarks: list[Remark] = field(default_factory=list)
+    idle: set[int] = field(default_factory=set)
 
     def where(self, index: int) -> str:
         """The module, and where step ``index`` is declared; for errors."""
         return f"{self.origin}; {self.steps[index].declaration}"
+
+    def tolerate(self, index: int, error: PatchError, *, instead: str = "") -> None:
+        """Record an error of a step as a remark if its config is lenient.
+
+        Args:
+            index: the step.
+            error: the error.
+            instead: what happens now, if the step does not simply go on.
+
+        Raises:
+            PatchError: ``error`` itself, if the config is not lenient.
+        """
+        step = self.steps[index]
+        if not step.lenient:
+            raise error
+        what = f"{error.what}; {instead}" if instead else error.what
+        self.remarks.append(Remark(step.config.name, step.target, what, error.where, error.fix))
 
     def of_kind(self, *kinds: str) -> Iterator[tuple[int, Step]]:
         """The steps of these kinds with their indices, in order."""

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 NameMap: TypeAlias = Mapping[str, str]
-_LANGUAGE = ("veomni_hook.patches.records", "veomni_hook.patches.spec")
+_LANGUAGE = ("veomni_hook.patches.patchgen", "veomni_hook.patches.records", "veomni_hook.patches.spec")
 
 
 def place_of_caller() -> str:

@@ -6,32 +6,23 @@ markers and import rewriting. All depend on their inputs alone: no dates, no loc
 
 from __future__ import annotations
 
-import ast
 import difflib
 import re
 from collections.abc import Iterable, Iterator
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from veomni_hook.errors import PatchError
 from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch, one_line
 from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.edit import Edit, apply_edits
+from veomni_hook.patches.text.relative import absolute_imports
 
 if TYPE_CHECKING:
     from veomni_hook.patches.engine import PatchedSource
-
-from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["dump_text", "header", "unified_diff", "with_header"]
 
 _ROUTE = "route"
 _WIDTH = 110
-_BLANK = r"(?:[ \t\f]|\\(?:\r\n|\r|\n))*"
-_FROM = re.compile(
-    rf"from(?P<gap>{_BLANK})(?P<module>(?:\.{_BLANK})*\.(?P<name>{_BLANK}[^\s.\\]+(?:{_BLANK}\.{_BLANK}[^\s.\\]+)*)?)"
-)
-_DOTS = re.compile(rf"from(?P<gap>{_BLANK})(?P<module>(?:\.{_BLANK})*\.)")
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
@@ -69,6 +60,9 @@ def header(report: PatchReport, patch_hash: str) -> list[str]:
     if report.yielded:
         lines.append(f"# Built-in patches that gave way: {len(report.yielded)}")
         lines += _listed(map(_entry, report.yielded))
+    if report.remarks:
+        lines.append(f"# Remarks on configs made for patchgen: {len(report.remarks)}")
+        lines += _listed(f"{remark.target}: {remark.what} ({remark.config})" for remark in report.remarks)
     if report.missed:
         lines.append(f"# Not routed, though it looks like a kernel's code: {len(report.missed)}")
         lines += _listed(f"{site.op} {site.target}: {site.reason or site.status}" for site in report.missed)
@@ -106,13 +100,7 @@ def dump_text(stored: str, module: str) -> str:
         PatchError: an import reaches beyond the top-level package.
         SyntaxError: ``stored`` is not valid Python.
     """
-    document = Document(stored, module)
-    edits = [
-        _absolute(document, node, module)
-        for node in walk_ast(document.tree)
-        if isinstance(node, ast.ImportFrom) and node.level
-    ]
-    return apply_edits(stored, edits)
+    return absolute_imports(Document(stored, module), module)
 
 
 def unified_diff(original: str, patched: PatchedSource, module: str) -> str:
@@ -136,25 +124,3 @@ def _entry(patch: AppliedPatch | YieldedPatch) -> str:
     if patch.kind == _ROUTE:
         return f"[{patch.kind}] {patch.target}: {patch.op}/{patch.variant}: {patch.reason}"
     return f"[{patch.kind}] {patch.target}: {patch.reason} ({patch.config})"
-
-
-def _absolute(document: Document, node: ast.ImportFrom, module: str) -> Edit:
-    parts = module.split(".")[: -node.level]
-    if not parts:
-        raise PatchError(
-            f"the import at line {node.lineno} reaches beyond the top-level package of {module}",
-            where=module,
-            fix="give dump_text the module's full name",
-        )
-    found = (_DOTS if node.module is None else _FROM).match(document.source, document.start(node))
-    if found is None:
-        raise ValueError(f"no relative import at line {node.lineno} of {module}")
-    text = ".".join([*parts, *([node.module] if node.module is not None else [])])
-    if not found["gap"]:
-        text = f" {text}"
-    joins = _NEWLINE.findall(found["module"])
-    # A name that spanned several joined lines becomes one; the number of lines must not change.
-    text += "".join(f" \\{newline}" for newline in joins)
-    if not joins and document.source[found.end() : found.end() + 1].isalpha():
-        text += " "
-    return Edit(found.start("module"), found.end("module"), text)

@@ -12,7 +12,7 @@ from typing import Any
 
 from veomni_hook.patches.spec import SlotSpec
 
-__all__ = ["AppliedPatch", "MissedSite", "PatchReport", "YieldedPatch", "one_line"]
+__all__ = ["AppliedPatch", "MissedSite", "PatchReport", "Remark", "YieldedPatch", "one_line"]
 
 _DECORATOR = re.compile(r"@(?=\w)")
 
@@ -60,11 +60,29 @@ class MissedSite:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """Something wrong with a config made for patchgen that patchgen accepts; in our own configs, an error.
+
+    ``target`` is what the patch names; ``what``, ``where`` and ``fix`` are those of the error.
+    """
+
+    config: str
+    target: str
+    what: str
+    where: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  where: {self.where}\n  fix:   {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
 class PatchReport:
     """Everything that happened to one module.
 
     ``untouched`` names the top-level definitions that equal upstream byte for byte; ``missed`` lists the
-    idioms' candidates that are not routed to a kernel.
+    idioms' candidates that are not routed to a kernel; ``remarks`` is what is wrong with configs made for
+    patchgen.
     """
 
     module: str
@@ -75,6 +93,7 @@ class PatchReport:
     slots: tuple[SlotSpec, ...] = ()
     missed: tuple[MissedSite, ...] = ()
     distribution: str = "transformers"
+    remarks: tuple[Remark, ...] = ()
 
     def moved(self, lines: int) -> PatchReport:
         """The same report for a text with ``lines`` more lines in front, such as the header."""
@@ -111,6 +130,7 @@ class PatchReport:
             slots=tuple(SlotSpec(**{**slot, "skips": _skips(slot)}) for slot in data["slots"]),
             missed=tuple(MissedSite(**site) for site in data["missed"]),
             distribution=data["distribution"],
+            remarks=tuple(Remark(**remark) for remark in data["remarks"]),
         )
 
 

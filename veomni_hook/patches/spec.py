@@ -52,6 +52,9 @@ class PatchConfig:
             only if ``device`` is not given.
         device: ``"gpu"`` or ``"npu"`` if the config is for one of them; None means any.
         base: the config that this one extends. If both patch the same target, this one wins.
+        lenient: whether the config was made for patchgen, which accepts some mistakes in silence: they are
+            remarks instead of errors (`Plan.tolerate`), and relative imports in its code are relative to
+            `generated_package`.
     """
 
     source_module: str
@@ -70,6 +73,7 @@ class PatchConfig:
     slots: list[SlotSpec] = field(default_factory=list, kw_only=True)
     origin: str = field(default="", kw_only=True)
     label: str = field(default="", kw_only=True)
+    lenient: bool = field(default=False, kw_only=True, repr=False)
     adopted_from: Any = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +95,12 @@ class PatchConfig:
         module = self._namespace.get("__name__", "config")
         named = (key for key, value in list(self._namespace.items()) if value is self)
         return f"{module}:{next(named, 'config')}"
+
+    @property
+    def generated_package(self) -> str:
+        """The package for which patchgen generates modules: ``generated`` beside the config's own module."""
+        package = self.name.partition(":")[0].rpartition(".")[0]
+        return f"{package}.generated" if package else "generated"
 
     @property
     def is_pattern(self) -> bool:

@@ -5,8 +5,16 @@ import ast
 import pytest
 
 from veomni_hook.errors import SignatureError
+from veomni_hook.patches.plan import Origin, Plan, Step
+from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.text.document import Document, FunctionNode
 from veomni_hook.patches.verbs.signature import check_signature
+
+
+def plan_of(document: Document, *, lenient: bool) -> Plan:
+    config = PatchConfig("m", lenient=True) if lenient else PatchConfig("m")
+    step = Step("function_replacement", "f", "", config, Patch(PatchType.FUNCTION_REPLACEMENT, "f", None))
+    return Plan(document, Origin("m", "m.py", "d", "1"), [step])
 
 
 def check(before: str, after: str, *, owner: str = "", calls: str = "", only_used: bool = False) -> None:
@@ -14,9 +22,10 @@ def check(before: str, after: str, *, owner: str = "", calls: str = "", only_use
     document = Document(f"{decorator}def f({before}): pass\n{calls}\n")
     original, replacement = document.tree.body[0], ast.parse(f"def f({after}): pass").body[0]
     assert isinstance(original, FunctionNode) and isinstance(replacement, FunctionNode)
-    check_signature(
-        document, original, replacement, target="f", owner=owner, only_used=only_used, where="here"
-    )
+    plan = plan_of(document, lenient=only_used)
+    check_signature(plan, 0, original, replacement, target="f", owner=owner)
+    if plan.remarks:
+        raise SignatureError(plan.remarks[0].what, where=plan.remarks[0].where, fix=plan.remarks[0].fix)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +102,9 @@ class D:
     original = document.find("C.forward")[0].node
     replacement = ast.parse("def forward(self, a): pass").body[0]
     assert isinstance(original, FunctionNode) and isinstance(replacement, FunctionNode)
-    with pytest.raises(SignatureError):
-        check_signature(
-            document, original, replacement, target="C.forward", owner="C", only_used=True, where="here"
-        )
+    plan = plan_of(document, lenient=True)
+    check_signature(plan, 0, original, replacement, target="C.forward", owner="C")
+    assert [remark.what for remark in plan.remarks] == ["the replacement of C.forward drops b"]
 
 
 def test_unknown_keywords_need_kwargs() -> None:

@@ -7,7 +7,7 @@ An identifier that already begins with the replacement stays, so applying a map 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from veomni_hook.errors import NameMapError
@@ -52,8 +52,22 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def apply_name_map(text: str, name_map: Mapping[str, str] | None, *, where: str, target: str = "") -> str:
+def apply_name_map(
+    text: str,
+    name_map: Mapping[str, str] | None,
+    *,
+    where: str,
+    target: str = "",
+    tolerate: Callable[[NameMapError], None] | None = None,
+) -> str:
     """Rename identifiers of ``text`` in code, strings and comments; longer keys come first.
+
+    Args:
+        text: the text.
+        name_map: old names and new names.
+        where: the location for error messages.
+        target: the patch's target, for error messages.
+        tolerate: called with the error instead of raising it; if it returns, the other keys apply.
 
     Raises:
         NameMapError: a key matches nothing in ``text``.
@@ -74,12 +88,15 @@ def apply_name_map(text: str, name_map: Mapping[str, str] | None, *, where: str,
     if unused:
         known = re.findall(_WORD, text)
         close = "; ".join(f"{key!r}: nearest {listed(nearest(key, known))}" for key in unused)
-        raise NameMapError(
+        error = NameMapError(
             f"name_map matches nothing in the replacement's source for {listed(map(repr, unused))}",
             where=where,
             fix=f"drop the entry or name an identifier (or the beginning of one) that occurs ({close})",
             target=target,
         )
+        if tolerate is None:
+            raise error
+        tolerate(error)
     return mapped
 
 

@@ -12,11 +12,11 @@ import inspect
 import linecache
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from veomni_hook.errors import ReplacementError
+from veomni_hook.errors import NameMapError, ReplacementError
 from veomni_hook.patches.structure.uses import global_uses
 from veomni_hook.patches.text.document import Definition, Document, FunctionNode, has_docstring
 from veomni_hook.patches.text.edit import Edit, apply_edits
@@ -77,7 +77,13 @@ class Snippet:
 
 
 def read_snippet(
-    replacement: Any, *, where: str, target: str = "", name_map: Any = None, accessor: str = ""
+    replacement: Any,
+    *,
+    where: str,
+    target: str = "",
+    name_map: Any = None,
+    accessor: str = "",
+    tolerate: Callable[[NameMapError], None] | None = None,
 ) -> Snippet:
     """Read the source of a function or class.
 
@@ -86,11 +92,12 @@ def read_snippet(
         where: what declares the patch, for error messages.
         target: the patch's target, for error messages.
         name_map: renames identifiers, see `apply_name_map`.
+        tolerate: handles an entry of ``name_map`` that matches nothing, see `apply_name_map`.
         accessor: ``"setter"`` or ``"deleter"`` to read that accessor of a property instead of its getter.
 
     Raises:
         ReplacementError: the source cannot be found, or it is not a definition.
-        NameMapError: an entry of ``name_map`` matches nothing.
+        NameMapError: an entry of ``name_map`` matches nothing and ``tolerate`` is None.
     """
     found = _unwrapped(replacement, accessor)
     document, definition = _locate(found, replacement, where=where, target=target)
@@ -101,7 +108,8 @@ def read_snippet(
     text = reindent(document.source[document.line_start(begin) : end], indent, "")
     # A name map applies to identifiers of the replacement, not of the config that declares it.
     text = _without_verbs(text)
-    lines = apply_name_map(f"{comments}\n{text}", name_map, where=where, target=target).split("\n")
+    mapped = apply_name_map(f"{comments}\n{text}", name_map, where=where, target=target, tolerate=tolerate)
+    lines = mapped.split("\n")
     count = comments.count("\n") + 1
     comments, text = "\n".join(lines[:count]), "\n".join(lines[count:])
     return Snippet(comments, Document(text, document.module))

@@ -10,15 +10,17 @@ import ast
 import json
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 
 from veomni_hook.errors import PatchConflictError, PatchTargetError
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import ImportSpec, PatchType, PositionedHelper, SlotSpec
 from veomni_hook.patches.text.names import listed, nearest
 from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.source import Snippet, read_snippet
+from veomni_hook.patches.text.source import Snippet
 from veomni_hook.patches.text.statements import import_anchor
 from veomni_hook.patches.text.wrap import wrapped
+from veomni_hook.patches.verbs.snippets import block_text, imported_module, snippet_of
 from veomni_hook.patches.verbs.targets import top_level
 
 __all__ = ["plan_additions"]
@@ -38,7 +40,7 @@ def plan_additions(plan: Plan) -> None:
     _plan_imports(plan)
     _plan_slots(plan)
     for index, step in plan.of_kind("post_import_block"):
-        text = textwrap.dedent(step.payload).strip("\n").rstrip()
+        text = block_text(plan, index, textwrap.dedent(step.payload).strip("\n").rstrip())
         _append(plan, index, text, plan.marker(index, "ADDED BLOCK", "after the imports"), gap=1)
     for index, step in plan.of_kind("helper"):
         if isinstance(step.payload, PositionedHelper):
@@ -65,7 +67,7 @@ def import_text(spec: ImportSpec) -> str:
 def _plan_imports(plan: Plan) -> None:
     previous = None
     for index, step in plan.of_kind(PatchType.ADDITIONAL_IMPORT.value):
-        text = import_text(step.payload)
+        text = import_text(replace(step.payload, module=imported_module(plan, index, step.payload.module)))
         if step.payload.module == "__future__":
             _insert(plan, index, import_anchor(plan.document, future=True), text, "", gap=0)
             continue
@@ -129,7 +131,7 @@ def _plan_positioned(plan: Plan, index: int, helper: PositionedHelper) -> None:
 
 
 def _read(plan: Plan, index: int, helper: object) -> Snippet:
-    snippet = read_snippet(helper, where=plan.where(index), target=plan.steps[index].target)
+    snippet = snippet_of(plan, index, helper)
     _refuse_taken(plan, index, snippet.node.name, "helper")
     return snippet
 

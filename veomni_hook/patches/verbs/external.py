@@ -24,8 +24,10 @@ from veomni_hook.patches.text.walk import walk_ast
 __all__ = ["external_import", "known_names"]
 
 
-def external_import(plan: Plan, index: int, name: str) -> str:
+def external_import(plan: Plan, index: int, name: str) -> str | None:
     """Return the statement that binds ``name`` to the external replacement of step ``index``.
+
+    None if a lenient config names a module that is not installed: upstream's definition stays.
 
     Raises:
         ReplacementError: the module or the attribute does not exist.
@@ -45,12 +47,15 @@ def external_import(plan: Plan, index: int, name: str) -> str:
     if known == set() and loaded is not None and not hasattr(loaded, attribute):
         known = set(dir(loaded))
     if known is None:
-        raise ReplacementError(
+        error = ReplacementError(
             f"the external replacement {source} does not exist: there is no module {module}",
             where=plan.where(index),
             fix=f"install what provides {module.partition('.')[0]}, or correct the module's name",
             target=step.target,
         )
+        plan.tolerate(index, error, instead=f"upstream's {step.target} stays")
+        plan.idle.add(index)
+        return None
     if known and attribute not in known:
         close = nearest(attribute, known)
         raise ReplacementError(

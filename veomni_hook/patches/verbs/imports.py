@@ -24,7 +24,7 @@ def plan_drops(plan: Plan) -> dict[str, int]:
         that something else provides the names still in use.
 
     Raises:
-        PatchTargetError: a name is not imported.
+        PatchTargetError: a name is not imported, and its config is not lenient.
     """
     wanted: dict[str, int] = {}
     for index, step in plan.of_kind("drop_import"):
@@ -44,18 +44,22 @@ def plan_drops(plan: Plan) -> dict[str, int]:
                     emptied[id(statement)] = _drop(plan, statement, dropped, wanted)
         if len(emptied) == len(block) and all(emptied.values()) and block is not plan.document.tree.body:
             _keep_block(plan, block)
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        known = {n for b in blocks(plan.document.tree) for s in b for n in importable(s)}
-        close = nearest(missing[0], known)
-        raise PatchTargetError(
-            f"{listed(missing)} cannot be dropped from the imports: it is not imported at module level",
-            where=plan.where(wanted[missing[0]]),
-            fix=f"correct the name given to drop_import_names; nearest: {listed(close)}",
-            target=missing[0],
-            nearest=close,
-        )
+    for name, index in wanted.items():
+        if name not in found:
+            plan.tolerate(index, _not_imported(plan, index, name))
+            plan.idle.add(index)
     return bound
+
+
+def _not_imported(plan: Plan, index: int, name: str) -> PatchTargetError:
+    close = nearest(name, {n for b in blocks(plan.document.tree) for s in b for n in importable(s)})
+    return PatchTargetError(
+        f"{name} cannot be dropped from the imports: it is not imported at module level",
+        where=plan.where(index),
+        fix=f"correct the name given to drop_import_names; nearest: {listed(close)}",
+        target=name,
+        nearest=close,
+    )
 
 
 def bound_name(alias: ast.alias) -> str:

@@ -17,9 +17,9 @@ from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.text.edit import Edit, apply_edits
 from veomni_hook.patches.text.names import listed, nearest
 from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.source import read_snippet
 from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.signature import check_signature
+from veomni_hook.patches.verbs.snippets import snippet_of
 from veomni_hook.patches.verbs.targets import members
 
 __all__ = ["init_factory", "inherited_init", "plan_own_init"]
@@ -117,7 +117,7 @@ def init_factory(plan: Plan, index: int, original: ast.stmt | None) -> str:
             target=step.target,
         )
 
-    snippet = read_snippet(step.patch.replacement, where=where, target=step.target)
+    snippet = snippet_of(plan, index, step.patch.replacement)
     function, document = snippet.node, snippet.document
     if not isinstance(function, ast.FunctionDef):
         raise wrong("the replacement is no plain function")
@@ -135,15 +135,7 @@ def init_factory(plan: Plan, index: int, original: ast.stmt | None) -> str:
     if not isinstance(changed, ast.FunctionDef):
         raise TypeError(f"a function became {type(changed).__name__}")
     if isinstance(original, _FUNCTIONS) and not step.patch.allow_signature_change:
-        check_signature(
-            plan.document,
-            original,
-            changed,
-            target=f"{step.target}.__init__",
-            owner=step.target,
-            only_used=step.adopted,
-            where=where,
-        )
+        check_signature(plan, index, original, changed, target=f"{step.target}.__init__", owner=step.target)
     factory = _FACTORY.format(original=first, function=reindent(text, "", "    "))
     return f"{snippet.comments}\n{factory}".removeprefix("\n")
 

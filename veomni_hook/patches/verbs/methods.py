@@ -12,10 +12,11 @@ from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.text.document import Document, has_docstring
 from veomni_hook.patches.text.names import is_near_miss, listed, nearest
 from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.source import Snippet, read_snippet
+from veomni_hook.patches.text.source import Snippet
 from veomni_hook.patches.verbs.external import external_import
 from veomni_hook.patches.verbs.init import inherited_init, init_factory, plan_own_init
 from veomni_hook.patches.verbs.replace import replace_function_text
+from veomni_hook.patches.verbs.snippets import snippet_of
 from veomni_hook.patches.verbs.targets import class_named, members, method_names, resolve
 
 __all__ = ["body_indent", "plan_methods"]
@@ -35,7 +36,7 @@ def plan_methods(plan: Plan) -> None:
 
     Raises:
         PatchTargetError: the class or an overridden method is missing, or an added method already exists.
-        ReplacementError, SignatureError, NameMapError: see `read_snippet` and `check_signature`.
+        ReplacementError, SignatureError, NameMapError: see `snippet_of` and `check_signature`.
     """
     additions: dict[str, list[_Addition]] = {}
     for index, step in plan.of_kind(PatchType.METHOD_OVERRIDE.value, PatchType.METHOD_ADDITION.value):
@@ -54,7 +55,9 @@ def plan_methods(plan: Plan) -> None:
                 nearest=(f"{owner}.{method}",),
             )
         plan.kinds[index] = PatchType.METHOD_ADDITION.value
-        additions.setdefault(definition.qualname, []).append(_Addition(index, _new_text(plan, index, method)))
+        text = _new_text(plan, index, method)
+        if text is not None:
+            additions.setdefault(definition.qualname, []).append(_Addition(index, text))
     for index, step in plan.of_kind(PatchType.INIT_MODIFICATION.value):
         definition, node = class_named(plan.document, step.target, where=plan.where(index))
         before = additions.setdefault(definition.qualname, [])
@@ -106,13 +109,13 @@ def _split(plan: Plan, index: int) -> tuple[str, str]:
 
 
 def _is_missing(plan: Plan, index: int, owner: str, method: str, node: ast.ClassDef) -> bool:
-    """Whether an override must become an addition, which is allowed only for patchgen configs."""
+    """Whether an override must become an addition, which only lenient configs may do."""
     step = plan.steps[index]
     if any(d.kind == "method" for d in plan.document.find(f"{owner}.{method}")):
         return False
     existing = method_names(node)
     close = [name for name in existing if is_near_miss(method, name)]
-    if step.adopted and not close:
+    if step.lenient and not close:
         return True
     named = tuple(f"{owner}.{name}" for name in close or nearest(method, existing))
     if method in members(node):
@@ -138,19 +141,13 @@ def _override(plan: Plan, index: int, step: Step, owner: str) -> None:
     replace_function_text(plan, index, node, marker, owner=owner, accessor=definition.accessor)
 
 
-def _new_text(plan: Plan, index: int, method: str) -> str:
+def _new_text(plan: Plan, index: int, method: str) -> str | None:
     step = plan.steps[index]
     patch = step.patch
     name, _, accessor = method.partition(".")
     if patch.replacement_source and patch.replacement is None:
         return external_import(plan, index, name)
-    snippet = read_snippet(
-        patch.replacement,
-        where=plan.where(index),
-        target=step.target,
-        name_map=patch.name_map,
-        accessor=accessor,
-    )
+    snippet = snippet_of(plan, index, patch.replacement, name_map=patch.name_map, accessor=accessor)
     _require_function(plan, index, snippet)
     return f"{snippet.comments}\n{snippet.named(name)}".removeprefix("\n")
 

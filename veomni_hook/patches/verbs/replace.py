@@ -13,9 +13,10 @@ from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.text.document import Document, FunctionNode
 from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.source import Snippet, read_snippet
+from veomni_hook.patches.text.source import Snippet
 from veomni_hook.patches.verbs.external import external_import
 from veomni_hook.patches.verbs.signature import check_signature
+from veomni_hook.patches.verbs.snippets import snippet_of
 from veomni_hook.patches.verbs.targets import class_named, resolve
 
 __all__ = ["plan_replacements", "replace_function_text"]
@@ -29,7 +30,7 @@ def plan_replacements(plan: Plan) -> None:
 
     Raises:
         PatchTargetError: the target is missing.
-        ReplacementError, SignatureError, NameMapError: see `read_snippet` and `check_signature`.
+        ReplacementError, SignatureError, NameMapError: see `snippet_of` and `check_signature`.
     """
     for index, _ in plan.of_kind(PatchType.CLASS_REPLACEMENT.value):
         _replace_class(plan, index)
@@ -50,22 +51,17 @@ def replace_function_text(
     indent = document.indent(node)
     begin = document.line_start(document.span(node)[0])
     patch = step.patch
-    plan.mark(index, begin, f"{indent}{marker}\n")
     if patch.replacement_source and patch.replacement is None:
-        _import_function(plan, index, node)
+        _import_function(plan, index, node, marker)
         return
-    where = plan.where(index)
-    snippet = read_snippet(
-        patch.replacement, where=where, target=step.target, name_map=patch.name_map, accessor=accessor
-    )
+    plan.mark(index, begin, f"{indent}{marker}\n")
+    snippet = snippet_of(plan, index, patch.replacement, name_map=patch.name_map, accessor=accessor)
     replacement = snippet.node
     if not isinstance(replacement, _FUNCTIONS):
         raise _wrong_kind(plan, index, snippet, "function")
     _check_bindings(plan, index, node, replacement)
     if not patch.allow_signature_change:
-        check_signature(
-            document, node, replacement, target=step.target, owner=owner, only_used=step.adopted, where=where
-        )
+        check_signature(plan, index, node, replacement, target=step.target, owner=owner)
     kept = frozenset(ast.dump(decorator) for decorator in node.decorator_list)
     if snippet.comments:
         plan.insert(index, begin, reindent(snippet.comments, "", indent) + "\n")
@@ -79,13 +75,15 @@ def _replace_class(plan: Plan, index: int) -> None:
     definition, node = class_named(document, step.target, where=where)
     indent = document.indent(node)
     start = document.span(node)[0]
-    marker = plan.marker(index, "PATCHED CLASS", definition.qualname)
-    plan.mark(index, document.line_start(start), f"{indent}{marker}\n")
+    marker = f"{indent}{plan.marker(index, 'PATCHED CLASS', definition.qualname)}\n"
     if patch.replacement_source and patch.replacement is None:
         text = external_import(plan, index, node.name)
-        plan.change(index, start, document.full_end(node), _hanging(text, indent))
+        if text is not None:
+            plan.mark(index, document.line_start(start), marker)
+            plan.change(index, start, document.full_end(node), _hanging(text, indent))
         return
-    snippet = read_snippet(patch.replacement, where=where, target=step.target, name_map=patch.name_map)
+    plan.mark(index, document.line_start(start), marker)
+    snippet = snippet_of(plan, index, patch.replacement, name_map=patch.name_map)
     if not isinstance(snippet.node, ast.ClassDef):
         raise _wrong_kind(plan, index, snippet, "class")
     if not patch.allow_signature_change:
@@ -94,15 +92,19 @@ def _replace_class(plan: Plan, index: int) -> None:
     plan.change(index, start, document.full_end(node), _hanging(text, indent))
 
 
-def _import_function(plan: Plan, index: int, node: FunctionNode) -> None:
+def _import_function(plan: Plan, index: int, node: FunctionNode, marker: str) -> None:
     """Replace a function with an import; upstream's decorators are applied to it by calls."""
     document = plan.document
     start, indent = document.span(node)[0], document.indent(node)
-    lines = [external_import(plan, index, node.name)]
+    statement = external_import(plan, index, node.name)
+    if statement is None:
+        return
+    lines = [statement]
     lines += [
         f"{node.name} = {document.source[document.start(d) : document.end(d)]}({node.name})"
         for d in reversed(node.decorator_list)
     ]
+    plan.mark(index, document.line_start(start), f"{indent}{marker}\n")
     plan.change(index, start, document.full_end(node), _hanging("\n".join(lines), indent))
 
 
@@ -111,15 +113,8 @@ def _check_methods(plan: Plan, index: int, original: ast.ClassDef, snippet: Snip
     new = _methods(snippet.document, snippet.node)
     for name, method in _methods(plan.document, original).items():
         if name in new:
-            check_signature(
-                plan.document,
-                method,
-                new[name],
-                target=f"{step.target}.{name}",
-                owner=step.target,
-                only_used=step.adopted,
-                where=plan.where(index),
-            )
+            target = f"{step.target}.{name}"
+            check_signature(plan, index, method, new[name], target=target, owner=step.target)
 
 
 def _methods(document: Document, node: ast.AST) -> dict[str, FunctionNode]:

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.errors import SignatureError
+from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.text.document import Document, FunctionNode
 from veomni_hook.patches.text.names import listed
 from veomni_hook.patches.text.walk import walk_ast
@@ -18,25 +19,28 @@ __all__ = ["check_signature"]
 
 
 def check_signature(
-    document: Document,
+    plan: Plan,
+    index: int,
     original: FunctionNode,
     replacement: FunctionNode,
     *,
     target: str,
     owner: str = "",
-    only_used: bool,
-    where: str,
 ) -> None:
     """Compare the parameters of an upstream function with those of its replacement.
 
+    A lenient config may drop a parameter that no call in the module passes; otherwise the plan gets a remark.
+
     Args:
+        plan: the plan.
+        index: the step that the replacement belongs to.
+        original: upstream's function.
+        replacement: what replaces it.
         target: the replaced definition, for the error.
         owner: the class of a method, whose first parameter is the instance and is not compared.
-        only_used: allow dropping a parameter that no call in the module passes (patchgen configs).
-        where: the place that an error names.
 
     Raises:
-        SignatureError: a parameter is dropped, or a new one has no default.
+        SignatureError: a parameter is dropped, or a new one has no default, and the config is not lenient.
     """
     skip = int(bool(owner) and not _is_static(original))
     before, after = _Parameters(original, skip), _Parameters(replacement, skip)
@@ -46,26 +50,25 @@ def check_signature(
     dropped += [f"*{before.rest}"] if before.rest and not after.rest else []
     dropped += [f"**{before.keywords}"] if before.keywords and not after.keywords else []
     required = [name for name in after.required if name not in before.named and not before.rest]
-    if only_used:
+    if plan.steps[index].lenient:
         used = {
-            name for call in _calls(document, original.name, owner) for name in _given(call, before, after)
+            name
+            for call in _calls(plan.document, original.name, owner)
+            for name in _given(call, before, after)
         }
         dropped = [name for name in dropped if name.lstrip("*") in used]
         required = []
+    what = fix = ""
     if dropped:
-        raise SignatureError(
-            f"the replacement of {target} drops {listed(dropped)}",
-            where=f"{where}; upstream: {_signature(original)}; replacement: {_signature(replacement)}",
-            fix="take these parameters (or *args, **kwargs), or say allow_signature_change=True",
-            target=target,
-        )
-    if required:
-        raise SignatureError(
-            f"the replacement of {target} needs parameters that upstream has not: {listed(required)}",
-            where=f"{where}; upstream: {_signature(original)}; replacement: {_signature(replacement)}",
-            fix="give them defaults, or say allow_signature_change=True",
-            target=target,
-        )
+        what = f"the replacement of {target} drops {listed(dropped)}"
+        fix = "take these parameters (or *args, **kwargs), or say allow_signature_change=True"
+    elif required:
+        what = f"the replacement of {target} needs parameters that upstream has not: {listed(required)}"
+        fix = "give them defaults, or say allow_signature_change=True"
+    if what:
+        signatures = f"upstream: {_signature(original)}; replacement: {_signature(replacement)}"
+        where = f"{plan.where(index)}; {signatures}"
+        plan.tolerate(index, SignatureError(what, where=where, fix=fix, target=target))
 
 
 class _Parameters:
