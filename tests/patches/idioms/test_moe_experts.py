@@ -320,7 +320,7 @@ def test_a_candidate_without_forward_is_counted():
     assert (site.target, site.status, site.reason) == (
         "MoreExperts",
         Status.MISSED,
-        "it has no forward of its own",
+        "it defines no forward",
     )
 
 

@@ -35,8 +35,8 @@ __all__ = ["CANDIDATES", "OP", "find"]
 OP = "add_rms_norm"
 CANDIDATES = (
     "every method that assigns a sum to a name and in the next statement, or after one that copies the name, "
-    "calls one of its own RMSNorms with it: a module that __init__ makes of a class of the file whose name "
-    "contains RMSNorm, or which is a candidate of rms_norm"
+    "calls one of its own RMSNorms with it: a module that __init__ creates from a class of the file whose "
+    "name contains RMSNorm, or which is a candidate of rms_norm"
 )
 
 _VARIANTS: tuple[str, ...] = ("cast_before_weight", "weight_before_cast", "cast_to_weight")

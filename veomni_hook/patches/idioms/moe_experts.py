@@ -118,7 +118,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         target = f"{owner.name}.forward" if forward is not None else owner.name
         try:
             if forward is None:
-                raise _Miss("it has no forward of its own")
+                raise _Miss("it defines no forward")
             found = _recognised(view, owner, forward, shapes)
         except _Miss as miss:
             yield Site(OP, target, Status.MISSED, reason=str(miss), lineno=owner.lineno)

@@ -33,8 +33,8 @@ __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "qk_norm_rotary"
 CANDIDATES = (
-    "every forward that hands two locals to a function whose name matches apply.*(rotary|rope), both of them"
-    " assigned results of norms before: attributes that __init__ makes of classes with an rms_norm candidate"
+    "every forward that passes two locals to a function whose name matches apply.*(rotary|rope), where both"
+    " hold results of norms: attributes that __init__ creates from classes with an rms_norm candidate"
 )
 
 _ROTARY = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)

@@ -61,7 +61,7 @@ def linear_otherwise(view: ModuleView, name: str) -> str:
 
 
 def defining(view: ModuleView, name: str) -> str:
-    """The class whose ``forward`` a class inherits, if it changes nothing that it computes; else itself."""
+    """The first class of the lineage that defines more than harmless methods, for example ``forward``."""
     owner: ast.ClassDef | None = view.classes[name]
     while owner is not None and view.methods(owner).keys() <= _HARMLESS:
         owner = _base(view, owner)

@@ -98,7 +98,7 @@ def substitute(
         raise PatchError(
             "the inserted code changes its meaning when the captures are put into it",
             where=where,
-            fix="give every captured value a name of its own in the inserted code",
+            fix="give every captured value its own name in the inserted code",
             target=target,
         )
     _refuse_repeated_keywords(result, where=where, target=target)

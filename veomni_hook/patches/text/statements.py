@@ -38,7 +38,7 @@ def removal(
     """The splice ``(start, end, text)`` that removes a statement with its lines.
 
     Args:
-        needed: the block would be empty; ``pass`` replaces the statement, as if other code shared its lines.
+        needed: the block would be empty: ``pass`` replaces the statement, as on lines with other code.
         attached: also remove the comment lines directly above it, and one of two gaps of blank lines.
     """
     source = document.source
