@@ -188,8 +188,8 @@ def no_module(model):
     [
         (hooked, "hook"),
         (inner_hook, "backward hooks"),
-        (other_loss, "loss_function of its own"),
-        (no_module, "no module"),
+        (other_loss, "own loss_function"),
+        (no_module, "not a module"),
     ],
 )
 def test_all_positions_are_scored_for_who_may_look_at_them(change, reason):
