@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from veomni_hook.cli import output
 from veomni_hook.cli.commands import command_of
+from veomni_hook.cli.forwarding import ForwardingCommand
 from veomni_hook.cli.interpreter import python
 from veomni_hook.cli.target_options import JsonOption
 from veomni_hook.cli.usage import FOUND, UsageError
@@ -23,30 +23,6 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 MEBIBYTE = 2**20
 ROWS = 10
-# Options of this command that are followed by a value: what comes after it is not yet the script.
-VALUED = ("--steps", "--rounds", "--warmup", "--timeout", "--cwd", "-o", "--output")
-
-
-class CompareCommand(TyperCommand):
-    """Parses its own options only up to the script, module or program; the rest belongs to that command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse with a `--` inserted before the user's command."""
-        own = own_arguments(args)
-        rest = args[own:]
-        return super().parse_args(ctx, [*args[:own], *(["--"] if rest and rest[0] != "--" else []), *rest])
-
-
-def own_arguments(args: Sequence[str]) -> int:
-    """Return how many of the arguments are this command's own."""
-    position = 0
-    while position < len(args) and args[position].startswith("-") and args[position] != "--":
-        if args[position] in ("-m", "--module"):
-            return min(position + 2, len(args))
-        if args[position].startswith(("--module=", "-m")):
-            return position + 1
-        position += 2 if args[position] in VALUED else 1
-    return min(position, len(args))
 
 
 def compare(  # noqa: PLR0913, PLR0917 - one for each option
@@ -141,7 +117,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         raise typer.Exit(FOUND)
 
 
-compare.command_class = CompareCommand  # type: ignore[attr-defined]
+compare.command_class = ForwardingCommand  # type: ignore[attr-defined]
 
 
 def _command(words: Sequence[str], module: str | None) -> list[str]:
