@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from veomni_hook.report.html import Html, tag
+
 __all__ = ["Line", "chart"]
 
 WIDTH, HEIGHT = 640, 260
@@ -33,7 +35,7 @@ class Line:
 
 def chart(
     title: str, lines: Sequence[Line], said: Callable[[float], str], *, zero: bool = False, log: bool = False
-) -> str:
+) -> Html:
     """Return an SVG element with its caption and legend; a sentence where there is nothing to draw.
 
     Args:
@@ -45,7 +47,7 @@ def chart(
     """
     known = [value for line in lines for value in line.values if value is not None and (value > 0 or not log)]
     if not known:
-        return f"<figure><figcaption>{escape(title)}</figcaption><p>Nothing to draw.</p></figure>"
+        return tag("figure", tag("figcaption", title), tag("p", "Nothing to draw."))
     ticks = _powers(known) if log else _ticks(0.0 if zero else min(known), max(known))
     low, high = ticks[0], ticks[-1]
     steps = max(line.first + len(line.values) - 1 for line in lines)
@@ -66,7 +68,7 @@ def chart(
         drawn += _drawn(line, across, down)
     names = list(dict.fromkeys((line.label, line.style) for line in lines))
     legend = "".join(f'<li><i class="{style}"></i>{escape(label)}</li>' for label, style in names)
-    return (
+    return Html(
         f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(title, quote=True)}">{"".join(drawn)}</svg>'
         f'<ul class="legend">{legend}</ul></figure>'
