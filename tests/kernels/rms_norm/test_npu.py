@@ -96,7 +96,10 @@ def test_the_operators_keep_their_contracts():
         ({"weight": torch.rand(8, device="meta")}, "operands are on cpu and meta"),
         ({"eps": torch.ones(())}, "eps is a Tensor"),
         ({"hidden_states": torch.randn(())}, "no dimension"),
-        ({"hidden_states": torch.sparse_coo_tensor(size=(2, 8), check_invariants=True)}, "not a strided tensor"),
+        (
+            {"hidden_states": torch.sparse_coo_tensor(size=(2, 8), check_invariants=True)},
+            "not a strided tensor",
+        ),
     ],
 )
 def test_refuses(change, reason):
