@@ -52,7 +52,7 @@ def demo(
     ] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,  # noqa: FBT002
 ) -> None:
-    """Train small models without and with the hook, by turns, and compare losses, times and memory.
+    """Train small models alternately without and with the hook; compare losses, times and memory.
 
     training: a small Qwen3 with transformers' Trainer: loss curves and step time.
     vocabulary: a step of a small Qwen3 with the real vocabulary of 151,936: time and memory.

@@ -168,7 +168,7 @@ def train_by_turns(
         typer.Exit: a training failed; its output has been shown.
     """
     for step in range(steps):
-        told(f"training without and with the hook, by turns: step {step + 1} of {steps}")
+        told(f"training alternately without and with the hook: step {step + 1} of {steps}")
         for worker in workers:
             worker.go()
             worker.until("ready")

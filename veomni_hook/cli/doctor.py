@@ -136,7 +136,7 @@ def _note_unreadable(findings: Findings) -> None:
     try:
         folder, known = transformers_folder(), families()
     except UsageError:
-        return  # the versions have it as a problem
+        return  # the versions section reports it as a problem
     except OSError as error:
         findings.problems.append(f"transformers' model sources cannot be listed: {error}")
         return

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG, without script, font or colour of their own: a page's style applies."""
+"""Line charts as inline SVG without scripts, fonts or colours: the page's style applies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Line:
     Attributes:
         label: its name in the legend.
         style: the CSS class that gives its colour and width.
-        values: one for each step; None leaves a gap.
+        values: one per step; None leaves a gap.
         first: the step of the first value.
     """
 
@@ -36,14 +36,14 @@ class Line:
 def chart(
     title: str, lines: Sequence[Line], said: Callable[[float], str], *, zero: bool = False, log: bool = False
 ) -> Html:
-    """Return an SVG element with its caption and legend; a sentence where there is nothing to draw.
+    """Return an SVG element with a caption and a legend; a sentence if there is nothing to draw.
 
     Args:
         title: what is drawn, also for screen readers.
         lines: the curves; the last one is drawn on top.
-        said: a value of the vertical axis as text.
-        zero: begin the vertical axis at 0.
-        log: a logarithmic vertical axis; values of 0 are drawn at its lower end.
+        said: formats a value of the vertical axis.
+        zero: start the vertical axis at 0.
+        log: use a logarithmic vertical axis; values of 0 are drawn at its lower end.
     """
     known = [value for line in lines for value in line.values if value is not None and (value > 0 or not log)]
     if not known:
@@ -76,7 +76,7 @@ def chart(
 
 
 def _drawn(line: Line, across: Callable[[int], float], down: Callable[[float], float]) -> list[str]:
-    """The parts of a line between its gaps; a value alone is a dot."""
+    """The parts of a line between its gaps; a single value is a dot."""
     parts: list[list[str]] = [[]]
     for number, value in enumerate(line.values):
         if value is None:

@@ -124,7 +124,7 @@ def _backend(row: dict[str, Any]) -> Html:
 
 
 def _breakable(name: str) -> Html:
-    """A name that may be broken where its parts end."""
+    """A name with line break opportunities between its parts."""
     return Html(text(name).replace("_", "_<wbr>").replace("/", "/<wbr>"))
 
 

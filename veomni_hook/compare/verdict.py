@@ -1,4 +1,4 @@
-"""What a comparison says in the end: about the step time, the losses, and in one sentence about both."""
+"""The verdict of a comparison: on the step time, on the losses, and one sentence about both."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from veomni_hook.compare.runs import Run
 
 __all__ = ["Verdict", "percent", "problems_of", "readable_time", "tolerance", "verdict"]
 
-#: Runs without the hook that differ by more than this share tell little.
+#: If runs of the same kind differ by more than this share, small differences cannot be measured.
 NOISY = 0.05
-#: What rounding explains; larger differences have to be there between runs without the hook, too.
+#: Rounding explains differences up to this; larger ones must also occur between runs without the hook.
 TOLERANCE = 1e-4
 LOW_TOLERANCE = 2e-2
 LOW_PRECISION = ("bfloat16", "float16", "float8")
-#: The largest of the pairs of one kind says only about how large the script's own noise is.
+#: Differences up to this multiple of those between runs without the hook count as the script's own noise.
 OWN_NOISE = 2.0
 
 
@@ -28,7 +28,7 @@ class Verdict:
     Attributes:
         time: ``faster``, ``slower``, ``same``, ``noisy`` or ``unknown``.
         loss: ``agree``, ``own noise`` (they differ as runs without the hook do), ``differ`` or ``unknown``.
-        sentence: both for a reader, with figures.
+        sentence: both as a sentence, with figures.
     """
 
     time: str
@@ -37,7 +37,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether no loss differs by more than rounding and the script's own noise."""
+        """Whether losses differ by no more than rounding and the script's own noise."""
         return self.loss != "differ"
 
 
@@ -112,7 +112,7 @@ def _of_loss(between: LossDifference, own: LossDifference, limit: float) -> tupl
 
 
 def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
-    """Return what could not be seen, or went otherwise than asked, in sentences."""
+    """Return what could not be measured or did not happen as requested, as sentences."""
     found: list[str] = []
     for run in runs:
         found += [f"{run.label}: {note}" for note in run.notes]
@@ -154,12 +154,12 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """Return a share as a person reads it."""
+    """Return a share as text, in percent."""
     return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
 
 
 def readable_time(seconds: float) -> str:
-    """Return a duration as a person reads it, with three digits or more."""
+    """Return a duration as text, with at least three digits."""
     if seconds == 0:
         return "0 s"
     if seconds >= 100:
