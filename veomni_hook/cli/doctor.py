@@ -113,7 +113,7 @@ def hook(findings: Findings, settings: Settings) -> dict[str, object]:
     finders = [f.__name__ if isinstance(f, type) else type(f).__name__ for f in sys.meta_path]
     if STATE.finder in sys.meta_path and (ahead := finders[: sys.meta_path.index(STATE.finder)]):
         findings.hazards.append(
-            f"import hooks ahead of ours: {', '.join(ahead)}; a modeling module that one of them answers for "
+            f"import hooks ahead of ours: {', '.join(ahead)}; a modeling module that one of them loads "
             "stays unpatched. Fix: activate veomni_hook after them"
         )
     early = sorted(name for name in sys.modules if is_target(name))

@@ -35,9 +35,11 @@ def separated(args: list[str], parameters: Sequence[Any]) -> list[str]:
             return args
         name, attached = _split(args[position])
         option = options.get(name)
-        valued = option is not None and not option.is_flag
-        position += 2 if valued and not attached else 1
-        module = valued and option.name == MODULE
+        if option is None or option.is_flag:
+            position += 1
+        else:
+            position += 1 if attached else 2
+            module = option.name == MODULE
     return [*args[:position], "--", *args[position:]] if position < len(args) else args
 
 
