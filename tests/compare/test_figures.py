@@ -127,7 +127,7 @@ def test_tokens_are_those_of_all_ranks_and_the_rest_is_rank_0s(tmp_path) -> None
         (tmp_path / f"result-{rank}-{rank}.json").write_text(json.dumps(found))
     seen = read(Run(False, 1), tmp_path)
     assert (seen.times, seen.losses, seen.tokens) == ([1.0, 2.0], [0.0, 0.0], [None, 21])
-    assert seen.notes == ["2 of 3 ranks were observed; tokens are theirs"]
+    assert seen.notes == ["2 of 3 ranks were observed; only their tokens count"]
 
 
 class Balanced(HTMLParser):

@@ -90,7 +90,7 @@ def _draw(report: dict[str, Any], folder: Path, *, quiet: bool) -> None:
         write_plot(report, folder / "demo.png")
         files["plot"] = folder / "demo.png"
     except ImportError as error:
-        output.warn(f"there is no plot, since matplotlib cannot be imported ({error}): {INSTALL}")
+        output.warn(f"no plot was drawn, because matplotlib cannot be imported ({error}): {INSTALL}")
     if not quiet:
         output.emit_heading("\nFiles")
         output.emit_fields(files)

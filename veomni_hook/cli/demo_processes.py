@@ -92,7 +92,7 @@ class Worker:
     def give_up(self, why: str) -> NoReturn:
         """Show what the process printed, and exit."""
         sys.stderr.write("".join(self._said))
-        output.note(f"error: {self.label} failed ({why}); what it printed stands above")
+        output.note(f"error: {self.label} failed ({why}); its output is above")
         raise typer.Exit(FOUND)
 
     def __enter__(self) -> Self:

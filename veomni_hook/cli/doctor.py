@@ -40,7 +40,7 @@ class Findings:
 def doctor(
     *,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Import neither torch nor configs; leave out what needs them.")
+        bool, typer.Option("--fast", help="Import neither torch nor configs; skip what needs them.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -171,7 +171,7 @@ def cache(findings: Findings, settings: Settings) -> dict[str, object]:
         findings.problems.append(_one_line(error))
         return {"location": settings.cache_dir}
     if found.reason:
-        findings.hazards.append(f"the cache is not used as asked: {found.reason}")
+        findings.hazards.append(f"the cache is not used as configured: {found.reason}")
     return {
         "location": found.root or None,
         "mode": found.mode,

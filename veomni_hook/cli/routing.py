@@ -167,7 +167,7 @@ def asked(op: str, variant: str, choice: str, system: System) -> tuple[str, str]
     if backend == EAGER and excluded(op, variant, parse_choice(choice)) is None:
         reason = f"{reason}: {best.backend} {best.reason}"  # because of the system
     if backend == EAGER and registry.ops()[op].parts:
-        reason = f"{reason}; {' and '.join(registry.ops()[op].parts)} ask for themselves"
+        reason = f"{reason}; {' and '.join(registry.ops()[op].parts)} ask for kernels separately"
     return backend, reason
 
 

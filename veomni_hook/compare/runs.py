@@ -103,7 +103,7 @@ def read(run: Run, folder: Path) -> Run:
     for each in sorted(found, key=lambda one: len(one["times"])):
         ranks[each["rank"]] = each  # the one with the most steps is used
     if len(found) > len(ranks):
-        run.notes.append(f"{len(found)} processes trained; of each rank the one with most steps counts")
+        run.notes.append(f"{len(found)} processes trained; for each rank, the one with the most steps counts")
     if not ranks:
         return run
     first = ranks[min(ranks)]
@@ -113,9 +113,9 @@ def read(run: Run, folder: Path) -> Run:
     run.tokens = _tokens(list(ranks.values()), len(run.times))
     run.notes += first["notes"]
     if len(ranks) < first["world"]:
-        run.notes.append(f"{len(ranks)} of {first['world']} ranks were observed; tokens are theirs")
+        run.notes.append(f"{len(ranks)} of {first['world']} ranks were observed; only their tokens count")
     if run.stopped and run.status:
-        run.notes.append(f"after its last step it ended with exit status {run.status}")
+        run.notes.append(f"it ended with exit status {run.status} after its last step")
     return run
 
 

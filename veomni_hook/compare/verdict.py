@@ -71,7 +71,7 @@ def _of_time(without: Side, with_hook: Side, found: Times) -> tuple[str, str]:
     if math.isinf(found.uncertainty):
         return "unknown", f"Too few steps count to compare step times ({medians}; raise --steps)"
     if found.noise is None:
-        medians += "; with fewer than two runs of each kind, how much runs differ by themselves is unknown"
+        medians += "; with fewer than two runs of each kind, the noise between runs is unknown"
     off_by = abs(found.ratio - 1)
     if off_by > found.uncertainty:
         name = "faster" if found.ratio < 1 else "slower"
@@ -81,7 +81,7 @@ def _of_time(without: Side, with_hook: Side, found: Times) -> tuple[str, str]:
         return "noisy", f"The machine is too noisy to tell a difference in step time: {spread} ({medians})"
     if found.uncertainty > NOISY:
         spread = f"they vary too much within the runs (the ratio is known to {percent(found.uncertainty)})"
-        return "noisy", f"The step times do not tell a difference: {spread} ({medians})"
+        return "noisy", f"The step times show no clear difference: {spread} ({medians})"
     known = f"to within {percent(found.uncertainty)}"
     return "same", f"With the hook a step takes the same time {known} ({medians})"
 
@@ -97,8 +97,8 @@ def _of_loss(between: LossDifference, own: LossDifference, limit: float) -> tupl
         if own.largest > LOW_TOLERANCE:
             return (
                 "own noise",
-                "the losses differ no more than those of two runs without the hook, which is much "
-                f"({percent(own.largest)}; a fixed seed in the script tells more)",
+                "the losses differ no more than those of two runs without the hook, but these differ a lot "
+                f"({percent(own.largest)}; a fixed seed in the script makes the comparison more precise)",
             )
         return "own noise", f"the losses agree within the script's own noise ({own.largest:.1e})"
     compared = "there is no second run without the hook to compare with"
@@ -117,7 +117,7 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
     for run in runs:
         found += [f"{run.label}: {note}" for note in run.notes]
         if run.ended_by_us:
-            found.append(f"{run.label}: it was ended from here, because {run.ended_by_us}")
+            found.append(f"{run.label}: `compare` stopped it, because {run.ended_by_us}")
         if run.failed:
             continue
         if not run.attached:
@@ -128,14 +128,14 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
         elif not run.times:
             found.append(
                 f"{run.label}: no optimizer step was seen (calls of backward: "
-                f"{run.facts.get('backwards', 0)}): nothing stepped that is a torch.optim.Optimizer, or "
-                "its step was compiled or captured"
+                f"{run.facts.get('backwards', 0)}): no torch.optim.Optimizer made a step, or its step "
+                "was compiled or captured"
             )
         elif len(run.times) < steps:
             found.append(f"{run.label}: the script ended after {len(run.times)} of {steps} steps")
     seen = [run for run in runs if run.times]
     if seen and not any(loss is not None for run in seen for loss in run.losses):
-        found.append("losses are unknown: backward was called on no scalar")
+        found.append("losses are unknown: backward was not called on a scalar")
     if seen and all(count is None for run in seen for count in run.tokens[1:]):
         found.append(
             "tokens are unknown: no transformers model was called with input_ids, inputs_embeds or labels"
@@ -144,8 +144,8 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
     if hooked and not any(run.facts.get("kernels") for run in hooked):
         gone = any(run.facts.get("model_called") and not run.facts.get("models") for run in hooked)
         found.append(
-            "which kernels ran is unknown: the script came to its own end, and its model was gone by then; "
-            "ask for fewer --steps"
+            "which kernels ran is unknown: the script ended by itself, and its model was gone by then; "
+            "use fewer --steps"
             if gone
             else "the hook patched nothing that the script trains: no transformers model with kernel slots "
             "was called"

@@ -250,7 +250,7 @@ def _choose_plugins(settings: Settings) -> None:
     plugins.choose(settings.plugins, strict=settings.strict)
     for name in plugins.unknown_names(settings.plugins):
         what = (
-            f"the setting `plugins` names {name}, and no installed distribution or entry point is called so"
+            f"the setting `plugins` names {name}, but no installed distribution or entry point has that name"
         )
         if settings.strict:
             from veomni_hook.errors import SettingsError
