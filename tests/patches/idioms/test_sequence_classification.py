@@ -140,7 +140,7 @@ def test_a_score_that_looks_at_other_positions_gets_all():
         model.score = nn.Sequential(Centred(), model.score)
     routed.load_state_dict(upstream.state_dict())
     assert_equal_steps(upstream, routed)
-    assert "Centred, which may look at other positions" in slot.outcome(routed).reason
+    assert "Centred, which may read more than one position" in slot.outcome(routed).reason
 
 
 class Lora(nn.Module):
