@@ -283,9 +283,9 @@ def _other(layer: Any) -> None:
     [
         (_hook, "has hooks"),
         (_gradient_hook, "has hooks"),
-        (_forward, "a forward of its own"),
-        (_subclass, "Sharded, which was not recognised"),
-        (_other, "Linear, which was not recognised"),
+        (_forward, "has its own forward"),
+        (_subclass, "Sharded, not the recognised class"),
+        (_other, "Linear, not the recognised class"),
     ],
 )
 def test_a_norm_whose_call_matters_is_called(change, reason):
@@ -301,4 +301,4 @@ def test_a_class_whose_forward_was_replaced_is_called():
 
         type(layer.norm).forward = forward
 
-    assert "Norm.forward, whose call a kernel would skip" in compared(text, "eager", change)
+    assert "Norm.forward, which a kernel would not call" in compared(text, "eager", change)

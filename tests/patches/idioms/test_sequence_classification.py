@@ -140,7 +140,7 @@ def test_a_score_that_looks_at_other_positions_gets_all():
         model.score = nn.Sequential(Centred(), model.score)
     routed.load_state_dict(upstream.state_dict())
     assert_equal_steps(upstream, routed)
-    assert "Centred, which may look at other positions" in slot.outcome(routed).reason
+    assert "Centred, which may read more than one position" in slot.outcome(routed).reason
 
 
 class Lora(nn.Module):
@@ -188,8 +188,8 @@ def no_module(model):
     [
         (hooked, "hook"),
         (inner_hook, "backward hooks"),
-        (other_loss, "loss_function of its own"),
-        (no_module, "no module"),
+        (other_loss, "own loss_function"),
+        (no_module, "not a module"),
     ],
 )
 def test_all_positions_are_scored_for_who_may_look_at_them(change, reason):
