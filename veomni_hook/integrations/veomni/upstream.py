@@ -63,6 +63,7 @@ def gather(legacy_ops: tuple[str, ...]) -> Veomni:
     Raises:
         KernelError: VeOmni cannot be imported, or one of the parts is not there or has another form.
     """
+    _imported("veomni")
     # Importing the ops registers VeOmni's own kernels.
     _imported("veomni.ops")
     home, older = "veomni.ops.kernel_registry", "veomni.ops.config.registry"
