@@ -15,8 +15,7 @@ from veomni.arguments.arguments_types import OpsImplementationConfig
 from veomni.models.auto import _bind_veomni_ops, build_foundation_model
 from veomni.ops import apply_ops_config
 
-from tests.integrations.test_veomni_registry import places
-from tests.integrations.veomni_cases import far
+from tests.integrations.veomni_cases import far, places
 from veomni_hook.integrations.veomni import register
 
 SMALL = {

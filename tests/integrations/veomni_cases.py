@@ -10,9 +10,17 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import nn
 
+# Kernels of a GPU add up in another order than its libraries.
+TOLERANCES = {torch.float32: 1e-4 if torch.cuda.is_available() else 2e-5, torch.bfloat16: 2e-2}
+PLACES = [("veomni_hook_torch", "cpu")]
+if torch.cuda.is_available():
+    PLACES += [("veomni_hook_torch", "cuda"), ("veomni_hook_triton", "cuda")]
+places = pytest.mark.parametrize(("name", "device"), PLACES)
+dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 HIDDEN, INNER, EXPERTS, TOP_K, TOKENS = 32, 24, 4, 2, 21
 
 
