@@ -106,7 +106,8 @@ def test_the_loss_of_sequences(name, device) -> None:
     slot.bind(name)
     found = of_loss(slot, device, torch.float32, num_labels=WEIGHT[0])
     assert (
-        far(found, of_loss(ForSequenceClassificationLoss, device, torch.float32, num_labels=WEIGHT[0])) < TOLERANCES[torch.float32]
+        far(found, of_loss(ForSequenceClassificationLoss, device, torch.float32, num_labels=WEIGHT[0]))
+        < TOLERANCES[torch.float32]
     )
 
 
@@ -139,3 +140,18 @@ def test_a_loss_of_logits_alone_is_an_error() -> None:
             slot(logits=torch.randn(1, 4, 5), labels=labels, vocab_size=5, **options)
     with pytest.raises(KernelError, match="need labels"):
         slot(hidden_states=torch.randn(1, 4, 5), weights=torch.randn(5, 5), return_log_probs=True)
+
+
+@places
+def test_under_sequence_parallelism_labels_are_shifted_already(name, device, monkeypatch) -> None:
+    from veomni.distributed import parallel_state
+
+    slot = OpSlot("cross_entropy_loss", "causal")
+    slot.bind(name)
+    shifted = of_loss(slot, device, torch.float32, return_log_probs=True)
+    monkeypatch.setattr(parallel_state, "_PARALLEL_STATE", parallel_state.ParallelState())
+    monkeypatch.setattr(parallel_state.ParallelState, "sp_enabled", True)
+    found, expected = (
+        of_loss(each, device, torch.float32, return_log_probs=True) for each in (slot, ForCausalLMLoss)
+    )
+    assert far(found, expected) < TOLERANCES[torch.float32] < far(found, shifted)
