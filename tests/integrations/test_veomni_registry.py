@@ -309,12 +309,14 @@ def test_an_unweighted_norm_has_no_weight() -> None:
 
 @places
 def test_bound_slots_compile_into_one_graph(name, device) -> None:
+    # On a GPU, torch has no grouped products in float32.
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
     for make in CASES:
-        case = make(device, torch.float32)
+        case = make(device, dtype)
         case.slot.bind(name)
         torch._dynamo.reset()
         compiled = torch.compile(case.function, fullgraph=True, backend="aot_eager")
         try:
-            assert far(results(case._replace(function=compiled)), results(case)) < TOLERANCES[torch.float32]
+            assert far(results(case._replace(function=compiled)), results(case)) < TOLERANCES[dtype]
         finally:
             case.slot.bind("eager")
