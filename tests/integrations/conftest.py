@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.ascend.fixtures import called, operators  # noqa: F401 - fixtures
+
 
 @pytest.fixture(autouse=True)
 def nothing_refused(caplog: pytest.LogCaptureFixture):

@@ -320,3 +320,22 @@ def test_bound_slots_compile_into_one_graph(name, device) -> None:
             assert far(results(case._replace(function=compiled)), results(case)) < TOLERANCES[dtype]
         finally:
             case.slot.bind("eager")
+
+
+@pytest.fixture
+def any_hardware(monkeypatch):
+    """VeOmni, and our own requirement, take a CPU for a GPU or an Ascend device."""
+    monkeypatch.setattr(kernel_registry.HardwareRequirement, "is_satisfied", lambda self: True)
+    monkeypatch.setattr("veomni_hook.integrations.veomni.backend.unmet", lambda kernel: None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="compiled and run on the GPU by the tests above")
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_triton_kernels_take_these_calls_in_their_interpreter(make, any_hardware) -> None:
+    compared(make("cpu", torch.float32), "veomni_hook_triton", torch.float32)
+
+
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_kernels_for_ascend_take_these_calls_with_the_double_of_torch_npu(make, any_hardware, called) -> None:
+    compared(make("cpu", torch.float32), "veomni_hook_npu", torch.float32)
+    assert called or make is unweighted_rms_norm  # for which torch_npu has no operator
