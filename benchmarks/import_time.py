@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--cache", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # Workers activate where transformers is imported already: what a module imports must stay loaded.
-    warnings.filterwarnings("ignore", "imported before the hook could patch it")
+    warnings.filterwarnings("ignore", "imported too early to be patched")
     if options.worker is None:
         families = [row for family in MODULES for row in module_rows(family, options.rounds)]
         finish("import_time", [install_row(), *families, *find_spec_rows()])

@@ -1,4 +1,4 @@
-"""The table of ops, variants and kernels in docs/kernels.md: `python -m scripts.kernels` writes it anew."""
+"""The table of ops, variants and kernels in docs/kernels.md: written by `python -m scripts.kernels`."""
 
 from __future__ import annotations
 

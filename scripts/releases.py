@@ -1,10 +1,10 @@
-"""The idioms over many transformers releases: `python -m scripts.releases [RELEASE...]`, or `make releases`.
+"""Checks idioms on many transformers releases: `python -m scripts.releases [RELEASE...]`, or `make releases`.
 
-Downloads each release's wheel, unpacks it, does what `veomni-hook coverage --source` does (nothing is
-installed or imported), writes the tables to docs/releases.md, and fails where a share is below the promise.
+Downloads and unpacks each release's wheel, does the same as `veomni-hook coverage --source` (nothing is
+installed or imported), writes the tables to docs/releases.md, and fails if a share is below its limit.
 
-The second table answers what a release costs that nobody has looked at: the newer releases with only those
-formulas that releases up to `FROZEN` contain.
+The second table shows the coverage of a release on its first day: newer releases with only the formulas that
+releases up to `FROZEN` contain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLE = ROOT / "docs" / "releases.md"
 WHEELS = ROOT / "build" / "wheels"
 
 RELEASES = ("5.2.0", "5.5.4", "5.9.0", "5.12.1", "5.14.1", "5.17.0", "5.20.2", "5.22.2", "5.23.0")
-#: Shares in per cent that the newest release has to reach.
+#: The minimum share, in percent, for the newest release.
 REQUIRED = {
     "rms_norm": 98.0,
     "rotary": 94.0,
@@ -36,10 +36,10 @@ REQUIRED = {
     "moe_experts": 90.0,
     "linear_cross_entropy/causal_lm": 92.0,
 }
-#: By how many points any other release may be below them.
+#: How many points below that any other release may be.
 SLACK = 3.0
 
-#: The last release whose formulas the second table knows, and by how many points newer ones may be below it.
+#: The last release whose formulas the second table uses, and how many points below it newer ones may be.
 FROZEN = "5.17.0"
 LOSS = {
     "rms_norm": 2.0,
@@ -53,11 +53,11 @@ Totals = Mapping[str, Total]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run over the releases named, or all; return 1 where a share is too low."""
+    """Check the named releases, or all; return 1 if a share is too low."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("releases", nargs="*", default=RELEASES, metavar="RELEASE")
     parser.add_argument(
-        "--wheels", type=Path, default=WHEELS, help="where wheels are kept (default: %(default)s)"
+        "--wheels", type=Path, default=WHEELS, help="the folder for wheels (default: %(default)s)"
     )
     chosen = parser.parse_args(arguments)
     rows: dict[str, list[Row]] = {}
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def wheel(release: str, folder: Path) -> Path:
-    """Return the wheel of a release, downloaded unless it is there."""
+    """Return the wheel of a release; download it if it is missing."""
     path = folder / f"transformers-{release}-py3-none-any.whl"
     if not path.exists():
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
@@ -88,7 +88,7 @@ def wheel(release: str, folder: Path) -> Path:
 
 
 def judged(path: Path) -> list[Row]:
-    """Return every site of the package in a wheel."""
+    """Return the rows of all candidates in a wheel's package."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
         rows = examined((), folder, None)
@@ -104,7 +104,7 @@ def by_op(rows: Sequence[Row]) -> Totals:
 
 
 def frozen(rows: Mapping[str, Sequence[Row]]) -> dict[str, Totals]:
-    """Return the totals of releases after `FROZEN` without the formulas that only they contain."""
+    """Return the totals of releases after `FROZEN`, where formulas new in them count as missed."""
     releases = list(rows)
     newer = releases[releases.index(FROZEN) + 1 :]
     known = {
@@ -124,10 +124,10 @@ def frozen(rows: Mapping[str, Sequence[Row]]) -> dict[str, Totals]:
 
 
 def losses(base: Totals, unseen: Mapping[str, Totals]) -> list[str]:
-    """Return, in words, where a newer release is further below `FROZEN` than may be."""
+    """Return messages about newer releases that are too far below `FROZEN`."""
     return [
-        f"{op} in {release} with the formulas of {FROZEN}: {held[op].share:.1f} %, "
-        f"{base[op].share:.1f} % there"
+        f"{op} in {release} with only the formulas up to {FROZEN}: {held[op].share:.1f} %, "
+        f"{base[op].share:.1f} % in {FROZEN}"
         for release, held in unseen.items()
         for op, allowed in LOSS.items()
         if held[op].share < base[op].share - allowed
@@ -135,14 +135,14 @@ def losses(base: Totals, unseen: Mapping[str, Totals]) -> list[str]:
 
 
 def shortfalls(found: Mapping[str, Totals], *, newest: str) -> list[str]:
-    """Return what is below the promise, in words."""
+    """Return messages about shares below their limit."""
     short = []
     for release, held in found.items():
         for op, required in REQUIRED.items():
             wanted = required if release == newest else required - SLACK
             share = held[op].share if op in held else 0.0
             if share < wanted:
-                short.append(f"{op} in {release}: {share:.1f} %, promised are {wanted:g} %")
+                short.append(f"{op} in {release}: {share:.1f} %, but {wanted:g} % are required")
     return short
 
 
@@ -161,19 +161,19 @@ def document(lines: Sequence[str], unseen: Sequence[str]) -> str:
     head = (
         "# Coverage by release",
         "",
-        f"Written by `make releases` on {today}: candidates that are recognised and have a kernel slot,",
-        "in per cent, with their numbers. What counts as a candidate: [coverage.md](coverage.md). Formulas",
-        "that no machine has a kernel for are among them; `veomni-hook coverage` counts these apart",
+        f"`make releases` wrote this page on {today}. Each cell has the percentage of candidates that are",
+        "recognised and have a kernel slot, and the numbers. [coverage.md](coverage.md) defines candidates.",
+        "Formulas without a kernel on any machine are included; `veomni-hook coverage` counts them apart",
         "(`no_kernel`).",
         "",
     )
     middle = (
         "",
-        "## What a new release costs",
+        "## Coverage on the first day of a release",
         "",
-        f"The same idioms, with only those formulas that releases up to {FROZEN} contain: about what a user",
-        "of the newer releases would have had on their first day. Formulas are told by variant; how code is",
-        "brought into canonical form is today's, so this is a simulation and no blind run.",
+        f"The same idioms, with only the formulas that releases up to {FROZEN} contain: roughly what users",
+        "of the newer releases would have had on the first day. Formulas are distinguished by variant, and",
+        "code is normalised by today's rules, so this is a simulation.",
         "",
     )
     return "\n".join([*head, *lines, *middle, *unseen]) + "\n"

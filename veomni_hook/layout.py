@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import NamedTuple
 
-__all__ = ["NARROW", "Line", "counted", "fields", "paragraphs", "table"]
+__all__ = ["NARROW", "Line", "counted", "fields", "paragraphs", "shortened", "table"]
 
 #: Below this many columns a table that does not fit becomes blocks, unless it has only two columns.
 NARROW = 100
@@ -34,6 +34,12 @@ class Line(NamedTuple):
 def counted(count: int, one: str, many: str = "") -> str:
     """Return a count with its noun: ``1 module``, ``2 modules``; ``many`` is the plural if irregular."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def shortened(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and how many more there are: ``llama, qwen2, qwen3 and 2 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def table(

@@ -150,6 +150,8 @@ veomni_hook.adopt(wrapped)
 step(wrapped)
 facts["wrapped"] = ran(veomni_hook.explain(wrapped))
 
+facts["status"] = {name: outcome.state for name, outcome in handle.status().modules.items()}
+
 # What stands in the way of single modules.
 odd = make()
 layer = odd.model.layers[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_other_models_and_the_module_stay_as_they_were(facts):
 def test_hooks_fire_and_keep_fused_kernels_away(facts):
     assert facts["hooked"]["seen"] == ["norm"]
     assert facts["hooked"]["difference"] < CLOSE
-    assert "the norm has hooks, which a fusion would skip" in facts["hooked"]["reasons"]
+    assert "the norm has hooks, which a fused kernel would skip" in facts["hooked"]["reasons"]
 
 
 def test_copies_are_adopted_and_pickles_are_upstreams(facts):
@@ -126,7 +127,7 @@ def test_subclasses_and_wrapped_models_are_adopted(facts):
 
 def test_what_others_changed_is_left_with_a_reason(facts):
     (mlp, norm), replaced = facts["odd"]["refused"], facts["replaced"]
-    assert mlp[:2] == ["Qwen3MLP", "model.layers.0.mlp"] and "forward of its own" in mlp[2]
+    assert mlp[:2] == ["Qwen3MLP", "model.layers.0.mlp"] and "has its own forward" in mlp[2]
     assert norm[0] == "ParametrizedQwen3RMSNorm" and "torch.nn.utils.parametrize" in norm[2]
     assert facts["odd"]["adopted"] == 14 and facts["odd"]["difference"] < CLOSE
     assert replaced["refused"] == {"Qwen3Attention": "Qwen3Attention.forward was replaced by __main__.others"}
@@ -150,11 +151,24 @@ def test_a_model_that_was_patched_on_import_has_nothing_to_adopt(facts):
 
 
 def test_errors_say_what_to_do(facts):
-    assert facts["switched off"] == "Qwen3ForCausalLM: left alone, the hook is off (VEOMNI_HOOK=0)"
+    assert facts["switched off"] == "Qwen3ForCausalLM: not patched, the hook is off (VEOMNI_HOOK=0)"
     assert "while the hook is off" in facts["off"] and "veomni_hook.install" in facts["off"]
     assert "no class in it is from a modeling file" in facts["nothing"]
     assert "a str has no modules" in facts["no module"]
-    assert len(facts["late"]) == 1
+    (late,) = facts["late"]
+    assert re.match(
+        r"imported too early to be patched: \w+, \w+, \w+ and \d+ more\. They stay unpatched; "
+        r"`handle\.status\(\)` lists all modules\. Fix: ",
+        late,
+    ), late
+    assert "modeling_" not in late
+
+
+def test_the_status_says_which_modules_have_adopted_models(facts):
+    reason = "not patched: imported before the hook was active"
+    adopted = f"{reason}; veomni_hook.adopt has patched models of it"
+    assert facts["status"]["transformers.models.qwen3.modeling_qwen3"] == adopted
+    assert facts["status"]["transformers.models.auto.modeling_auto"] == reason
 
 
 def test_undo_gives_the_classes_back_and_deactivation_does_not(facts):

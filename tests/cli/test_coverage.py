@@ -117,7 +117,7 @@ class TestWithoutAKernel:
         registry.add(Kernel("scaling", "times", "large", "nowhere:large", automatic=False))
         rows = json.loads(coverage("--json", "good").stdout)
         assert [(row["status"], row["reason"]) for row in rows] == [
-            ("routed", "auto picks none of its kernels; by name: torch, large")
+            ("routed", "auto uses none of its kernels; choose one by name: torch, large")
         ]
 
 

@@ -107,7 +107,7 @@ def test_the_verdict_is_the_exit_status(monkeypatch, tmp_path, capfd, found, sta
     else:
         assert ("NOT EQUAL" in out) is (max(found["training"]["differences"]) > 1e-4)
         assert ("NOTHING: because" in out) is (not found["training"]["patched_sources"])
-        assert ("The hook did not do what it promises in: training" in flat(out)) is (status == 1)
+        assert ("The hook failed in: training" in flat(out)) is (status == 1)
         assert "1,200 MiB without, 300 MiB with the hook: 0.25 of the memory" in flat(out)
         assert "+92.0 ms" in out and "+1.0 ms" in out
         assert "Qwen3RMSNorm x3" in out

@@ -47,4 +47,4 @@ def test_no_cache_on_the_disk(tiny: Command, tmp_path: Path) -> None:
     assert (found.json["mode"], found.json["root"], found.err) == ("memory", "", "")
     assert tiny("doctor", "--fast", "--json", **variables).json["cache"]["mode"] == "memory"
     done = tiny("cache", "verify", **variables)
-    assert done.status == 1 and "the settings ask for none on the disk" in done.err
+    assert done.status == 1 and "the settings do not use a cache on disk" in done.err

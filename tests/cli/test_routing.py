@@ -102,7 +102,7 @@ def test_an_op_without_a_kernel_there_says_why(kernels: Kernels) -> None:
     ]
     assert backend == "eager"
     assert reason.startswith("no kernel can run here: triton needs a device of type cuda, found cpu")
-    assert reason.endswith("; rms_norm and rotary ask for themselves")
+    assert reason.endswith("; rms_norm and rotary ask for kernels separately")
 
 
 def test_the_choice_of_the_settings_decides(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from veomni_hook.cli import run as run_module
 from veomni_hook.cli.interpreter import interpreter_flags
-from veomni_hook.cli.run import separated
 from veomni_hook.cli.usage import UsageError
 
 from .conftest import Command
@@ -26,24 +25,6 @@ print(json.dumps({
     "torch": "torch" in sys.modules, "cli": "veomni_hook.cli" in sys.modules,
 }))
 """
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (["s.py", "--help"], ["--", "s.py", "--help"]),
-        (["-m", "mod", "-m", "--help"], ["-m", "mod", "--", "-m", "--help"]),
-        (["-mmod", "x"], ["-mmod", "--", "x"]),
-        (["--module=mod", "-h"], ["--module=mod", "--", "-h"]),
-        (["--module", "mod", "-h"], ["--module", "mod", "--", "-h"]),
-        (["--", "-odd.py", "--", "x"], ["--", "-odd.py", "--", "x"]),
-        (["--help"], ["--help"]),
-        (["-m"], ["-m", "--"]),
-        ([], []),
-    ],
-)
-def test_the_rest_belongs_to_the_script(given: list[str], expected: list[str]) -> None:
-    assert separated(given) == expected
 
 
 def test_a_script_runs_as_python_runs_it(veomni: Command, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_script_is_run_by_turns_and_stopped(tmp_path: Path) -> None:
     assert "without the hook, run 1: 3 steps" in done.stderr
     assert any("tokens are unknown" in note for note in report["notes"])
     assert any("patched nothing" in note for note in report["notes"])
-    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_a_failure_with_the_hook_alone_is_reported(tmp_path: Path) -> None:

@@ -90,13 +90,16 @@ def test_status_tells_what_became_of_each_module(python: Python) -> None:
 
 
 def test_modules_imported_too_early_are_named_with_the_remedy(python: Python) -> None:
-    code = f"import {TINY}\nfrom veomni_hook import register, PatchConfig\nregister(PatchConfig({TINY!r}))\nprint('on')"
+    code = (
+        f"import logging\nlogging.basicConfig(level='INFO')\nimport {TINY}\n"
+        f"from veomni_hook import register, PatchConfig\nregister(PatchConfig({TINY!r}))\nprint('on')"
+    )
     ran = python(code)
     assert ran.out.strip() == "on"
     for part in (
-        "AlreadyImportedWarning",
-        TINY,
-        "modeling_tiny.py",
+        "AlreadyImportedWarning: imported too early to be patched: tiny. They stay unpatched. Fix:",
+        f"INFO:veomni_hook:imported too early to be patched: {TINY} (",
+        "modeling_tiny.py)",
         "above the first import of transformers",
     ):
         assert part in ran.err
@@ -105,12 +108,17 @@ def test_modules_imported_too_early_are_named_with_the_remedy(python: Python) ->
     assert "AlreadyImportedError" in strict.err
 
 
+def test_the_log_counts_the_patches(python: Python) -> None:
+    ran = python(f"import logging\nlogging.basicConfig(level='INFO')\nimport veomni_hook.install, {TINY}")
+    assert f"INFO:veomni_hook:patched {TINY} (1 patch)" in ran.err.splitlines()
+
+
 def test_early_import_is_noticed_when_a_named_config_covers_it(python: Python) -> None:
     ran = python(
         f"import {TINY}\nimport veomni_hook.install, transformers.models.pair_a.modeling_pair_a as a\nprint(a.which())"
     )
     assert ran.out.strip() == "patched a"
-    assert f"imported before the hook could patch it: {TINY}" in ran.err
+    assert "imported too early to be patched: tiny." in ran.err
 
 
 def test_early_import_of_an_unpatched_target_is_no_ones_business(python: Python) -> None:

@@ -137,7 +137,7 @@ def test_a_child_of_run_inherits_it(installed: Run, tmp_path: Path) -> None:
 def test_a_name_that_nothing_has_is_said(installed: Run) -> None:
     ran = installed(f"{HOOK}{SHOW}", GOOD, VEOMNI_PLUGINS="god.dist,Good.Dist")
     assert ran.out == "103\n"
-    assert ran.err.count("names god-dist, and no installed distribution") == 1
+    assert ran.err.count("names god-dist, but no installed distribution") == 1
     strict = installed(f"{HOOK}{SHOW}", GOOD, VEOMNI_PLUGINS="god.dist", VEOMNI_STRICT="1")
     assert strict.code == 1 and "SettingsError" in strict.err
 

@@ -52,7 +52,7 @@ config.add_post_import_block("X = 1")
 print(json.dumps(show(prepare({TINY!r}, current_settings(), configs=[config]))))
 """
     )
-    assert ran.result == ["memory", None, True, "the configs were given, so the cache was not asked", False]
+    assert ran.result == ["memory", None, True, "the cache is not used if configs are given", False]
 
 
 def test_a_module_that_nothing_patches(python: Python) -> None:

@@ -17,7 +17,7 @@ FULL = """
 import errno, os
 def full(*arguments): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 """
-TEMPORARY = "are kept in a temporary folder until this process ends, and patched anew at each start"
+TEMPORARY = "are kept in a temporary folder until this process ends, and every start patches them again"
 MEMORY = "are patched in memory at each start"
 
 

@@ -40,7 +40,7 @@ def test_one_warning_in_a_run_names_the_nearest(python: Python) -> None:
     assert ran.out.strip() == "103", ran.err
     said = [line for line in ran.err.splitlines() if "Warning: " in line]
     assert len(said) == 1, ran.err
-    assert "VEOMNI_KERNEL is none of veomni-hook's" in said[0] and "set VEOMNI_KERNELS" in said[0]
+    assert "VEOMNI_KERNEL is not a variable of veomni-hook" in said[0] and "set VEOMNI_KERNELS" in said[0]
 
 
 def test_under_strict_it_is_an_error(python: Python) -> None:

@@ -106,7 +106,7 @@ class TestChoice:
         run, _ = compiled(kind())
         with caplog.at_level(logging.WARNING, "veomni_hook.kernels"):
             assert torch.equal(run(X), X)
-        assert "upstream code instead of opaque under torch.compile: not traceable" in caplog.text
+        assert "upstream's code runs under torch.compile, because opaque is not traceable" in caplog.text
 
     def test_a_kernel_that_cannot_run_is_an_error(self, kind):
         set_choice("toy=elsewhere")
@@ -160,3 +160,18 @@ def test_auto_takes_what_beats_inductor(toy):
     registry.add(Kernel(**toy, backend="best", traceable=True, beats_inductor=True))
     run, _ = compiled(Guarded())
     assert torch.equal(run(X), X * 3)
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_replaced_definition_is_the_reason_why_no_kernel_was_asked():
+    set_choice("toy=quick")
+    model = Guarded()
+    # Outside the frame of a module, what a kernel skips counts as replaced.
+    model.slot = Slot("toy", "scaled", __name__, skips={"Guarded.forward": ["Guarded.scale"]})
+    run, _ = compiled(model)
+    assert torch.equal(run(X), X)
+    told = model.slot.traced(model, compiled=True)
+    assert told == (
+        "eager",
+        "left to Inductor: a function or method that a kernel would not call was replaced",
+    )

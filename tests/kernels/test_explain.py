@@ -226,7 +226,7 @@ class TestVariantsWithoutAKernel:
         set_choice("auto")
         slot = Slot("qk_norm_rotary", "cast_before_weight_half_split_partial", __name__)
         reason = slot.outcome(Routed()).reason
-        assert reason.startswith("auto picks none of its kernels; by name: triton")
+        assert reason.startswith("auto uses none of its kernels; choose one by name: triton")
 
 
 class TestPrinting:

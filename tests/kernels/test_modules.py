@@ -27,7 +27,7 @@ def test_hooks(kind):
 def test_hooks_of_all_modules(kind):
     handle = getattr(module_globals, f"register_module_{kind}_hook")(lambda *_: None)
     try:
-        assert call_is_seen(nn.SiLU()) == "is observed by a global hook"
+        assert call_is_seen(nn.SiLU()) == "is subject to a global hook"
     finally:
         handle.remove()
     assert call_is_seen(nn.SiLU()) is None
@@ -36,10 +36,10 @@ def test_hooks_of_all_modules(kind):
 def test_another_forward():
     module = nn.SiLU()
     module.forward = nn.ReLU().forward
-    assert call_is_seen(module) == "has a forward of its own"
+    assert call_is_seen(module) == "has its own forward"
 
 
 def test_compiled():
     module = nn.SiLU()
     module.compile()
-    assert call_is_seen(module) == "is compiled by itself"
+    assert call_is_seen(module) == "is compiled separately"

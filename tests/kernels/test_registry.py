@@ -183,7 +183,7 @@ class TestEntryPoints:
         [
             ("theirs:WRONG", "is not a veomni_hook.Kernel"),
             ("nowhere:ONE", "cannot be loaded: ModuleNotFoundError"),
-            ("theirs:TWICE", "has a 'theirs' kernel already"),
+            ("theirs:TWICE", "already has a 'theirs' kernel"),
             ("theirs:ODD", "TypeError: unhashable"),
             ("exits", "cannot be loaded: SystemExit: 3"),
             ("theirs:", "cannot be loaded"),

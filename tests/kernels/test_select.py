@@ -93,7 +93,7 @@ def test_a_preset_leaves_the_ops_that_it_has_no_kernels_for(known):
     assert selection.kernel is None
     upstream = selection.decisions[-1]
     assert upstream.accepted
-    assert upstream.reason == "tensor_cores is chosen, which has no kernels for rotary"
+    assert upstream.reason == "tensor_cores is chosen and has no kernels for rotary"
 
 
 @pytest.mark.parametrize("choice", ["tensor_cores", "rms_norm=tensor_cores"])

@@ -1,4 +1,4 @@
-"""Configs written as files, as users write them, and upstream modules that are text only."""
+"""Fixtures: configs written to files, as users write them, and upstream modules given as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
-    """Write code to a file and import it; `config` is there unless the code makes its own."""
+    """Write code to a file and import it; it has a `config` unless the code creates its own."""
     names: list[str] = []
 
     def imported(code: str, *, head: str = HEAD) -> ModuleType:
@@ -49,7 +49,7 @@ def load(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
 
 @pytest.fixture
 def patched(load: Callable[..., ModuleType]) -> Callable[..., PatchedSource]:
-    """Patch upstream text by the code of a config, or by configs."""
+    """Patch upstream text with the code of a config, or with configs."""
 
     def patch(
         upstream: str, *configs: str | PatchConfig, device: str = "gpu", idioms: bool = False
@@ -62,7 +62,7 @@ def patched(load: Callable[..., ModuleType]) -> Callable[..., PatchedSource]:
 
 @pytest.fixture
 def idioms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Put idioms, each given by its `find`, in the place of the package's own."""
+    """Replace the package's idioms by others, each given by its `find`."""
 
     def put(*finders: Callable[[ModuleView], Iterable[Site]]) -> None:
         found = tuple(SimpleNamespace(__name__=f"idiom_{find.__name__}", find=find) for find in finders)
@@ -73,7 +73,7 @@ def idioms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def run() -> Callable[[PatchedSource], dict[str, Any]]:
-    """Execute a patched module, in both forms; returns the namespace of the one with markers."""
+    """Execute a patched module with and without markers; return the namespace of the one with markers."""
 
     def execute(result: PatchedSource) -> dict[str, Any]:
         namespaces = []
@@ -88,7 +88,7 @@ def run() -> Callable[[PatchedSource], dict[str, Any]]:
 
 @pytest.fixture
 def patchgen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The double of the patchgen package, importable as `patchgen_double`."""
+    """The mock of the patchgen package, importable as `patchgen_double`."""
     monkeypatch.syspath_prepend(str(DATA))
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "patchgen_double"]:

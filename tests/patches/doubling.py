@@ -1,4 +1,4 @@
-"""Two idioms for tests: `double` guards forwards that double, `turn` takes over calls of `turn`."""
+"""Two idioms for tests: `double` guards forwards that multiply by 2, `turn` replaces calls of `turn`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Plain(object):
 
 
 def double(view: ModuleView) -> Iterator[Site]:
-    """Forwards that return a product; those of anything but 2 are missed."""
+    """Forwards that return a product; products with anything but 2 are missed."""
     for owner, forward in view.forwards():
         last = forward.body[-1]
         if not (isinstance(last, ast.Return) and isinstance(last.value, ast.BinOp)):

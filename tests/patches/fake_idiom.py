@@ -1,4 +1,4 @@
-"""An idiom for tests: `forward` methods that name `scale`, told apart by their operators alone."""
+"""An idiom for tests: `forward` methods that name `scale`, distinguished only by their operators."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from veomni_hook.patches.routes.view import ModuleView
 
 OP = "scaling"
 CANDIDATES = "a forward that uses scale"
-SALT = ""  # another one stands for another release of this package
+SALT = ""  # another value simulates another release of this package
 VARIANTS = {"Mult": "times", "Add": "plus"}
 
 
 def find(view: ModuleView) -> Iterator[Site]:
-    """A site for each forward with `scale` in it: routed, unbound without `self`, missed where it divides."""
+    """A site for each forward with `scale`: routed, unbound without `self`, missed if it divides."""
     for owner, forward in view.forwards():
         text = view.text(forward)
         if "boom" in text:
@@ -47,7 +47,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def module() -> ModuleType:
-    """The idiom as a module, as the recogniser has them."""
+    """The idiom as a module, as the recogniser expects it."""
     found = ModuleType("veomni_hook.patches.idioms.scaling")
     found.OP, found.CANDIDATES, found.find = OP, CANDIDATES, find  # type: ignore[attr-defined]
     return found

@@ -134,7 +134,7 @@ def test_builtin_gives_way_to_users(load: Any, run: Any) -> None:
     user = load(override("user")).config
     result = patch_source(UPSTREAM, [spec, user], ORIGIN)
     assert run(result)["A"]().m(7) == "user"
-    assert "unused" not in result.text  # nothing of the spec is left, so its helpers are not either
+    assert "unused" not in result.text  # nothing of the spec remains, so neither do its helpers
     assert [(one.kind, one.target) for one in result.report.yielded] == [("guard", "A.m")]
     assert user.name in result.report.yielded[0].reason
 

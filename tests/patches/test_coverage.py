@@ -37,7 +37,7 @@ class CallWithoutSelf:
 
 @pytest.fixture
 def idioms(monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
-    """The idioms in force: the one for tests."""
+    """Replace the idioms by the one for tests."""
     found = [fake_idiom.module()]
     monkeypatch.setattr(recognise, "idioms", lambda: tuple(found))
     return found

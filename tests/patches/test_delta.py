@@ -1,4 +1,4 @@
-"""What patches change, class by class: for classes that exist already."""
+"""What patches change in each class, applied to classes that already exist."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_only_changed_members_are_made_again():
     }
     assert not any(each.refused for each in found.classes.values())
     layer = found.classes["Layer"].node
-    # Guards compare types, so they get the classes that modules have now.
+    # Guards compare types, so they get the current classes of modules.
     assert "slot.kernel(self, x, veomni_adopted_Norm, Untouched)" in ast.unparse(layer)
     assert [ast.unparse(each) for each in layer.decorator_list] == ["counted"]
     assert len(found.future) == 1

@@ -114,7 +114,7 @@ def test_report_tells_what_was_done_and_where(patched: Any) -> None:
     assert shown["f"].endswith("def f(q):\n    return {q}")
     assert shown["B.new"].endswith("    def new(self):\n        return 2")
     assert shown["json"].endswith("from json import *")
-    assert result.report.untouched == ()  # C is gone, the others are changed
+    assert result.report.untouched == ()  # C is removed, the others are changed
     assert [one.kind for one in result.report.applied] == [
         "method_override",
         "function_replacement",

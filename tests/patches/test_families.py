@@ -1,4 +1,4 @@
-"""What people read of the installed families: markers at their statements, lines within 120 columns."""
+"""The patched text of the installed families: markers at their statements, lines within 120 columns."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def misplaced(upstream: str, patched: PatchedSource) -> list[str]:
 
 
 def too_long(upstream: str, patched: PatchedSource) -> list[str]:
-    """Lines of ours that are too long.
+    """Inserted lines that are too long.
 
-    Upstream's own lines stay as they are, also where an ``else`` moves them to the right: the code is
-    theirs, to the byte behind its indentation, and a long one of theirs may get longer by that.
+    Upstream's own lines do not change except for their indentation, also inside the ``else`` of a guard, so a
+    long one may become longer.
     """
     known = {line.strip() for line in upstream.split("\n")}
     lines = [*header(patched.report, "0" * 16), *patched.text.split("\n")]
@@ -69,7 +69,7 @@ def too_long(upstream: str, patched: PatchedSource) -> list[str]:
 @pytest.mark.parametrize("families", [FAMILIES, pytest.param((), marks=pytest.mark.slow, id="all")])
 def test_dumps_are_fit_to_be_read(families: tuple[str, ...]) -> None:
     found = list(modules(families))
-    # beam came after 5.2.0.
+    # beam was added after 5.2.0.
     assert len(found) >= (len(families) - 1 if families else 350)
     markers = 0
     for module, path in found:

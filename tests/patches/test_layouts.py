@@ -1,4 +1,4 @@
-"""Sources that are laid out as no release of transformers is: tabs, form feeds, other line ends, odd encodings."""
+"""Layouts that no release of transformers has: tabs, form feeds, other line endings, unusual encodings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UPSTREAM = "def f(x):\n    return x\n\n\ndef g(x):\n    return x + 1\n"
 
 
 def _lines(source: str, change: Callable[[int, str], str]) -> str:
-    """The text with every line changed that holds code and is not inside a string."""
+    """The text with every line of code changed, except lines inside a string."""
     inside = string_lines(source)
     lines = enumerate(source.split("\n"), start=1)
     return "\n".join(
@@ -110,7 +110,7 @@ def test_a_form_feed_in_the_indentation_is_no_part_of_it() -> None:
 
 
 class TestWhatAnIdiomsEditRaises:
-    """It is an `IdiomError`, whatever it is, unless the configs alone raise it, too."""
+    """Any error becomes an `IdiomError`, unless the configs alone raise it, too."""
 
     origin = Origin("pkg.upstream", "upstream.py", "pkg", "1")
 

@@ -1,4 +1,4 @@
-"""Where something is declared: the decorator's own line, the call's, or that of the function."""
+"""Where something is declared: the line of the decorator, of the call, or of the function."""
 
 from __future__ import annotations
 

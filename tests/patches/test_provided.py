@@ -1,4 +1,4 @@
-"""A patch's code that uses a name which nothing provides: an error when it is patched, with what to write."""
+"""Code of a patch that uses an undefined name: an error at patch time, with a suggestion."""
 
 from __future__ import annotations
 

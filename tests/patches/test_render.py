@@ -54,7 +54,7 @@ IMPORTS = [
     ),
     ("try: from .a import x\nexcept E: pass", "try: from pkg.models.fam.a import x\nexcept E: pass"),
     ("class A:\n    from .a import x", "class A:\n    from pkg.models.fam.a import x"),
-    # what is no relative import stays
+    # other imports stay
     ("from a import x\nimport a.b", "from a import x\nimport a.b"),
     ("s = 'from . import x'  # from . import y", "s = 'from . import x'  # from . import y"),
     ("def f():\n    '''\n    from .a import x\n    '''", "def f():\n    '''\n    from .a import x\n    '''"),
@@ -66,7 +66,7 @@ IMPORTS = [
 def test_relative_imports_become_absolute(text: str, dumped: str, newline: str) -> None:
     text, dumped = (newline.join(form.split("\n")) for form in (text, dumped))
     result = dump_text(text, MODULE)
-    # A joined line may keep its blanks anywhere; the tree and the lines are what counts.
+    # Blanks in a joined line may differ; only the tree and the lines count.
     assert re.sub(r"\\(\r?\n) +", r"\\\1 ", result) == re.sub(r"\\(\r?\n) +", r"\\\1 ", dumped)
     assert ast.dump(ast.parse(result)) == ast.dump(ast.parse(dumped))
     assert len(result.splitlines()) == len(text.splitlines())
@@ -150,7 +150,7 @@ def test_the_header_is_comments_only_and_leaves_the_rest_out_if_there_is_none() 
     lines = header(PatchReport(MODULE, "1"), "x")
     assert all(line.startswith("#") and line == line.rstrip() and line.isprintable() for line in lines)
     assert not any("gave way" in line for line in lines)
-    # Nothing in the first two lines may pass for an encoding declaration (PEP 263).
+    # Nothing in the first two lines may look like an encoding declaration (PEP 263).
     assert not any(re.match(r"^[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)", line) for line in lines[:2])
 
 
@@ -303,7 +303,7 @@ def qwen3_patched(source: str) -> PatchedSource:
 
 
 def shaped_lines(found: PatchedSource) -> set[int]:
-    """Numbers of the lines of ``plain`` that the report gives to applied patches."""
+    """Numbers of the lines of ``plain`` that the report attributes to applied patches."""
     plain = found.plain.split("\n")
     numbers: set[int] = set()
     position = 0
@@ -313,7 +313,7 @@ def shaped_lines(found: PatchedSource) -> set[int]:
             if any(patch.lines[0] <= number <= patch.lines[1] for patch in found.report.applied):
                 numbers.add(position)
         else:
-            assert line.lstrip().startswith("# ["), line  # only markers are not in plain
+            assert line.lstrip().startswith("# ["), line  # only markers are missing from plain
     assert position == len(plain)
     return numbers
 
@@ -332,7 +332,7 @@ def test_every_hunk_belongs_to_an_applied_patch() -> None:
         elif line.startswith("-"):
             assert {number - 1, number} & shaped, line
         else:
-            # Of two equal neighbours, blank lines mostly, a diff may call either one the new one.
+            # A diff may mark either of two equal adjacent lines (mostly blank ones) as new.
             near = {number - 1, number, number + 1} if line == "+" else {number}
             assert line.startswith(" ") or near & shaped, line
             number += 1

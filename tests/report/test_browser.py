@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.compare.made import STEADY, runs
 from tests.report.browser import Browser, executable
+from veomni_hook.cli.compare import rows_of
+from veomni_hook.compare.page import page_of
+from veomni_hook.compare.report import report_of
 
 PROBE = Path(__file__).with_name("probe.js").read_text(encoding="utf-8")
 PROGRAM = executable()
@@ -56,6 +60,21 @@ def test_nothing_is_too_wide_too_pale_or_said(browser: Browser, file: Path, sche
     page = browser.run("getComputedStyle(document.body).backgroundColor")
     assert light is (scheme == "light") and (page == "rgb(255, 255, 255)") is light
     assert browser.run(STACKED) is (width == 400)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
+def test_the_page_of_a_comparison(browser: Browser, tmp_path: Path, scheme: str, width: int) -> None:
+    made = runs([STEADY] * 2, [STEADY] * 2, (2.0, 1.0), (2.0, 1.01))
+    made[1].status, made[1].stopped, made[1].said = 3, False, ["ValueError: " + "x" * 200]
+    found = report_of(made, ["train.py", "--output_dir", "/tmp/" + "long" * 40], 20, 3)
+    file = tmp_path / "page.html"
+    file.write_text(page_of(found, rows_of(found)), encoding="utf-8")
+    browser.said.clear()
+    browser.open(file, width=width, scheme=scheme)
+    probed: dict[str, Any] = browser.run(PROBE)
+    assert probed.pop("checked") > 50 and probed.pop("title") == "veomni-hook compare"
+    assert probed == {name: [] for name in ("overflow", "contrast", "unnamed", "headings", "small")}
+    assert browser.said == []
 
 
 def test_the_keyboard_is_enough(browser: Browser, file: Path) -> None:

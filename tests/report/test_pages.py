@@ -69,7 +69,7 @@ def test_every_place_leads_to_its_lines_and_has_its_kernel(written: Path) -> Non
     found = {row[0].split(",")[0]: row for row in rows(text, "Every patch of qwen3;")}
     norm = found["Qwen3RMSNorm.forward"]
     assert "rms_norm/cast_before_weight" in norm[1] and norm[2].split() == ["triton"]
-    assert norm[3].startswith("can run here") and "eager : the code to fall back to" in norm[3]
+    assert norm[3].startswith("can run here") and "eager : the fallback" in norm[3]
     own = found["Qwen3RMSNorm.extra_repr"]
     assert own[1].split()[:2] == ["method", "replaced"] and "bold" in own[1] and own[2:] == ["", ""]
     line = re.search(rf'href="#{QWEN3}-line-(\d+)"[^>]*>Qwen3RMSNorm.forward', text)
@@ -129,8 +129,8 @@ def test_what_ran_in_a_model(live: Path) -> None:
     loss = found["Qwen3ForCausalLM.forward", "linear_cross_entropy/next_token"]
     assert loss[2:] == [
         "eager (upstream's code) Qwen3ForCausalLM x1",
-        "the model is in eval mode, where logits are what callers read",
-        "in training: eager (with so few logits upstream is as fast) 1 call; 1 call in evaluation",
+        "the model is in eval mode, where callers read the logits",
+        "in training: eager (with so few logits, upstream's code is as fast) 1 call; 1 call in evaluation",
     ]
     assert "Qwen3ForCausalLM: patches, and what ran" in Page(text).text
 

@@ -85,12 +85,18 @@ class _Survey:
             reason = plan.reason or _own(module, plan.members)
             if not reason and plan.made is not None:
                 reason = report.rebind(module, plan.made, place, plan.routed)
+                STATE.adopted |= set() if reason else self._homes(type(module))
             if reason:
                 report.note(report.refused, type(module), place, reason)
         report.shared = {
             name: form.shared for name, form in self._forms.items() if isinstance(form, Form) and form.shared
         }
         return report
+
+    def _homes(self, kind: type) -> set[str]:
+        """Return the modeling modules whose patches a class has, now that its modules are adopted."""
+        names = {base.__module__ for base in kind.__mro__}
+        return {name for name in names if isinstance(self._forms.get(name), Form)}
 
     def nothing(self, report: Adoption) -> AdoptionError:
         """Return the error for a model without any patched module."""
@@ -201,7 +207,7 @@ def _own(module: Any, members: frozenset[str]) -> str:
     if not own:
         return ""
     standing = name_of(vars(module)[own[0]])
-    return f"it has a {own[0]} of its own ({standing}), which would hide the patched one"
+    return f"it has its own {own[0]} ({standing}), which would hide the patched one"
 
 
 def _routed(kind: type) -> tuple[str, ...]:

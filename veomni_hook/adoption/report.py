@@ -117,7 +117,7 @@ class Adoption:
 
     def __repr__(self) -> str:
         if self.off:
-            return f"{self.model}: left alone, the hook is off ({self.off})"
+            return f"{self.model}: not patched, the hook is off ({self.off})"
         modules, classes = sum(each.count for each in self.adopted), len(self.adopted)
         lines = [
             f"{self.model}: {_counted(modules, 'module', 's')} of {_counted(classes, 'class', 'es')} adopted"

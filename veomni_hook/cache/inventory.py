@@ -167,7 +167,7 @@ def open_root(path: str) -> Root | None:
         raise CacheError(
             f"the cache folder is not used: {defect}",
             where=path,
-            fix="Make it yours alone (chown, chmod 700), or name another folder in VEOMNI_CACHE_DIR.",
+            fix="make it private (chown, chmod 700), or name another folder in VEOMNI_CACHE_DIR.",
         ) from defect
 
 

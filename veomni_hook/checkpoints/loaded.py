@@ -35,7 +35,7 @@ _LISTED: ContextVar[list[str] | None] = ContextVar("veomni_listed_experts", defa
 _SHOWN = 20
 _FIX = (
     "complete the checkpoint, or wrap the call in veomni_hook.checkpoints.allow_incomplete_experts() "
-    "if experts are meant to be initialised anew"
+    "if missing experts should be newly initialised"
 )
 
 

@@ -51,7 +51,7 @@ def bench(
 
     Each entry is one part of an op (for example its backward) at one size. For each implementation it has the
     median time, the share of the device's limit (the bandwidth of a copy, or the rate of a large matrix
-    product) and the peak memory. Time on the host has entries of its own. If a run is interrupted, the file
+    product) and the peak memory. Time on the host has separate entries. If a run is interrupted, the file
     of --out holds what was measured, and names the ops that were not finished.
     """
     from veomni_hook.bench.problems import OPS, checked, problems

@@ -192,8 +192,8 @@ def _disk_store() -> Store:
     store = open_store(cache_dir)
     if store.mode != "disk":
         raise CacheError(
-            f"the cache folder is not used: {store.reason or 'the settings ask for none on the disk'}",
+            f"the cache folder is not used: {store.reason or 'the settings do not use a cache on disk'}",
             where=cache_dir or "the user's cache folder",
-            fix="make it yours alone (chown, chmod 700), or name another folder in VEOMNI_CACHE_DIR",
+            fix="make it private (chown, chmod 700), or name another folder in VEOMNI_CACHE_DIR",
         )
     return store

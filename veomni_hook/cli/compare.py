@@ -1,4 +1,4 @@
-"""`veomni-hook compare`: run the user's training script without and with the hook, alternately."""
+"""`veomni-hook compare`: run the user's training script alternately without and with the hook."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from veomni_hook.cli import output
 from veomni_hook.cli.commands import command_of
+from veomni_hook.cli.forwarding import ForwardingCommand
 from veomni_hook.cli.interpreter import python
 from veomni_hook.cli.target_options import JsonOption
 from veomni_hook.cli.usage import FOUND, UsageError
@@ -23,30 +23,6 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 MEBIBYTE = 2**20
 ROWS = 10
-# Options of this command that are followed by a value: what comes after it is not yet the script.
-VALUED = ("--steps", "--rounds", "--warmup", "--timeout", "--cwd", "-o", "--output")
-
-
-class CompareCommand(TyperCommand):
-    """Parses its own options only up to the script, module or program; the rest belongs to that command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse with a `--` inserted before the user's command."""
-        own = own_arguments(args)
-        rest = args[own:]
-        return super().parse_args(ctx, [*args[:own], *(["--"] if rest and rest[0] != "--" else []), *rest])
-
-
-def own_arguments(args: Sequence[str]) -> int:
-    """Return how many of the arguments are this command's own."""
-    position = 0
-    while position < len(args) and args[position].startswith("-") and args[position] != "--":
-        if args[position] in ("-m", "--module"):
-            return min(position + 2, len(args))
-        if args[position].startswith(("--module=", "-m")):
-            return position + 1
-        position += 2 if args[position] in VALUED else 1
-    return min(position, len(args))
 
 
 def compare(  # noqa: PLR0913, PLR0917 - one for each option
@@ -63,9 +39,9 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does."),
     ] = None,
     steps: Annotated[int, typer.Option(min=2, help="Optimizer steps of each run; then it is stopped.")] = 20,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs without and with the hook, by turns.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs without the hook, and as many with it.")] = 2,
     warmup: Annotated[
-        int, typer.Option(min=1, help="First steps that do not count, of step time and tokens.")
+        int, typer.Option(min=1, help="First steps that do not count in step time and tokens.")
     ] = 3,
     page: Annotated[
         Path | None,
@@ -75,11 +51,11 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     ] = None,
     cwd: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Run in this folder; made if missing.", show_default=False),
+        typer.Option(metavar="FOLDER", help="Run in this folder; created if missing.", show_default=False),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(min=1, metavar="SECONDS", help="End a run that takes longer.", show_default=False),
+        typer.Option(min=1, metavar="SECONDS", help="Stop a run that takes longer.", show_default=False),
     ] = None,
     *,
     verbose: Annotated[
@@ -87,15 +63,15 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run your training script without and with the hook, by turns, and compare.
+    """Run your training script alternately without and with the hook, and compare.
 
-    Each run is a process of its own and ends after --steps optimizer steps. Shown are step times, tokens a
-    second, memory, the kernels that ran, and the losses: their difference with and without the hook, beside
-    that of two runs without it, which is the noise of the script itself. The script does everything that it
-    always does, so it also writes its files: `{run}` in an argument becomes the name of the run, as in
+    Each run is a new process and ends after --steps optimizer steps. The result shows step times, tokens per
+    second, memory, the kernels that ran, and the losses: how much they differ with and without the hook, and
+    how much two runs without it differ (the script's own noise). The script does everything that it normally
+    does and also writes its files: `{run}` in an argument becomes the name of the run, as in
     `--output_dir /tmp/out-{run}`.
 
-    Exits with 1 when a run fails, when no steps are seen, or when losses differ by more than rounding and the
+    Exits with 1 if a run fails, if no steps are seen, or if losses differ by more than rounding and the
     script's own noise.
     """
     from veomni_hook.compare.report import report_of
@@ -108,7 +84,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         raise UsageError(
             "the page cannot be written: there is no such folder",
             where=str(page.absolute().parent),
-            fix="make the folder, or name another file with -o",
+            fix="create the folder, or name another file with -o",
         )
     if cwd is not None:
         _make(cwd)
@@ -121,11 +97,11 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
                 runs.append(run)
                 output.note(_said(run))
     except KeyboardInterrupt:
-        output.note("interrupted: the script and everything that it started have been ended")
+        output.note("interrupted: the script and all processes that it started were stopped")
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         raise UsageError(
-            f"it could not be run: {error}", where=started[0], fix="check the command"
+            f"the command cannot be run: {error}", where=started[0], fix="check the command"
         ) from error
     report = report_of(runs, ["-m", module, *words] if module else words, steps, warmup)
     if as_json:
@@ -141,7 +117,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         raise typer.Exit(FOUND)
 
 
-compare.command_class = CompareCommand  # type: ignore[attr-defined]
+compare.command_class = ForwardingCommand  # type: ignore[attr-defined]
 
 
 def _command(words: Sequence[str], module: str | None) -> list[str]:
@@ -166,7 +142,9 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"the folder cannot be made: {error.strerror}", where=str(folder), fix="name another with --cwd"
+            f"the folder cannot be created: {error.strerror}",
+            where=str(folder),
+            fix="name another with --cwd",
         ) from error
 
 
@@ -262,7 +240,7 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return [
         row("median step", "median", readable_time),
         (*spread[:3], between),
-        row("tokens a second", "tokens_a_second", lambda value: f"{value:,.0f}"),
+        row("tokens per second", "tokens_a_second", lambda value: f"{value:,.0f}"),
         row(memory, "peak", lambda value: f"{value / MEBIBYTE:,.0f} MiB"),
         row("first step", "first_step", readable_time),
         row("start to first step", "time_to_first", readable_time),

@@ -52,7 +52,7 @@ def demo(
     ] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,  # noqa: FBT002
 ) -> None:
-    """Train small models without and with the hook, by turns, and compare losses, times and memory.
+    """Train small models alternately without and with the hook; compare losses, times and memory.
 
     training: a small Qwen3 with transformers' Trainer: loss curves and step time.
     vocabulary: a step of a small Qwen3 with the real vocabulary of 151,936: time and memory.
@@ -90,7 +90,7 @@ def _draw(report: dict[str, Any], folder: Path, *, quiet: bool) -> None:
         write_plot(report, folder / "demo.png")
         files["plot"] = folder / "demo.png"
     except ImportError as error:
-        output.warn(f"there is no plot, since matplotlib cannot be imported ({error}): {INSTALL}")
+        output.warn(f"no plot was drawn, because matplotlib cannot be imported ({error}): {INSTALL}")
     if not quiet:
         output.emit_heading("\nFiles")
         output.emit_fields(files)

@@ -92,7 +92,7 @@ class Worker:
     def give_up(self, why: str) -> NoReturn:
         """Show what the process printed, and exit."""
         sys.stderr.write("".join(self._said))
-        output.note(f"error: {self.label} failed ({why}); what it printed stands above")
+        output.note(f"error: {self.label} failed ({why}); its output is above")
         raise typer.Exit(FOUND)
 
     def __enter__(self) -> Self:
@@ -168,7 +168,7 @@ def train_by_turns(
         typer.Exit: a training failed; its output has been shown.
     """
     for step in range(steps):
-        told(f"training without and with the hook, by turns: step {step + 1} of {steps}")
+        told(f"training alternately without and with the hook: step {step + 1} of {steps}")
         for worker in workers:
             worker.go()
             worker.until("ready")

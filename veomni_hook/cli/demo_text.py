@@ -36,7 +36,7 @@ def show(report: dict[str, Any], script: Path) -> None:
     if said and not report["equal"]:
         bad = " and ".join(name for name in said if not report[name]["equal"])
         output.emit("\n")
-        _say(f"The hook did not do what it promises in: {bad}. The lines above say how.", "")
+        _say(f"The hook failed in: {bad}. See the lines above.", "")
 
 
 def _training(found: dict[str, Any], script: Path) -> None:
@@ -45,7 +45,7 @@ def _training(found: dict[str, Any], script: Path) -> None:
     _say(
         f"{_relative(script)}, the same file both times: transformers' Trainer and a Qwen3 with "
         f"{found['plain']['parameters']:,} parameters and {len(plain)} optimizer steps. "
-        "The two runs took turns, a step each."
+        "The two runs alternated step by step."
     )
     output.emit("\n")
     shared = range(min(len(plain), len(hooked)))
@@ -151,7 +151,7 @@ def ratio(found: dict[str, Any], more: str) -> str:
             return (
                 "this machine is too noisy to tell a difference: the ratio may be anything from "
                 f"{low} to {high}, and half of the steps without the hook took {calm} to {loud}. "
-                f"Close what else runs, or measure more turns with {more}"
+                f"Close other programs, or measure more turns with {more}"
             )
         case turns.SAME:
             return f"no difference beyond 5%: {value} of the time ({interval})"
@@ -161,7 +161,7 @@ def ratio(found: dict[str, Any], more: str) -> str:
 
 def _imports(found: dict[str, Any]) -> None:
     unpatched, cold, warm = (found[name] * 1e3 for name in ("unpatched", "cold", "warm"))
-    output.emit_heading("Imports: modeling_qwen3, imported anew")
+    output.emit_heading("Imports: modeling_qwen3, reimported")
     output.emit("\n")
     _field("unpatched", f"{unpatched:.1f} ms")
     _field("first time", f"{cold - unpatched:+.1f} ms (reads, patches and stores the module)")

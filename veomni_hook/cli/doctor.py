@@ -40,7 +40,7 @@ class Findings:
 def doctor(
     *,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Import neither torch nor configs; leave out what needs them.")
+        bool, typer.Option("--fast", help="Import neither torch nor configs; skip what needs them.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -113,7 +113,7 @@ def hook(findings: Findings, settings: Settings) -> dict[str, object]:
     finders = [f.__name__ if isinstance(f, type) else type(f).__name__ for f in sys.meta_path]
     if STATE.finder in sys.meta_path and (ahead := finders[: sys.meta_path.index(STATE.finder)]):
         findings.hazards.append(
-            f"import hooks ahead of ours: {', '.join(ahead)}; a modeling module that one of them answers for "
+            f"import hooks ahead of ours: {', '.join(ahead)}; a modeling module that one of them loads "
             "stays unpatched. Fix: activate veomni_hook after them"
         )
     early = sorted(name for name in sys.modules if is_target(name))
@@ -136,7 +136,7 @@ def _note_unreadable(findings: Findings) -> None:
     try:
         folder, known = transformers_folder(), families()
     except UsageError:
-        return  # the versions have it as a problem
+        return  # the versions section reports it as a problem
     except OSError as error:
         findings.problems.append(f"transformers' model sources cannot be listed: {error}")
         return
@@ -171,7 +171,7 @@ def cache(findings: Findings, settings: Settings) -> dict[str, object]:
         findings.problems.append(_one_line(error))
         return {"location": settings.cache_dir}
     if found.reason:
-        findings.hazards.append(f"the cache is not used as asked: {found.reason}")
+        findings.hazards.append(f"the cache is not used as configured: {found.reason}")
     return {
         "location": found.root or None,
         "mode": found.mode,

@@ -22,7 +22,7 @@ def python() -> list[str]:
     """
     if not sys.executable:
         raise UsageError(
-            "this Python does not know where it is", where="sys.executable", fix="start it by its full path"
+            "the path of this Python is unknown", where="sys.executable", fix="start it by its full path"
         )
     return [sys.executable, *interpreter_flags()]
 
@@ -66,7 +66,7 @@ def refuse_deaf_flags(arguments: Sequence[str]) -> None:
 def _refuse(deaf: list[str], where: str) -> None:
     if deaf:
         raise UsageError(
-            f"python {' '.join(deaf)} ignores the environment, through which the hook reaches the script",
+            f"python {' '.join(deaf)} ignores the environment variables that activate the hook",
             where=where,
             fix="start without this flag, or put `import veomni_hook.install` at the top of the script",
         )

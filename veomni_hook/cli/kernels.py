@@ -153,7 +153,7 @@ def chosen_for(op: str, variant: str) -> dict[str, object]:
 
 
 def backend_of(selected: Selection) -> str:
-    """Return the backend that a slot asks first; ``eager``: upstream code, ``none``: a call is an error."""
+    """Return the backend that a slot asks first; ``eager``: upstream's code, ``none``: a call raises."""
     if selected.failure is not None:
         return NONE
     return selected.kernel.backend if selected.kernel else "eager"

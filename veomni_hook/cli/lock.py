@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "veomni-hook.lock"
 HEADERS = ("result", "kind", "target", "detail")
-FIX = "read the diff; where the project still holds, record it anew: veomni-hook check --write-lock"
+FIX = "read the diff; if the project is still correct, update the lock: veomni-hook check --write-lock"
 
 
 def find_lock(given: str | None) -> str | None:
@@ -296,5 +296,5 @@ def _snapshot(
     except VeomniHookError as error:
         return error
     except SyntaxError as error:
-        fix = "install transformers anew, or run a Python that can parse it"
+        fix = "reinstall transformers, or run a Python that can parse it"
         return VeomniHookError(f"{module} cannot be parsed: {error}", where=module, fix=fix)

@@ -34,7 +34,7 @@ class Routed:
         module: the modeling module.
         target: the target that a patch would name.
         op: the op's name.
-        variant: the formula; several, joined by `|`, if a flag in the module chooses.
+        variant: the formula; several, joined by `|`, if a flag in the module selects one.
         backend: the kernel's backend, `eager` for the upstream code, `none` if a call raises; for several
             variants the weakest of theirs.
         reason: why.
@@ -91,7 +91,7 @@ def report(
     Args:
         families: families, modules or files; empty: all of transformers.
         choice: the choice of kernels.
-        system: the system that they would run on.
+        system: the system to select kernels for.
         source: the folder of a transformers package; by default the installed one.
         jobs: number of processes; by default one for each processor.
 
@@ -165,9 +165,9 @@ def asked(op: str, variant: str, choice: str, system: System) -> tuple[str, str]
     reason = next(one.reason for one in selected.decisions if one.backend == backend)
     best = selected.decisions[0]
     if backend == EAGER and excluded(op, variant, parse_choice(choice)) is None:
-        reason = f"{reason}: {best.backend} {best.reason}"  # the system is why
+        reason = f"{reason}: {best.backend} {best.reason}"  # because of the system
     if backend == EAGER and registry.ops()[op].parts:
-        reason = f"{reason}; {' and '.join(registry.ops()[op].parts)} ask for themselves"
+        reason = f"{reason}; {' and '.join(registry.ops()[op].parts)} ask for kernels separately"
     return backend, reason
 
 

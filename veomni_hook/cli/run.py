@@ -10,35 +10,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from veomni_hook.cli import output
+from veomni_hook.cli.forwarding import ForwardingCommand
 from veomni_hook.cli.usage import UsageError
-
-
-class RunCommand(TyperCommand):
-    """Parses its own options only up to the script or module; the rest belongs to that."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse with a `--` inserted before the script's own arguments."""
-        return super().parse_args(ctx, separated(args))
-
-
-def separated(args: list[str]) -> list[str]:
-    """Return the arguments with a `--` before those that are not options of `run`."""
-    for position, arg in enumerate(args):
-        if arg == "--":
-            return args
-        if arg in ("-m", "--module"):
-            return [*args[: position + 2], "--", *args[position + 2 :]]
-        if arg.startswith("--module=") or (arg.startswith("-m") and not arg.startswith("--")):
-            return [*args[: position + 1], "--", *args[position + 1 :]]
-        if not arg.startswith("-"):
-            return [*args[:position], "--", *args[position:]]
-    return args
 
 
 def run(
@@ -80,7 +58,7 @@ def run(
     replace_process(target, environment(settings))
 
 
-run.command_class = RunCommand  # type: ignore[attr-defined]
+run.command_class = ForwardingCommand  # type: ignore[attr-defined]
 
 
 def replace_process(command: list[str], variables: dict[str, str]) -> None:

@@ -1,6 +1,6 @@
-"""A user's own training script, measured without and with the hook by turns: `veomni-hook compare`.
+"""A user's own training script, measured alternately without and with the hook: `veomni-hook compare`.
 
-Inside the script's processes run `bootstrap`, `observer`, `recorder`, `tokens`, `measures` and `kernels`.
-`turns` and `process` start them, `runs` reads what they wrote (`plan` names the files), `figures` and
-`verdict` compute, `report` puts it together, `page` and `charts` draw it.
+`bootstrap`, `observer`, `recorder`, `tokens`, `measures` and `kernels` run inside the script's processes.
+`turns` and `process` start these, `runs` reads what they wrote (`plan` names the files), `figures` and
+`verdict` compute the results, `report` collects them, and `page` and `charts` draw them.
 """

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG, without script, font or colour of their own: a page's style applies."""
+"""Line charts as inline SVG without scripts, fonts or colours: the page's style applies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+
+from veomni_hook.report.html import Html, tag
 
 __all__ = ["Line", "chart"]
 
@@ -21,7 +23,7 @@ class Line:
     Attributes:
         label: its name in the legend.
         style: the CSS class that gives its colour and width.
-        values: one for each step; None leaves a gap.
+        values: one per step; None leaves a gap.
         first: the step of the first value.
     """
 
@@ -33,19 +35,19 @@ class Line:
 
 def chart(
     title: str, lines: Sequence[Line], said: Callable[[float], str], *, zero: bool = False, log: bool = False
-) -> str:
-    """Return an SVG element with its caption and legend; a sentence where there is nothing to draw.
+) -> Html:
+    """Return an SVG element with a caption and a legend; a sentence if there is nothing to draw.
 
     Args:
         title: what is drawn, also for screen readers.
         lines: the curves; the last one is drawn on top.
-        said: a value of the vertical axis as text.
-        zero: begin the vertical axis at 0.
-        log: a logarithmic vertical axis; values of 0 are drawn at its lower end.
+        said: formats a value of the vertical axis.
+        zero: start the vertical axis at 0.
+        log: use a logarithmic vertical axis; values of 0 are drawn at its lower end.
     """
     known = [value for line in lines for value in line.values if value is not None and (value > 0 or not log)]
     if not known:
-        return f"<figure><figcaption>{escape(title)}</figcaption><p>Nothing to draw.</p></figure>"
+        return tag("figure", tag("figcaption", title), tag("p", "Nothing to draw."))
     ticks = _powers(known) if log else _ticks(0.0 if zero else min(known), max(known))
     low, high = ticks[0], ticks[-1]
     steps = max(line.first + len(line.values) - 1 for line in lines)
@@ -66,7 +68,7 @@ def chart(
         drawn += _drawn(line, across, down)
     names = list(dict.fromkeys((line.label, line.style) for line in lines))
     legend = "".join(f'<li><i class="{style}"></i>{escape(label)}</li>' for label, style in names)
-    return (
+    return Html(
         f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(title, quote=True)}">{"".join(drawn)}</svg>'
         f'<ul class="legend">{legend}</ul></figure>'
@@ -74,7 +76,7 @@ def chart(
 
 
 def _drawn(line: Line, across: Callable[[int], float], down: Callable[[float], float]) -> list[str]:
-    """The parts of a line between its gaps; a value alone is a dot."""
+    """The parts of a line between its gaps; a single value is a dot."""
     parts: list[list[str]] = [[]]
     for number, value in enumerate(line.values):
         if value is None:

@@ -13,26 +13,26 @@ from veomni_hook.compare.runs import Run
 
 __all__ = ["LossDifference", "Side", "Times", "loss_difference", "side", "times", "warm"]
 
-#: A difference is relative to the loss, or to this share of the curves' mean size: losses may be near 0.
+#: A difference is relative to the loss, but at least to this share of the mean loss: losses may be near 0.
 FLOOR = 0.05
-#: With fewer step times nothing is known about their spread.
+#: With fewer step times, their spread is unknown.
 FEWEST = 4
 
 
 @dataclass(frozen=True)
 class Side:
-    """The runs of one kind, together. Everything is None or empty where it is unknown.
+    """All runs of one kind. Unknown values are None or empty.
 
     Attributes:
         runs: how many runs have steps.
-        counted: how many step times count, warm-up left out.
+        counted: how many step times count, without the warm-up.
         median: the median step time in seconds.
-        quartiles: between which the middle half of the step times lies.
+        quartiles: the range of the middle half of the step times.
         medians: the median of each run.
         tokens_a_second: the median over steps.
-        peak: the largest of the runs' peaks in bytes, and what was measured.
-        first_step: the first step's seconds from the first call of the model on, the median of the runs.
-        time_to_first: the seconds from the start of the command to the end of the first step, likewise.
+        peak: the largest peak of the runs, in bytes.
+        first_step: seconds from the first call of the model to the end of the first step, median of the runs.
+        time_to_first: seconds from the start of the command to the end of the first step, likewise.
     """
 
     runs: int
@@ -49,13 +49,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Times:
-    """Step times with the hook against those without.
+    """Step times with the hook compared with those without.
 
     Attributes:
-        ratio: with / without; None where one is unknown.
-        noise: by what share medians of runs of the same kind differ; None with fewer than two runs of each.
-        uncertainty: the share by which the ratio may be off, of that and of the spread within the runs;
-            infinite with fewer than `FEWEST` step times.
+        ratio: with / without; None if one is unknown.
+        noise: the relative difference between medians of runs of the same kind; None with fewer than two runs
+            of each kind.
+        uncertainty: the relative error of the ratio, from that noise and the spread within the runs; infinite
+            with fewer than `FEWEST` step times.
     """
 
     ratio: float | None
@@ -68,9 +69,9 @@ class LossDifference:
     """The largest relative difference between loss curves.
 
     Attributes:
-        largest: over all pairs and steps; infinite where one is no number and the other is; None: no pair.
-        step: at which step, from 1.
-        by_step: the largest of all pairs at each step.
+        largest: over all pairs and steps; infinite if only one of two losses is a number; None: no pair.
+        step: the step with that difference, from 1.
+        by_step: the largest difference of all pairs at each step.
     """
 
     largest: float | None
@@ -79,7 +80,7 @@ class LossDifference:
 
     @property
     def identical(self) -> bool:
-        """Whether nothing differs at all."""
+        """Whether all losses are equal."""
         return self.largest == 0.0
 
 
@@ -87,8 +88,8 @@ def warm(seconds: Sequence[float], warmup: int) -> list[float]:
     """Return the step times that count.
 
     Args:
-        seconds: of each step from the second on.
-        warmup: how many steps to leave out, the first one included; never more than half of the step times.
+        seconds: the time of each step, from the second step on.
+        warmup: how many steps to skip, including the first; never more than half of the step times.
     """
     return list(seconds[_skipped(len(seconds), warmup) :])
 
@@ -131,7 +132,7 @@ def times(without: Side, with_hook: Side) -> Times:
 
 
 def loss_difference(first: Sequence[Run], second: Sequence[Run] | None = None) -> LossDifference:
-    """Return how far the loss curves of runs differ: of all pairs within ``first``, or between the two."""
+    """Return how much the loss curves of runs differ: of all pairs within ``first``, or between the two."""
     pairs = combinations(first, 2) if second is None else product(first, second)
     by_step: list[float] = []
     for one, other in pairs:
@@ -173,7 +174,7 @@ def _tokens_a_second(runs: Iterable[Run], warmup: int) -> float | None:
 
 
 def _median_error(one: Side) -> float:
-    """About two standard errors of a side's median, as a share of it, by the spread of its steps."""
+    """About two standard errors of a side's median, relative to it, from the spread of its steps."""
     if one.median is None or one.quartiles is None or one.counted < FEWEST:
         return math.inf
     deviation = (one.quartiles[1] - one.quartiles[0]) / 1.349  # of a normal distribution with these quartiles

@@ -1,4 +1,4 @@
-"""Which kernels ran in a model, as `veomni_hook.explain` tells, counted by op."""
+"""Which kernels ran in a model according to `veomni_hook.explain`, counted by op."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["kernels_of"]
 
 
 def kernels_of(model: Any) -> list[dict[str, Any]]:
-    """Return a row for each op, backend and reason: in how many places it ran, and the calls in training.
+    """Return a row for each op, backend and reason: the number of places, and of calls in training.
 
     ``ran`` is false for places that no training call has reached; calls of compiled code are not counted.
     """

@@ -1,4 +1,4 @@
-"""What is measured in a process: time by its device's own clock, and the peak of its memory."""
+"""What is measured in a process: time by the clock of its device, and peak memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KIBIBYTE = 1024
 
 
 class Moment:
-    """A point in time: the host's, and on an accelerator an event in its queue, which nobody waits for."""
+    """A point in time on the host, and on an accelerator an event in its queue, without a wait for it."""
 
     def __init__(self, device: str) -> None:
         self.host = time.perf_counter()
@@ -28,7 +28,7 @@ class Moment:
 def seconds_of(moments: Sequence[Moment], end: Moment, device: str) -> list[float]:
     """Return when each moment was, in seconds before ``end``.
 
-    Waits for the device. Where all have an event, the device's clock tells; else the host's.
+    Waits for the device. Uses the device's clock if all moments have an event, else the host's.
     """
     module = accelerator.module(device)
     if module is not None and end.event is not None and all(each.event is not None for each in moments):
@@ -38,13 +38,13 @@ def seconds_of(moments: Sequence[Moment], end: Moment, device: str) -> list[floa
 
 
 def is_capturing(device: str) -> bool:
-    """Whether the device's work is just being captured into a graph, where no event may be recorded."""
+    """Whether a graph of the device is being captured, during which no event may be recorded."""
     asked = getattr(accelerator.module(device), "is_current_stream_capturing", None)
     return bool(asked is not None and asked())
 
 
 def device_name(device: str) -> str:
-    """Return the name of the device for a reader."""
+    """Return the display name of the device."""
     module = accelerator.module(device)
     return device if module is None else str(module.get_device_name())
 
@@ -52,8 +52,8 @@ def device_name(device: str) -> str:
 def peak_memory(device: str) -> tuple[str, int | None]:
     """Return what was measured (``device`` or ``resident``) and the peak in bytes.
 
-    On an accelerator it is what tensors occupied at most, on all devices of the process together; else the
-    resident set of the process. None where the system does not tell.
+    On an accelerator it is the largest size of all tensors, summed over all devices of the process; else the
+    resident set of the process. None if the system does not report it.
     """
     module = accelerator.module(device)
     if module is not None:

@@ -1,9 +1,9 @@
-"""Puts a recorder where a training script cannot miss it and no kernel's guard looks.
+"""Connects a recorder to a training script, at places that kernels' guards do not check.
 
-Guards refuse a kernel where a module has hooks or a replaced `forward` or `__call__`, so none of these is
-touched. Observed are `torch.autograd.backward`, which every loss goes through, torch's global hook for
-optimizer steps, and `PreTrainedModel._call_impl`, which torch calls inside `__call__`. This module imports no
-torch before the script does.
+Guards refuse a kernel if a module has hooks or a replaced `forward` or `__call__`, so none of these is
+changed. The observer uses `torch.autograd.backward`, which every loss goes through, torch's global hook for
+optimizer steps, and `PreTrainedModel._call_impl`, which torch calls inside `__call__`. This module does not
+import torch before the script does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 
 from veomni_hook.compare.plan import ATTACHED, RESULT, Plan
 
-TYPE_CHECKING = False  # every Python of the run imports this, also those that train nothing
+TYPE_CHECKING = False  # every Python process of the run imports this, even if it trains nothing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Observation", "Stopped", "install"]
 
-# How long a rank that is done waits for the others: one that ends first may take the store of all with it.
+# How long a finished rank waits for the others: the first one to end may stop the store that all use.
 WAIT = 20.0
 
 
 class Stopped(SystemExit):
-    """Ends the script after its last step: as `sys.exit(0)` would, with `finally` and `atexit`."""
+    """Ends the script after its last step like `sys.exit(0)`, with `finally` and `atexit`."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
 
 def install() -> None:
-    """Observe this process from the moment that it has imported torch; no more than a look without a plan."""
+    """Observe this process as soon as it has imported torch; without a plan, do nothing."""
     plan = Plan.read(os.environ)
     if plan is not None and "torch" not in sys.modules:
         sys.meta_path.insert(0, _TorchFinder(lambda: _attach(plan)))
@@ -58,7 +58,7 @@ def _attach(plan: Plan) -> None:
 
 
 class _TorchFinder:
-    """Finds torch as the other finders do, and calls back when it has been imported."""
+    """Finds torch through the other finders, and calls back when it has been imported."""
 
     def __init__(self, imported: Callable[[], None]) -> None:
         self._imported = imported
@@ -76,7 +76,7 @@ class _TorchFinder:
         return spec
 
     def _wrap(self, loader: Any) -> None:
-        # The loader stays the same for everybody who looks at it; one attribute is ours, for one call.
+        # The loader object stays the same; only one attribute is replaced, for one call.
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -90,11 +90,11 @@ class _TorchFinder:
 
 
 class Observation:
-    """A recorder and what was put into torch and transformers for it.
+    """A recorder, and what was changed in torch and transformers for it.
 
     Args:
-        recorder: what is told.
-        stop: called after the last step that the plan asks for, and at every later one.
+        recorder: receives the events.
+        stop: called after the last step of the plan, and at every later step.
     """
 
     def __init__(self, recorder: Recorder, stop: Callable[[Recorder], None]) -> None:
@@ -104,7 +104,7 @@ class Observation:
         self._seen_process = 0
 
     def begin(self) -> None:
-        """Start to observe."""
+        """Start observing."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -115,7 +115,7 @@ class Observation:
         self._undo.append(register_optimizer_step_post_hook(self._stepped).remove)
 
     def end(self) -> None:
-        """Take everything out again."""
+        """Undo all changes."""
         while self._undo:
             self._undo.pop()()
 
@@ -131,7 +131,7 @@ class Observation:
         recorder = self.recorder
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            # Calls inside a call are a reentrant checkpoint's.
+            # A call inside a call comes from a reentrant checkpoint.
             if torch.compiler.is_compiling() or recorder.depth:
                 return original(*args, **kwargs)
             self._note_models()
@@ -147,7 +147,7 @@ class Observation:
 
     def _optimizer_made(self, original: Any) -> Any:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            # The model is there by now, and has not been called yet, as a rule.
+            # By now the model usually exists and has not been called yet.
             self._note_models()
             original(optimizer, *args, **kwargs)
 
@@ -182,7 +182,7 @@ class Observation:
             self._stop(self.recorder)
 
     def _note_models(self) -> None:
-        """Observe the calls of transformers' models, as soon as their base class is there."""
+        """Observe the calls of transformers' models as soon as their base class exists."""
         kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
         if kind is None or "_call_impl" in vars(kind):
             return
@@ -194,7 +194,7 @@ class Observation:
         dynamo.decorators.skip_code(vars(kind)["_call_impl"].__code__)
 
     def _note_process(self) -> None:
-        """See to it that a process that trains writes what was recorded, however it ends."""
+        """Make sure that a training process writes its record, however it ends."""
         if self._seen_process == os.getpid():
             return
         self._seen_process = os.getpid()
@@ -242,7 +242,7 @@ def _scale(original: Any) -> Any:
 
 
 def _scalars(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> list[Any]:
-    """Return the losses that backward was called on: scalars without a gradient of their own."""
+    """Return the losses that backward was called on: scalars without a gradient argument."""
     import torch
 
     if grad_tensors is not None:
@@ -254,14 +254,14 @@ def _scalars(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> list
 
 
 def _stop(recorder: Recorder) -> None:
-    """Write what was recorded, wait for the other ranks, and end the script.
+    """Write the record, wait for the other ranks, and end the script.
 
     Raises:
-        Stopped: always; also at every later step of a script that has caught it.
+        Stopped: always; again at every later step if the script catches it.
     """
     if recorder.write(stopped=True):
         _wait_for_ranks(recorder.plan.folder)
-        atexit.register(_leave_group)  # the last to be registered is the first to be called
+        atexit.register(_leave_group)  # the last one registered is called first
     raise Stopped
 
 
@@ -279,7 +279,7 @@ def _wait_for_ranks(folder: str) -> None:
 
 
 def _leave_group() -> None:
-    """Leave the process group, which the script had no time to do: NCCL warns otherwise."""
+    """Leave the process group, because the script no longer can; otherwise NCCL warns."""
     from torch import distributed
 
     if distributed.is_available() and distributed.is_initialized():

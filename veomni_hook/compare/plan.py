@@ -1,4 +1,4 @@
-"""What a run tells its processes through their environment, and the names of the files that they write."""
+"""What a run passes to its processes in the environment, and the names of the files that they write."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 __all__ = ["ATTACHED", "BOOTSTRAP", "PROGRESS", "RESULT", "Plan"]
 
-#: The folder that goes to the front of PYTHONPATH.
+#: The folder that is put first in PYTHONPATH.
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap")
 
-#: How the names of files begin: a process observes torch; a byte for each step; what was recorded.
+#: Prefixes of file names: a process observes torch; one byte per step; the record.
 ATTACHED, PROGRESS, RESULT = "attached-", "progress-", "result-"
 
-# Not `VEOMNI_...`: those are settings of the hook, and misspelt ones are a warning.
+# Not `VEOMNI_...`: those are settings of the hook, which warns about misspelt ones.
 _FOLDER, _STEPS, _STARTED = "_VEOMNI_COMPARE_FOLDER", "_VEOMNI_COMPARE_STEPS", "_VEOMNI_COMPARE_STARTED"
 
 
@@ -24,7 +24,7 @@ class Plan:
 
     Attributes:
         folder: where the processes write.
-        steps: after how many optimizer steps the script is stopped.
+        steps: the number of optimizer steps after which the script is stopped.
         started: when the command was started, in seconds since the epoch.
     """
 
@@ -38,7 +38,7 @@ class Plan:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Plan | None:
-        """Return the plan that an environment holds, or None."""
+        """Return the plan in an environment, or None."""
         if _FOLDER not in environ:
             return None
         return cls(environ[_FOLDER], int(environ[_STEPS]), float(environ[_STARTED]))

@@ -1,4 +1,4 @@
-"""One command as a child process in a group of its own, so that it ends with everything it started."""
+"""One command as a child process in its own group, so that all processes that it starts end with it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import IO, Any
 
 __all__ = ["Ended", "run", "tail"]
 
-#: How long a script may go on after its last step, for what it does in `finally` and at exit.
+#: How long a script may continue after its last step, for `finally` blocks and exit handlers.
 GRACE = 60.0
-#: How long it gets to end after each signal.
+#: How long it may take to end after each signal.
 PATIENCE = (15.0, 5.0, 5.0)
 _GROUPS = os.name == "posix"
 _POLL = 0.1
 _TAIL = 8192
 _TRACEBACK = "Traceback (most recent call last)"
-#: How the exceptions of torchrun and of ``accelerate launch`` begin.
+#: How exceptions of torchrun and ``accelerate launch`` begin.
 _OF_LAUNCHERS = (
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError",
     "subprocess.CalledProcessError",
@@ -33,7 +33,7 @@ class Ended:
 
     Attributes:
         status: its exit status; negative: the signal.
-        ended_by_us: why it was ended from here; empty where it ended by itself.
+        ended_by_us: why this process ended it; empty if it ended by itself.
     """
 
     def __init__(self, status: int, ended_by_us: str = "") -> None:
@@ -54,14 +54,14 @@ def run(
 
     Args:
         command: the program and its arguments.
-        environ: its whole environment.
-        cwd: where it runs; None: here.
-        output: what it prints goes there; None: to standard error.
-        watch: called several times a second; true once the script has done its last step.
-        limit: seconds after which it is ended; None: no limit.
+        environ: its complete environment.
+        cwd: its working directory; None: the current one.
+        output: receives what it prints; None: standard error.
+        watch: called several times per second; returns true once the script has done its last step.
+        limit: the seconds after which it is stopped; None: no limit.
 
     Raises:
-        KeyboardInterrupt: the user interrupted; the process and what it started have ended by then.
+        KeyboardInterrupt: the user pressed Ctrl-C; the process and all that it started have ended.
         OSError: it could not be started.
     """
     started = time.monotonic()
@@ -87,7 +87,7 @@ def run(
 def _ending(
     command: Sequence[str], environ: Mapping[str, str], cwd: Path | None, output: IO[bytes] | None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has ended when the block is left, also by Ctrl-C and by SIGTERM to this process."""
+    """Make sure that the process has ended when the block is left, also by Ctrl-C or SIGTERM."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         process = subprocess.Popen(
@@ -112,7 +112,7 @@ def _interrupt(*_: Any) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group: first as Ctrl-C does, so that it can clean up, then more firmly."""
+    """End a process and its group: first with SIGINT, so that it can clean up, then with stronger signals."""
     if process.poll() is not None:
         return
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL) if _GROUPS else (signal.SIGTERM,) * 3
@@ -126,15 +126,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
             return
         except subprocess.TimeoutExpired:
             continue
-        except KeyboardInterrupt:  # the user is in a hurry
+        except KeyboardInterrupt:  # the user pressed Ctrl-C again
             continue
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """Return the last lines of what a process printed, without the traceback of a launcher above it.
+    """Return the last lines that a process printed, without a launcher's traceback.
 
-    torchrun and ``accelerate launch`` end with a traceback of their own, which only repeats that a child has
-    failed; the lines before it say why.
+    torchrun and ``accelerate launch`` end with their own traceback, which only says that a child failed. The
+    lines before it give the reason.
     """
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL))

@@ -1,7 +1,7 @@
-"""What a training process is seen to do, and the file that it is written to.
+"""Records what a training process does, and writes it to a file.
 
-Values of the device stay there until the end: losses are kept as tensors, times as events in the device's
-queue. So recording waits for nothing and changes nothing about how host and device run beside each other.
+Values stay on the device until the end: losses are kept as tensors, times as events in the device's queue. So
+recording does not synchronise, and does not change how host and device overlap.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Mark", "Recorder", "Track"]
 
 
 class Mark:
-    """An optimizer step that has just ended: when, and what had been noted until then."""
+    """An optimizer step that has just ended: its time, and what was recorded until then."""
 
     def __init__(self, moment: Moment, losses: tuple[int, int], tokens: int | None, backwards: int) -> None:
         self.moment = moment
-        self.losses = losses  # which of the noted losses belong to this step
-        self.tokens = tokens  # since the process started; None: a call did not tell
+        self.losses = losses  # which of the recorded losses belong to this step
+        self.tokens = tokens  # since the process started; None: unknown for a call
         self.backwards = backwards
 
 
@@ -41,17 +41,17 @@ class Track:
     def __init__(self, name: str) -> None:
         self.name = name
         self.marks: list[Mark] = []
-        self.begin = 0  # the first of the noted losses that belongs to the next step
+        self.begin = 0  # the first of the recorded losses that belongs to the next step
 
 
 class Recorder:
-    """Notes backward calls, model calls and optimizer steps of this process.
+    """Records backward calls, model calls and optimizer steps of this process.
 
     Attributes:
-        plan: where to write, and after how many steps to stop.
-        depth: how many calls of backward are running; what happens inside them is not noted.
+        plan: where to write, and when to stop.
+        depth: how many calls of backward are running; nothing inside them is recorded.
         calling: per thread, whether a model's call is running.
-        skipped: optimizer steps that a gradient scaler left out.
+        skipped: optimizer steps that a gradient scaler skipped.
         notes: what could not be measured, and why.
     """
 
@@ -70,7 +70,7 @@ class Recorder:
         self._tokens: int | None = 0
         self._models: WeakSet[Any] = WeakSet()
         self._tracks: WeakKeyDictionary[Any, Track] = WeakKeyDictionary()
-        self._ended: list[Track] = []  # in the order of their first steps; outlives the optimizers
+        self._ended: list[Track] = []  # in the order of their first steps; kept after the optimizers are gone
         self._device = ""
         self._low_precision = ""
         self._first_call: Moment | None = None
@@ -78,18 +78,18 @@ class Recorder:
         self._written = False
 
     def forked(self) -> None:
-        """Forget what the parent of this process did."""
+        """Discard what was recorded in the parent process."""
         self.depth, self.skipped, self.notes = 0, 0, []
         self.calling = threading.local()
         self._reset()
 
     @property
     def marks(self) -> int:
-        """How many steps were counted, of all optimizers together."""
+        """The number of counted steps of all optimizers."""
         return sum(len(track.marks) for track in self._ended)
 
     def note_backward(self, losses: Sequence[torch.Tensor]) -> None:
-        """Note a call of backward; ``losses``: the scalars that it was called on, empty for anything else."""
+        """Record a call of backward; ``losses`` are the scalars that it was called on, if any."""
         self._backwards += 1
         if not losses or self._written:
             return
@@ -100,7 +100,7 @@ class Recorder:
             self._device = values[0].device.type
 
     def note_call(self, model: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Note a call of a model, none inside another model's, with gradients."""
+        """Record an outermost call of a model, with gradients."""
         count = tokens_of(model, args, kwargs)
         self._tokens = None if count is None or self._tokens is None else self._tokens + count
         self._models.add(model)
@@ -112,15 +112,15 @@ class Recorder:
                 self._low_precision = _autocast(self._device) or str(parameter.dtype).removeprefix("torch.")
 
     def note_step(self, optimizer: Any) -> int:
-        """Note that an optimizer has stepped; return how many steps of it count.
+        """Record a step of an optimizer; return how many of its steps count.
 
-        A step counts if backward was called since the one before, or never: optimizers that update their
-        parameters group by group step several times.
+        A step counts if backward was called since the previous one, or has never been called: optimizers that
+        update group by group call ``step`` several times.
         """
         track = self._tracks.get(optimizer)
         if track is None:
             track = self._tracks.setdefault(optimizer, Track(type(optimizer).__name__))
-            # Of an optimizer that begins later, as the second phase of a training does.
+            # An optimizer that starts later, in a second training phase.
             track.begin = max((each.begin for each in self._ended), default=0)
         again = self._backwards and track.marks and track.marks[-1].backwards == self._backwards
         if again or self._written:
@@ -142,13 +142,13 @@ class Recorder:
         return len(track.marks)
 
     def note_skipped(self) -> None:
-        """Note that a gradient scaler left a step out: its losses belong to no step."""
+        """Record that a gradient scaler skipped a step: its losses belong to no step."""
         self.skipped += 1
         for track in self._ended:
             track.begin = len(self._losses)
 
     def write(self, *, stopped: bool) -> bool:
-        """Write what was recorded, once, and return whether this call did; waits for the device."""
+        """Write the record once; return whether this call did so. Waits for the device."""
         if self._written or self._process != os.getpid() or not (self._backwards or self._ended):
             return False
         self._written = True
@@ -184,13 +184,13 @@ class Recorder:
             "models": [],
             "model_called": self._first_call is not None,
         }
-        # Memory first: what is read below takes memory, too.
+        # Memory first, because the code below uses memory, too.
         found["memory"], found["peak"] = peak_memory(device)
         try:
             found["device_name"] = device_name(device)
             if track is not None:
                 self._add_steps(found, track, device)
-        except RuntimeError as error:  # the device failed: the script's own end tells more
+        except RuntimeError as error:  # the device failed: the script's own error says more
             self.notes.append(f"the recorded values could not be read from the device: {error}")
         if rank == 0:
             self._add_kernels(found)
@@ -228,7 +228,7 @@ class Recorder:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return this process's rank and how many there are, by torch.distributed or the launcher's variables."""
+    """Return this process's rank and the world size, from torch.distributed or the launcher's variables."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
@@ -236,7 +236,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def _sum(values: list[float]) -> float | None:
-    """Return the sum; None where there is nothing to add."""
+    """Return the sum; None if there is nothing to add."""
     return sum(values) if values else None
 
 
@@ -252,7 +252,7 @@ def _autocast(device: str) -> str:
 
 
 def _precision(seen: str) -> str:
-    """Return the lowest precision that is known; accelerate enters autocast inside the model's forward."""
+    """Return the lowest known precision; accelerate enters autocast inside the model's forward."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     shared = getattr(state, "_shared_state", {}).get("_mixed_precision", "no")
     return {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}.get(str(shared), seen)

@@ -1,4 +1,4 @@
-"""The whole comparison as one dictionary of JSON-ready values: what is printed, written and drawn."""
+"""The complete comparison as a dictionary of JSON-ready values, for printing, writing and drawing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["report_of"]
 
 
 def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: int) -> dict[str, Any]:
-    """Return the report of runs; ``ok`` is false where one failed, nothing was seen, or losses differ."""
+    """Return the report of runs; ``ok`` is false if a run failed, no step was seen, or losses differ."""
     without = [run for run in runs if not run.hooked]
     hooked = [run for run in runs if run.hooked]
     sides = side(without, warmup), side(hooked, warmup)
@@ -90,7 +90,7 @@ def _mean_curve(runs: Sequence[Run]) -> list[float | None]:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value as JSON can hold it: no infinity and no nan."""
+    """Return the value with None instead of infinity and nan, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What one run left behind: the figures of its ranks, read from the files that its processes wrote."""
+"""The results of one run: the figures of its ranks, read from the files that its processes wrote."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Run:
     """One run of the script.
 
     Attributes:
-        hooked: with the hook, or without.
-        turn: which of the runs of its kind, from 1.
+        hooked: whether it had the hook.
+        turn: its number among the runs of its kind, from 1.
         status: exit status; negative: the signal.
-        stopped: it was stopped after the steps that were asked for.
-        attached: a process of it imported torch and was observed.
-        ended_by_us: why it was ended from outside, or empty.
+        stopped: whether it was stopped after the requested steps.
+        attached: whether one of its processes imported torch and was observed.
+        ended_by_us: why `compare` ended it; empty if it ended by itself.
         said: the last lines that it printed.
-        times: when each step ended, in seconds since the command was started.
+        times: the end of each step, in seconds since the start of the command.
         first_call: when the model was first called, or None.
-        losses: by step; None where backward was called on no scalar.
-        tokens: by step, of all ranks together; None where unknown.
+        losses: by step; None if backward was not called on a scalar.
+        tokens: by step, summed over all ranks; None if unknown.
         facts: what else its rank 0 recorded.
-        notes: what a reader should know of it.
+        notes: what users should know about it.
     """
 
     hooked: bool
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Say which run it is."""
+        """The name of the run for people."""
         return f"{'with' if self.hooked else 'without'} the hook, run {self.turn}"
 
     @property
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def seconds(self) -> list[float]:
-        """How long each step after the first took."""
+        """The time of each step after the first."""
         return [later - earlier for earlier, later in pairwise(self.times)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,24 +86,24 @@ class Run:
 
 
 def progress(folder: Path) -> int:
-    """Return how many steps a running script has done: those of its fastest process."""
+    """Return how many steps the fastest process of a running script has done."""
     return max((each.stat().st_size for each in folder.glob(f"{PROGRESS}*")), default=0)
 
 
 def written(folder: Path) -> bool:
-    """Whether a process has written what it recorded."""
+    """Whether a process has written its record."""
     return any(folder.glob(f"{RESULT}*.json"))
 
 
 def read(run: Run, folder: Path) -> Run:
-    """Fill in what the processes of a run wrote, and return the run."""
+    """Read what the processes of a run wrote into the run, and return it."""
     run.attached = any(folder.glob(f"{ATTACHED}*"))
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{RESULT}*.json"))]
     ranks: dict[int, dict[str, Any]] = {}
     for each in sorted(found, key=lambda one: len(one["times"])):
-        ranks[each["rank"]] = each  # the one with most steps stays
+        ranks[each["rank"]] = each  # the one with the most steps is used
     if len(found) > len(ranks):
-        run.notes.append(f"{len(found)} processes trained; of each rank the one with most steps counts")
+        run.notes.append(f"{len(found)} processes trained; for each rank, the one with the most steps counts")
     if not ranks:
         return run
     first = ranks[min(ranks)]
@@ -113,14 +113,14 @@ def read(run: Run, folder: Path) -> Run:
     run.tokens = _tokens(list(ranks.values()), len(run.times))
     run.notes += first["notes"]
     if len(ranks) < first["world"]:
-        run.notes.append(f"{len(ranks)} of {first['world']} ranks were observed; tokens are theirs")
+        run.notes.append(f"{len(ranks)} of {first['world']} ranks were observed; only their tokens count")
     if run.stopped and run.status:
-        run.notes.append(f"after its last step it ended with exit status {run.status}")
+        run.notes.append(f"it ended with exit status {run.status} after its last step")
     return run
 
 
 def _tokens(ranks: Sequence[dict[str, Any]], steps: int) -> list[int | None]:
-    """Add the ranks' tokens by step; unknown where one of them does not know."""
+    """Add the ranks' tokens by step; unknown if one of them is unknown."""
     total: list[int | None] = []
     for step in range(steps):
         given = [each["tokens"][step] if step < len(each["tokens"]) else None for each in ranks]

@@ -1,4 +1,4 @@
-"""How many tokens a call of a model gets, by the shapes of its arguments alone: no value is read."""
+"""How many tokens a call of a model gets, from the shapes of its arguments; no value is read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["tokens_of"]
 
 
 def tokens_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """Return the tokens of a call, padding included, or None where no argument tells.
+    """Return the number of tokens of a call, including padding, or None if no argument shows it.
 
-    Counts ``input_ids`` (or the first positional argument where it holds integers ``[batch, length]``), else
-    ``inputs_embeds``, else ``labels``. An encoder-decoder's decoder side is added.
+    Counts ``input_ids`` (or the first positional argument if it holds integers ``[batch, length]``), else
+    ``inputs_embeds``, else ``labels``. For an encoder-decoder, adds the decoder's tokens.
     """
     own = _count(kwargs, "input_ids", "inputs_embeds")
     if own is None and args:

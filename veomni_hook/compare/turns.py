@@ -1,4 +1,4 @@
-"""Runs of one command without and with the hook, by turns: off, on, off, on."""
+"""Runs of one command alternately without and with the hook: off, on, off, on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Order", "environ_of", "take_turns"]
 
-#: In the command's arguments, this is replaced by the name of the run: `without-1`, `with-1`, ...
+#: In the command's arguments, the name of the run replaces this: `without-1`, `with-1`, ...
 PLACE = "{run}"
 LINES = 15
 
@@ -31,12 +31,12 @@ class Order:
 
     Attributes:
         command: the program and its arguments; `{run}` in an argument is replaced by the run's name.
-        settings: of the hook, for the runs that have it.
-        steps: optimizer steps of each run.
-        rounds: how many runs of each kind.
-        cwd: where the command runs; None: here.
-        limit: seconds after which a run is ended; None: no limit.
-        verbose: show what the script prints.
+        settings: the settings of the hook, for the runs with it.
+        steps: the number of optimizer steps of each run.
+        rounds: the number of runs of each kind.
+        cwd: the command's working directory; None: the current one.
+        limit: the seconds after which a run is stopped; None: no limit.
+        verbose: whether to show what the script prints.
     """
 
     command: Sequence[str]
@@ -49,16 +49,16 @@ class Order:
 
 
 def take_turns(order: Order, told: Callable[[Run, int], None]) -> Iterator[Run]:
-    """Run the command by turns and yield each run when it has ended.
+    """Run the command alternately without and with the hook; yield each run when it has ended.
 
-    A round is always completed, so that both kinds of runs are there; after a failure no further one begins.
+    A round is always completed, so that there are runs of both kinds. After a failure no other round starts.
 
     Args:
         order: what to run.
-        told: called several times a second with the run that is going on and the steps that it has done.
+        told: called several times per second with the current run and the number of its steps.
 
     Raises:
-        KeyboardInterrupt: the user interrupted; every process has ended.
+        KeyboardInterrupt: the user pressed Ctrl-C; every process has ended.
     """
     for turn in range(1, order.rounds + 1):
         failed = False
@@ -71,7 +71,7 @@ def take_turns(order: Order, told: Callable[[Run, int], None]) -> Iterator[Run]:
 
 
 def environ_of(plan: Plan, settings: Settings, *, hooked: bool, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a run: both kinds differ only in whether the hook is switched on."""
+    """Return the environment of a run; the two kinds differ only in whether the hook is on."""
     from veomni_hook.finders.children import environment
 
     path = os.pathsep.join(filter(None, (BOOTSTRAP, environ.get("PYTHONPATH"))))

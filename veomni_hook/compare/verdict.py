@@ -1,4 +1,4 @@
-"""What a comparison says in the end: about the step time, the losses, and in one sentence about both."""
+"""The verdict of a comparison: on the step time, on the losses, and one sentence about both."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from veomni_hook.compare.runs import Run
 
 __all__ = ["Verdict", "percent", "problems_of", "readable_time", "tolerance", "verdict"]
 
-#: Runs without the hook that differ by more than this share tell little.
+#: If runs of the same kind differ by more than this share, small differences cannot be measured.
 NOISY = 0.05
-#: What rounding explains; larger differences have to be there between runs without the hook, too.
+#: Rounding explains differences up to this; larger ones must also occur between runs without the hook.
 TOLERANCE = 1e-4
 LOW_TOLERANCE = 2e-2
 LOW_PRECISION = ("bfloat16", "float16", "float8")
-#: The largest of the pairs of one kind says only about how large the script's own noise is.
+#: Differences up to this multiple of those between runs without the hook count as the script's own noise.
 OWN_NOISE = 2.0
 
 
@@ -28,7 +28,7 @@ class Verdict:
     Attributes:
         time: ``faster``, ``slower``, ``same``, ``noisy`` or ``unknown``.
         loss: ``agree``, ``own noise`` (they differ as runs without the hook do), ``differ`` or ``unknown``.
-        sentence: both for a reader, with figures.
+        sentence: both as a sentence, with figures.
     """
 
     time: str
@@ -37,7 +37,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether no loss differs by more than rounding and the script's own noise."""
+        """Whether losses differ by no more than rounding and the script's own noise."""
         return self.loss != "differ"
 
 
@@ -71,7 +71,7 @@ def _of_time(without: Side, with_hook: Side, found: Times) -> tuple[str, str]:
     if math.isinf(found.uncertainty):
         return "unknown", f"Too few steps count to compare step times ({medians}; raise --steps)"
     if found.noise is None:
-        medians += "; with fewer than two runs of each kind, how much runs differ by themselves is unknown"
+        medians += "; with fewer than two runs of each kind, the noise between runs is unknown"
     off_by = abs(found.ratio - 1)
     if off_by > found.uncertainty:
         name = "faster" if found.ratio < 1 else "slower"
@@ -81,7 +81,7 @@ def _of_time(without: Side, with_hook: Side, found: Times) -> tuple[str, str]:
         return "noisy", f"The machine is too noisy to tell a difference in step time: {spread} ({medians})"
     if found.uncertainty > NOISY:
         spread = f"they vary too much within the runs (the ratio is known to {percent(found.uncertainty)})"
-        return "noisy", f"The step times do not tell a difference: {spread} ({medians})"
+        return "noisy", f"The step times show no clear difference: {spread} ({medians})"
     known = f"to within {percent(found.uncertainty)}"
     return "same", f"With the hook a step takes the same time {known} ({medians})"
 
@@ -97,8 +97,8 @@ def _of_loss(between: LossDifference, own: LossDifference, limit: float) -> tupl
         if own.largest > LOW_TOLERANCE:
             return (
                 "own noise",
-                "the losses differ no more than those of two runs without the hook, which is much "
-                f"({percent(own.largest)}; a fixed seed in the script tells more)",
+                "the losses differ no more than those of two runs without the hook, but these differ a lot "
+                f"({percent(own.largest)}; a fixed seed in the script makes the comparison more precise)",
             )
         return "own noise", f"the losses agree within the script's own noise ({own.largest:.1e})"
     compared = "there is no second run without the hook to compare with"
@@ -112,12 +112,12 @@ def _of_loss(between: LossDifference, own: LossDifference, limit: float) -> tupl
 
 
 def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
-    """Return what could not be seen, or went otherwise than asked, in sentences."""
+    """Return what could not be measured or did not happen as requested, as sentences."""
     found: list[str] = []
     for run in runs:
         found += [f"{run.label}: {note}" for note in run.notes]
         if run.ended_by_us:
-            found.append(f"{run.label}: it was ended from here, because {run.ended_by_us}")
+            found.append(f"{run.label}: `compare` stopped it, because {run.ended_by_us}")
         if run.failed:
             continue
         if not run.attached:
@@ -128,14 +128,14 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
         elif not run.times:
             found.append(
                 f"{run.label}: no optimizer step was seen (calls of backward: "
-                f"{run.facts.get('backwards', 0)}): nothing stepped that is a torch.optim.Optimizer, or "
-                "its step was compiled or captured"
+                f"{run.facts.get('backwards', 0)}): no torch.optim.Optimizer made a step, or its step "
+                "was compiled or captured"
             )
         elif len(run.times) < steps:
             found.append(f"{run.label}: the script ended after {len(run.times)} of {steps} steps")
     seen = [run for run in runs if run.times]
     if seen and not any(loss is not None for run in seen for loss in run.losses):
-        found.append("losses are unknown: backward was called on no scalar")
+        found.append("losses are unknown: backward was not called on a scalar")
     if seen and all(count is None for run in seen for count in run.tokens[1:]):
         found.append(
             "tokens are unknown: no transformers model was called with input_ids, inputs_embeds or labels"
@@ -144,8 +144,8 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
     if hooked and not any(run.facts.get("kernels") for run in hooked):
         gone = any(run.facts.get("model_called") and not run.facts.get("models") for run in hooked)
         found.append(
-            "which kernels ran is unknown: the script came to its own end, and its model was gone by then; "
-            "ask for fewer --steps"
+            "which kernels ran is unknown: the script ended by itself, and its model was gone by then; "
+            "use fewer --steps"
             if gone
             else "the hook patched nothing that the script trains: no transformers model with kernel slots "
             "was called"
@@ -154,12 +154,12 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """Return a share as a person reads it."""
+    """Return a share as text, in percent."""
     return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
 
 
 def readable_time(seconds: float) -> str:
-    """Return a duration as a person reads it, with three digits or more."""
+    """Return a duration as text, with at least three digits."""
     if seconds == 0:
         return "0 s"
     if seconds >= 100:

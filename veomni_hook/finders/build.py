@@ -33,6 +33,7 @@ from veomni_hook.finders.pipeline import (
 )
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
+from veomni_hook.layout import counted
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
 from veomni_hook.patches.render import with_header
 from veomni_hook.patches.report import PatchReport
@@ -92,7 +93,7 @@ def _build(
         return failed or NOTHING
     stored = stored_form(patched)
     published = NotStored(failed) if failed else publish(upstream, stored, stage, inputs, missing)
-    note(f"patched {upstream.module} ({len(patched.report.applied)} patches)")
+    note(f"patched {upstream.module} ({counted(len(patched.report.applied), 'patch', 'patches')})")
     if isinstance(published, Hit):
         return from_hit(published, upstream, "miss", miss), None, published.code
     outcome = Outcome(

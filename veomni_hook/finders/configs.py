@@ -212,7 +212,7 @@ def forget(names: Iterable[str], fresh: Collection[str] = ()) -> None:
             holders.append(f"{holder_name} ({', '.join(taken)})")
     if holders:
         warnings.warn(
-            "imported by a patch config before its own targets were patched, and holding unpatched code: "
+            "imported by a patch config before its targets were patched, so they contain unpatched code: "
             + "; ".join(holders)
             + ". Import them in the config inside the functions that need them.",
             VeomniHookWarning,

@@ -70,24 +70,44 @@ def _is_notebook() -> bool:
 
 
 def report(names: Iterable[str]) -> None:
-    """Warn about each named module that is in `sys.modules` but not patched.
+    """Warn about the named modules that are in `sys.modules` but not patched.
+
+    The warning names their families; the log (INFO) has all modules with their files.
 
     Raises:
         AlreadyImportedError: in strict mode.
     """
     from veomni_hook.finders.handle import current_settings
+    from veomni_hook.finders.log import note
+    from veomni_hook.layout import shortened
 
     loaded = [
-        (name, sys.modules[name])
+        name
         for name in dict.fromkeys(names)
         if name not in STATE.taken  # those were not imported too early, and have their own warning
         if isinstance(sys.modules.get(name), ModuleType) and not is_patched(sys.modules[name])
     ]
     if not loaded:
         return
-    listing = ", ".join(f"{name} (from {getattr(module, '__file__', None)})" for name, module in loaded)
-    what = f"imported before the hook could patch it: {listing}"
+    files = ", ".join(f"{name} ({getattr(sys.modules[name], '__file__', None)})" for name in loaded)
+    note(f"imported too early to be patched: {files}")
+    what = f"imported too early to be patched: {shortened(_families(loaded))}"
     fix = _IN_A_NOTEBOOK if _is_notebook() else _IN_A_SCRIPT
     if current_settings().strict:
         raise AlreadyImportedError(what, where="sys.modules", fix=fix)
-    warnings.warn(f"{what}; these modules stay unpatched. Fix: {fix}", AlreadyImportedWarning, stacklevel=4)
+    everything = "; `handle.status()` lists all modules" if STATE.handles else ""
+    message = f"{what}. They stay unpatched{everything}. Fix: {fix}"
+    warnings.warn(message, AlreadyImportedWarning, stacklevel=4)
+
+
+def _families(names: Iterable[str]) -> list[str]:
+    """Return the families of modules, then the modules that belong to none."""
+    from veomni_hook.finders.finder import PREFIX
+
+    ordered = sorted(names, key=lambda name: not name.startswith(PREFIX))
+    return list(
+        dict.fromkeys(
+            name.removeprefix(PREFIX).partition(".")[0] if name.startswith(PREFIX) else name
+            for name in ordered
+        )
+    )

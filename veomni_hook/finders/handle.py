@@ -83,8 +83,7 @@ class Status:
     def __repr__(self) -> str:
         lines = [f"veomni_hook: {'active' if self.active else 'inactive'}"]
         for outcome in self.modules.values():
-            state = f"patched ({outcome.cache})" if outcome.patched else f"left alone: {outcome.reason}"
-            lines.append(f"  {outcome.module}: {state}")
+            lines.append(f"  {outcome.module}: {outcome.state}")
         return "\n".join(lines)
 
 
@@ -251,7 +250,7 @@ def _choose_plugins(settings: Settings) -> None:
     plugins.choose(settings.plugins, strict=settings.strict)
     for name in plugins.unknown_names(settings.plugins):
         what = (
-            f"the setting `plugins` names {name}, and no installed distribution or entry point is called so"
+            f"the setting `plugins` names {name}, but no installed distribution or entry point has that name"
         )
         if settings.strict:
             from veomni_hook.errors import SettingsError
@@ -299,10 +298,14 @@ def _passed_by() -> dict[str, Outcome]:
         and (remote if is_remote(name) or name == REMOTE_LOADING else is_target(name))
     ]
     ahead = ", ".join(ahead_of(STATE.finder))
-    reason = "imported without asking the hook: before it was active"
+    reason = "imported before the hook was active"
     if ahead:
-        reason += f", or claimed by a finder ahead of it on sys.meta_path ({ahead})"
-    return {name: Outcome(name, patched=False, reason=reason) for name in names}
+        reason += f", or taken by a finder ahead of it on sys.meta_path ({ahead})"
+    adopted = "; veomni_hook.adopt has patched models of it"
+    return {
+        name: Outcome(name, patched=False, reason=reason + (adopted if name in STATE.adopted else ""))
+        for name in names
+    }
 
 
 def _note_early_imports(*, report: bool) -> None:

@@ -71,7 +71,7 @@ def problem(source_module: str, *, registered: bool = False) -> str:
         if registered or is_target(source_module):
             return ""
         return (
-            f"{source_module} is none of transformers' modeling modules; any other module is patched if "
+            f"{source_module} is not a modeling module of transformers; another module is patched only if "
             "veomni_hook.register(config) is called before it is imported"
         )
     near = difflib.get_close_matches(source_module, list(_candidates(_existing(head))))

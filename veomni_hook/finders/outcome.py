@@ -54,6 +54,10 @@ class Outcome:
         names = ("module", "patched", "reason", "cache", "origin", "stored", "patch_hash")
         return {**{name: getattr(self, name) for name in names}, "report": dict(self.report)}
 
+    @property
+    def state(self) -> str:
+        """The outcome as text: ``patched (hit)``, or ``not patched:`` and the reason."""
+        return f"patched ({self.cache})" if self.patched else f"not patched: {self.reason}"
+
     def __repr__(self) -> str:
-        state = f"patched ({self.cache})" if self.patched else f"left alone: {self.reason}"
-        return f"<Outcome {self.module}: {state}>"
+        return f"<Outcome {self.module}: {self.state}>"

@@ -48,8 +48,8 @@ def look(finder: PatchFinder) -> None:
     from veomni_hook.finders.handle import current_settings
 
     what = (
-        f"an import hook ahead of veomni_hook's ({', '.join(ahead_of(finder))}) took {', '.join(taken)}: "
-        "what it takes stays unpatched"
+        f"an import hook ahead of veomni_hook's ({', '.join(ahead_of(finder))}) loaded {', '.join(taken)}: "
+        "modules that it loads stay unpatched"
     )
     if current_settings().strict:
         STATE.looked_at = None  # look again next time, in case the error is caught

@@ -213,10 +213,10 @@ def report_refusal(found: Store, *, temporary: bool = False) -> None:
         return
     now = "are patched in memory at each start"
     if temporary or found.mode == "temporary":
-        now = "are kept in a temporary folder until this process ends, and patched anew at each start"
+        now = "are kept in a temporary folder until this process ends, and every start patches them again"
     warn_once(
         f"the cache of patched modules cannot be used: {found.refused}. Modules {now}, so imports are "
-        "slower. Fix: free space there, make the folder writable for this user alone, or name another one in "
+        "slower. Fix: free space there, make the folder writable only for this user, or name another one in "
         "VEOMNI_CACHE_DIR",
         about="cache",
     )

@@ -88,9 +88,7 @@ def prepare(
         settings = _with_device(settings, device)
     if configs is not None:
         patched = build.patch(upstream, configs, pipeline.device_of(settings))
-        reason = (
-            "the configs were given, so the cache was not asked" if patched else "none of the configs applies"
-        )
+        reason = "the cache is not used if configs are given" if patched else "none of the configs applies"
         return _prepared(upstream, patched, None, reason, "memory")
     names, loaded = pipeline.load_configs(module, settings)
     every = config_loading.for_module(loaded, STATE.registered)

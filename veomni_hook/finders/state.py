@@ -33,6 +33,7 @@ class State:
         looked_at: the number of loaded modules and the last of them at the latest search for targets taken
             by another import hook; None before the first search.
         taken: targets found to be taken by another import hook.
+        adopted: modules with models that `veomni_hook.adopt` has patched.
         outcomes: the outcome of each requested target module, by name.
         said: warnings already given in this process.
         process: the id of the process that loaded the hook; differs from `os.getpid()` in forked processes.
@@ -49,6 +50,7 @@ class State:
         self.asked: set[str] = set()
         self.early: frozenset[str] = frozenset()
         self.taken: set[str] = set()
+        self.adopted: set[str] = set()
         self.looked_at: tuple[int, str] | None = None
         self.outcomes: dict[str, Outcome] = {}
         self.said: set[str] = set()

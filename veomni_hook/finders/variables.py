@@ -39,6 +39,6 @@ def report(unknown: Iterable[str], *, strict: bool) -> None:
             )
         if name:
             warn_once(
-                f"the environment variable {variable} is none of veomni-hook's and sets nothing. "
-                f"Fix: set {name} if that is meant"
+                f"the environment variable {variable} is not a variable of veomni-hook and has no effect. "
+                f"Fix: set {name} if you meant that"
             )

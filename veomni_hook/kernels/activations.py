@@ -102,7 +102,7 @@ def unknown(activation: Any, known: str = "") -> str:
     if changed is None and (kind.__module__, kind.__name__) in _BY_CLASS and not is_as_written(kind):
         changed = f"the forward of {kind.__name__} was replaced by {'.'.join(written_in(kind.forward))}"
     named = getattr(activation, "__name__", kind.__name__)
-    return changed or f"the activation is {named}" + (f"; known are {known}" if known else "")
+    return changed or f"the activation {named} is not supported" + (f", only {known}" if known else "")
 
 
 def _said(activation: nn.Module, name: str) -> str | None:
@@ -128,6 +128,6 @@ def _of_partial(activation: partial[Any]) -> str | None:
 def _changed(activation: nn.Module) -> str | None:
     """Return what a call of the module does besides its class's computation, or None."""
     if activation.__dict__.get("inplace"):
-        return "the activation works in place"
+        return "the activation modifies its input in place"
     seen = call_is_seen(activation)
-    return None if seen is None else f"the activation {seen}, which a fusion would skip"
+    return None if seen is None else f"the activation {seen}, which a fused kernel would skip"

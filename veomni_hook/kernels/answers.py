@@ -69,7 +69,7 @@ class Answers:
         reason = None if idle is not None else excluded(site.op, site.variant, choice)
         self.idle = idle if reason is None else Outcome(EAGER, reason)
         if reason is not None:
-            site.say(logging.INFO, f": upstream code: {reason}")
+            site.say(logging.INFO, f": upstream's code runs: {reason}")
             self._tell(None)
 
     def selection(self, device: str) -> Selection:
@@ -91,7 +91,7 @@ class Answers:
         if found is None:
             # A backend chosen by name that does not run deserves a warning; auto promised nothing.
             level = logging.INFO if self.wanted == AUTO else logging.WARNING
-            self._site.say(level, f": upstream code instead of {backend}: {reason}")
+            self._site.say(level, f": upstream's code runs instead of {backend}: {reason}")
             found = self._refusals[backend, reason] = Outcome(EAGER, reason)
         return found
 
@@ -109,7 +109,7 @@ class Answers:
         if not kept and self.wanted != AUTO:
             self._site.say(
                 logging.WARNING,
-                f": upstream code instead of {self.wanted} under torch.compile: not traceable",
+                f": upstream's code runs under torch.compile, because {self.wanted} is not traceable",
             )
         return tuple((run, rules, each.backend) for each, run, rules in self._loaded(kept))
 

@@ -31,9 +31,9 @@ def unfit(*tensors: Any) -> str | None:
         return reason
     for tensor in tensors:
         if tensor.layout is not torch.strided:
-            return "an operand is not strided"
+            return "an operand is not a strided tensor"
         if tensor.device != tensors[0].device:
             return f"operands are on {tensors[0].device} and {tensor.device}"
         if tensor.dtype not in DTYPES:
-            return f"an operand is {tensor.dtype}"
+            return f"an operand has dtype {tensor.dtype}"
     return None

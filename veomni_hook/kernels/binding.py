@@ -15,6 +15,7 @@ from veomni_hook.kernels.choice import AUTO, Choice, choice_of
 from veomni_hook.kernels.registry import registry
 from veomni_hook.kernels.select import excluded
 from veomni_hook.kernels.state import STATE
+from veomni_hook.layout import counted, shortened
 
 if TYPE_CHECKING:
     from torch import nn
@@ -153,10 +154,10 @@ def _check_sites(model: nn.Module, choice: Choice) -> None:
                 site = f"{place or 'the model'} ({kind.__name__})"
                 failing.setdefault(f"{slot.op}/{slot.variant} has no {wanted!r} kernel", []).append(site)
     if failing:
-        places = "; ".join(f"{why}: {_shortened(sites)}" for why, sites in failing.items())
+        places = "; ".join(f"{why}: {shortened(sites)}" for why, sites in failing.items())
         ops = sorted({why.partition("/")[0] for why in failing})
         raise KernelError(
-            f"{len(failing)} kind(s) of site cannot be bound: {places}",
+            f"{counted(len(failing), 'kind')} of place cannot be bound: {places}",
             where=f"bind({type(model).__name__})",
             fix=f"bind these ops to something else, e.g. {', '.join(f'{op}=auto' for op in ops)}",
         )
@@ -167,7 +168,3 @@ def _holds_slots(module: nn.Module) -> bool:
     from veomni_hook.kernels.slot import Slot
 
     return any(isinstance(value, Slot) for value in vars(module).values())
-
-
-def _shortened(sites: list[str]) -> str:
-    return ", ".join(sites[:3]) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "")

@@ -49,7 +49,7 @@ class Choice:
             return f"{op}={self.ops[op]} is chosen"
         if self.preset is None or self.named(op) == self.preset:
             return f"{self.preset or AUTO} is chosen"
-        return f"{self.preset} is chosen, which has no kernels for {op}"
+        return f"{self.preset} is chosen and has no kernels for {op}"
 
     def over(self, base: Choice) -> Choice:
         """Return this choice, with ``base`` as the fallback for what it leaves unspecified."""

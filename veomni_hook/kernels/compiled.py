@@ -33,6 +33,8 @@ def device_of(operands: tuple[Any, ...]) -> Any:
 
 Binder = Callable[..., tuple[Any, ...]]
 _LEFT = Outcome(EAGER, "left to Inductor")
+#: Why no kernel was asked. While dynamo traces, it is not known which definition was replaced.
+_REPLACED = "a function or method that a kernel would not call was replaced"
 
 
 class Notes:
@@ -101,7 +103,8 @@ class Compiled:
             return bool(found)
 
         def note(wanted: str, backend: str, refusing: str) -> bool:
-            left = Outcome(EAGER, f"{_LEFT.reason}: {refusing} refused the call")
+            why = f"{refusing} refused the call" if refusing else _REPLACED
+            left = Outcome(EAGER, f"{_LEFT.reason}: {why}")
             notes.add(wanted, Outcome(backend, "compiled in") if backend else left)
             return True
 

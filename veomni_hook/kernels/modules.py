@@ -45,11 +45,11 @@ def call_is_seen(module: nn.Module) -> str | None:
     own = held.get("forward")
     # Some wrappers leave the class's own forward, bound to the module, in the instance.
     if own is not None and getattr(own, "__func__", None) is not type(module).forward:
-        return "has a forward of its own"
+        return "has its own forward"
     if module._compiled_call_impl is not None:
-        return "is compiled by itself"
+        return "is compiled separately"
     if _GLOBAL_FORWARD or _GLOBAL_FORWARD_PRE or _GLOBAL_BACKWARD or _GLOBAL_BACKWARD_PRE:
-        return "is observed by a global hook"
+        return "is subject to a global hook"
     if type(module).__call__ is not _CALL:
         return call_is_overridden(module)
     return None

@@ -52,7 +52,7 @@ OP_PACKAGES = (
     "linear_cross_entropy",
 )
 
-_REFERENCE_DESCRIPTION = "the formula in plain PyTorch: the oracle of the tests; for checking, not for speed"
+_REFERENCE_DESCRIPTION = "the formula in plain PyTorch; for checking results, not for speed"
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Registry:
         key = (kernel.op, kernel.variant, kernel.backend)
         if key in self._kernels and key not in self._derived:
             raise KernelError(
-                f"{kernel.op}/{kernel.variant} has a {kernel.backend!r} kernel already",
+                f"{kernel.op}/{kernel.variant} already has a {kernel.backend!r} kernel",
                 where=self._kernels[key].load,
                 fix="register yours under another backend name",
             )

@@ -95,7 +95,7 @@ def _upstream(
     if failure is not None:
         return Decision(EAGER, accepted=False, reason=f"a call raises an error: {failure}")
     if accepted:
-        return Decision(EAGER, accepted=automatic, reason="the code to fall back to")
+        return Decision(EAGER, accepted=automatic, reason="the fallback")
     return Decision(EAGER, accepted=True, reason=reason or "no kernel can run here")
 
 
@@ -110,7 +110,7 @@ def excluded(op: str, variant: str, choice: Choice, known: Registry = registry) 
     if not known.supplied(op, variant):
         return UNSUPPLIED
     named = (kernel.backend for kernel in kernels if kernel.backend != REFERENCE)
-    return f"auto picks none of its kernels; by name: {', '.join(named)}"
+    return f"auto uses none of its kernels; choose one by name: {', '.join(named)}"
 
 
 def _decide(kernel: Kernel, wanted: str, system: System) -> Decision:

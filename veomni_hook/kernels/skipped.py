@@ -333,7 +333,7 @@ def _own_of_operands(kind: type, name: str, operands: tuple[Any, ...]) -> Any:
 def _said(name: str, standing: Any) -> str:
     from veomni_hook.kernels.modules import written_in  # imports torch, which is loaded by now
 
-    return f"{name}, whose call a kernel would skip, was replaced by {'.'.join(written_in(standing))}"
+    return f"{name}, which a kernel would not call, was replaced by {'.'.join(written_in(standing))}"
 
 
 def _of_hub(standing: Any) -> CodeType | None:

@@ -58,10 +58,10 @@ def _warn(found: dict[str, None]) -> None:
         return
     _WARNED.extend(found)
     warnings.warn(
-        "two libraries are stacked on one model, Liger and veomni-hook. Liger runs in the place of "
-        f"{', '.join(found)}; veomni-hook, or upstream's code, runs everywhere else, without kernels that "
+        "two libraries are stacked on one model, Liger and veomni-hook. Liger replaces "
+        f"{', '.join(found)}; everywhere else, veomni-hook or upstream's code runs, without kernels that "
         "fuse these places with others. Use one of the two: leave out apply_liger_kernel_to_* and "
-        "use_liger_kernel=True (VEOMNI_KERNELS=liger runs Liger's kernels by veomni-hook), or switch "
+        "use_liger_kernel=True (VEOMNI_KERNELS=liger runs Liger's kernels through veomni-hook), or switch "
         "veomni-hook off with VEOMNI_HOOK=0. veomni_hook.explain(model) shows what runs at each place",
         VeomniHookWarning,
         stacklevel=4,

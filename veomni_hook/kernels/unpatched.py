@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import KernelError
+from veomni_hook.layout import shortened
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,17 +42,17 @@ def _why(names: list[str]) -> tuple[str, str]:
         switch = os.environ.get("VEOMNI_HOOK")
         if switch is not None and switch.lower() in ("0", "false", "no", "off"):
             return f"the hook is off, VEOMNI_HOOK={switch}", "unset VEOMNI_HOOK, or remove the call to bind"
-        return f"the hook is not active, so {_listed(names)} was not patched", _FIRST
+        return f"the hook is not active, so {shortened(names)} was not patched", _FIRST
     if all(name.startswith("transformers_modules.") for name in names):
         fix = "set VEOMNI_REMOTE_CODE=1 before the model is loaded"
-        return f"the hook did not patch the remote code {_listed(names)}", fix
+        return f"the hook did not patch the remote code {shortened(names)}", fix
     late = [name for name in names if not _was_asked_for(name)]
     if late:
         others = [type(each).__name__ for each in sys.meta_path[: sys.meta_path.index(hook)]]
         ahead = f", or taken by a finder ahead of it ({', '.join(others)})" if others else ""
-        return f"the hook came too late: {_listed(late)} was imported before it was active{ahead}", _FIRST
+        return f"the hook came too late: {shortened(late)} was imported before it was active{ahead}", _FIRST
     fix = "see `veomni-hook doctor` for the settings in force: VEOMNI_IDIOMS=0 disables idioms"
-    return f"the hook found nothing to route in {_listed(names)}", fix
+    return f"the hook found nothing to route in {shortened(names)}", fix
 
 
 def _was_asked_for(name: str) -> bool:
@@ -61,7 +62,3 @@ def _was_asked_for(name: str) -> bool:
         return True
     module = sys.modules.get(name)
     return isinstance(module, ModuleType) and "veomni_hook" in type(module.__loader__).__module__
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

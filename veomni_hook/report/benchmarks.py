@@ -1,4 +1,4 @@
-"""Recorded benchmarks as bars: of the ops on a page, and of training steps of the models on it.
+"""Recorded benchmarks as bars: of a page's ops, and of training steps of its models.
 
 A checkout has records in `benchmarks/results`; an installed wheel has none.
 """
@@ -17,7 +17,7 @@ from veomni_hook.report.page import section
 __all__ = ["ID", "Bar", "Chart", "bars", "benchmarks", "charts", "results_folder"]
 
 ID = "benchmarks"
-#: Whole training steps by the name of their benchmark: the family, and what was run.
+#: Complete training steps by the name of their benchmark: the family, and what was run.
 _STEPS = {
     "qwen3_8b_step_gpu": (
         "qwen3",
@@ -42,7 +42,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Bar:
-    """One side of a comparison: its name, how long it took, and what else was measured, in words."""
+    """One side of a comparison: its name, its time, and its other measurements as text."""
 
     name: str
     milliseconds: float
@@ -52,12 +52,12 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """Sides that were measured in one run, by turns.
+    """Sides that were measured alternately in one run.
 
     Attributes:
         title: what was measured.
         where: device, versions and date.
-        first: whether it is the first of its op and device; others are folded away.
+        first: whether it is the first of its op and device; the others are folded.
         bars: the sides.
     """
 
@@ -75,16 +75,16 @@ def results_folder() -> Path | None:
 
 
 def charts(folder: Path, ops: Iterable[str], families: Iterable[str], *, cpu: bool) -> list[Chart]:
-    """Return what is recorded of ops and families, records of this kind of machine first.
+    """Return the records of ops and families; those of this kind of machine come first.
 
     Args:
-        folder: where the records are.
+        folder: the folder of the records.
         ops: the names of ops.
         families: short names of modeling modules.
-        cpu: whether records of CPUs come before those of accelerators.
+        cpu: whether CPU records come before accelerator records.
 
     Raises:
-        ValueError: a file there is no record of a benchmark.
+        ValueError: a file in the folder is not a record of a benchmark.
     """
     wanted, known = set(ops), set(families)
     records = [_read(file) for file in sorted(folder.glob("*.json"))]
@@ -182,7 +182,7 @@ def _step(record: Mapping[str, Any], families: set[str]) -> Iterator[Chart]:
 
 
 def _ops(record: Mapping[str, Any], ops: set[str]) -> Iterator[Chart]:
-    """The charts of a record of `veomni-hook bench`: the first size of each op is shown at once."""
+    """The charts of a record of `veomni-hook bench`; the first size of each op is not folded."""
     first: dict[str, str] = {}
     for row in record.get("rows", ()):
         if row.get("op") not in ops or row["part"] not in _PARTS or not row["milliseconds"]:

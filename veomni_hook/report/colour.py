@@ -1,4 +1,4 @@
-"""Python source as markup, line for line: keywords, strings, comments and numbers have a class."""
+"""Python source as markup, line by line: keywords, strings, comments and numbers get a class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Span = tuple[int, int, str]
 def coloured(lines: Sequence[str]) -> list[Html]:
     """Return each line as markup.
 
-    Text that Python cannot read as tokens (it is shown, nothing is concluded from it) has no colours.
+    Text that Python cannot tokenize gets no colours; it is only shown, so this is not an error.
     """
     spans: dict[int, list[Span]] = {}
     try:
@@ -39,7 +39,7 @@ def coloured(lines: Sequence[str]) -> list[Html]:
 
 
 def _spans(lines: Sequence[str]) -> Iterator[tuple[int, Span]]:
-    """The coloured parts of lines, each with the line's number from 0."""
+    """The coloured parts of lines, each with its line number from 0."""
     after = ""
     for token in tokenize.generate_tokens(io.StringIO("".join(f"{line}\n" for line in lines)).readline):
         kind = _KINDS.get(token.type) or (

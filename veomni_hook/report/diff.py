@@ -1,4 +1,4 @@
-"""The side-by-side diff: upstream left, patched right, and above the lines of a patch its reason."""
+"""The side-by-side diff: upstream left, patched right, and the reason of each patch above its lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from veomni_hook.report.lines import Kind, Pair, Run, pairs, runs, split
 
 __all__ = ["Sides", "line_id", "side_by_side", "tally"]
 
-#: What stands beside a line's number: on the left, on the right.
+#: The signs beside line numbers: on the left, on the right.
 _SIGNS = {
     Kind.SAME: ("", ""),
     Kind.MOVED: ("", "→"),
@@ -27,14 +27,14 @@ _NAMED = 6
 
 @dataclass(frozen=True)
 class Sides:
-    """Two texts to be shown beside each other.
+    """Two texts to show side by side.
 
     Attributes:
-        id: what the ids of the right lines begin with; unique on the page.
+        id: the prefix of the right lines' ids; unique on the page.
         left, right: the texts.
-        names: what the two are, in a few words.
+        names: short descriptions of the two.
         first: the number of the first line of ``right`` in its file.
-        notes: what is said above lines of the right text, by their number there.
+        notes: the notes above lines of the right text, by line number.
     """
 
     id: str
@@ -51,13 +51,13 @@ def line_id(id_: str, number: int) -> str:
 
 
 def tally(left: str, right: str) -> dict[Kind, int]:
-    """Return how many lines became what."""
+    """Return the number of lines of each kind."""
     found = pairs(split(left), split(right))
     return {kind: sum(pair.kind is kind for pair in found) for kind in Kind}
 
 
 def side_by_side(sides: Sides) -> Html:
-    """Return the diff of two Python texts; unchanged parts are folded and open without a script."""
+    """Return the diff of two Python texts; unchanged parts are folded, and unfold without a script."""
     shown = _Shown(sides)
     heads = tag("div", *(tag("div", name) for name in sides.names), class_="sides", aria_hidden="true")
     parts = [shown.folded(run) if run.folded else shown.table(run.pairs) for run in shown.runs]
@@ -65,7 +65,7 @@ def side_by_side(sides: Sides) -> Html:
 
 
 class _Shown:
-    """The lines of both texts, coloured, and where notes go."""
+    """The coloured lines of both texts, and the places of notes."""
 
     def __init__(self, sides: Sides) -> None:
         self.sides = sides
@@ -78,7 +78,7 @@ class _Shown:
         self.runs = runs(found)
 
     def folded(self, run: Run) -> Html:
-        """Return unchanged lines, closed."""
+        """Return unchanged lines, folded."""
         first, last = run.pairs[0], run.pairs[-1]
         count = len(run.pairs)
         span = f"{self.number(first)}–{self.number(last)}"  # noqa: RUF001 - a range
@@ -91,12 +91,12 @@ class _Shown:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         named = f": {', '.join(names[:_NAMED])}{more}" if names else ""
         said = f"{count} unchanged line{'' if count == 1 else 's'}, {span}{named}"
-        # A note may belong to a line that did not change: what was removed left nothing there.
+        # A note may belong to an unchanged line, if the patch only removed lines there.
         is_open = any(pair in self.notes for pair in run.pairs)
         return tag("details", tag("summary", said), self.table(run.pairs), open=is_open)
 
     def table(self, group: Sequence[Pair]) -> Html:
-        """Return pairs as a table of four columns: the numbers and texts of both sides."""
+        """Return pairs as a table of four columns: the line numbers and texts of both sides."""
         first, last = self.number(group[0]), self.number(group[-1])
         left, right = self.sides.names
         heads = (f"Line, {left}", left, f"Line, {right}", right)
@@ -110,11 +110,11 @@ class _Shown:
         )
 
     def number(self, pair: Pair) -> str:
-        """Return the number of a pair's line: of the right text, or, where it has none, of the left one."""
+        """Return the line number of a pair in the right text, or in the left one if there is none."""
         return str(self.sides.first + pair.right if pair.right is not None else (pair.left or 0) + 1)
 
     def _bodies(self, group: Sequence[Pair]) -> Iterator[Html]:
-        """A group of rows for lines that are shown together where sides are stacked; notes stand between."""
+        """Groups of rows that stay together when the sides are stacked, with notes between them."""
         held: list[Pair] = []
         for pair in group:
             notes = self.notes.get(pair, ())
@@ -161,13 +161,13 @@ def _numbered(number: int, sign: str) -> Html:
 
 
 def _indent(line: str) -> str:
-    """The class that lets a line that is too long go on below its own beginning."""
+    """The class that indents the continuation of a wrapped line."""
     width = min(len(line) - len(line.lstrip()), _DEEPEST) // 4 * 4
     return f" i{width}" if width else ""
 
 
 def _placed(sides: Sides, found: Sequence[Pair]) -> dict[Pair, list[Html]]:
-    """The notes by the pair that they stand above: the line itself, or what was removed right above it."""
+    """The notes by the pair below them: the line itself, or the removed lines directly above it."""
     placed: dict[Pair, list[Html]] = {}
     for line, notes in sorted(sides.notes.items()):
         wanted = line - sides.first

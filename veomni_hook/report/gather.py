@@ -1,4 +1,4 @@
-"""From a patch report and two texts to what a page tells of the module."""
+"""Converts a patch report and two texts to a page's data on the module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from veomni_hook.report.model import Answer, Change, Module, Place, Unrouted
 
 __all__ = ["Answers", "Texts", "gathered", "places_in", "unpatched"]
 
-#: What computes at a place; the place has none yet.
+#: Returns what computes at a place, given the place without answers.
 Answers = Callable[[Place], Sequence[Answer]]
 
 _ASKED = ("kernel", "at")
@@ -24,7 +24,7 @@ _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a module: upstream's (None: not known any more), and that of the stored file."""
+    """The texts of a module: upstream's (None: no longer known), and the stored file's."""
 
     original: str | None
     stored: str
@@ -40,16 +40,16 @@ def gathered(
     examined: bool = True,
     reason: str = "",
 ) -> Module:
-    """Return what a page tells of a patched module.
+    """Return a page's data on a patched module.
 
     Args:
         label: its short name.
         texts: upstream's text and the stored file's.
         report: what was applied, with the stored file's lines.
         patch_hash: names the patched form.
-        answers: tells what computes at a place.
-        examined: whether idioms were asked, so that the report knows of candidates that are not routed.
-        reason: a sentence: why upstream's text is not known.
+        answers: returns what computes at a place.
+        examined: whether idioms ran, so that the report contains candidates that are not routed.
+        reason: why upstream's text is unknown, as a sentence.
     """
     header_lines = len(header(report, patch_hash))
     known = [replace(place, answers=tuple(answers(place))) for place in places_in(texts.stored, report.slots)]
@@ -72,13 +72,13 @@ def gathered(
 def unpatched(
     name: str, label: str, version: str, reason: str, *, unrouted: Iterable[Unrouted] | None = None
 ) -> Module:
-    """Return what a page tells of a module that no patch applies to; ``reason`` is a sentence."""
+    """Return a page's data on a module that no patch applies to; ``reason`` is a sentence."""
     found = None if unrouted is None else tuple(unrouted)
     return Module(name, label, version, "", None, None, 1, (), (), (), found, reason)
 
 
 def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
-    """Return every place of a patched module's text that asks one of the slots, in the order of the lines."""
+    """Return every place in a patched module's text that asks one of the slots, in line order."""
     from veomni_hook.kernels.registry import registry
 
     named = {slot.name: slot for slot in slots}
@@ -97,7 +97,7 @@ def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
 
 
 def _calls(node: ast.AST, owner: str) -> Iterator[tuple[str, ast.Call]]:
-    """Every call with the qualified name of the definition that it lies in."""
+    """Every call with the qualified name of the definition that contains it."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Call):
             yield owner, child
@@ -106,7 +106,7 @@ def _calls(node: ast.AST, owner: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _changes(applied: Sequence[AppliedPatch], places: Sequence[Place]) -> Iterator[Change]:
-    """The patches by line, without slots; each with the places in its lines, of its own op if it has one."""
+    """The patches by line, without slots; each with the places in its lines (of its op, if it has one)."""
     shown = sorted((patch for patch in applied if patch.kind != _SLOT), key=lambda patch: patch.lines)
     held: dict[int, list[Place]] = {}
     for place in places:
@@ -130,7 +130,7 @@ def _slots(report: PatchReport) -> Iterator[tuple[str, str, int]]:
 
 
 def _unsupplied(places: Iterable[Place]) -> Iterator[Unrouted]:
-    """The places that ask a slot whose formula no machine has a kernel for."""
+    """The places that ask a slot for whose formula no machine has a kernel."""
     from veomni_hook.kernels.registry import registry
     from veomni_hook.kernels.select import UNSUPPLIED
 

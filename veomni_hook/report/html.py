@@ -1,4 +1,4 @@
-"""Markup that is made by functions: what is not `Html` already is text, and is escaped."""
+"""Functions that create markup: everything that is not `Html` is text, and is escaped."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Html", "code", "join", "link", "tag", "text"]
 Attribute: TypeAlias = str | int | bool | None
 
 _VOID = frozenset({"br", "col", "hr", "meta"})
-# Text from source files and descriptions may hold what HTML cannot (control characters, halves of surrogate
-# pairs) and what would show it in another order than it has (bidirectional controls).
+# Text from source files and descriptions may contain characters that HTML does not allow (control characters,
+# lone surrogates) and that change the displayed order (bidirectional controls).
 _UNFIT = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 
 
 class Html(str):
-    """Markup: put into a page as it is. Every other string is text."""
+    """Markup, inserted into a page unchanged. Every other string is text."""
 
     __slots__ = ()
 
 
 def text(value: object) -> Html:
-    """Return text as markup; characters that HTML cannot hold, or that reorder others, are spelled out."""
+    """Return text as markup; characters that HTML does not allow, or that reorder others, are escaped."""
     if isinstance(value, Html):
         return value
     return Html(escape(_UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", str(value))))
@@ -35,9 +35,9 @@ def tag(name: str, /, *children: object, **attributes: Attribute) -> Html:
 
     Args:
         name: its name.
-        children: `Html` stays as it is, everything else is text; None is left out.
-        attributes: ``class_`` is ``class``, and ``aria_label`` is ``aria-label``. None and False leave one
-            out; True is one without a value.
+        children: `Html` stays unchanged, everything else is text; None is skipped.
+        attributes: ``class_`` is ``class``, and ``aria_label`` is ``aria-label``. None and False are skipped;
+            True is an attribute without a value.
     """
     words = [
         name,
@@ -48,17 +48,17 @@ def tag(name: str, /, *children: object, **attributes: Attribute) -> Html:
 
 
 def join(parts: Iterable[object], between: object = "") -> Html:
-    """Return parts one after the other; None is left out."""
+    """Return concatenated parts; None is skipped."""
     return Html(text(between).join(text(part) for part in parts if part is not None))
 
 
 def link(place: str, *children: object, **attributes: Attribute) -> Html:
-    """Return a link to an element of the same page, by its id."""
+    """Return a link to an element of the page, by its id."""
     return tag("a", *children, href=f"#{place}", **attributes)
 
 
 def code(value: object) -> Html:
-    """Return a short piece of code within text."""
+    """Return inline code."""
     return tag("code", value)
 
 

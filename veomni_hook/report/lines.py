@@ -1,7 +1,7 @@
-"""Two texts side by side: which line of one stands beside which of the other.
+"""Two texts side by side: which line of one belongs beside which line of the other.
 
-Lines are compared without their indentation: upstream's code that moved into the ``else`` of a guard stands
-beside itself, not removed here and added there.
+Lines are compared without their indentation, so upstream's code that moved into the ``else`` of a guard is
+paired with itself, and is not shown as removed and added.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from itertools import groupby, zip_longest
 
 __all__ = ["CONTEXT", "Kind", "Pair", "Run", "pairs", "runs", "split"]
 
-#: How many unchanged lines stay open beside a change.
+#: How many unchanged lines around a change are not folded.
 CONTEXT = 3
-#: Fewer unchanged lines than these are not worth folding away.
+#: Fewer unchanged lines than this are not folded.
 _FEW = 3
 
 
 class Kind(StrEnum):
-    """What became of a line."""
+    """What happened to a line."""
 
     SAME = "same"
-    MOVED = "moved"  # the same but for its indentation
+    MOVED = "moved"  # the same except for its indentation
     ADDED = "added"
     REMOVED = "removed"
     CHANGED = "changed"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A line of the left text beside one of the right text, each counted from 0; None: nothing."""
+    """A line of the left text beside one of the right text, numbered from 0; None: no line."""
 
     kind: Kind
     left: int | None
@@ -41,14 +41,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Pairs one after the other; ``folded``: unchanged ones, away from every change."""
+    """Consecutive pairs; ``folded``: they are unchanged and far from every change."""
 
     pairs: tuple[Pair, ...]
     folded: bool
 
 
 def split(text: str) -> list[str]:
-    """Return the lines of a text as Python counts them, without their ends."""
+    """Return the lines of a text as Python counts them, without line ends."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
@@ -56,8 +56,8 @@ def split(text: str) -> list[str]:
 def pairs(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
     """Return every line of both texts once, in order."""
     texts = [line.strip() for line in left], [line.strip() for line in right]
-    # Short lines (nothing, a bracket) are everywhere and say nothing of what belongs together, so they are
-    # compared where nothing else is left.
+    # Short lines (empty ones, brackets) occur everywhere and do not show which lines belong together, so they
+    # are compared last.
     matcher = SequenceMatcher(lambda line: len(line) < 2, *texts, autojunk=False)
     found: list[Pair] = []
     for how, start, end, first, last in matcher.get_opcodes():
@@ -82,7 +82,7 @@ def _paired(
 
 
 def runs(found: Iterable[Pair], *, context: int = CONTEXT) -> list[Run]:
-    """Return the pairs in runs: what is far from every change is folded."""
+    """Return the pairs in runs; pairs far from every change are folded."""
     groups = [(same, tuple(each)) for same, each in groupby(found, lambda pair: pair.kind is Kind.SAME)]
     parts: list[Run] = []
     for at, (same, group) in enumerate(groups):

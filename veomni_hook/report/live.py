@@ -1,4 +1,4 @@
-"""A page about a live model: the modules that its classes are from, with what really ran there."""
+"""A page about a live model: the modules of its classes, with what really ran in them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def live_page(explanation: Explanation, *, notes: Sequence[str] = ()) -> str:
 
     ``notes`` are further sentences below the figures.
 
-    Sources are read now, from the files that were imported; a package that was replaced since then shows
-    lines that nobody imported.
+    Sources are read now, from the files that were imported; if a package was replaced since then, the page
+    shows lines that were not imported.
     """
     modules = [_module(name, explanation.rows) for name in explanation.modules]
     title = f"{explanation.subject}: patches, and what ran"
@@ -67,7 +67,7 @@ def _module(name: str, rows: Sequence[Row]) -> Module:
 
 
 def _answers(place: Place, rows: Iterable[Row]) -> list[Answer]:
-    """What the modules that ask a slot at a place got; told once for all of which the same is told."""
+    """What the modules that ask a slot at a place got; modules with the same answer are grouped."""
     from veomni_hook.kernels.explanation import Explanation
 
     asking = [
@@ -80,7 +80,7 @@ def _answers(place: Place, rows: Iterable[Row]) -> list[Answer]:
 
 
 def _source(module: ModuleType | None) -> str | None:
-    """The text that was executed; of remote code ``__file__`` is the original's."""
+    """The text that was executed; for remote code, ``__file__`` is the original's."""
     read: Any = getattr(getattr(module, "__loader__", None), "get_source", None)
     return None if module is None or read is None else read(module.__name__)
 

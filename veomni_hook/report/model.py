@@ -1,4 +1,4 @@
-"""What a page tells of modules, as plain data."""
+"""A page's data on modules."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Answer:
     Attributes:
         backend: the kernel's backend; ``eager`` for the upstream code.
         why: the reason.
-        who: in a live model, the class of the modules and their number.
-        calls: in a live model, the calls that were counted.
+        who: in a live model, the class and number of the modules.
+        calls: in a live model, the counted calls.
         others: every backend that was considered, with the reason for or against it.
     """
 
@@ -34,10 +34,10 @@ class Place:
 
     Attributes:
         line: its number in the stored file.
-        target: the method or function that it lies in.
+        target: the method or function that contains it.
         slot: the slot's name in the module.
-        op, variant: what the slot is for.
-        formula: the variant in a line; empty where the op is not known here.
+        op, variant: those of the slot.
+        formula: the variant's formula; empty if the op is unknown here.
         answers: what computes there.
     """
 
@@ -55,13 +55,13 @@ class Change:
     """One patch, and the places that ask kernels in its lines.
 
     Attributes:
-        kind: what kind of patch, as reports name it.
+        kind: the kind of patch, as in reports.
         target: the class, method or function.
         reason: its description.
-        config: who declares it.
+        config: the config that declares it.
         lines: the first and last line in the stored file.
-        declared: the pattern that the target was found by; empty where it was named.
-        places: what asks a kernel there.
+        declared: the pattern that matched the target; empty if the target was named.
+        places: the places in these lines that ask for kernels.
     """
 
     kind: str
@@ -84,7 +84,7 @@ class Unrouted:
 
     @classmethod
     def of(cls, site: MissedSite) -> Unrouted:
-        """Return what a patch report says of a candidate."""
+        """Return the candidate of a patch report."""
         return cls(site.op, site.target, site.status, site.reason)
 
 
@@ -94,17 +94,17 @@ class Module:
 
     Attributes:
         name: its full name.
-        label: its short name, as the command line takes it.
-        version: the distribution that it is from, with the version.
-        patch_hash: names the patched form; empty where nothing applies.
-        original: upstream's text; None where it is not known any more.
-        patched: the patched text, without the header of the stored file; None where nothing applies.
+        label: its short name, which the command line accepts.
+        version: its distribution with the version.
+        patch_hash: identifies the patched form; empty if nothing applies.
+        original: upstream's text; None if it is no longer known.
+        patched: the patched text, without the header of the stored file; None if nothing applies.
         first: the number of its first line in the stored file.
         changes: the patches, by line.
         slots: the kernel slots that were added, each with op and variant.
-        yielded: the patches that gave way.
-        unrouted: the candidates that no kernel computes; None: nobody looked for them.
-        reason: a sentence: why nothing applies, or why upstream's text is not known.
+        yielded: the patches that yielded to others.
+        unrouted: the candidates without a kernel; None: not searched.
+        reason: why nothing applies, or why upstream's text is unknown, as a sentence.
     """
 
     name: str
@@ -122,5 +122,5 @@ class Module:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Every place that asks a kernel."""
+        """Every place that asks for a kernel."""
         return tuple(place for change in self.changes for place in change.places)

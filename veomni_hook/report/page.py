@@ -1,7 +1,7 @@
-"""The frame that pages share: head, style, skip link, contents; and the parts that any page may use.
+"""The frame of all pages (head, style, skip link, contents), and parts that any page can use.
 
-A page is one file: its style is inside, and it has no script. Its content security policy forbids to load or
-to run anything, whatever the text on it says.
+A page is one file: it contains its style and has no scripts. Its content security policy forbids loading or
+running anything, whatever text it shows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-ur
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the contents: the id of a section, its name, and what lies in it."""
+    """One line of the contents: the id of a section, its name, and its subsections."""
 
     id: str
     name: str
@@ -39,9 +39,9 @@ def page(
     """Return a whole page.
 
     Args:
-        title: its heading, and the title of the window; text.
-        body: what lies in ``main``, below the heading.
-        lead: what stands right below the heading.
+        title: its heading and the window's title, as text.
+        body: the content of ``main``, below the heading.
+        lead: the text directly below the heading.
         contents: links to sections of the body.
         styles: names of further style sheets of this package, without ``.css``.
     """
@@ -86,7 +86,7 @@ def table(
     On narrow screens a row is shown as a block, with the name of the column before each cell.
 
     Args:
-        caption: what the table holds; read out, and shown above it.
+        caption: the content of the table; screen readers read it, and it is shown above the table.
         heads: the names of the columns, as text.
         rows: their cells.
         kind: a class for its style.
@@ -102,14 +102,14 @@ def table(
 
 
 def facts(pairs: Iterable[tuple[object, object]]) -> Html:
-    """Return names and values as a strip of figures."""
+    """Return names and values as a row of boxes."""
     return tag(
         "dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs), class_="facts"
     )
 
 
 def badge(name: object, kind: str = "") -> Html:
-    """Return a short word in a frame; its meaning is in the word, colour only repeats it."""
+    """Return a short word in a box; the word has the meaning, the colour only repeats it."""
     return tag("span", name, class_=f"badge {kind}".strip())
 
 

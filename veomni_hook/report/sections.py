@@ -1,4 +1,4 @@
-"""What a page says of one module: its patches and kernels, what was not routed, and the diff."""
+"""The sections on one module: its patches and kernels, what was not routed, and the diff."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from veomni_hook.report.page import Entry, badge, facts, section, table
 
 __all__ = ["Ids", "entry", "figures", "module_section"]
 
-#: Kinds of patches as people say them.
+#: Display names of kinds of patches.
 _KINDS = {
     "class_replacement": "class replaced",
     "method_override": "method replaced",
@@ -37,7 +37,7 @@ _STATUS = {
 }
 _ROUTE = "route"
 _EAGER, _NONE = "eager", ("none", "replaced", "unasked")
-#: What the page calls a kernel's column, before a model ran and after.
+#: The heading of the column with kernels, before and after a model ran.
 _PLANNED, _RAN = "Kernel", "What ran"
 
 
@@ -50,14 +50,14 @@ class Ids:
         while (name := base if number == 1 else f"{base}-{number}") in taken:
             number += 1
         taken.add(name)
-        # A word of its own in front: no label can be an id of the frame.
+        # With this prefix, no label can equal an id of the frame.
         self.module = f"module-{name}"
         self.places = f"{self.module}-places"
         self.unrouted = f"{self.module}-unrouted"
         self.source = f"{self.module}-source"
 
     def row(self, at: int) -> str:
-        """Return the id of the table's row of a change."""
+        """Return the id of a change's row in the table."""
         return f"{self.module}-patch-{at + 1}"
 
 
@@ -74,7 +74,7 @@ def entry(module: Module, ids: Ids) -> Entry:
 
 
 def figures(modules: Sequence[Module], *, live: bool) -> Html:
-    """Return the page in figures: places, kernels, what was not routed, lines."""
+    """Return the figures of the page: places, kernels, what was not routed, lines."""
     places = [place for module in modules for place in module.places]
     backends = Counter(answer.backend for place in places for answer in place.answers[-1:])
     examined = [module.unrouted for module in modules if module.unrouted is not None]
@@ -131,7 +131,7 @@ def _places(module: Module, ids: Ids, *, live: bool) -> Html:
 
 
 def _rows(module: Module, ids: Ids, at: int, *, live: bool) -> Iterator[list[object]]:
-    """A row for each answer of the places of a change; one without kernels for a change that asks none."""
+    """A row for each answer of a change's places; one row without a kernel if it asks for none."""
     change = module.changes[at]
     first, last = change.lines
     span = f"line {first}" if first == last else f"lines {first}–{last}"  # noqa: RUF001 - a range
@@ -148,7 +148,7 @@ def _rows(module: Module, ids: Ids, at: int, *, live: bool) -> Iterator[list[obj
 
 
 def _patch(change: Change, place: Place | None) -> Html:
-    """What the patch is: its formula, or its kind and description."""
+    """A description of the patch: its formula, or its kind and description."""
     if change.kind == _ROUTE and place is not None:
         formula = tag("p", place.formula, class_="quiet small") if place.formula else None
         return join([code(f"{place.op}/{place.variant}"), formula])
@@ -222,7 +222,7 @@ def _legend() -> Html:
 
 
 def _notes(module: Module, ids: Ids) -> dict[int, list[Html]]:
-    """What stands above the lines of patches."""
+    """The notes above the lines of patches."""
     notes: dict[int, list[Html]] = {}
     for at, change in enumerate(module.changes):
         notes.setdefault(change.lines[0], []).append(_note(change, ids.row(at)))

@@ -1,4 +1,4 @@
-"""The whole report: figures, a section for each module, benchmarks."""
+"""The complete report: figures, a section for each module, benchmarks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Report", "whole"]
 
 @dataclass(frozen=True)
 class Report:
-    """What a page is made of.
+    """The content of a page.
 
     Attributes:
         title: its heading.
-        lead: a sentence below it.
+        lead: a sentence below the heading.
         modules: the modules, in order.
         live: whether the answers are what ran in a model, with calls.
         notes: further sentences below the figures.
-        charts: recorded benchmarks; None where there is no folder of records.
+        charts: recorded benchmarks; None if there is no folder of records.
     """
 
     title: str

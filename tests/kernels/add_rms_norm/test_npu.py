@@ -84,8 +84,8 @@ def test_refuses():
     a, b, _ = inputs((4, 6), torch.float32)
     norm = Qwen3RMSNorm(6)
     assert npu.refuses(layer, a, b, norm, Qwen3RMSNorm) is None
-    assert "not recognised" in npu.refuses(layer, a, b, nn.Identity(), Qwen3RMSNorm)
+    assert "not the recognised class" in npu.refuses(layer, a, b, nn.Identity(), Qwen3RMSNorm)
     assert "float64" in npu.refuses(layer, a.double(), b.double(), norm, Qwen3RMSNorm)
-    assert "does not cover" in npu.refuses(layer, a, b, Qwen3RMSNorm(3), Qwen3RMSNorm)
+    assert "does not match" in npu.refuses(layer, a, b, Qwen3RMSNorm(3), Qwen3RMSNorm)
     norm.bias = nn.Parameter(torch.ones(6))
     assert "2 parameters" in npu.refuses(layer, a, b, norm, Qwen3RMSNorm)

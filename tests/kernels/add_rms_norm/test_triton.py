@@ -237,13 +237,13 @@ def made(prepare, cls=Norm):
 @pytest.mark.parametrize(
     ("norm", "reason"),
     [
-        (Other(), "Other, which was not recognised"),
-        (None, "NoneType, which was not recognised"),
+        (Other(), "Other, not the recognised class"),
+        (None, "NoneType, not the recognised class"),
         (made(lambda norm: norm.register_forward_hook(lambda *_: None)), "has hooks"),
         (made(lambda norm: norm.register_forward_pre_hook(lambda *_: None)), "has hooks"),
         (made(lambda norm: norm.register_full_backward_hook(lambda *_: None)), "has hooks"),
-        (made(lambda norm: setattr(norm, "forward", lambda x: x)), "a forward of its own"),
-        (made(lambda norm: norm.compile()), "is compiled by itself"),
+        (made(lambda norm: setattr(norm, "forward", lambda x: x)), "has its own forward"),
+        (made(lambda norm: norm.compile()), "is compiled separately"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -270,7 +270,7 @@ def test_refuses_while_all_modules_are_watched():
         (torch.randn(2, 8), torch.randn(2, 8).bfloat16(), "torch.float32 and torch.bfloat16"),
         (torch.randn(2, 8), torch.randn(2, 8, device="meta"), "different devices"),
         (torch.randn(2, 8).double(), torch.randn(2, 8).double(), "float64"),
-        (torch.randn(2, 4), torch.randn(2, 4), "does not cover"),
+        (torch.randn(2, 4), torch.randn(2, 4), "does not match"),
         (torch.randn(2, 8), 1.0, "an operand is a float"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -89,8 +89,8 @@ def test_the_default_is_torchs_cross_entropy():
     [
         ({"target": torch.zeros(2, 8, dtype=torch.int64)}, "the target is"),
         ({"target": torch.zeros(2, 9, dtype=torch.int32)}, "int32"),
-        ({"weight": torch.zeros(61, 15)}, "do not fit"),
-        ({"bias": torch.zeros(60)}, "do not fit"),
+        ({"weight": torch.zeros(61, 15)}, "do not match"),
+        ({"bias": torch.zeros(60)}, "do not match"),
         ({"label_smoothing": -0.1}, "label_smoothing"),
         ({"softcap": torch.ones(())}, "softcap"),
         ({"loss_weights": torch.ones(18)}, "loss_weights have the shape"),

@@ -101,7 +101,7 @@ def hooked(register):
         (lambda head: nn.Sequential(head), "Sequential"),
         (lambda head: torch.compile(head, backend="eager"), "OptimizedModule"),
         (lambda head: head.compile(backend="eager") or head, "compiled"),
-        (with_forward, "forward of its own"),
+        (with_forward, "has its own forward"),
         (hooked("register_forward_hook"), "hook"),
         (hooked("register_forward_pre_hook"), "hook"),
         (hooked("register_full_backward_hook"), "backward hooks"),
@@ -116,7 +116,7 @@ def test_refuses(change, reason):
 def test_refuses_under_hooks_for_all_modules():
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        assert "all modules" in refuses(nn.Linear(8, 5))
+        assert "global hook" in refuses(nn.Linear(8, 5))
     finally:
         handle.remove()
     assert refuses(nn.Linear(8, 5)) is None

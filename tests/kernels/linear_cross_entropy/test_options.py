@@ -70,7 +70,7 @@ def test_accuracy_of_labels_that_are_right(patched):
     with loss_options(predictions=True) as report:
         model(**inputs, shift_labels=best)
         assert report.accuracy.item() == 0.5
-        with pytest.raises(KernelError, match="no log_probs: it was not asked for"):
+        with pytest.raises(KernelError, match="no log_probs: it was not requested"):
             _ = report.log_probs
 
 

@@ -141,12 +141,12 @@ def test_equal_bits_from_run_to_run(module):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"gate_logits": None}, "no tuple"),
-        ({"gate_logits": ()}, "no tuple"),
+        ({"gate_logits": None}, "not a tuple"),
+        ({"gate_logits": ()}, "not a tuple"),
         ({"gate_logits": (torch.zeros(38, 5), torch.zeros(37, 5))}, "differ"),
         ({"gate_logits": (torch.zeros(38, 5, dtype=torch.int64),)}, "int64"),
         ({"num_experts": 6}, "num_experts"),
-        ({"num_experts": None}, "no int"),
+        ({"num_experts": None}, "not an int"),
         ({"top_k": 6}, "top_k"),
         ({"attention_mask": torch.ones(38)}, "[batch, length]"),
         ({"attention_mask": torch.ones(2, 18)}, "[batch, length]"),

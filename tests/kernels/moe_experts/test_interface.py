@@ -94,7 +94,7 @@ def test_where_no_kernel_can_run_it_is_an_error(model, monkeypatch):
     experts = model.model.layers[0].mlp.experts
     monkeypatch.delitem(interface._SLOTS, type(experts))
     experts.act_fn = torch.nn.Hardtanh()
-    with pytest.raises(KernelError, match=r"no kernel takes Qwen3MoeExperts"):
+    with pytest.raises(KernelError, match=r"no kernel supports Qwen3MoeExperts"):
         model(ids())
 
 

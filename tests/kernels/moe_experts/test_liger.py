@@ -48,6 +48,6 @@ def test_refuses():
         changed[number] = change(changed[number])
         assert reason in refuses(None, *changed)
     empty = [*(each[:0] for each in operands[:3]), *operands[3:]]
-    assert "nothing to multiply" in refuses(None, *empty)
+    assert "no expert ids" in refuses(None, *empty)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert "autocast" in refuses(None, *operands)

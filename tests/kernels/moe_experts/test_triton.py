@@ -162,9 +162,9 @@ def test_a_token_has_the_same_bits_beside_any_others():
     ("number", "change", "reason"),
     [
         (0, lambda x: x[None], "hidden states [1,"),
-        (3, lambda x: x.double(), "weights are torch.float64"),
-        (5, lambda x: torch.tanh, "activation is tanh"),
-        (6, lambda x: -1.0, "is -1.0"),
+        (3, lambda x: x.double(), "weights have dtype torch.float64"),
+        (5, lambda x: torch.tanh, "activation tanh is not supported"),
+        (6, lambda x: -1.0, "is negative: -1.0"),
     ],
 )
 def test_refuses(number, change, reason):

@@ -348,12 +348,12 @@ def test_refuses_what_a_guard_shows():
     logits, bias = torch.randn(5, 64, device=DEVICE), torch.zeros(64, device=DEVICE)
     softmax = partial(torch.softmax, dim=-1)
     for module in (plain, fused):
-        assert "not known" in module.refuses(None, logits, bias, 2, softmax, 0.0, True)
+        assert "not supported" in module.refuses(None, logits, bias, 2, softmax, 0.0, True)
         assert module.refuses(None, logits, bias, 2, torch.sigmoid, 0.0, True) is None
         assert module.refuses(None, logits, 8, True) is None
         assert module.refuses(None, logits, bias, 8, 64, 4, 3, True, 0.0, True) is None
     for top_k in (33, 0, 2.0, True):
-        assert "at most 32" in fused.refuses(None, logits, top_k)
+        assert "1 to 32" in fused.refuses(None, logits, top_k)
         assert plain.refuses(None, logits, top_k) is None
     assert "bias" in fused.refuses(None, logits, bias.double(), 2, torch.sigmoid, 0.0, True)
     for groups in ((32, 4, 3), (64, 64, 3), (64, 5, 3), (64, 4, 5)):

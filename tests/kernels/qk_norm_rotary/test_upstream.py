@@ -77,8 +77,8 @@ def test_the_recognised_code_is_skipped():
     [
         (Wrapped(), "a Wrapped, not the recognised Norm"),
         (nn.Identity(), "an Identity"),
-        (with_forward(lambda self, x: x), "a forward of its own"),
-        (compiled(), "compiled by itself"),
+        (with_forward(lambda self, x: x), "has its own forward"),
+        (compiled(), "compiled separately"),
         *((with_hook(kind), "has hooks") for kind in (
             "forward_pre", "forward", "full_backward_pre", "full_backward",
         )),
@@ -108,8 +108,8 @@ def test_a_kernel_from_the_hub_has_to_be_called():
         (torch.ones(2, 1, 3, 8), "not a pair"),
         ((torch.ones(1, 3, 8),), "not a pair"),
         ((None, None), "NoneType"),
-        ((torch.ones(3, 8), torch.ones(3, 8)), "one shape"),
-        ((torch.ones(1, 3, 8), torch.ones(1, 3, 4)), "one shape"),
+        ((torch.ones(3, 8), torch.ones(3, 8)), "both have the shape"),
+        ((torch.ones(1, 3, 8), torch.ones(1, 3, 4)), "both have the shape"),
         ((torch.ones(1, 3, 8, requires_grad=True), torch.ones(1, 3, 8)), "requires a gradient"),
     ],
     ids=["stacked", "one", "none", "dimensions", "shapes", "gradient"],

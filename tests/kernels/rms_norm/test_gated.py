@@ -109,15 +109,15 @@ def test_rows_of_no_values():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"activation": functional.gelu}, "the activation is gelu; known are SiLU and sigmoid"),
-        ({"activation": nn.GELU()}, "the activation is GELU"),
+        ({"activation": functional.gelu}, "the activation gelu is not supported, only SiLU and sigmoid"),
+        ({"activation": nn.GELU()}, "the activation GELU is not supported"),
         ({"activation": nn.SiLU(inplace=True)}, "in place"),
-        ({"activation": []}, "the activation is list"),
-        ({"gate": torch.randn(2, 1)}, "another shape"),
-        ({"gate": torch.randn(2, 8, dtype=torch.float64)}, "the gate is torch.float64"),
+        ({"activation": []}, "the activation list is not supported"),
+        ({"gate": torch.randn(2, 1)}, "different shapes"),
+        ({"gate": torch.randn(2, 8, dtype=torch.float64)}, "the gate has dtype torch.float64"),
         ({"gate": torch.randn(2, 8, device="meta")}, "the gate is on meta"),
         ({"gate": 1.0}, "an operand is a float"),
-        ({"weight": torch.rand(4)}, "does not cover"),
+        ({"weight": torch.rand(4)}, "does not match"),
         ({"hidden_states": torch.randn(2, 8, dtype=torch.float64)}, "float64"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -143,7 +143,7 @@ def test_refuses_activations_whose_call_is_seen():
     ):
         activation = nn.SiLU()
         prepare(activation)
-        assert "which a fusion would skip" in gated.refuses_gate_after(*operands, activation)
+        assert "which a fused kernel would skip" in gated.refuses_gate_after(*operands, activation)
     held = module_globals.register_module_forward_hook(lambda *_: None)
     try:
         assert "global hook" in gated.refuses_gate_after(*operands, nn.SiLU())
@@ -157,5 +157,5 @@ def test_refuses_other_groups(group_size):
     x, weight = torch.randn(2, 8), torch.rand(8)
     assert gated.refuses_grouped(None, x, weight, EPS, 4) is None
     assert gated.refuses_grouped(None, x, None, weight, EPS, 4) is None
-    assert "not in groups" in gated.refuses_grouped(None, x, weight, EPS, group_size)
-    assert "another shape" in gated.refuses_grouped(None, x, weight, weight, EPS, 4)
+    assert "do not divide into groups" in gated.refuses_grouped(None, x, weight, EPS, group_size)
+    assert "different shapes" in gated.refuses_grouped(None, x, weight, weight, EPS, 4)

@@ -229,13 +229,16 @@ def test_compiles_without_a_break(variant):
     [
         ({"hidden_states": torch.randn(2, 8, dtype=torch.float64)}, "float64"),
         ({"weight": torch.rand(8, dtype=torch.float64)}, "the weight has dtype"),
-        ({"weight": torch.rand(4)}, "does not cover"),
+        ({"weight": torch.rand(4)}, "does not match"),
         ({"weight": torch.rand(16)[::2]}, "not contiguous"),
         ({"weight": torch.rand(8, device="meta")}, "the weight is on meta"),
         ({"eps": torch.ones(())}, "eps is a Tensor"),
         ({"hidden_states": torch.empty(1, 40_000)}, "at most 32768"),
         ({"hidden_states": torch.randn(())}, "at most"),
-        ({"hidden_states": torch.sparse_coo_tensor(size=(2, 8), check_invariants=True)}, "not strided"),
+        (
+            {"hidden_states": torch.sparse_coo_tensor(size=(2, 8), check_invariants=True)},
+            "not a strided tensor",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -109,9 +109,9 @@ def test_has_no_second_derivatives():
     ("change", "reason"),
     [
         (lambda q, k, c, s: [q, k, c.half(), s.half(), 1], "dtype of cos"),
-        (lambda q, k, c, s: [q.transpose(1, 2), k.transpose(1, 2), c, s, 2], "Liger takes"),
-        (lambda q, k, c, s: [q[0], k[0], c[0], s[0], 0], "Liger takes"),
-        (lambda q, k, c, s: [q, k, c[..., :8], s[..., :8], 1], "do not cover"),
+        (lambda q, k, c, s: [q.transpose(1, 2), k.transpose(1, 2), c, s, 2], "Liger supports"),
+        (lambda q, k, c, s: [q[0], k[0], c[0], s[0], 0], "Liger supports"),
+        (lambda q, k, c, s: [q, k, c[..., :8], s[..., :8], 1], "do not match the columns"),
     ],
 )
 def test_refuses(change, reason):

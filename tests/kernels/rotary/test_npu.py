@@ -117,7 +117,7 @@ def test_the_operator_keeps_its_contract():
 
 def test_refuses_what_the_operator_does_not_take():
     q, (cos, sin) = states(1, 1, 2, 896, F32), tables("half_split", 1, 2, 896, F32)
-    assert "fewer than 896" in npu.refuses(None, q, q, cos, sin, 1, reference.half_split)
+    assert "less than 896" in npu.refuses(None, q, q, cos, sin, 1, reference.half_split)
     wide = [each[..., :894] for each in (q, q, cos, sin)]
     assert npu.refuses(None, *wide, 1, reference.half_split) is None
     assert "requires a gradient" in npu.refuses(

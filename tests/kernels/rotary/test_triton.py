@@ -290,19 +290,19 @@ def test_rules_take_what_models_give(variant):
         ({"k": torch.randn(2, 3, 5, 16, dtype=F16)}, "different dtypes"),
         ({"k": torch.randn(2, 3, 5, 16, device="meta")}, "on one device"),
         ({"k": torch.randn(3, 5, 16)}, "dimensions"),
-        ({"k": torch.randn(2, 3, 4, 16)}, "other positions"),
-        ({"k": torch.randn(1, 3, 5, 16)}, "other positions"),
+        ({"k": torch.randn(2, 3, 4, 16)}, "do not match the positions"),
+        ({"k": torch.randn(1, 3, 5, 16)}, "do not match the positions"),
         ({"cos": torch.randn(2, 5, 16).requires_grad_()}, "requires a gradient"),
         ({"cos": torch.randn(1, 5, 16)}, "different shapes"),
-        ({"cos": torch.randn(2, 5, 8), "sin": torch.randn(2, 5, 8)}, "do not cover"),
+        ({"cos": torch.randn(2, 5, 8), "sin": torch.randn(2, 5, 8)}, "do not match the columns"),
         ({"cos": torch.randn(2, 5, 15), "sin": torch.randn(2, 5, 15)}, "even"),
-        ({"cos": torch.randn(2, 5, 32), "sin": torch.randn(2, 5, 32)}, "do not cover"),
+        ({"cos": torch.randn(2, 5, 32), "sin": torch.randn(2, 5, 32)}, "do not match the columns"),
         ({"cos": torch.randn(5, 16), "sin": torch.randn(5, 16)}, "one dimension less"),
-        ({"unsqueeze_dim": 0}, "no heads"),
-        ({"unsqueeze_dim": 3}, "no heads"),
-        ({"unsqueeze_dim": True}, "at True"),
-        ({"unsqueeze_dim": 5}, "at 5"),
-        ({"unsqueeze_dim": 2}, "other positions"),
+        ({"unsqueeze_dim": 0}, "not the dimension of the heads"),
+        ({"unsqueeze_dim": 3}, "not the dimension of the heads"),
+        ({"unsqueeze_dim": True}, "unsqueeze_dim is True"),
+        ({"unsqueeze_dim": 5}, "unsqueeze_dim is 5"),
+        ({"unsqueeze_dim": 2}, "do not match the positions"),
         (
             {
                 "q": torch.nn.Buffer(torch.randn(2, 3, 5, 16)).as_subclass(
@@ -321,18 +321,18 @@ def test_refuses(change, reason):
 def test_refuses_other_complex_tables():
     freqs = torch.randn(2, 5, 8, dtype=torch.complex64)
     assert "complex128" in asked("complex_pairs", freqs=freqs.to(torch.complex128))
-    assert "do not cover" in asked("complex_pairs", freqs=freqs[..., :4])
+    assert "do not match the columns" in asked("complex_pairs", freqs=freqs[..., :4])
     assert "on one device" in asked("complex_pairs_moved", freqs=freqs.to("meta"))
 
 
 def test_refuses_wide_heads_and_other_tables():
     wide = {"q": torch.randn(2, 3, 5, 2048), "k": torch.randn(2, 3, 5, 2048)}
     assert "at most 1024" in asked(**wide, cos=torch.randn(2, 5, 2048), sin=torch.randn(2, 5, 2048))
-    assert "heads alone" in asked(
+    assert "exactly the heads" in asked(
         "pairs_fp32_broadcast", cos=torch.randn(2, 3, 5, 16), sin=torch.randn(2, 3, 5, 16)
     )
     assert "integers" in asked("half_split_gathered", position_ids=torch.zeros(2, 5))
-    assert "other positions" in asked(
+    assert "do not match the positions" in asked(
         "half_split_gathered", position_ids=torch.zeros(2, 4, dtype=torch.int64)
     )
 

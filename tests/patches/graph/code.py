@@ -1,4 +1,4 @@
-"""Code in, form out; and the same code executed."""
+"""Helpers that turn code into a form, and that execute the same code."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def unknown(text: str) -> str:
 
 
 def executed(text: str, name: str | None = None) -> Callable[..., object]:
-    """The last function, or the one of that name, as Python runs it."""
+    """The last function, or the one with this name, executed by Python."""
     tree = module(text, "")
     space = {"torch": torch, "nn": nn, "F": functional}
     exec(compile(tree, "<code>", "exec"), space)

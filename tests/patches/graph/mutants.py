@@ -52,7 +52,7 @@ def _stored(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def _changes(node: ast.AST, names: list[str]):
-    """Functions that change a node of this kind, or return what takes its place."""
+    """Functions that change a node of this kind, or return its replacement."""
     for kinds, changes in _CHANGES:
         if isinstance(node, kinds):
             yield from changes(node)

@@ -1,4 +1,4 @@
-"""Functions and methods of the file are followed, and only those that cannot be anything else."""
+"""Functions and methods of the file are followed, unless they may be replaced or overridden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formulas with holes, held against forms."""
+"""Formulas with holes, matched against forms."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_effects_have_to_match() -> None:
     assert isinstance(match(pattern.result, form("def f(x, log):\n    log(x)\n    return x * 2\n")), Match)
 
 
-#: Every module can be called, so a rule says which are activations.
+#: Every module is callable, so a rule determines which are activations.
 ACTIVATION = Rule("an activation", lambda node: FUNCTION.accepts(node) and node.value not in ("up", "gate"))
 GATED = form("def f(gate, up, act):\n    return act(gate) * up\n")
 

@@ -1,4 +1,4 @@
-"""A changed function has another form, or computes the same bits: every small change, and pairs of them."""
+"""A changed function has another form or computes the same bits: every small change, and pairs of changes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def form_of(function: ast.FunctionDef) -> str | None:
 
 
 def results(function: ast.FunctionDef) -> list[object]:
-    """What the function returns for several inputs and what it leaves of them; the type of an error."""
+    """The function's results for several inputs and the inputs afterwards, or the type of an error."""
     space = {"torch": torch, "F": functional}
     exec(compile(ast.Module([function], []), "<mutant>", "exec"), space)
     found: list[object] = []
@@ -128,7 +128,7 @@ def same(one: object, other: object) -> bool:
 
 
 def check(function: ast.FunctionDef, expected: str, truth: list[object]) -> bool:
-    """Whether the form is another one; with the same form the results have to be the same."""
+    """Whether the form differs; if it does not, check that the results are equal."""
     form = form_of(function)
     if form != expected:
         return True
@@ -144,7 +144,7 @@ def test_every_small_change(name: str) -> None:
     assert not isinstance(truth[0], str), truth[0]
     told = [check(mutant, expected, truth) for mutant in mutants(function)]
     assert len(told) > 50
-    # Nearly all change something; what does not is a change of the order of operands and the like.
+    # Nearly all mutants change the form; the rest swap operands or do something similar.
     assert sum(told) > 0.8 * len(told)
 
 

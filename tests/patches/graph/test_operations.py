@@ -1,4 +1,4 @@
-"""The table of operations says what torch says."""
+"""The table of operations agrees with torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from veomni_hook.patches.graph import digest
 from veomni_hook.patches.graph.operations import DTYPES, function, is_pure, method
 
 FUNCTIONS = ["silu", "softmax", "log_softmax", "relu", "rms_norm", "layer_norm", "normalize"]
-# Operand names as torch writes them down, defaults as it shows them.
+# Operand names and defaults as torch documents them.
 METHODS = ["clamp", "transpose", "unsqueeze", "flatten", "chunk", "unbind", "narrow", "select", "index_add", "softmax",
            "masked_fill", "topk", "sort", "argsort", "amax", "cumsum", "add", "sub", "matmul", "scatter", "index_select", "roll"]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Formulas of a reference file, held against code."""
+"""Formulas of a reference file, matched against code."""
 
 from __future__ import annotations
 

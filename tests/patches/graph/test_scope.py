@@ -1,4 +1,4 @@
-"""Names of a module, told from its text."""
+"""The meaning of a module's names, from its text."""
 
 from __future__ import annotations
 

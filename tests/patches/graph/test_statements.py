@@ -1,4 +1,4 @@
-"""Statements: locals go forward, in-place changes are followed or refused, ways part and meet."""
+"""Statements: locals are substituted, in-place changes are followed or refused, branches split and join."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_in_place_change_keeps_the_dtype() -> None:
         "y = x.float()\n    y *= 2\n    return y",  # the same tensor if x is float32
         "y = x.view(-1)\n    y.add_(1)\n    return y",
         "y = x[..., :2]\n    y += 1\n    return x",
-        "y = g(x)\n    y *= 2\n    return y",  # what g returns may be x
+        "y = g(x)\n    y *= 2\n    return y",  # g may return x
         "y = x + 1\n    z = y.view(-1)\n    y *= 2\n    return z",
         "y = x + 1\n    z = y\n    y *= 2\n    return z",
         "y = x + 1\n    z = y.float()\n    y *= 2\n    return z",  # the same tensor if y is float32

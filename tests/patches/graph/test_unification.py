@@ -1,4 +1,4 @@
-"""Spellings of one computation have one form and the same bits; neighbours have neither."""
+"""Spellings of one computation have the same form and the same bits; similar computations have neither."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_neighbours_have_forms_of_their_own(name: str) -> None:
 
 
 def test_float32_wins_only_where_it_has_a_dimension() -> None:
-    # The mean over everything has none: the product stays in y's dtype, and a cast to that changes nothing.
+    # The mean over all elements has no dimension: the product keeps y's dtype, so the cast changes nothing.
     scalar = form(one("x.float().mean() * y", "x, y"))
     explicit = form(one("x.float().mean() * y.float()", "x, y"))
     assert digest(scalar) != digest(explicit)
@@ -110,7 +110,7 @@ def test_parts_of_a_call_have_no_common_dtype() -> None:
 
 
 def test_a_product_of_matrices_may_be_in_another_dtype() -> None:
-    # Autocast computes it in 16 bits, and the cast is one then.
+    # Autocast computes it in 16 bits, so the cast is not redundant.
     assert form(one("F.linear(x.float(), y).float()", "x, y")).result.op == "cast"
 
 

@@ -1,4 +1,4 @@
-"""Applies the splices of sites to a module's text, as the engine does, and nothing else; and runs it."""
+"""Apply only the splices of sites to a module's text, as the engine does, and execute it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def spliced(source: str, sites: Iterable[Site]) -> str:
 
 
 def in_lines(text: str) -> str:
-    """The code with every statement in one line."""
+    """The code with every statement on one line."""
     return ast.unparse(ast.parse(text))
 
 
@@ -35,7 +35,7 @@ def executed(source: str, sites: Iterable[Site] = ()) -> dict[str, Any]:
         for each in slots
     )
     scope: dict[str, Any] = {"__name__": "lookalike", "Slot": Slot}
-    # In the module's own frame, as the engine writes it: a slot looks up code there.
+    # In the module's own frame, as with the engine, because a slot looks up code there.
     tree = ast.parse(spliced(source, sites))
     future = [each for each in tree.body if isinstance(each, ast.ImportFrom) and each.module == "__future__"]
     tree.body = [*future, *ast.parse(made).body, *(each for each in tree.body if each not in future)]

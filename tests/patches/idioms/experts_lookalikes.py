@@ -1,4 +1,4 @@
-"""Experts classes in the manner of transformers, one for each variant, with what their experts compute."""
+"""Experts classes in the style of transformers, one for each variant, with the formula of their experts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _FLOAT32 = "torch.zeros_like(rows, dtype=torch.float32)"
 
 @dataclass(frozen=True)
 class Lookalike:
-    """The parameters and the formula of a variant; ``total`` and ``end`` are how its result begins and ends."""
+    """The parameters and formula of a variant; ``total`` and ``end`` begin and end the code of its result."""
 
     parameters: str
     formula: str

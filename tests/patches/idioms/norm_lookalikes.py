@@ -1,4 +1,4 @@
-"""Normalisations as a model's file may spell them, one or more for each formula, in words of our own."""
+"""Normalisations as a model's file may write them, one or more for each formula, not copied from upstream."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _norm(self, v):
     return v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + self.eps)
 """
 
-#: Variant (joined by | where a flag chooses), and spellings of it.
+#: Variant (several, joined by |, if a flag chooses), and spellings of it.
 FORMULAS: dict[str, list[str]] = {
     "cast_before_weight": [
         """
@@ -187,7 +187,7 @@ def _rms(h, epsilon=1e-6):
     return h.to(kind)
 """
 
-#: What no formula computes, though it looks like one, and what the report says.
+#: Code that resembles a formula but computes something else, and the text in the report.
 NEAR = {
     "cast swapped": ("return (self.weight * h.to(kind)).to(torch.float32)", "nearest"),
     "cast in between": ("return (self.weight.to(kind) * h).to(kind)", "nearest"),

@@ -1,4 +1,4 @@
-"""A modeling file with a site of every idiom; what stands below its definitions may replace them."""
+"""A modeling file with a site of every idiom; code below its definitions may replace them."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Layer(nn.Module):
 
     def forward(self, x, h):
 """
-# The body of forward(self, x, h), and what the guard says.
+# The body of forward(self, x, h), and the text of the guard.
 FORMS = {
     "copied": (
         "h = x + h\n# Fully connected\nx = h\nh = self.norm(h)\nreturn x + self.mlp(h)",
@@ -140,7 +140,7 @@ def _references() -> Iterator[None]:
 
 
 def compared(text: str, backend: str, change: Any = lambda layer: None, dtype: torch.dtype = torch.float32):
-    """Upstream's text and the patched one compute equal bits; says what the slot answered."""
+    """Check that upstream's and the patched text compute equal bits; return the slot's answer."""
     found = sites(text)
     results = []
     for scope in (executed(text), executed(text, found)):
@@ -199,8 +199,8 @@ MISSED = {
     "of itself": ("h = x + h\nx = h\nh = self.norm(self.norm(h))\nreturn x * h", "an expression"),
     "returned": ("h = x + h\nreturn self.norm(h)", "an expression"),
     "more operands": ("h = x + h\nx = h\nh = self.norm(h, 1)\nreturn x * h", "more than the sum"),
-    "numbers": ("h = 1 + 2\nx = h\nh = self.norm(h)\nreturn x * h", "not known before"),
-    "a local class": ("SomeNorm = 1\nh = x + h\nx = h\nh = self.norm(h)\nreturn x * h", "a local one"),
+    "numbers": ("h = 1 + 2\nx = h\nh = self.norm(h)\nreturn x * h", "known before the sum"),
+    "a local class": ("SomeNorm = 1\nh = x + h\nx = h\nh = self.norm(h)\nreturn x * h", "a local hides"),
 }
 
 
@@ -215,8 +215,8 @@ def test_what_is_counted_and_not_routed(name):
     ("norm", "reason"),
     [
         ("OtherNorm(size)", "OtherNorm is without_cast, which has no form with an addition"),
-        ("LikeRMSNorm(size)", "LikeRMSNorm is no formula of rms_norm"),
-        ("Checked(size)", "Checked checks what it is given"),
+        ("LikeRMSNorm(size)", "LikeRMSNorm has no formula of rms_norm"),
+        ("Checked(size)", "Checked checks its arguments"),
     ],
 )
 def test_norms_without_a_form_here(norm, reason):
@@ -283,9 +283,9 @@ def _other(layer: Any) -> None:
     [
         (_hook, "has hooks"),
         (_gradient_hook, "has hooks"),
-        (_forward, "a forward of its own"),
-        (_subclass, "Sharded, which was not recognised"),
-        (_other, "Linear, which was not recognised"),
+        (_forward, "has its own forward"),
+        (_subclass, "Sharded, not the recognised class"),
+        (_other, "Linear, not the recognised class"),
     ],
 )
 def test_a_norm_whose_call_matters_is_called(change, reason):
@@ -301,4 +301,4 @@ def test_a_class_whose_forward_was_replaced_is_called():
 
         type(layer.norm).forward = forward
 
-    assert "Norm.forward, whose call a kernel would skip" in compared(text, "eager", change)
+    assert "Norm.forward, which a kernel would not call" in compared(text, "eager", change)

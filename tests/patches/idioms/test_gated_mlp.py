@@ -28,7 +28,7 @@ self.act_fn = activation
 self.limit, self.alpha = 0.3, 1.7
 """
 HALVES = "gate, up = self.gate_up_proj(x).chunk(2, dim=-1)\n"
-# Body of forward(self, x), variant, and what the guard has to say.
+# Body of forward(self, x), variant, and the expected text of the guard.
 FORMULAS = {
     "nested": (
         "return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))",
@@ -106,7 +106,7 @@ FORMULAS = {
         "scaled_sigmoid",
         "return self.down_proj(kernel(gate, up, self.alpha, self.limit))",
     ),
-    # Clamps that are not the known ones stay upstream's, around what goes to the kernel.
+    # Unknown clamps stay upstream's code, around the part that goes to the kernel.
     "other limits": (
         "gate = self.gate_proj(x).clamp(max=self.limit)\nup = self.up_proj(x).clamp(min=-self.alpha, max=self.limit)\n"
         "return self.down_proj(self.act_fn(gate) * up)",
@@ -193,7 +193,7 @@ def outcomes(scope: dict[str, Any], owner: Any) -> set[str]:
 
 
 def assert_same(upstream: Any, routed: Any, dtype: torch.dtype) -> None:
-    """Compare outputs, gradients of input and parameters, and the random numbers that were drawn."""
+    """Compare outputs, gradients of input and parameters, and the state of the random number generator."""
     found = []
     x = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1)).to(dtype)
     for each in (upstream, routed):

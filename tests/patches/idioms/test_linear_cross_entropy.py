@@ -232,7 +232,7 @@ ROUTED = {
 
 
 def run(scope, state, **kwargs):
-    """One step of a model; returns the output and the gradients."""
+    """Run one step of a model; return the output and the gradients."""
     torch.manual_seed(1)
     model = scope["Tiny"]().train()
     model.load_state_dict(state)
@@ -289,7 +289,7 @@ def test_logits_that_a_cast_rounds_are_upstreams(backend):
     assert torch.equal(got.loss, expected.loss)
     assert torch.equal(same["lm_head.weight"], gradients["lm_head.weight"])
     assert routed[SLOT].outcome(model).reason == "logits are rounded to torch.bfloat16"
-    # Of logits that have this dtype anyway the cast is none.
+    # If logits already have this dtype, the cast does nothing.
     model.bfloat16()(torch.randn(2, 6, 8).bfloat16(), labels=torch.zeros(2, 6, dtype=torch.int64))
     assert routed[SLOT].outcome(model).backend == backend
 
@@ -408,22 +408,22 @@ MISSED = {
     ),
     "the loss of other logits": (
         tail(HEAD, "other = self.heads[0](hidden)", LOSS.replace("logits=logits", "logits=other"), RETURN),
-        "other logits",
+        "different logits",
     ),
     "two heads added": (
         tail("logits = self.lm_head(hidden) + self.heads[0](hidden)", LOSS, RETURN),
         "where no head is called",
     ),
-    "the loss of a part": (tail(HEAD, LOSS.replace("=logits", "=logits[:, 1:]"), RETURN), "not of logits"),
+    "the loss of a part": (tail(HEAD, LOSS.replace("=logits", "=logits[:, 1:]"), RETURN), "from logits"),
     "the output of other logits": (
         tail(HEAD, "raw = logits", "logits = logits * 2", LOSS, RETURN.replace("=logits", "=raw")),
-        "other logits",
+        "different logits",
     ),
     "logits changed after the loss": (tail(HEAD, LOSS, "logits = logits * 2", RETURN), "another way"),
     "logits read after the loss": (tail(HEAD, LOSS, "self.seen = logits.mean()", RETURN), "another way"),
     "logits read in the output": (
         tail(HEAD, LOSS, "return Output(loss=loss, logits=logits, aux_loss=logits.mean())"),
-        "logits alone",
+        "only as logits",
     ),
     "a branch on the loss": (
         tail(HEAD, LOSS, "if loss is not None:", "    loss = loss + logits.mean()", RETURN),
@@ -438,7 +438,7 @@ MISSED = {
     "several losses": (tail(HEAD, LOSS, LOSS, RETURN), "several losses (lines "),
     "the loss in a loop": (
         tail(HEAD, "for _ in range(1):", textwrap.indent(LOSS, "    "), RETURN),
-        "branch of a branch, or not bound",
+        "nested branch, or not bound",
     ),
     "the loss in an else": (
         tail(
@@ -469,8 +469,8 @@ MISSED = {
         tail("with torch.no_grad():", "    logits = self.lm_head(hidden)", LOSS, RETURN),
         "bound in a with",
     ),
-    "no output": (tail(HEAD, LOSS, "return loss, logits"), "making an output"),
-    "an output without logits": (tail(HEAD, LOSS, "return Output(loss=loss)"), "does not hold the logits"),
+    "no output": (tail(HEAD, LOSS, "return loss, logits"), "creating an output"),
+    "an output without logits": (tail(HEAD, LOSS, "return Output(loss=loss)"), "does not contain the logits"),
     "a popped keyword used again": (
         tail(
             ROUTED["popped keyword"].replace(RETURN, ""),
@@ -480,7 +480,7 @@ MISSED = {
     ),
     "what is popped are the labels": (
         ROUTED["popped keyword"].replace("labels=labels", "labels=shifted"),
-        "uses what was popped",
+        "uses a value popped",
     ),
     "what is popped goes elsewhere": (
         ROUTED["popped keyword"].replace('"shift_labels"', '"ignore_index"'),

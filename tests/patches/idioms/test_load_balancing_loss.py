@@ -132,7 +132,7 @@ def test_zero_without_a_tuple(nothing, choose):
     assert executed(text, sites(text))["SomeForCausalLM"]()(nothing) == 0
 
 
-# What is replaced, by what, in which spelling.
+# The replaced text, its replacement, and the spelling.
 MUTANTS = [
     ("softmax_topk_in_dtype", "dim=-1)", "dim=0)"),
     ("softmax_topk_in_dtype", "chosen.float().mean(dim=0)", "chosen.float().mean(dim=1)"),

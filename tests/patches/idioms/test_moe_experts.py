@@ -68,7 +68,7 @@ def calls(dtype: torch.dtype = torch.float32, sentinel: int = COUNT - 1) -> list
 
 
 def assert_runs_alike(source: str, site: Site, sentinel: int = COUNT - 1) -> None:
-    """The guarded module with the reference has upstream's bits, and the reference is what ran."""
+    """Check that the guarded module computes upstream's bits, and that the reference kernel ran."""
     upstream, patched = executed(source), executed(source, [site])
     name = site.target.partition(".")[0]
     for dtype in (torch.float32, torch.bfloat16):
@@ -320,7 +320,7 @@ def test_a_candidate_without_forward_is_counted():
     assert (site.target, site.status, site.reason) == (
         "MoreExperts",
         Status.MISSED,
-        "it has no forward of its own",
+        "it defines no forward",
     )
 
 
@@ -386,7 +386,7 @@ def test_long_operands_stand_on_lines_of_their_own():
 
 
 def whole(variant: str) -> tuple[str, list[object]]:
-    """A module of experts that is no loop over one formula, and a call of it."""
+    """A module of experts that is not a loop over one formula, and arguments for it."""
     rows, chosen, shares = calls()
     mask = torch.nn.functional.one_hot(chosen[:, :1], COUNT)
     mask[3] = 0
@@ -447,9 +447,9 @@ def test_near_misses_of_other_experts(source, change):
 
 
 def test_an_instance_with_another_name():
-    # The reader and the guard's text say self.
+    # The reader and the guard's text require the name self.
     source = re.sub(r"\bself\b", "this", MODULES)
-    assert "another name than self" in reason_of(source)
+    assert "first parameter is not self" in reason_of(source)
 
 
 def test_identity_without_a_module():

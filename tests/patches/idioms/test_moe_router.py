@@ -40,7 +40,7 @@ GROUPED = LOGITS.replace("F.linear", "F.linear") + (
     "choice = choice.masked_fill(~mask.reshape(-1, self.num_experts).bool(), FILL)\n"
     "indices = torch.topk(choice, k=self.top_k, dim=-1, sorted=False)[1]\nweights = scores.gather(1, indices)\n"
 )
-# Body of forward(self, x), variant, and what the guard calls the kernel with.
+# Body of forward(self, x), variant, and the kernel's arguments in the guard.
 FORMULAS = {
     "softmax": (
         SOFTMAX + "if self.renormalise:\n    weights /= weights.sum(dim=-1, keepdim=True)\n"
@@ -72,7 +72,7 @@ FORMULAS = {
         "softmax_topk",
         "return F.softmax(logits, dim=-1, dtype=torch.float), weights, indices",
     ),
-    # What others read has the value that it has after the formula.
+    # Later code reads the value from after the formula.
     "logits changed in place afterwards": (
         SOFTMAX + "logits[..., 0] = 0\nreturn logits, weights, indices",
         "softmax_topk",
@@ -88,7 +88,7 @@ FORMULAS = {
         "softmax_topk",
         "*(operands := (logits, self.top_k, False))",
     ),
-    # What is done to the weights afterwards stays upstream's, and so do values that it needs.
+    # Later operations on the weights stay upstream's code, and so do the values that they need.
     "softmax, divided by another sum": (
         SOFTMAX + "weights = weights / probs.sum(-1, keepdim=True)\nreturn weights, indices",
         "softmax_topk",
@@ -240,7 +240,7 @@ def test_the_guarded_path_is_the_upstream_one(name, dtype, backend, choose):
         if number < len(outputs) or name not in TWO_SOFTMAXES:
             assert torch.equal(one, other)
         else:
-            # Upstream sums two gradients of one softmax, the guarded path those of two.
+            # Upstream sums two gradients of one softmax, the guarded path gradients of two softmaxes.
             close(one, other, TOLERANCE[dtype])
     (slot,) = (value for key, value in scope.items() if key.startswith("veomni_moe_router"))
     assert slot.outcome(routed).backend == backend

@@ -1,4 +1,4 @@
-"""Attention whose norms and rotation go to one kernel: what is routed, what is not, and what the guard does."""
+"""Attention whose norms and rotation go to one kernel: what is routed, what is not, how the guard behaves."""
 
 from __future__ import annotations
 
@@ -113,18 +113,18 @@ FORMS = {
 MISSES = {
     "heads elsewhere": (
         f"{Q}{K}c, s = tables\na, b = apply_rope(a, b, c, s, 2)\n{END}",
-        "in front of positions",
+        "heads before positions",
     ),
-    "used in between": (f"{Q}{K}c, s = tables\nextra = a + 1\n{TURN}{END}", "put together or changed"),
-    "scaled in between": (f"{Q}a = a * 2\n{K}c, s = tables\n{TURN}{END}", "put together or changed"),
-    "scaled norm": (f"{Q.strip()} * 2\n{K}c, s = tables\n{TURN}{END}", "put together or changed"),
+    "used in between": (f"{Q}{K}c, s = tables\nextra = a + 1\n{TURN}{END}", "joined or changed"),
+    "scaled in between": (f"{Q}a = a * 2\n{K}c, s = tables\n{TURN}{END}", "joined or changed"),
+    "scaled norm": (f"{Q.strip()} * 2\n{K}c, s = tables\n{TURN}{END}", "joined or changed"),
     "other dimensions": (
         f"{Q.replace('(1, 2)', '(1, 3)')}{K}c, s = tables\n{TURN}{END}",
-        "put together or changed",
+        "joined or changed",
     ),
     "norm of all heads": (
         f"a = self.first(self.left(x).view(shape)).view(shape).transpose(1, 2)\n{K}c, s = tables\n{TURN}{END}",
-        "put together or changed",
+        "joined or changed",
     ),
     "used afterwards": (
         f"{Q}{K}c, s = tables\nl, r = apply_rope(a, b, c, s)\nreturn l.sum(1) + r.sum(1) + a.sum(1)",
@@ -132,29 +132,29 @@ MISSES = {
     ),
     "changed in place": (
         f"{Q}{K}c, s = tables\nextra = x.mul_(2)\n{TURN}{END}",
-        "more is done than to assign",
+        "does more than assign",
     ),
-    "stored into": (f"{Q}{K}c, s = tables\nx[0] = 1\n{TURN}{END}", "more is done than to assign"),
-    "a loop": (f"{Q}{K}for c, s in [tables]:\n    pass\n{TURN}{END}", "more is done than to assign"),
+    "stored into": (f"{Q}{K}c, s = tables\nx[0] = 1\n{TURN}{END}", "does more than assign"),
+    "a loop": (f"{Q}{K}for c, s in [tables]:\n    pass\n{TURN}{END}", "does more than assign"),
     "a test that is made later": (
         f"{Q}{K}c, s = tables\nextra = x.sum() > 0\nif extra:\n    {TURN}{END}",
-        "not known before",
+        "evaluated before",
     ),
-    "a test that computes": (f"{Q}{K}c, s = tables\nif x.sum() > 0:\n    {TURN}{END}", "not known before"),
+    "a test that computes": (f"{Q}{K}c, s = tables\nif x.sum() > 0:\n    {TURN}{END}", "evaluated before"),
     "an alternative": (
         f"if self.flag:\n    {Q}else:\n    a = self.left(x).view(shape).transpose(1, 2)\n{K}c, s = tables\n"
         f"{TURN}{END}",
-        "put together or changed",
+        "joined or changed",
     ),
-    "two statements in a line": (f"{Q.strip()}; {K}c, s = tables\n{TURN}{END}", "line of its own"),
-    "two classes": (f"{Q}{K.replace('second', 'other')}c, s = tables\n{TURN}{END}", "not of one class"),
+    "two statements in a line": (f"{Q.strip()}; {K}c, s = tables\n{TURN}{END}", "its own line"),
+    "two classes": (f"{Q}{K.replace('second', 'other')}c, s = tables\n{TURN}{END}", "not share one class"),
     "tables that are computed": (
         f"{Q}{K}c, s = tables\na, b = apply_rope(a, b, torch.cos(c), s)\n{END}",
-        "more than names",
+        "more than plain names",
     ),
     "another rotation": (
         f"{Q}{K}c, s = tables\na, b = apply_rope_of_another_kind(a, b, c, s)\n{END}",
-        "is none of",
+        "is not one of",
     ),
 }
 NO_CANDIDATES = {
@@ -291,7 +291,7 @@ def test_qwen3():
     patched = patch_source(source, [], origin, idioms=True)
     text = in_lines(patched.text)
     assert "kernel(query_states, key_states, self.q_norm.weight, self.k_norm.weight," in text
-    # The rotation's own slot is where it was: in what runs without the kernel.
+    # The rotation's own slot stays in the code that runs without the kernel.
     rest = text.partition("kernel(query_states, key_states, self.q_norm.weight")[2]
     assert rest.index("else:") < rest.index("veomni_rotary_half_split.at(self, apply_rotary_pos_emb)")
     assert {step.op for step in patched.report.applied if step.target == site.target} == {"rotary", site.op}

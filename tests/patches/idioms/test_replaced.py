@@ -1,4 +1,4 @@
-"""What the file itself replaces below its definitions is not what was recognised, and is missed with the line."""
+"""Definitions that the file itself replaces later are missed sites, with the line as reason."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ NAMES = {
 def check(below: str, lost: list[str], *, only: bool) -> None:
     sites = found(module(below))
     for name in lost:
-        # A call is no site any more where the function is none.
+        # Without a site for the function there is none for its calls.
         if name in sites:
             assert sites[name].status is not Status.ROUTED, (name, below)
             assert not sites[name].splices and not sites[name].slots
@@ -125,7 +125,7 @@ def check(below: str, lost: list[str], *, only: bool) -> None:
         assert kept == ALL.keys() - {*lost}, below
 
 
-# Every form for one method, and some for every method.
+# Every form of replacement for one method, and some forms for every method.
 @pytest.mark.parametrize(
     ("place", "form"),
     [(("SomeRMSNorm", "_norm"), form) for form in METHOD]

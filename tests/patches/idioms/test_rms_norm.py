@@ -73,7 +73,7 @@ def test_the_reference_has_upstreams_bits(
             assert (got is None) == (expected is None)
             if got is not None and expected is not None:
                 assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-                # Of gradients the parts are added up in another order.
+                # Parts of gradients are summed in another order.
                 assert torch.equal(got, expected) or place
                 close(got, expected, max(TOLERANCE[got.dtype], TOLERANCE[dtypes[0]]))
         slot = patched[f"veomni_rms_norm_{taken}"]
@@ -81,7 +81,7 @@ def test_the_reference_has_upstreams_bits(
 
 
 def _ways(variant: str) -> list[tuple[dict[str, Any], str]]:
-    """Options of the module under which each formula of a variant runs."""
+    """The options of the module for which each formula of a variant runs."""
     first, _, second = variant.partition("|")
     if second == "unweighted":
         return [({"scaled": True}, first), ({"scaled": False}, second)]
@@ -185,7 +185,7 @@ def test_a_test_that_is_computed_is_no_test_for_a_guard() -> None:
 def test_one_attribute_is_no_two_operands() -> None:
     site = only(near("return self.eps * h.to(kind)"))
     assert (site.status, site.splices) == (Status.MISSED, ())
-    assert site.reason == "nearest is cast_before_weight: one value stands for two operands"
+    assert site.reason == "nearest is cast_before_weight: one value is used for two operands"
 
 
 def test_the_guard_as_text() -> None:

@@ -71,7 +71,7 @@ def parameters(text):
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """The reference kernels run; yields what was asked, as (variant, operands)."""
+    """Use the reference kernels; yield the requests as (variant, operands)."""
     taken = []
 
     def recording(name, function):
@@ -184,7 +184,7 @@ def test_float32_forms():
     assert found["pairs"].variant == "pairs_fp32_as_query"
     assert found["tables"].variant == "half_split_fp32"
     assert found["tables"].captures == {"unsqueeze_dim": "-2"}
-    # What float32 meets is float32, whether the code says so or not.
+    # Operands of float32 are promoted, with or without an explicit cast.
     assert found["own"].variant == "half_split_fp32"
 
 
@@ -339,7 +339,7 @@ def test_a_function_that_nothing_calls():
 def test_a_leak_is_told():
     text = MODULE + "\nTABLE = {'default': apply_rotary_pos_emb}\n"
     site = only(text)
-    assert site.status is Status.UNBOUND and "handed on" in site.reason and "line" in site.reason
+    assert site.status is Status.UNBOUND and "passed on" in site.reason and "line" in site.reason
     assert [call.status for call in calls(text)] == [Status.ROUTED, Status.UNBOUND]
 
 

@@ -127,7 +127,7 @@ def test_only_one_position_of_each_row_is_scored(monkeypatch):
 
 
 class Centred(nn.Module):
-    """Looks at all positions of a row."""
+    """Uses all positions of a row."""
 
     def forward(self, x):
         return x - x.mean(dim=1, keepdim=True)
@@ -140,7 +140,7 @@ def test_a_score_that_looks_at_other_positions_gets_all():
         model.score = nn.Sequential(Centred(), model.score)
     routed.load_state_dict(upstream.state_dict())
     assert_equal_steps(upstream, routed)
-    assert "Centred, which may look at other positions" in slot.outcome(routed).reason
+    assert "Centred, which may read more than one position" in slot.outcome(routed).reason
 
 
 class Lora(nn.Module):
@@ -188,8 +188,8 @@ def no_module(model):
     [
         (hooked, "hook"),
         (inner_hook, "backward hooks"),
-        (other_loss, "loss_function of its own"),
-        (no_module, "no module"),
+        (other_loss, "own loss_function"),
+        (no_module, "not a module"),
     ],
 )
 def test_all_positions_are_scored_for_who_may_look_at_them(change, reason):
@@ -203,15 +203,15 @@ def test_all_positions_are_scored_for_who_may_look_at_them(change, reason):
 
 PICK = "pooled_logits = logits[torch.arange(batch, device=logits.device), last]"
 MISSED = {
-    "a mean": (TAIL.replace(PICK, "pooled_logits = logits.mean(dim=1)"), "not picked but computed"),
+    "a mean": (TAIL.replace(PICK, "pooled_logits = logits.mean(dim=1)"), "computed, not selected"),
     "rows by a mask, which takes positions too": (
         TAIL.replace(PICK, "pooled_logits = logits[ids.bool(), last]"),
-        "from every row",
+        "for every row",
     ),
-    "the first position": (TAIL.replace(PICK, "pooled_logits = logits[:, 0]"), "not picked by row"),
+    "the first position": (TAIL.replace(PICK, "pooled_logits = logits[:, 0]"), "not selected by position"),
     "chosen in a branch": (
         TAIL.replace(PICK, f"if batch:\n    {PICK}\nelse:\n    pooled_logits = logits[:, 0]"),
-        "one of several ways",
+        "pooled in a branch",
     ),
     "scores edited": (TAIL.replace(PICK, f"logits[..., 0] = 0\n{PICK}"), "used in another way"),
     "scores bound again": (TAIL.replace(PICK, f"logits = logits * 2\n{PICK}"), "bound more than once"),
@@ -224,7 +224,7 @@ MISSED = {
         TAIL.replace("ids.shape[-1]", "logits.shape[1]"),
         "used in another way",
     ),
-    "no module's scores": (TAIL.replace("self.score(hidden)", "hidden * 2"), "not what a module returns"),
+    "no module's scores": (TAIL.replace("self.score(hidden)", "hidden * 2"), "not the result of a module"),
     "a second argument": (TAIL.replace("self.score(hidden)", "self.score(hidden, 1)"), "takes more than"),
     "costly hidden states": (
         TAIL.replace("self.score(hidden)", "self.score(self.body(ids))"),

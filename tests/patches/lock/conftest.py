@@ -1,4 +1,4 @@
-"""Locks of small modules, with the idiom of `tests.patches.fake_idiom` in force."""
+"""Fixtures: locks of small modules, made with the idiom of `tests.patches.fake_idiom`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lock_of(
     engine: str = "e",
     old: Lock | None = None,
 ) -> Lock:
-    """The lock of modules given as text; with ``old``, the state to compare it with."""
+    """The lock of modules given as text; ``old`` is the state to compare it with."""
     modules = {}
     for name, text in sources.items():
         held = old.modules.get(name) if old is not None else None
@@ -54,7 +54,7 @@ Compare = Callable[..., list[Change]]
 
 @pytest.fixture
 def after() -> Compare:
-    """Compare ``NORM`` (or ``before``) as module `m` with another text of it, through the file's format."""
+    """Compare module `m` with text ``NORM`` (or ``before``) and a changed text, through the file format."""
 
     def changes(
         text: str | dict[str, str],

@@ -1,4 +1,4 @@
-"""What a lock says of the upstream code under a project's own patches."""
+"""What a lock records about the upstream code that a project's own patches change."""
 
 from __future__ import annotations
 

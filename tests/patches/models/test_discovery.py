@@ -14,7 +14,7 @@ PACKAGE = "veomni_hook.patches.models"
 
 @pytest.fixture
 def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of specs in the place of the package's own; none of them can be imported."""
+    """A folder of specs that replaces the package's own; none of them can be imported."""
     for name in ("one", "two", "_private"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit\n")
     monkeypatch.setattr(models, "__path__", [str(tmp_path)])

@@ -1,4 +1,4 @@
-"""Splices of several routes in one text: each is written as if it were alone, and all fit together."""
+"""Splices of several routes in one text: each is written independently, and all work together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def f(x):
 
 
 class Text:
-    """One function, and what routes write into it."""
+    """One function, and the code that routes insert into it."""
 
     def __init__(self, source: str = SOURCE) -> None:
         self.view = ModuleView(Document(source))
@@ -40,7 +40,7 @@ class Text:
         self.marks: list[Edit] = []
 
     def take_over(self, step: int, first: int, last: int) -> None:
-        """A guard around statements of the body, by their numbers."""
+        """Add a guard around statements of the body, given by their numbers."""
         body = self.function.body
         code = f"if (k{step} := ask({step})) is not None:\n    pass\nelse:"
         made = before_statement(self.view, self.function, body[first], code, f"guard {step}")
@@ -50,7 +50,7 @@ class Text:
         ]
 
     def bind(self, step: int, call: int, text: str = "slot.at(self, turn)") -> None:
-        """Another callee in one of the calls of `turn`, marked."""
+        """Replace the callee of one of the calls of `turn`, with a marker."""
         calls = [n for n in ast.walk(self.function) if isinstance(n, ast.Name) and n.id == "turn"]
         splice = in_place(self.view, calls[call], text)
         self.splices.append((step, splice))

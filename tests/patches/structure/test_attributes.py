@@ -1,4 +1,4 @@
-"""Attributes that ``__init__`` makes."""
+"""Attributes that ``__init__`` sets."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_the_digest_of_every_construct_is_the_recorded_one() -> None:
     assert digest(EVERYTHING) == "532625ef8f357b8a"
 
 
-# One value for all supported releases where upstream's body is the same; run in each by the nox matrix.
+# One value for all supported releases in which upstream's body is the same; the nox matrix runs each.
 QWEN3 = {
     "Qwen3RMSNorm.forward": {"6e16a56ab42b9201"},
     "Qwen3MLP.forward": {"12e57c6c096c1151"},

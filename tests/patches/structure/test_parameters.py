@@ -1,4 +1,4 @@
-"""Parameter lists with a kernel's names."""
+"""Parameter lists with the kernel's names."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_fixed_operand_is_a_keyword_with_its_value() -> None:
     ("signature", "operands"),
     [
         ("q, scale=SCALE", {"q": "q"}),  # the default is not known here
-        ("q", {"q": "q", "k": "k"}),  # nothing gives k
-        ("states, q", {"states": "q"}),  # another parameter is called q
+        ("q", {"q": "q", "k": "k"}),  # k is missing
+        ("states, q", {"states": "q"}),  # another parameter has the name q
     ],
 )
 def test_what_does_not_say_the_operands(signature, operands) -> None:

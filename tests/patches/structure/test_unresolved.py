@@ -1,4 +1,4 @@
-"""Which global names of a module nothing provides: exact, because an error hangs on it."""
+"""Undefined global names of a module; the result must be exact, because they raise an error."""
 
 from __future__ import annotations
 

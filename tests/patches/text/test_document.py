@@ -154,7 +154,7 @@ def test_full_end_takes_what_belongs_to_the_body() -> None:
         "            # still deeper",
     ]
     attr = node(document, "K.attr")
-    assert document.full_end(attr) == document.end(attr)  # more code follows in the line
+    assert document.full_end(attr) == document.end(attr)  # more code follows on the line
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Walking trees."""
+"""Walks over syntax trees."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ from veomni_hook.patches.text.wrap import WIDTH, wrapped
 NAMES = ", ".join(f"operand_number_{number}" for number in range(9))
 
 CASES = [
-    (  # what is in the last brackets goes to a line of its own
+    (  # the contents of the last brackets get their own line
         f"first, second = slot.at(self, function)({NAMES[:100]})",
         f"first, second = slot.at(self, function)(\n    {NAMES[:100]}\n)",
     ),
-    (  # or each item does
+    (  # or each item gets its own line
         f"first, second = kernel({NAMES})",
         "first, second = kernel(\n" + "".join(f"    {name},\n" for name in NAMES.split(", ")) + ")",
     ),
@@ -26,7 +26,7 @@ CASES = [
         f"if (kernel := slot.kernel(self, *(operands := ({NAMES[:70]})))) is not None:\n    return 1",
         f"if (\n    kernel := slot.kernel(self, *(operands := ({NAMES[:70]})))\n) is not None:\n    return 1",
     ),
-    (  # the parameters of a lambda are no items
+    (  # the parameters of a lambda are not items
         f"@slot.reached(lambda self, states, index: ({NAMES[:80]}))\nclass A:\n    pass",
         f"@slot.reached(\n    lambda self, states, index: ({NAMES[:80]})\n)\nclass A:\n    pass",
     ),
@@ -42,7 +42,7 @@ CASES = [
         f"value = one[{NAMES}]",
         "value = one[\n" + "".join(f"    {name},\n" for name in NAMES.split(", ")) + "]",
     ),
-    (  # a comment goes above the code that it stands behind
+    (  # a comment after code moves above it
         f"value = function({NAMES[:80]})  # {'why ' * 12}",
         f"# {'why ' * 12}".rstrip() + f"\nvalue = function({NAMES[:80]})",
     ),

@@ -20,7 +20,7 @@ Write = Callable[[str], Any]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a function to a file of its own and returns it, as a config module would hold it."""
+    """Write a function to its own file and return it, as if from a config module."""
     numbers = iter(range(1000))
 
     def written(text: str) -> Any:
@@ -44,7 +44,7 @@ def planned(
     digests: tuple[str, ...] | None = None,
     matches: int = 1,
 ) -> tuple[str, str]:
-    """Patched text with markers, and without."""
+    """Patched text with and without markers."""
     document = Document(source, "pkg.mod")
     if digests is None:
         found = document.find(target)
@@ -163,7 +163,7 @@ def test_every_form_of_body(name: str, write: Write) -> None:
     marker = "# [PATCHED FUNCTION] f: Why. (conf:c)"
     block = "    if slot:\n        return slot(x)\n"
     if name == "inline docstring only":
-        # There the marker has the line's end, and the guard's last line has upstream's comment.
+        # Here the marker is at the end of the line, and upstream's comment is on the guard's last line.
         block = block.rstrip("\n")
     assert wanted.format(m=f"    {marker}\n", M=marker, g=block).rstrip("\n") in text
     assert plain.count("PATCHED") == 0 and text.count(marker) == 1
@@ -336,7 +336,7 @@ REFUSED_CAPTURES = {
         BEFORE,
         "shadows captured names",
     ),
-    "misplaced": ("def guard(fields):\n    return fields\n", BEFORE, "cannot stand in 'return fields'"),
+    "misplaced": ("def guard(fields):\n    return fields\n", BEFORE, "is not valid in 'return fields'"),
     "undeclared": ("def guard(self):\n    return outputs\n", BEFORE, "not among its own parameters: outputs"),
     "ambiguous": ("def guard(labels):\n    return labels\n", "logits = self.lm_head({labels})", "could mean"),
     "no match": ("def guard(self):\n    return self\n", BEFORE.replace("None", "0"), "0 times"),

@@ -26,7 +26,7 @@ def planned(
     matches: int = 1,
     digests: tuple[str, ...] = (),
 ) -> tuple[str, str]:
-    """Rewritten text with markers, and without."""
+    """Rewritten text with and without markers."""
     document = Document(source, "pkg.mod")
     patch = Patch(
         PatchType.REWRITE,
@@ -124,7 +124,7 @@ def test_several_matches_have_one_marker() -> None:
 
 
 MARKED = [
-    # upstream's lines, number of the line that the marker comes to stand on
+    # upstream's lines, number of the line of the marker
     ("def f(x):\n    if x and (\n        g(x)\n    ):\n        pass\n", 2),
     ("def f(x):\n    if x:\n        pass\n    elif g(x):\n        pass\n", 4),
     ("def f(x):\n    y = '''\n    '''; g(x)\n", 2),
@@ -278,7 +278,7 @@ def modeling_files() -> list[Path]:
 
 
 def rewrite_to_itself(path: Path) -> int:
-    """Rewrites every match in every function of a module to itself, one function at a time."""
+    """Rewrite every match in every function of a module to itself, one function at a time."""
     source = path.read_text(encoding="utf-8")
     document = Document(source)
     same = serialise(document.tree)

@@ -16,7 +16,7 @@ UPSTREAM = doubling.UPSTREAM
 
 
 class Slot:
-    """Answers with a kernel that tells its name; refuses negative operands."""
+    """A slot whose kernel returns its name; it refuses negative operands."""
 
     def __init__(self, op: str, variant: str, module: str, parameters: str = "") -> None:
         self.name = f"{op}/{variant}"

@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH: each Python that starts with it there observes its training."""
+"""A folder for PYTHONPATH: every Python process that starts with it records its training."""

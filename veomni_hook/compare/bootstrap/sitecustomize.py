@@ -1,6 +1,6 @@
 """Puts the observer of `veomni-hook compare` into a Python process, before the script's first line.
 
-This file shadows whatever `sitecustomize` the environment has, so it runs that one afterwards.
+This file shadows the environment's own `sitecustomize`, so it runs that one afterwards.
 """
 
 import os

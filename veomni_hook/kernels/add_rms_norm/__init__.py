@@ -46,7 +46,7 @@ KERNELS = (
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
             traceable=True,
-            description="the sum is read once, its two gradients are added where it is; deterministic",
+            description="reads the sum once; the backward adds both gradients of the sum; deterministic",
         )
         for variant in _FORMULAS
     ),
@@ -99,7 +99,7 @@ KERNELS = (
             backend=REFERENCE,
             load=f"{_HERE}.reference:{variant}",
             refuses=f"{_HERE}.calls:refuses",
-            description="the formula in plain PyTorch: the oracle of the tests; for checking, not for speed",
+            description="the formula in plain PyTorch; for checking results, not for speed",
             automatic=False,
         )
         for variant in _FORMULAS

@@ -23,7 +23,7 @@ def chosen_apart(
 ) -> str | None:
     """Return why ``auto`` leaves the norm to its own kernel (one was selected by name), or None."""
     chosen = wanted_by(norm, "rms_norm") if isinstance(norm, nn.Module) else AUTO
-    return None if chosen == AUTO else f"rms_norm={chosen} is chosen, which would not be asked"
+    return None if chosen == AUTO else f"rms_norm={chosen} is chosen, and a fused kernel would bypass it"
 
 
 def refuses(
@@ -40,7 +40,7 @@ def refuses(
             the class of modules that it shards by themselves) may do more in a call.
     """
     if type(norm) is not norm_class:
-        return f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}, which was not recognised"
+        return f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}, not the recognised class"
     if (seen := call_is_seen(norm)) is not None:
-        return f"the norm {seen}, which a fusion would skip"
+        return f"the norm {seen}, which a fused kernel would skip"
     return not_plain(residual, hidden_states) or untraceable()

@@ -104,7 +104,7 @@ def refuses(
         return reason
     parameters = [held for held in norm._parameters.values() if held is not None]
     if len(parameters) != 1:
-        return f"the norm has {len(parameters)} parameters and not a weight alone"
+        return f"the norm has {len(parameters)} parameters instead of only a weight"
     if (reason := ascend.unfit(residual, hidden_states)) is not None:
         return reason
     # eps is checked in the call.

@@ -273,13 +273,13 @@ def _addends_unfit(residual: torch.Tensor, hidden_states: torch.Tensor) -> str |
     if (reason := not_plain(residual, hidden_states)) is not None:
         return reason
     if residual.shape != hidden_states.shape:
-        return "what is added has different shapes"
+        return "the two addends have different shapes"
     if residual.dtype is not hidden_states.dtype:
-        return f"what is added is {residual.dtype} and {hidden_states.dtype}"
+        return f"the two addends have the dtypes {residual.dtype} and {hidden_states.dtype}"
     if residual.device != hidden_states.device:
-        return "what is added is on different devices"
+        return "the two addends are on different devices"
     if hidden_states.layout is not torch.strided:
-        return "what is added is not strided"
+        return "the two addends are not strided tensors"
     return None
 
 
@@ -294,6 +294,6 @@ def refuses(
         return reason
     parameters = [held for held in norm._parameters.values() if held is not None]
     if len(parameters) != 1:
-        return f"the norm has {len(parameters)} parameters and not a weight alone"
+        return f"the norm has {len(parameters)} parameters instead of only a weight"
     # eps is checked in the call.
     return norms.refuses(owner, residual, parameters[0], 0.0)

@@ -60,7 +60,7 @@ KERNELS = (
             requires=NPU,
             priority=10,
             traceable=True,
-            description="npu_swiglu of gate and up side by side: SiLU",
+            description="npu_swiglu on concatenated gate and up; SiLU only",
         )
         for variant in ("product", "product_float32", "clamped")
     ),
@@ -73,7 +73,7 @@ KERNELS = (
             refuses=f"{_TORCH}:refuses_others",
             requires=NPU,
             traceable=True,
-            description="the formula in PyTorch, computed again in the backward: torch_npu has no operator",
+            description="the formula in PyTorch, recomputed in the backward; torch_npu has no such operator",
             automatic=False,
         )
         for variant in ("clamped_after", "scaled_sigmoid")
@@ -86,7 +86,7 @@ KERNELS = (
         refuses=f"{_TORCH}:refuses",
         loses=f"{_TORCH}:loses",
         traceable=True,
-        description="SiLU; in place without gradients; with them one activation is computed again, not kept",
+        description="SiLU; in place without gradients, else the backward recomputes one activation",
     ),
     Kernel(
         op="gated_mlp",
@@ -96,7 +96,7 @@ KERNELS = (
         refuses=f"{_TORCH}:refuses",
         loses=f"{_TORCH}:loses",
         traceable=True,
-        description="SiLU between clamps; as for the plain product",
+        description="SiLU between clamps; otherwise like product",
     ),
     *(
         Kernel(
@@ -106,7 +106,7 @@ KERNELS = (
             load=f"{_TORCH}:{variant}",
             refuses=f"{_TORCH}:refuses_others",
             traceable=True,
-            description="the formula; the backward computes it again and nothing but gate and up is kept",
+            description="the formula in PyTorch, recomputed in the backward; saves only gate and up",
             automatic=False,
         )
         for variant in ("product_float32", "clamped_after", "scaled_sigmoid")
@@ -118,7 +118,7 @@ KERNELS = (
         load="veomni_hook.kernels.gated_mlp.liger:product",
         refuses="veomni_hook.kernels.gated_mlp.liger:refuses",
         requires=Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",)),
-        description="Liger's kernels: SiLU, GELU by tanh; backward writes over gate and up",
+        description="Liger's kernels: SiLU, tanh GELU; the backward overwrites gate and up",
         automatic=False,
     ),
 )

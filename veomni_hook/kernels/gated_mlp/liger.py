@@ -47,5 +47,5 @@ def refuses(owner: Any, x: torch.Tensor, activation: Any) -> str | None:
     """Return why this call of the MLP ``owner`` must run the upstream code, or None."""
     name = name_of(activation)
     if name not in _FUNCTIONS:
-        return f"the activation is {name}" if name is not None else unknown(activation)
+        return f"the activation {name} is not supported" if name is not None else unknown(activation)
     return not_plain(x) or untraceable()

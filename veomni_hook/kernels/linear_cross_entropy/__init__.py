@@ -40,7 +40,7 @@ KERNELS = (
         refuses=f"{_HERE}.triton:refuses",
         requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
         priority=10,
-        description="rows in chunks between products of cuBLAS; gradients are computed with the loss",
+        description="rows in chunks, cuBLAS products; the forward also computes the gradients",
         traceable=True,
         beats_inductor=True,
     ),
@@ -52,7 +52,7 @@ KERNELS = (
         refuses=f"{_HERE}.npu:refuses",
         requires=NPU,
         priority=10,
-        description="rows in chunks, npu_cross_entropy_loss between products; what that has not is PyTorch's",
+        description="rows in chunks, npu_cross_entropy_loss; PyTorch for what this operator lacks",
         traceable=True,
         beats_inductor=True,
     ),
@@ -63,7 +63,7 @@ KERNELS = (
         load=f"{_HERE}.torch:causal_lm_output",
         refuses=f"{_HERE}.causal_lm:refuses",
         loses=f"{_HERE}.torch:loses",
-        description="rows in chunks; gradients are computed with the loss, ignored positions are left out",
+        description="rows in chunks; the forward also computes the gradients; skips ignored positions",
         traceable=True,
     ),
     Kernel(
@@ -82,7 +82,7 @@ KERNELS = (
         backend="reference",
         load=f"{_HERE}.causal_lm:reference_output",
         refuses=f"{_HERE}.causal_lm:cannot",
-        description="the formula in plain PyTorch: the oracle of the tests; for checking, not for speed",
+        description="the formula in plain PyTorch; for checking results, not for speed",
         automatic=False,
     ),
     *(
@@ -93,7 +93,7 @@ KERNELS = (
             load=f"{_HERE}.pooled:last_token",
             refuses=f"{_HERE}.pooled:refuses",
             requires=NPU if backend == "npu" else Requirement(),
-            description="only the position that is looked at goes through the score module, on any device",
+            description="applies the score module only to the position that is used, on any device",
             automatic=backend == "torch",
         )
         # Also registered for users who select Triton or torch_npu for the op; neither could do more here.

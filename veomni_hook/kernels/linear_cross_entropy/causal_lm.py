@@ -139,7 +139,7 @@ def settled(model: Any, reason: str | None) -> str | None:
 
 def _untrained(model: Any) -> str | None:
     if not model.training:
-        return "the model is in eval mode, where logits are what callers read"
+        return "the model is in eval mode, where callers read the logits"
     return None if torch.is_grad_enabled() else "gradients are disabled"
 
 
@@ -243,7 +243,7 @@ def _labels_refuse(call: Call) -> str | None:
     if reason is not None:
         return reason
     if target.dtype is not torch.int64 or target.numel() != call.hidden_states.shape[:-1].numel():
-        return "labels are not one int64 for each position"
+        return "labels are not int64 with one label for each position"
     if shift_labels is not None and not shift_labels.is_contiguous():
         return "shift_labels is not contiguous"
     return None
@@ -251,13 +251,13 @@ def _labels_refuse(call: Call) -> str | None:
 
 def _arguments_refuse(call: Call, out_features: int) -> str | None:
     if call.vocab_size != out_features:
-        return "vocab_size is not the width of the head"
+        return "vocab_size differs from the width of the head"
     if not isinstance(call.loss_kwargs.get("ignore_index", -100), int):
-        return "ignore_index is no int"
+        return "ignore_index is not an int"
     num_items = call.loss_kwargs.get("num_items_in_batch")
     if isinstance(num_items, torch.Tensor):
         if not_plain(num_items) or num_items.numel() != 1 or num_items.requires_grad:
-            return "num_items_in_batch is not one plain number"
+            return "num_items_in_batch is not a single number"
     elif not isinstance(num_items, (int, float, type(None))):
         return f"num_items_in_batch is a {type(num_items).__name__}"
     return None

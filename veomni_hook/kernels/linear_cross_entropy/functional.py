@@ -131,11 +131,11 @@ def _rows(
     if reason is not None:
         raise _wrong(reason)
     if weight.ndim != 2 or hidden_states.shape[-1:] != weight.shape[1:]:
-        raise _wrong(f"hidden states {[*hidden_states.shape]} and weight {[*weight.shape]} do not fit")
+        raise _wrong(f"hidden states {[*hidden_states.shape]} and weight {[*weight.shape]} do not match")
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise _wrong(f"bias {[*bias.shape]} and weight {[*weight.shape]} do not fit")
+        raise _wrong(f"bias {[*bias.shape]} and weight {[*weight.shape]} do not match")
     if target.dtype is not torch.int64 or target.shape != hidden_states.shape[:-1]:
-        raise _wrong(f"the target is {target.dtype} {[*target.shape]}, not int64 for each position")
+        raise _wrong(f"the target is {target.dtype} {[*target.shape]}, not one int64 for each position")
     return hidden_states.reshape(-1, weight.shape[1]), weight, bias, target.reshape(-1)
 
 

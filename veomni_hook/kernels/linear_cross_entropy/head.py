@@ -152,7 +152,7 @@ def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossReques
     hook = _carrying(linear, request)
     try:
         answer = head(hidden_states)
-        changed = "something else than the result of its last Linear"
+        changed = "something other than the result of its last Linear"
     except Exception as error:
         if request.loss is None:
             raise
@@ -213,16 +213,16 @@ def _linear_refuses(linear: Any) -> str | None:
     if not is_linear(type(linear)):
         return f"the head is a {type(linear).__name__}, whose forward is not that of nn.Linear"
     if "forward" in linear.__dict__ and not _accelerate_forward(linear):
-        return "the head has a forward of its own"
+        return "the head has its own forward"
     if functional.linear is not torch._C._nn.linear:
         return "torch.nn.functional.linear has been replaced"
-    return calls_refuse(linear) or ("a hook is registered for all modules" if any(_global_hooks()) else None)
+    return calls_refuse(linear) or ("a global hook is registered" if any(_global_hooks()) else None)
 
 
 def calls_refuse(module: nn.Module) -> str | None:
     """Return what in a call of ``module`` may expect logits, or None."""
     if module._compiled_call_impl is not None:
-        return "the head is compiled by itself"
+        return "the head is compiled separately"
     if module._backward_hooks or module._backward_pre_hooks:
         return "the head has backward hooks, which expect gradients of logits"
     if (overridden := call_is_overridden(module)) is not None:

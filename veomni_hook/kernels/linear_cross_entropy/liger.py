@@ -60,7 +60,7 @@ def _function() -> Any:
 def token_statistics(*call: Any) -> TokenStatistics:
     """Raise KernelError: Liger has no such function."""
     raise KernelError(
-        "liger has no log-probabilities of tokens",
+        "liger cannot compute log-probabilities of tokens",
         where="token_log_probs",
         fix="leave backend at None, or choose triton or torch",
     )
@@ -69,11 +69,11 @@ def token_statistics(*call: Any) -> TokenStatistics:
 def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:
     """Return what Liger cannot compute here, or None."""
     if objective.loss_weights is not None:
-        return "liger has no weights of tokens"
+        return "liger does not support weights of tokens"
     if wanted.log_probs or wanted.entropy:
-        return "liger reports neither log-probabilities nor entropies"
+        return "liger cannot compute log-probabilities or entropies"
     if weight.requires_grad and not x.requires_grad:
-        return "liger has no gradient of the weight where hidden states want none"
+        return "liger computes no gradient of the weight if the hidden states require none"
     if objective.transform.factor != 1:
         return "liger does not scale logits"
     if torch.is_autocast_enabled(x.device.type):

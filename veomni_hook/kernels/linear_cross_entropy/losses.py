@@ -77,7 +77,7 @@ def _examine(loss_function: Any) -> str | None:
     """Return why a loss function is neither of the two, judged by its origin and its results, or None."""
     home, name = written_in(loss_function)
     if home != _HOME or name not in (_NEXT_TOKEN, _SAME_TOKEN):
-        return f"the model has a loss_function of its own ({'.'.join((home, name))})"
+        return f"the model has its own loss_function ({'.'.join((home, name))})"
     part = written_in(loss_function.__globals__.get(_PART))
     if part != (_HOME, _PART):
         return f"transformers' {_PART} was replaced by {'.'.join(part)}"
@@ -111,7 +111,7 @@ def _questioned(loss_function: Any, name: str) -> str | None:
         try:
             answer = loss_function(logits=logits, labels=given, vocab_size=5, **question)
         except Exception as error:
-            return f"transformers' {name} does not answer as known ({type(error).__name__})"
+            return f"transformers' {name} raised {type(error).__name__} in a test call"
         if not torch.allclose(answer, expected, rtol=1e-4, atol=1e-5):
-            return f"transformers' {name} does not answer as known for {sorted(question)}"
+            return f"transformers' {name} returned an unexpected loss in a test call with {sorted(question)}"
     return None

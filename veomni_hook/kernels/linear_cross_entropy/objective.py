@@ -57,7 +57,7 @@ class Objective(NamedTuple):
             return f"accumulate is {self.accumulate!r}, not one of {ACCUMULATE}"
         weights = self.loss_weights
         if weights is not None and (weights.requires_grad or not weights.is_floating_point()):
-            return "loss_weights are no floating-point numbers, or want a gradient"
+            return "loss_weights are not floating-point numbers, or require a gradient"
         return self.transform.refuses()
 
 

@@ -92,13 +92,13 @@ class LossReport:
         self._found = found.shaped(shape)
         self._target = target.reshape(shape)
         self._counts = self._target != ignore_index
-        self._why = "it was not asked for"
+        self._why = "it was not requested"
         self.fused += 1
 
     def refuse(self, reason: str) -> None:
         """Record that the upstream code computed the last loss, and why."""
         self._found, self._target, self._counts = TokenStatistics(), None, None
-        self._why = f"the upstream code computed the loss: {reason}"
+        self._why = f"upstream's code computed the loss: {reason}"
 
     def _read(self, name: str, asked_as: str = "") -> torch.Tensor:
         value: torch.Tensor | None = getattr(self._found, name)
@@ -192,7 +192,7 @@ def loss_options(  # noqa: PLR0913 - one keyword an option
             f"{options.changed} had no effect: no model computed a fused loss in this block",
             where="loss_options",
             fix="activate veomni_hook before the model's module is imported, and do not choose eager for"
-            " linear_cross_entropy; a model under torch.compile knows no options",
+            " linear_cross_entropy; models under torch.compile do not support options",
         )
 
 
@@ -206,5 +206,5 @@ def refused(model: Any, reason: str) -> None:
         raise KernelError(
             f"{held.options.changed} are not available: upstream's code computes this loss, because {reason}",
             where=type(model).__name__,
-            fix="remove the reason, or leave loss_options",
+            fix="remove the cause, or do not use loss_options",
         )

@@ -39,8 +39,8 @@ __all__ = [
 FIELD = "logits"
 # Where logits are stored. Under their own name, dynamo (torch 2.11) would bypass the property.
 HELD = "_logits"
-READ = "outputs.logits was read in a training step, so they have to be computed"
-READ_IN_EVALUATION = "outputs.logits was read in evaluation, so they have to be computed there"
+READ = "outputs.logits was read in a training step, so the forward computes the logits"
+READ_IN_EVALUATION = "outputs.logits was read in evaluation, so the forward computes the logits there"
 # These modules walk through outputs each step to find, cast or move tensors; they do not use values.
 WALKERS = (
     "torch.distributed.",
@@ -160,7 +160,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         names = [field.name for field in fields(self)]
         held = {**dict.fromkeys(names), **dict(zip(names, values, strict=False)), **named}
         if len(values) > len(names) or len(held) > len(names):
-            raise TypeError(f"{type(self).__name__} has the fields {', '.join(names)}, and no others")
+            raise TypeError(f"{type(self).__name__} has only the fields {', '.join(names)}")
         first, *others = names
         alone = held[first] is not None and all(held[name] is None for name in others)
         if alone and not isinstance(held[first], torch.Tensor):

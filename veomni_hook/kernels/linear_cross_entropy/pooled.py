@@ -60,14 +60,14 @@ def last_token(hidden_states: torch.Tensor, score: Any) -> Scores:
 def refuses(owner: Any, hidden_states: torch.Tensor, score: Any) -> str | None:
     """Return why all positions must be scored, or None."""
     if not isinstance(score, nn.Module):
-        return f"score is a {type(score).__name__}, no module"
+        return f"score is a {type(score).__name__}, not a module"
     for module in score.modules():
         reason = calls_refuse(module)
         if reason is None and not _goes_row_by_row(module):
-            reason = f"score holds a {type(module).__name__}, which may look at other positions than one"
+            reason = f"score contains a {type(module).__name__}, which may read more than one position"
         if reason is not None:
             return reason
     loss_function = getattr(owner, "loss_function", None)
     if loss_function is not None and (home := written_in(loss_function)) != _LOSS_HOME:
-        return f"the model has a loss_function of its own ({'.'.join(home)})"
+        return f"the model has its own loss_function ({'.'.join(home)})"
     return None

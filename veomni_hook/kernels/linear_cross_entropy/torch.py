@@ -64,7 +64,7 @@ class _Selected(NamedTuple):
         counts = target != form.ignore_index
         if (counts & ((target < 0) | (target >= vocab))).any():
             raise IndexError(
-                f"a target is no token (0 to {vocab - 1}) and not {form.ignore_index}, to be ignored"
+                f"a target is neither a token (0 to {vocab - 1}) nor the ignore_index {form.ignore_index}"
             )
         index = counts.nonzero().squeeze(1)
         if target.numel() - index.numel() < max(1, SELECT_FROM * target.numel()):
@@ -227,7 +227,7 @@ def linear_cross_entropy(
 
 def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:
     """Return why this cannot be computed here, or None."""
-    return None if autograd.compute_dtype(x).is_floating_point else f"hidden states are {x.dtype}"
+    return None if autograd.compute_dtype(x).is_floating_point else f"hidden states have dtype {x.dtype}"
 
 
 def causal_lm_output(*call: Any) -> causal_lm.Fused:
@@ -244,7 +244,7 @@ def loses(
     if hidden_states.device.type != "cpu":
         # H200, bfloat16, 8,192 to 32,768 rows: 0.84 to 0.96 of upstream's speed, a third to a fifteenth of
         # its memory.
-        return "on a GPU it trades time for memory; choose torch by name to get that"
+        return "on a GPU it saves memory but takes longer; choose torch by name to use it"
     if hidden_states.shape[:-1].numel() * vocab_size < AUTO_LOGITS:
-        return "with so few logits upstream is as fast"
+        return "with so few logits, upstream's code is as fast"
     return None

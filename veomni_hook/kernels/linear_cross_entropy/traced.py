@@ -45,7 +45,7 @@ def refuses(call: Call) -> str | None:
         return "compiled code cannot report to loss_options"
     head = call.head
     if not is_linear(type(head)):
-        return f"under torch.compile the head has to be an nn.Linear, not a {type(head).__name__}"
+        return f"under torch.compile the head must be an nn.Linear, not a {type(head).__name__}"
     seen = call_is_seen(head)
     if seen is not None:
         return f"the head {seen}"
@@ -56,7 +56,7 @@ def refuses(call: Call) -> str | None:
 def loss_function_refuses(loss_function: Any) -> str | None:
     """Return why ``loss_function`` is not a known one, or None."""
     if type(loss_function) is not FunctionType:
-        return "the model has a loss_function of its own"
+        return "the model has its own loss_function"
     _examine(loss_function)
     reason = _REASONS[loss_function]
     # Repeated here so that the graph is recompiled if one of the two is replaced.
@@ -64,7 +64,7 @@ def loss_function_refuses(loss_function: Any) -> str | None:
     if reason is None and (
         part is not losses.PARTS.part or functional.cross_entropy is not losses.PARTS.operation
     ):
-        return "what the loss function calls was replaced"
+        return "a function that the loss function calls was replaced"
     return reason
 
 

@@ -39,7 +39,7 @@ KERNELS = (
             refuses=f"{_HERE}.triton:refuses",
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
-            description="all layers in one launch forward and one backward, deterministic; nothing waits",
+            description="one launch forward and one backward for all layers; deterministic; no device sync",
         )
         for variant in OP.variants
     ),
@@ -51,7 +51,7 @@ KERNELS = (
             load=f"{_HERE}.torch:{variant}",
             refuses=f"{_HERE}.torch:refuses",
             requires=NPU if backend == "npu" else Requirement(),
-            description="layer by layer, without one_hot; nothing waits for the device",
+            description="layer by layer, without one_hot; no device sync",
             automatic=backend == "torch",
         )
         # Also registered for users who select npu for the op: torch_npu has no operator for it.

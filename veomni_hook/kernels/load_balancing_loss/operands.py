@@ -50,9 +50,9 @@ def loss_of(
 def refuses_operands(gate_logits: Any, num_experts: Any, top_k: Any, mask: Any) -> str | None:
     """Return why only the upstream code can take these operands, or None."""
     if not isinstance(gate_logits, tuple) or not gate_logits:
-        return "the logits are no tuple of layers"
+        return "the logits are not a tuple with a tensor for each layer"
     if not isinstance(num_experts, int) or not isinstance(top_k, int):
-        return "num_experts or top_k is no int"
+        return "num_experts or top_k is not an int"
     return (
         not_plain(*gate_logits)
         or untraceable()
@@ -67,7 +67,7 @@ def _layers_refuse(layers: Sequence[torch.Tensor], num_experts: int, top_k: int)
     if len(kinds) > 1:
         return "the layers' logits differ in shape, dtype or device"
     if first.ndim != 2 or first.shape[1] != num_experts or not 0 < top_k <= num_experts:
-        return "the logits are not [tokens, num_experts], or top_k is not among them"
+        return "the logits are not [tokens, num_experts], or top_k is out of range"
     return None if first.is_floating_point() else f"the logits have dtype {first.dtype}"
 
 
@@ -76,4 +76,4 @@ def _mask_refuses(mask: torch.Tensor, tokens: int) -> str | None:
         return "the attention mask is not [batch, length] with a number for each token"
     if mask.is_floating_point() and mask.dtype is not torch.float32:
         return f"the attention mask has dtype {mask.dtype}"
-    return "the attention mask wants a gradient" if mask.requires_grad else None
+    return "the attention mask requires a gradient" if mask.requires_grad else None

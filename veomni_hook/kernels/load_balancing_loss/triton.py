@@ -164,5 +164,5 @@ def refuses(
     if gate_logits[0].dtype not in _DTYPES:
         return f"the logits have dtype {gate_logits[0].dtype}"
     if num_experts > MOST_EXPERTS or top_k > MOST_TOP_K:
-        return f"it takes at most {MOST_EXPERTS} experts, {MOST_TOP_K} of them at once"
+        return f"the kernel supports at most {MOST_EXPERTS} experts and a top_k of at most {MOST_TOP_K}"
     return None

@@ -67,7 +67,7 @@ KERNELS = (
             priority=10,
             traceable=True,
             beats_inductor=True,
-            description="grouped products with gather and gate inside; one activation is kept",
+            description="grouped products fused with gather and gate; saves one activation",
         )
         for variant in _STACKED
     ),
@@ -81,7 +81,7 @@ KERNELS = (
             requires=NPU,
             priority=10,
             traceable=True,
-            description="rows permuted, npu_grouped_matmul forward and backward; one activation is kept",
+            description="rows permuted, npu_grouped_matmul forward and backward; saves one activation",
         )
         for variant in _STACKED
     ),
@@ -94,7 +94,7 @@ KERNELS = (
             refuses=f"{_HERE}.torch:refuses{'_or_identity' if variant == 'gated_or_identity' else ''}",
             loses=f"{_HERE}.torch:loses",
             requires=Requirement(devices=("cpu",) if variant in _IN_FLOAT32 else ("cpu", "cuda")),
-            description="pairs sorted by expert, one product for all rows of each; one activation is kept",
+            description="pairs sorted by expert, one product for each expert; saves one activation",
             traceable=True,
         )
         for variant in _STACKED
@@ -108,7 +108,7 @@ KERNELS = (
             refuses=f"{_HERE}.torch_composed:refuses",
             loses=f"{_HERE}.torch:loses",
             requires=Requirement(devices=("cpu",)),
-            description="pairs sorted by expert, one product for all rows of each; any function between them",
+            description="pairs sorted by expert, one product for each expert; any function between products",
         )
         for variant in ("gated_jointly", "gated_normalised")
     ),
@@ -119,7 +119,7 @@ KERNELS = (
         load=f"{_HERE}.liger:gated",
         refuses=f"{_HERE}.liger:refuses",
         requires=Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",)),
-        description="Liger's grouped kernels: SiLU; waits for the device, adds by atomics",
+        description="Liger's grouped kernels: SiLU; synchronises with the device, uses atomics",
         automatic=False,
     ),
 )

@@ -152,22 +152,22 @@ def unsuited(operands: Operands) -> str | None:
         return reason
     x, index, weights, up, up_bias, down, _ = operands
     if x.ndim != 2 or index.ndim != 2 or index.shape != weights.shape or index.shape[0] != x.shape[0]:
-        return f"hidden states {[*x.shape]} with ids {[*index.shape]} and weights {[*weights.shape]}"
+        return f"hidden states {[*x.shape]}, ids {[*index.shape]} and weights {[*weights.shape]} do not match"
     if index.dtype not in (torch.int64, torch.int32):
-        return f"ids of experts are {index.dtype}"
+        return f"expert ids have dtype {index.dtype}"
     for each in (x, weights, *(() if up_bias is None else (up_bias,))):
         if not each.is_floating_point():
-            return f"an operand is {each.dtype}"
+            return f"an operand has dtype {each.dtype}"
     return _unsuited_weights(x, up, down) or _unsuited_biases(operands)
 
 
 def _unsuited_weights(x: Tensor, up: Tensor, down: Tensor) -> str | None:
     if up.ndim != 3 or down.ndim != 3 or up.shape[0] != down.shape[0]:
-        return f"weights {[*up.shape]} and {[*down.shape]}"
+        return f"the shapes of the weights {[*up.shape]} and {[*down.shape]} do not match"
     for weight in (up, down):
         cast = weight.is_floating_point() and torch.is_autocast_enabled(x.device.type)
         if weight.dtype is not x.dtype and not cast:
-            return f"weights are {weight.dtype}, hidden states {x.dtype}"
+            return f"weights have dtype {weight.dtype}, hidden states {x.dtype}"
         if weight.device != x.device:
             return f"weights are on {weight.device}, hidden states on {x.device}"
     return None
@@ -177,7 +177,7 @@ def _unsuited_biases(operands: Operands) -> str | None:
     """Return why biases are not one row per expert (upstream would broadcast them), or None."""
     for bias in (operands.up_bias, operands.down_bias):
         if bias is not None and (bias.ndim != 2 or bias.shape[0] != operands.up.shape[0]):
-            return f"a bias {[*bias.shape]} for {operands.up.shape[0]} experts"
+            return f"a bias has the shape {[*bias.shape]} for {operands.up.shape[0]} experts"
     return None
 
 
@@ -187,7 +187,7 @@ def unknown_rest(rest: Sequence[Any]) -> str | None:
         if type(each) in (int, float):
             continue
         if not callable(each):
-            return f"{each!r} is no number"
+            return f"{each!r} is not a number"
         if name_of(each) is None:
             return unknown(each)
     return None

@@ -43,7 +43,7 @@ def identity_refuses(refuses: Callable[..., str | None], owner: Any, *operands: 
     """Return why the upstream code of the experts ``owner`` must run; ``refuses`` checks ``gated``."""
     *tensors, activation, num_experts = operands[:7]
     if len(operands) > 7 and operands[7] is not None and (seen := call_is_seen(operands[7])) is not None:
-        return f"the identity {seen}"
+        return f"the identity expert {seen}"
     if tensors[3] is None or tensors[4] is None:
         return not_plain(*tensors[:3]) or untraceable()
     if type(num_experts) is not int or num_experts > min(len(tensors[3]), len(tensors[4])):

@@ -49,13 +49,13 @@ def run_upstream(module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) 
     if wanted == AUTO:
         if slot is None or answers is None or not answers.candidates(hidden_states.device.type):
             raise KernelError(
-                f"no kernel takes {kind.__name__} on {hidden_states.device.type}",
+                f"no kernel supports {kind.__name__} on {hidden_states.device.type}",
                 where=f"{kind.__module__}, experts_implementation={OURS!r}",
-                fix="model.set_experts_implementation(None) takes transformers' default; "
-                "`veomni-hook kernels` lists what there is",
+                fix="model.set_experts_implementation(None) restores transformers' default; "
+                "`veomni-hook kernels` lists the kernels",
             )
         outcome = slot.outcome(module)
-        reason = "no reason was noted" if outcome is None else outcome.reason
+        reason = "no reason was recorded" if outcome is None else outcome.reason
         warnings.warn(
             f"{kind.__name__} runs upstream's loop, not experts_implementation={OURS!r}: {reason}",
             VeomniHookWarning,

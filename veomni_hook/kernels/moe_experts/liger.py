@@ -45,7 +45,7 @@ def refuses(owner: Any, *operands: Any) -> str | None:
         return reason
     x, stacked, activation = operands[0], operands[3], operands[5]
     if name_of(activation) != "silu":
-        return f"the activation is {name_of(activation)}"
+        return f"the activation {name_of(activation)} is not supported"
     if x.dtype not in _DTYPES or stacked.dtype is not x.dtype or torch.is_autocast_enabled(x.device.type):
-        return f"hidden states are {x.dtype}, weights {stacked.dtype}, or autocast is on"
-    return None if operands[1].numel() and stacked.numel() else "there is nothing to multiply"
+        return f"hidden states have dtype {x.dtype}, weights {stacked.dtype}, or autocast is on"
+    return None if operands[1].numel() and stacked.numel() else "there are no expert ids or no weights"

@@ -263,15 +263,15 @@ def refuses(owner: Any, *operands: Any) -> str | None:
     tensors, _ = forms.taken_apart(operands)
     dtype = forms.compute_dtype("gated", tensors)
     if dtype not in ascend.DTYPES:
-        return f"products are in 16 bits or float32, not {dtype}"
+        return f"the kernel multiplies in 16 bits or float32, not {dtype}"
     _, index, _, up, _, down, _ = tensors
     if up.shape[0] > _MOST_EXPERTS or index.shape[1] > _MOST_TOP_K or index.numel() >= _MOST_PAIRS:
         return (
-            f"operators take at most {_MOST_EXPERTS} experts, {_MOST_TOP_K} of them a token, and fewer than"
-            f" {_MOST_PAIRS} pairs; here are {up.shape[0]}, {index.shape[1]} and {index.numel()}"
+            f"the operators support at most {_MOST_EXPERTS} experts, a top_k of at most {_MOST_TOP_K} and"
+            f" fewer than {_MOST_PAIRS} pairs, not {up.shape[0]}, {index.shape[1]} and {index.numel()}"
         )
     if max(*up.shape[1:], *down.shape[1:]) >= _MOST_COLUMNS:
-        return f"operators take matrices of fewer than {_MOST_COLUMNS} columns"
+        return f"the operators support matrices of fewer than {_MOST_COLUMNS} columns"
     return None
 
 

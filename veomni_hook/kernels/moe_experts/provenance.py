@@ -49,7 +49,7 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
     if not _is_watched(kind) and config._experts_implementation is not None:
         return (
             f"experts_implementation={config._experts_implementation!r} may have been chosen: "
-            "transformers was imported before veomni_hook, which sees no choice"
+            "transformers was imported before veomni_hook, so the choice is unknown"
         )
     return None
 

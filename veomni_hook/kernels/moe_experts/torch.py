@@ -104,15 +104,15 @@ def loses(  # noqa: PLR0911 - one return a reason
     if chose_ours(owner):
         return None
     if hidden_states.device.type != "cpu":
-        return "it was not measured on this kind of device; choose torch by name to have it"
+        return "it was not measured on this device type; choose torch by name to use it"
     if up is None:
-        return "there is nothing to multiply"
+        return "there are no weights"
     size, pairs = up.shape[1] * up.shape[2], top_k_index.numel()
     config = getattr(owner, "config", None)
     if getattr(config, "_experts_implementation", None) != "grouped_mm":
-        return "with so little to multiply upstream's loop is as fast" if size * pairs < FEW_NUMBERS else None
+        return "with so few numbers, upstream's loop is as fast" if size * pairs < FEW_NUMBERS else None
     if pairs < FEW_ROWS * up.shape[0]:
-        return "with so few tokens for each expert upstream's grouped_mm is as fast"
+        return "with so few tokens for each expert, upstream's grouped_mm is as fast"
     if hidden_states.dtype.itemsize > 2 and size < SMALL_EXPERT:
-        return "with experts so small upstream's grouped_mm is as fast"
+        return "with such small experts, upstream's grouped_mm is as fast"
     return None

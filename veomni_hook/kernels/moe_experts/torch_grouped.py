@@ -27,10 +27,10 @@ def unable(operands: Operands) -> str | None:
     if x.device.type == "cpu":
         return None
     if not hasattr(torch, "_grouped_mm"):
-        return "this torch has no grouped products"
+        return "this torch release has no torch._grouped_mm"
     dtype = compute_dtype("gated", operands)
     if dtype is not torch.bfloat16:
-        return f"grouped products are in bfloat16, not {dtype}"
+        return f"the kernel multiplies in bfloat16, not {dtype}"
     if any(size * dtype.itemsize % ALIGNED_BYTES for size in (*up.shape[1:], *down.shape[1:])):
         return f"rows of weights {[*up.shape]}, {[*down.shape]} are not multiples of {ALIGNED_BYTES} bytes"
     return None

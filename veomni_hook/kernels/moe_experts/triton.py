@@ -222,9 +222,9 @@ def refuses(owner: Any, *operands: Any) -> str | None:
     tensors, rest = forms.taken_apart(operands)
     for each in rest:
         if type(each) in (int, float) and each < 0:
-            return f"a limit or alpha is {each}"
+            return f"a limit or alpha is negative: {each}"
     dtype = forms.compute_dtype("gated", tensors)
-    return None if dtype in _DTYPES else f"products are in 16 bits or float32, not {dtype}"
+    return None if dtype in _DTYPES else f"the kernel multiplies in 16 bits or float32, not {dtype}"
 
 
 refuses_or_identity = partial(identity_refuses, refuses)
@@ -243,4 +243,4 @@ def loses_in_float32(owner: Any, *_: Any) -> str | None:
     """Return why upstream is as fast if products are in float32."""
     if chose_ours(owner):
         return None
-    return "float32 is multiplied here without tensor cores; choose triton by name to have it"
+    return "float32 products do not use tensor cores; choose triton by name to use it"

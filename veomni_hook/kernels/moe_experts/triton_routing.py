@@ -89,7 +89,7 @@ def route(ids: Tensor, num_experts: int, block: int) -> Routing:
     """
     total = ids.numel()
     if total > _MOST_PAIRS:
-        raise ValueError(f"{total} pairs of tokens and places: rows are numbered in 32 bits; split the batch")
+        raise ValueError(f"{total} pairs of tokens and experts exceed 32-bit row numbers; split the batch")
     numbers = torch.empty(numbers_of(total, num_experts), dtype=torch.int32, device=ids.device)
     routing = routing_of(numbers, ids, num_experts, block)
     most = routing.most

@@ -45,7 +45,7 @@ KERNELS = (
             priority=10,
             traceable=True,
             beats_inductor=True,
-            description="one launch forward and one backward, keeps the chosen logits, deterministic",
+            description="one launch forward and one backward; saves the chosen logits; deterministic",
         )
         for variant in OP.variants
     ),
@@ -58,7 +58,7 @@ KERNELS = (
             refuses=f"{_HERE}.npu:{'refuses' if variant == 'softmax_topk' else 'refuses_in_autocast'}",
             requires=NPU,
             priority=10,
-            description="npu_moe_gating_top_k_softmax; the backward is a formula over the chosen ones",
+            description="npu_moe_gating_top_k_softmax; the backward is a formula over the chosen experts",
         )
         for variant in ("softmax_topk", "topk_softmax")
     ),
@@ -70,7 +70,7 @@ KERNELS = (
             load=f"{_HERE}.torch:{variant}",
             refuses=f"{_HERE}.torch:refuses",
             requires=NPU,
-            description="the torch kernel: no operator of torch_npu has it with a gradient in every release",
+            description="the torch kernel; some torch_npu releases have no operator with a gradient for it",
             automatic=False,
         )
         for variant in ("biased_topk", "grouped_topk")
@@ -83,7 +83,7 @@ KERNELS = (
             load=f"{_HERE}.torch:{variant}",
             refuses=f"{_HERE}.torch:refuses",
             traceable=True,
-            description="weighs the chosen experts alone, and keeps nothing of the others",
+            description="computes weights only for the chosen experts and saves nothing for the others",
         )
         for variant in OP.variants
     ),

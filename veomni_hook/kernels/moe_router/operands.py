@@ -46,7 +46,7 @@ def refuses(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | No
     if not router_logits.is_floating_point():
         return f"the logits have dtype {router_logits.dtype}"
     unknown = [each for each in operands if callable(each) and score_of(each) is None]
-    return f"scores are made by {unknown[0]!r}, which is not known" if unknown else None
+    return f"the score function {unknown[0]!r} is not supported" if unknown else None
 
 
 def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | None:
@@ -57,5 +57,5 @@ def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *operands: Any)
     if router_logits.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(
         router_logits.device.type
     ):
-        return f"under autocast the weights of {router_logits.dtype} logits are computed in float32"
+        return f"under autocast, upstream computes the weights of {router_logits.dtype} logits in float32"
     return None

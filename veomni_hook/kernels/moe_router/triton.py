@@ -301,14 +301,14 @@ def _beyond(router_logits: torch.Tensor, others: tuple[Any, ...]) -> str | None:
     if router_logits.dtype not in _TL:
         return f"the logits have dtype {router_logits.dtype}"
     if not 0 < experts <= MOST_EXPERTS:
-        return f"it takes at most {MOST_EXPERTS} experts"
+        return f"the kernel supports at most {MOST_EXPERTS} experts"
     if not others:
         return None
     bias, (top_k, *rest) = None, others
     if isinstance(top_k, torch.Tensor):
         bias, (top_k, *rest) = top_k, rest
     if not _fits(router_logits, top_k, bias):
-        return f"it takes at most {MOST_TOP_K} of {experts} experts and a plain bias, not {top_k!r}"
+        return f"the kernel needs a plain bias and a top_k of 1 to {MOST_TOP_K}, not {top_k!r}"
     if len(rest) == _OF_GROUPS and (rest[0] != experts or _groups(*rest[:3]) is None):
-        return f"{rest[1]!r} groups of {rest[0]!r} experts, {rest[2]!r} of them good"
+        return f"the kernel does not support {rest[2]!r} of {rest[1]!r} groups of {rest[0]!r} experts"
     return None

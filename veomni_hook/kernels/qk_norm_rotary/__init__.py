@@ -33,7 +33,7 @@ OP = Op(
     parts=("rms_norm", "rotary"),
 )
 
-_ONE_PASS = "norm and rotation of both in one pass forward, one backward, deterministic"
+_ONE_PASS = "norm and rotation of query and key in one pass forward, one backward; deterministic"
 
 KERNELS = (
     *(
@@ -49,7 +49,7 @@ KERNELS = (
             # On an H200, rotating a part of each head in the same pass reaches 36 to 39 % of a copy's
             # bandwidth: the norm and then the rotation as separate kernels are faster.
             automatic=not variant.endswith("_partial"),
-            description=f"{_ONE_PASS}; slower than both apart" if variant.endswith("_partial") else _ONE_PASS,
+            description=_ONE_PASS + ("; two kernels are faster" if variant.endswith("_partial") else ""),
         )
         for variant in OP.variants
     ),
@@ -61,7 +61,7 @@ KERNELS = (
             load=f"{_HERE}.torch:{variant}",
             refuses=f"{_HERE}.upstream:refuses",
             traceable=True,
-            description="the torch kernels of rms_norm, then the rotation as upstream has it",
+            description="the torch kernels of rms_norm, then upstream's rotation",
             automatic=False,
         )
         for variant in OP.variants
@@ -73,7 +73,7 @@ KERNELS = (
             backend=REFERENCE,
             load=described.reference,
             refuses=f"{_HERE}.upstream:refuses",
-            description="the formula in plain PyTorch: the oracle of the tests; for checking, not for speed",
+            description="the formula in plain PyTorch; for checking results, not for speed",
             automatic=False,
         )
         for variant, described in OP.variants.items()

@@ -27,7 +27,7 @@ def chosen_apart(owner: Any, *operands: Any) -> str | None:
     for part in _PARTS:
         chosen = wanted_by(owner, part)
         if chosen != AUTO:
-            return f"{part}={chosen} is chosen, which would not be asked"
+            return f"{part}={chosen} is chosen, and a fused kernel would bypass it"
     return None
 
 
@@ -66,7 +66,7 @@ def _tables(tables: Any) -> str | None:
     cos, sin = tables
     shape = cos.shape
     if len(shape) != 3 or shape != sin.shape:
-        return "cos and sin are not of one shape [batch, length, width]"
+        return "cos and sin do not both have the shape [batch, length, width]"
     if cos.requires_grad or sin.requires_grad:
         return "cos or sin requires a gradient"
     return None

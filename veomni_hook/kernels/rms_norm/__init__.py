@@ -95,7 +95,7 @@ KERNELS = (
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
             traceable=True,
-            description="one pass forward, one backward, deterministic; rows of at most 32,768 values",
+            description="one pass forward, one backward; deterministic; rows of at most 32,768 values",
         )
         for variant, (function, refuses) in _FUSED.items()
     ),
@@ -109,7 +109,7 @@ KERNELS = (
             requires=NPU,
             priority=10,
             traceable=True,
-            description="npu_rms_norm; in float32 where the formula multiplies there",
+            description="npu_rms_norm, in float32 where the formula multiplies in float32",
         )
         for variant, rule in _BY_OPERATOR.items()
     ),
@@ -122,7 +122,7 @@ KERNELS = (
             refuses=f"{_HERE}.torch:refuses_others",
             requires=NPU,
             traceable=True,
-            description="the formula in PyTorch, computed again in the backward: torch_npu has no operator",
+            description="the formula in PyTorch, recomputed in the backward; torch_npu has no such operator",
             automatic=False,
         )
         for variant in _FORMULAS
@@ -135,7 +135,7 @@ KERNELS = (
         load="veomni_hook.kernels.rms_norm.torch:rms_norm",
         refuses="veomni_hook.kernels.rms_norm.torch:refuses",
         traceable=True,
-        description="torch's rms_norm without weight, then the weight: the upstream casts",
+        description="torch's rms_norm without weight, then the weight, with upstream's casts",
     ),
     *(
         Kernel(
@@ -145,7 +145,7 @@ KERNELS = (
             load=f"{_HERE}.torch:{variant}",
             refuses=f"{_HERE}.torch:{'refuses_activation' if variant in _ACTIVATED else 'refuses_others'}",
             traceable=True,
-            description="the formula; the backward computes it again and nothing but its operands is kept",
+            description="the formula in PyTorch, recomputed in the backward; saves only its operands",
             automatic=False,
         )
         for variant in _FORMULAS

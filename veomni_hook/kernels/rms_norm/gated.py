@@ -355,11 +355,11 @@ def refuses_gate_before(
     if (reason := not_plain(gate)) is not None:
         return reason
     if gate.dtype not in DTYPES or gate.layout is not torch.strided:
-        return f"the gate is {gate.dtype} and {gate.layout}"
+        return f"the gate has dtype {gate.dtype} and layout {gate.layout}"
     if gate.device != hidden_states.device:
         return f"the gate is on {gate.device}, the input on {hidden_states.device}"
     if gate.shape != hidden_states.shape:
-        return "the gate has another shape than the input"
+        return "the gate and the input have different shapes"
     return None
 
 
@@ -371,5 +371,5 @@ def refuses_grouped(owner: Any, hidden_states: torch.Tensor, *operands: Any) -> 
     if reason is not None:
         return reason
     if not isinstance(group_size, int) or group_size < 1 or hidden_states.shape[-1] % group_size:
-        return f"{hidden_states.shape[-1]} values are not in groups of {group_size}"
+        return f"rows of {hidden_states.shape[-1]} values do not divide into groups of {group_size}"
     return None

@@ -199,7 +199,7 @@ def refuses(owner: Any, hidden_states: Tensor, weight: Tensor, eps: float) -> st
     if reason is not None:
         return reason
     if hidden_states.shape[-1:] != weight.shape:
-        return "the weight does not cover exactly the last dimension"
+        return "the weight does not match the last dimension of the input"
     return None
 
 
@@ -210,7 +210,7 @@ def refuses_unweighted(owner: Any, hidden_states: Tensor, eps: float) -> str | N
         return reason
     if not isinstance(eps, (float, int)):
         return f"eps is a {type(eps).__name__}"
-    return None if hidden_states.ndim else "a number alone is not normalised"
+    return None if hidden_states.ndim else "the input has no dimension"
 
 
 def refuses_gate_after(
@@ -228,7 +228,7 @@ def refuses_gate_before(
     if reason is not None or gate is None:
         return reason
     if gate.shape != hidden_states.shape:
-        return "the gate has another shape than the input"
+        return "the gate and the input have different shapes"
     return ascend.unfit(hidden_states, gate)
 
 
@@ -240,5 +240,5 @@ def refuses_grouped(owner: Any, hidden_states: Tensor, *operands: Any) -> str | 
     if reason is not None:
         return reason
     if not isinstance(group_size, int) or group_size < 1 or hidden_states.shape[-1] % group_size:
-        return f"{hidden_states.shape[-1]} values are not in groups of {group_size}"
+        return f"rows of {hidden_states.shape[-1]} values do not divide into groups of {group_size}"
     return None

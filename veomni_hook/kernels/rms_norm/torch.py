@@ -72,7 +72,7 @@ def refuses(
     if not isinstance(eps, (float, int)):
         return f"eps is a {type(eps).__name__}"
     if weight.ndim != 1 or hidden_states.shape[-1:] != weight.shape:
-        return "the weight does not cover exactly the last dimension"
+        return "the weight does not match the last dimension of the input"
     return None
 
 

@@ -274,7 +274,7 @@ def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: 
     if weight.device != hidden_states.device:
         return f"the weight is on {weight.device}, the input on {hidden_states.device}"
     if hidden_states.shape[-1:] != weight.shape:
-        return "the weight does not cover exactly the last dimension"
+        return "the weight does not match the last dimension of the input"
     if not weight.is_contiguous():
         return "the weight is not contiguous"
     return None
@@ -286,11 +286,11 @@ def refuses_unweighted(owner: Any, hidden_states: torch.Tensor, eps: float) -> s
     if reason is not None:
         return reason
     if hidden_states.layout is not torch.strided:
-        return "the input is not strided"
+        return "the input is not a strided tensor"
     if hidden_states.dtype not in DTYPES:
         return f"upstream computes {hidden_states.dtype} input in float32"
     if not isinstance(eps, (float, int)):
         return f"eps is a {type(eps).__name__}"
     if not hidden_states.ndim or hidden_states.shape[-1] > MOST_COLUMNS:
-        return f"it takes rows of at most {MOST_COLUMNS} values"
+        return f"the kernel supports rows of at most {MOST_COLUMNS} values"
     return None

@@ -115,7 +115,7 @@ KERNELS = (
             requires=Requirement(devices=("cuda",), min_capability=(8, 0), triton=True),
             priority=10,
             traceable=True,
-            description="query and key in one pass, forward and backward, any strides; rounds as upstream",
+            description="query and key in one pass, forward and backward, any strides; rounds like upstream",
         )
         for variant, (function, rule) in _FUSED.items()
     ),
@@ -141,7 +141,7 @@ KERNELS = (
         refuses="veomni_hook.kernels.rotary.torch:refuses",
         loses="veomni_hook.kernels.rotary.torch:loses",
         traceable=True,
-        description="the rotation on halves in place, forward and backward, bit for bit",
+        description="rotates halves in place, forward and backward; bitwise equal to upstream",
     ),
     *(
         Kernel(
@@ -151,7 +151,7 @@ KERNELS = (
             load=f"{_REFERENCES}:{name}",
             refuses=_rule(name),
             traceable=True,
-            description="the formula, which keeps cos and sin alone for its backward",
+            description="the formula in PyTorch; saves only cos and sin for the backward",
             automatic=False,
         )
         for name in _FORMULAS
@@ -164,7 +164,7 @@ KERNELS = (
         load="veomni_hook.kernels.rotary.liger:rotary",
         refuses="veomni_hook.kernels.rotary.liger:refuses",
         requires=Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",)),
-        description="Liger's kernel, which turns copies in place; reads one half of cos and sin",
+        description="Liger's kernel, which rotates copies in place; reads one half of cos and sin",
         automatic=False,
     ),
     *(
@@ -174,7 +174,7 @@ KERNELS = (
             backend=REFERENCE,
             load=f"{_REFERENCES}:{name}",
             refuses=_rule(name),
-            description="the formula in plain PyTorch: the oracle of the tests; for checking, not for speed",
+            description="the formula in plain PyTorch; for checking results, not for speed",
             automatic=False,
         )
         for name in _FORMULAS

@@ -82,7 +82,7 @@ def _broadcast(reach: _Reach, owner: Any, *operands: Any) -> str | None:
         return reason
     table, heads_at = without_heads(xs[0], cos)
     if heads_at < 0:
-        return "cos and sin do not broadcast over heads alone"
+        return "cos and sin do not broadcast over exactly the heads"
     return _misfit(reach, table.shape, heads_at, *xs)
 
 
@@ -117,7 +117,7 @@ def refuses_complex(owner: Any, *operands: Any) -> str | None:
     if reason is not None:
         return reason
     if freqs.dtype is not torch.complex64:
-        return f"cos and sin are {freqs.dtype}, not complex64"
+        return f"cos and sin have dtype {freqs.dtype}, not complex64"
     return refuses_half_width(owner, q, k, freqs.real, freqs.imag, place, upstream)
 
 
@@ -128,7 +128,7 @@ def refuses_gathered(owner: Any, *operands: Any) -> str | None:
     if reason is not None:
         return reason
     if position_ids.dtype not in _INTEGERS or cos.ndim != 2:
-        return "positions are no integers, or cos and sin are not of two dimensions"
+        return "positions are not integers, or cos and sin do not have two dimensions"
     return _misplaced(_Reach(), (*position_ids.shape, cos.shape[-1]), place, q, k)
 
 
@@ -138,7 +138,7 @@ def _unfit(cos: Any, sin: Any, upstream: Any, *xs: Any) -> str | None:
         return reason
     dtype, table = xs[0].dtype, cos.dtype
     if dtype not in _DTYPES or table not in _DTYPES or sin.dtype is not table:
-        return f"it does not turn {dtype} by {table} and {sin.dtype}"
+        return f"the kernel does not support {dtype} with cos of {table} and sin of {sin.dtype}"
     if cos.requires_grad or sin.requires_grad or cos.shape != sin.shape:
         return "cos or sin requires a gradient, or they have different shapes"
     for each in (cos, sin, *xs):
@@ -146,19 +146,19 @@ def _unfit(cos: Any, sin: Any, upstream: Any, *xs: Any) -> str | None:
             return "operands are not strided tensors on one device"
     for x in xs:
         if x.dtype is not dtype or x.ndim != xs[0].ndim or x.ndim not in (3, 4):
-            return "query and key have different dtypes, or are not of three or four dimensions"
+            return "query and key have different dtypes, or do not have three or four dimensions"
     return None
 
 
 def _misplaced(reach: _Reach, table: tuple[int, ...], place: Any, *xs: torch.Tensor) -> str | None:
     dimensions = xs[0].ndim
     if type(place) is not int or not -dimensions <= place < dimensions:
-        return f"cos and sin get a dimension at {place!r}"
+        return f"unsqueeze_dim is {place!r}, which is out of range"
     heads_at = heads_of(xs[0], place)
     if heads_at not in (dimensions - 3, dimensions - 2):
-        return f"cos and sin get a dimension at {place!r}, where no heads can be"
+        return f"unsqueeze_dim is {place!r}, which is not the dimension of the heads"
     if len(table) != dimensions - 1:
-        return "cos and sin have not exactly one dimension less than the query"
+        return "cos and sin do not have exactly one dimension less than the query"
     return _misfit(reach, table, heads_at, *xs)
 
 
@@ -166,13 +166,13 @@ def _misfit(reach: _Reach, table: tuple[int, ...], heads_at: int, *xs: torch.Ten
     """Return why tables ``[(batch or 1,) length, width]`` do not cover ``xs``, or None."""
     rotated, length_at = table[-1] * reach.ratio, 2 * xs[0].ndim - 5 - heads_at
     if rotated % 2 or not rotated:
-        return "cos and sin do not cover an even number of columns"
+        return "cos and sin do not rotate an even number of columns"
     for x in xs:
         shape = x.shape
         if shape[length_at] != table[-2] or (len(shape) == 4 and table[0] not in (1, shape[0])):
-            return "cos and sin broadcast query or key to another shape, or have other positions"
+            return "cos and sin do not match the positions or the batch of query or key"
         if rotated > shape[-1] or (reach.whole and rotated < shape[-1]):
-            return "cos and sin do not cover the columns that turn"
+            return "cos and sin do not match the columns of query or key"
         if shape[-1] > MOST_COLUMNS:
-            return f"it takes heads of at most {MOST_COLUMNS} numbers"
+            return f"the kernel supports a head_dim of at most {MOST_COLUMNS}"
     return None

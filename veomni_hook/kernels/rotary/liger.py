@@ -59,5 +59,5 @@ def refuses(owner: Any, *operands: Any) -> str | None:
     if q.dtype is not cos.dtype:
         return "Liger computes in the dtype of cos and sin, which is not the query's"
     if q.ndim != 4 or heads_at not in (1, -3):
-        return "Liger takes [batch, heads, length, head_dim]"
+        return "Liger supports only [batch, heads, length, head_dim]"
     return None

@@ -147,7 +147,7 @@ def _within(rule: Callable[..., str | None], owner: Any, *operands: Any) -> str 
     """A rule of `veomni_hook.kernels.rotary.calls`, plus the operator's limits."""
     reason = rule(owner, *operands)
     if reason is None and operands[0].shape[-1] >= _MOST_COLUMNS:
-        return f"npu_rotary_mul takes heads of fewer than {_MOST_COLUMNS} numbers"
+        return f"npu_rotary_mul supports a head_dim of less than {_MOST_COLUMNS}"
     return reason
 
 

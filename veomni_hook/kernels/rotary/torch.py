@@ -80,18 +80,18 @@ def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one re
     if not (q.dtype is k.dtype is cos.dtype is sin.dtype) or not q.is_floating_point():
         return "query, key, cos and sin have different dtypes"
     if type(heads_at) is not int or heads_at not in (1, 2):
-        return f"cos and sin get a dimension at {heads_at!r}, not at 1 or 2"
+        return f"unsqueeze_dim is {heads_at!r}, not 1 or 2"
     of_query, of_key, of_cos = q.shape, k.shape, cos.shape
     if len(of_query) != 4 or len(of_key) != 4 or len(of_cos) != 3 or of_cos != sin.shape:
-        return "operands are not of four dimensions, with [batch, length, head_dim] for cos and sin"
+        return "query and key do not have four dimensions, or cos and sin are not [batch, length, head_dim]"
     batch, length, width = of_cos
     if width % 2 or of_query[3] != width or of_key[3] != width:
-        return "cos and sin do not cover exactly an even head_dim"
+        return "cos and sin do not have the head_dim of query and key, or it is odd"
     length_at = 3 - heads_at
     if of_query[length_at] != length or of_key[length_at] != length:
-        return "cos and sin broadcast query or key to another shape"
+        return "cos and sin do not match the positions or the batch of query or key"
     if batch != 1 and not batch == of_query[0] == of_key[0]:
-        return "cos and sin broadcast query or key to another shape"
+        return "cos and sin do not match the positions or the batch of query or key"
     if cos.requires_grad or sin.requires_grad:
         return "cos or sin requires a gradient"
     return None
@@ -101,5 +101,5 @@ def loses(owner: Any, *operands: Any) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
     q, k = operands[:2]
     if q.numel() < FORWARD_ONLY_ELEMENTS and not wants_grad(q, k):
-        return "without gradients upstream is as fast at this size"
+        return "without gradients, upstream's code is as fast at this size"
     return None

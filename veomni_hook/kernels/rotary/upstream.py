@@ -22,7 +22,7 @@ def replaced(upstream: Any) -> str | None:
         forward = vars(upstream).get("forward")
         if forward is None or getattr(forward, "__func__", None) is type(upstream).forward:
             return None
-    return "a kernel from the hub stands in the place of the upstream function"
+    return "a kernel from the hub replaces the upstream function"
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:
@@ -33,5 +33,5 @@ def refuses(owner: Any, *operands: Any) -> str | None:
 def refuses_wide(owner: Any, *operands: Any) -> str | None:
     """`refuses`, and rejects float64: upstream formulas in float32 differ in which operands they cast."""
     if any(getattr(operand, "dtype", None) is torch.float64 for operand in operands):
-        return "an operand is float64, where formulas in float32 differ"
+        return "an operand has dtype float64, for which the formulas in float32 differ"
     return refuses(owner, *operands)

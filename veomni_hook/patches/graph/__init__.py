@@ -1,7 +1,7 @@
-"""What straight-line tensor code computes, as an expression graph: the canonical form of a function.
+"""The canonical form of a function: what its tensor code computes, as an expression graph.
 
-Two functions with the same form compute the same. `canonical` returns the form of a function and
-`reference_form` that of a kernel's reference function; `match` compares them, `find` searches inside a form.
+Two functions with the same form compute the same. `canonical` returns the form of a function,
+`reference_form` the form of a kernel's reference function; `match` compares them, `find` searches in a form.
 """
 
 from veomni_hook.patches.graph.forms import Form, Unknown, branches, canonical, reference_form

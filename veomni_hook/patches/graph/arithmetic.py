@@ -13,7 +13,7 @@ _ROOTS = {0.5: "sqrt", -0.5: "rsqrt"}
 
 
 def cast(operand: Node, to: Node, origin: ast.expr | None = None) -> Node:
-    """``operand`` in the dtype ``to``; the operand itself if it has that dtype."""
+    """``operand`` cast to the dtype ``to``; the operand itself if it has that dtype."""
     if dtype_of(operand) == to:
         return operand
     return Node("cast", (operand, to), None, origin)
@@ -22,8 +22,8 @@ def cast(operand: Node, to: Node, origin: ast.expr | None = None) -> Node:
 def arithmetic(op: str, left: Node, right: Node, origin: ast.expr | None = None) -> Node:
     """``add``, ``sub``, ``mul`` or ``div`` of two values.
 
-    A minus moves out of a product and into a difference; ``x * x`` of float32 is a square; what float32
-    promotes is cast; an integer literal that meets floating numbers is a floating one.
+    A minus moves out of a product and into a difference. ``x * x`` in float32 becomes a square. An operand
+    that float32 promotes is cast. An integer literal with a floating-point operand becomes a float.
     """
     if op == "mul" and left == right and dtype_of(left) == FLOAT32:
         return Node("square", (left,), None, origin)
@@ -50,10 +50,10 @@ def negative(operand: Node, origin: ast.expr | None = None) -> Node:
 
 
 def power(base: Node, exponent: Node, origin: ast.expr | None = None) -> Node:
-    """``base ** exponent``; a square has a name, and a root of float32.
+    """``base ** exponent``; a square and, in float32, a root have operations of their own.
 
-    In bfloat16 a power of -0.5 rounds otherwise than ``rsqrt``, and autocast on CUDA computes powers, but not
-    products and roots, in float32. That is why ``x * x`` is a square in float32 only, too.
+    In bfloat16 a power of -0.5 rounds differently from ``rsqrt``, and autocast on CUDA computes powers in
+    float32, but not products and roots. For the same reason ``x * x`` becomes a square in float32 only.
     """
     if exponent.op == "constant":
         if exponent.value == 2:
@@ -71,7 +71,7 @@ def compare(op: str, left: Node, right: Node, origin: ast.expr | None = None) ->
 
 
 def branch(test: Node, met: Node, unmet: Node, origin: ast.expr | None = None) -> Node:
-    """``met`` if ``test`` else ``unmet``; a negated test changes the sides."""
+    """``met`` if ``test`` else ``unmet``; a negated test swaps the sides."""
     while test.op == "not":
         test, met, unmet = test.args[0], unmet, met
     if test.op == "constant":
@@ -82,7 +82,7 @@ def branch(test: Node, met: Node, unmet: Node, origin: ast.expr | None = None) -
 
 
 def updated(old: Node, new: Node) -> Node:
-    """What a tensor ``old`` holds after an in-place operation that computes ``new``: its dtype stays."""
+    """The value of a tensor ``old`` after an in-place operation that computes ``new``: the dtype stays."""
     found = dtype_of(old)
     return new if found is None else cast(new, found)
 

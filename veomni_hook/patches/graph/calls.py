@@ -1,4 +1,4 @@
-"""Calls: torch operations, functions and methods of the same file, and unknown code."""
+"""Convert calls to nodes: torch operations, functions and methods of the same file, unknown code."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _CASTS = {
 
 @dataclass(slots=True)
 class Arguments:
-    """What a call is given, evaluated."""
+    """The evaluated arguments of a call."""
 
     positional: list[Node]
     keywords: dict[str, Node]
 
     @property
     def plain(self) -> bool:
-        """Whether every argument stands for itself: no ``*`` and no ``**``."""
+        """Whether there are no ``*`` and ``**`` arguments."""
         return "**" not in self.keywords and all(node.op != "star" for node in self.positional)
 
 
@@ -167,7 +167,7 @@ def _builtin(node: ast.Call, path: str, arguments: Arguments) -> Node | None:
 
 
 def _method(node: ast.Call, receiver: Node, arguments: Arguments, place: tuple[Frame, Trace]) -> Node | None:
-    """A method of a tensor; None if it is none that is known."""
+    """The result of a tensor's method; None if the method is unknown."""
     function = node.func
     assert isinstance(function, ast.Attribute)  # noqa: S101
     name = function.attr
@@ -181,7 +181,7 @@ def _method(node: ast.Call, receiver: Node, arguments: Arguments, place: tuple[F
     if operation is None or receiver.op in ("tuple", "dict", "shape"):
         return None
     if name == "view" and any(map(is_dtype, (*arguments.positional, *arguments.keywords.values()))):
-        return None  # the same bits as another dtype
+        return None  # reinterprets the bits as another dtype
     if "**" in arguments.keywords or (operation.variadic is None and not arguments.plain):
         return None
     given = Arguments([receiver, *arguments.positional], arguments.keywords)
@@ -206,10 +206,10 @@ def _in_place(
 
 
 def write(target: ast.expr, old: Node, new: Node, frame: Frame, trace: Trace) -> Node:
-    """A tensor that is changed in place: from here on its name holds ``new``, if nothing else can see it.
+    """Record an in-place change of a tensor: from here on its name holds ``new``.
 
     Raises:
-        UnclearError: it is, or may share memory with, an argument, an attribute or another name's value.
+        UnclearError: the tensor may share memory with an argument, an attribute or another name's value.
     """
     if not fresh(old) or not frame.borrowed.isdisjoint(roots(old)):
         raise UnclearError("a tensor that is not the function's own is changed in place", target, writes=True)
@@ -247,7 +247,7 @@ def _to(node: ast.Call, name: str, receiver: Node, arguments: Arguments) -> Node
 
 
 def _moved(node: ast.Call, receiver: Node, value: Node, keywords: Mapping[str, Node]) -> Node | None:
-    """One argument of ``Tensor.to``: a dtype, a device, or a tensor that has both."""
+    """Apply one argument of ``Tensor.to``: a dtype, a device, or a tensor that has both."""
     if is_dtype(value) or keywords.get("dtype") is value:
         return receiver if value == constant(None) else arithmetic.cast(receiver, value, node)
     named = value.op == "constant" and isinstance(value.value, str)
@@ -261,7 +261,7 @@ def _moved(node: ast.Call, receiver: Node, value: Node, keywords: Mapping[str, N
 
 
 def _operation(node: ast.Call, operation: Operation, given: Arguments, *, from_method: bool) -> Node | None:
-    """The node of a known operation; None if it is not called by its parameters."""
+    """The node of a known operation; None if the arguments do not fit its parameters."""
     bound = _bound(operation, given, from_method=from_method)
     if bound is None:
         return None
@@ -286,7 +286,7 @@ def _bound(operation: Operation, given: Arguments, *, from_method: bool) -> dict
         return None
     bound: dict[str, Node] = dict(zip(names, positional, strict=False))
     for keyword, value in given.keywords.items():
-        # numpy's words, which reductions take as well
+        # numpy's names, which reductions accept as well
         name = {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
         if name not in names or name in bound:
             return None

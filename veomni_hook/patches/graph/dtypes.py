@@ -1,8 +1,8 @@
-"""What can be told of a value: its dtype, and whether it is a number, a dtype, a tensor.
+"""What is known about a value: its dtype, and whether it is a number, a dtype or a tensor.
 
-Assumed of upstream code: arithmetic that float32 takes part in meets nothing wider (no float64, no complex
-numbers unless it says so), and tensors that a function is given have a dimension. Then float32 wins over
-every other operand, and the canonical form says so with a cast.
+Two assumptions about upstream code: float32 arithmetic has no wider operand (no float64 or complex numbers
+unless the code names them), and the tensors that a function gets have at least one dimension. Float32 then
+promotes every other operand, and the canonical form contains this cast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["FLOAT32", "SAME_SHAPE", "dtype", "dtype_of", "has_dimension", "is_dt
 
 
 def dtype(path: str) -> Node:
-    """The dtype of a full name like ``torch.float32``."""
+    """The node of the dtype with a full name such as ``torch.float32``."""
     return Node("global", (), DTYPES[path])
 
 
@@ -26,17 +26,17 @@ _DTYPES = frozenset(DTYPES.values())
 _NONE = constant(None)
 _TRUE = constant(value=True)
 
-# The same elements elsewhere, and what keeps every dtype.
+# Operations that keep every dtype.
 _KEEPS = frozenset(
     "slice select unsqueeze squeeze transpose permute reshape expand repeat flatten unflatten chunk split "
     "unbind repeat_interleave roll flip clone detach gather index_select masked_select masked_fill index_add "
     "scatter setitem neg square abs relu amax amin within to_device expand_as reshape_as zeros_like "
     "ones_like".split()
 )
-# Refused for whole numbers by torch.
+# Operations that keep the dtype, and that torch refuses for integers.
 _KEEPS_FLOAT = frozenset("silu gelu softplus mean rms_norm layer_norm softmax log_softmax".split())
-# Whole numbers become floating, or other things happen to them. Products of matrices are not here: autocast
-# decides about their dtype.
+# Operations that keep floating-point dtypes and may change others. Matrix products are missing: their dtype
+# depends on autocast.
 _OF_FLOAT = frozenset(
     "sigmoid tanh exp log log1p sin cos erf sqrt rsqrt pow sum reciprocal normalize cumsum clamp clamp_min "
     "clamp_max".split()
@@ -54,7 +54,7 @@ _DTYPE_ARGUMENT = {
     "zeros": 1,
     "cumsum": 2,
 }
-# What a part of which is a tensor, not an element of any sequence.
+# Operations of which an item is a tensor.
 _PARTED = frozenset("chunk split unbind cast add sub mul div unsqueeze cat stack".split())
 
 _WITH_DIMENSION = frozenset("argument unsqueeze cat stack slice chunk split flatten unflatten".split())
@@ -66,7 +66,7 @@ SAME_SHAPE = frozenset(
 
 
 def dtype_of(node: Node) -> Node | None:
-    """The dtype of a tensor: a ``global`` if it is known, else ``dtype(x)``; None for a number."""
+    """The dtype of a tensor: a ``global`` if known, else ``dtype(x)``; None for a number."""
     found = node.facts.get("dtype", node)
     if found is node:
         known = None if is_number(node) else _known(node)
@@ -94,12 +94,12 @@ def is_dtype(node: Node) -> bool:
 
 
 def is_float(found: Node | None) -> bool:
-    """Whether a dtype is known to be a floating one."""
+    """Whether a dtype is known to be a floating-point dtype."""
     return found is not None and found.op == "global" and found.value in _FLOATS
 
 
 def has_dimension(node: Node) -> bool:
-    """Whether a tensor is known to have a dimension, so that its dtype counts in a promotion."""
+    """Whether a tensor is known to have at least one dimension, so that its dtype counts in a promotion."""
     known = node.facts.get("dimension")
     if known is None:
         known = node.facts["dimension"] = _TRUE if _has_dimension(node) else _NONE
@@ -165,12 +165,12 @@ def _common(node: Node) -> Node | None:
         return None
     if node.op == "div" and not is_float(found[0]):
         return None
-    # A number keeps a floating dtype; what it does to another one depends on both.
+    # A number keeps a floating-point dtype; for other dtypes the result depends on both.
     return found[0] if len(found) == len(operands) or is_float(found[0]) else None
 
 
 def _is_activation(node: Node) -> bool:
-    """Whether a call keeps dtype and shape: of one of ACT2FN, or of a function that a reference is given."""
+    """Whether a call keeps dtype and shape: an entry of ACT2FN, or a function parameter of a reference."""
     if node.op != "call" or len(node.args) != 2:
         return False
     callee = node.args[0]
@@ -181,5 +181,5 @@ def _is_activation(node: Node) -> bool:
 
 
 def _is_mild(node: Node) -> bool:
-    """Whether an operand beside the first cannot change the dtype."""
+    """Whether an operand after the first cannot change the dtype."""
     return node.op in ("constant", "tuple") or is_number(node)

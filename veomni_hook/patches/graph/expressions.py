@@ -40,9 +40,9 @@ _COMPARE = {
     ast.In: "in",
     ast.NotIn: "in",
 }
-# Twice what is found in practice; questions about a node go down to its leaves.
+# Twice the depth found in practice; several functions recurse from a node to its leaves.
 _DEPTH = 150
-# Values that are there: `is None` is false of them.
+# Values that are never None.
 _PRESENT = frozenset(
     "add sub mul div cast square rsqrt sqrt neg tuple shape size dtype slice unsqueeze cat stack "
     "mean silu".split()
@@ -53,7 +53,7 @@ def evaluate(node: ast.expr, frame: Frame, trace: Trace) -> Node:
     """The value of an expression.
 
     Raises:
-        UnclearError: it does what no node says.
+        UnclearError: it does something that no node expresses.
     """
     trace.step(node)
     handler = _HANDLERS.get(type(node))
@@ -64,7 +64,7 @@ def evaluate(node: ast.expr, frame: Frame, trace: Trace) -> Node:
 
 
 def unpacked(value: Node, targets: Sequence[ast.expr]) -> list[Node]:
-    """What each of several targets gets of a sequence."""
+    """The value that each of several targets gets when a sequence is unpacked."""
     starred = [number for number, target in enumerate(targets) if isinstance(target, ast.Starred)]
     known = indexing.length(value)
     if not starred:
@@ -124,7 +124,7 @@ def _is_sequence(node: Node) -> bool:
 
 
 def _joined(op: str, left: Node, right: Node, origin: ast.expr | None) -> Node:
-    """Sequences one after the other: their order counts."""
+    """Concatenated or repeated sequences: their order counts."""
     if op == "add" and left.op in ("tuple", "part", "shape") and right.op in ("tuple", "part", "shape"):
         parts = [side.args if side.op == "tuple" else (Node("star", (side,)),) for side in (left, right)]
         return Node("tuple", (*parts[0], *parts[1]), None, origin)
@@ -193,11 +193,11 @@ def _choice(node: ast.IfExp, frame: Frame, trace: Trace) -> Node:
 
 
 def _perhaps(node: ast.expr, frame: Frame, trace: Trace) -> Node:
-    """The value of an expression that may not be evaluated: it may not change a name's value."""
+    """The value of an expression that runs only in some cases, so it must not change any value."""
     before = trace.changes, len(trace.effects)
     value = evaluate(node, frame, trace)
     if before != (trace.changes, len(trace.effects)):
-        raise UnclearError("an expression that may not be evaluated changes a value", node, writes=True)
+        raise UnclearError("an expression that runs only in some cases changes a value", node, writes=True)
     return value
 
 
@@ -220,7 +220,7 @@ def _subscript(node: ast.Subscript, frame: Frame, trace: Trace) -> Node:
 
 
 def indices(node: ast.expr, frame: Frame, trace: Trace) -> list[Node]:
-    """What stands between the brackets, a slice as ``bounds``."""
+    """The indices of a subscript, a slice as ``bounds``."""
     if isinstance(node, ast.Tuple):
         if any(isinstance(element, ast.Starred) for element in node.elts):
             raise UnclearError("a starred index", node)
@@ -243,7 +243,7 @@ def _call(node: ast.Call, frame: Frame, trace: Trace) -> Node:
 
 
 def _opaque(node: ast.expr, frame: Frame, trace: Trace) -> Node:
-    """What is kept as text: comprehensions, lambdas, f-strings, with the values of the names in it."""
+    """An expression kept as text (comprehension, lambda, f-string), with the values of its names."""
     names = set()
     for inner in walk_ast(node):
         if isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
@@ -253,7 +253,7 @@ def _opaque(node: ast.expr, frame: Frame, trace: Trace) -> Node:
         if isinstance(inner, ast.Name) and (inner.id in frame.local or inner.id in frame.values):
             names.add(inner.id)
     held = [frame.values[name] for name in sorted(names) if name in frame.values]
-    # What it calls is not known, so it is an occurrence of its own.
+    # It may call unknown code, so each occurrence is a different value.
     named = Node("opaque", (), ast.dump(node))
     return trace.opaque(Node("call", (named, *held), None, node), ())
 

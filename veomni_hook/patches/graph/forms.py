@@ -28,10 +28,10 @@ class Form:
 
     Attributes:
         arguments: its parameters, in order, without ``self``.
-        result: what it returns.
-        effects: what else it does, in order: attributes that it sets, calls whose result it does not use.
+        result: its return value.
+        effects: its side effects, in order: attributes that it sets, calls whose result it does not use.
         inlined: the functions and methods (``Class.name``) of the file that were followed.
-        receiver: what the method calls its instance; empty for a function.
+        receiver: the method's name for its instance; empty for a function.
         lineno: the line of the function.
     """
 
@@ -45,7 +45,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Why a function has no form, and the line of the code that is in the way."""
+    """The reason why a function has no form, and the line of the code that prevents it."""
 
     reason: str
     lineno: int = 0
@@ -53,7 +53,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What is computed where ``tests`` have these outcomes."""
+    """The value that is computed if ``tests`` have these outcomes."""
 
     tests: tuple[tuple[Node, bool], ...]
     node: Node
@@ -71,8 +71,8 @@ def canonical(
     Args:
         function: the function, or method of ``owner``.
         scope: the names of its module.
-        owner: the class as whose instance ``self`` is seen.
-        body: follow these of its statements instead of all; names that others bind are not known then.
+        owner: the class of ``self``.
+        body: follow only these statements; names that the other statements bind are unknown then.
     """
     if body is not None:
         return _made(function, scope, owner, body)
@@ -107,10 +107,10 @@ def reference_form(path: str, function: str) -> Form:
 
 
 def branches(form: Form | Node) -> list[Leaf]:
-    """Every formula that tests choose between, with the tests' outcomes; one leaf if there are none.
+    """Every formula that tests choose between, with the tests' outcomes; one leaf if there are no tests.
 
-    Only tests that the result depends on count; a test that a decision makes needless is left out. With more
-    than six tests the node stays one leaf, undivided.
+    Only tests that affect the result count; a test that another one makes redundant is omitted. With more
+    than six tests the whole node is one leaf.
     """
     node = form.result if isinstance(form, Form) else form
     leaves: list[Leaf] = []
@@ -130,7 +130,7 @@ def branches(form: Form | Node) -> list[Leaf]:
 
 
 def decided(node: Node, test: Node, *, outcome: bool) -> Node:
-    """The graph where ``test`` has this outcome."""
+    """The graph for this outcome of ``test``."""
     done: dict[bytes, Node] = {}
 
     def visit(current: Node) -> Node:

@@ -42,7 +42,7 @@ def select(tensor: Node, dim: Node, index: Node, origin: ast.expr | None = None)
 
 
 def sliced(tensor: Node, dim: Node, bounds: tuple[Node, Node, Node], origin: ast.expr | None = None) -> Node:
-    """``tensor[start:stop:step]`` along one dimension; ``0:`` and ``:: 1`` are nothing."""
+    """``tensor[start:stop:step]`` along one dimension; a start of 0 and a step of 1 are dropped."""
     start, stop, step = bounds
     start = NONE if is_constant(start, 0) else start
     step = NONE if is_constant(step, 1) else step
@@ -76,9 +76,9 @@ def subscript(value: Node, elements: Sequence[Node], *, single: bool, origin: as
     """``value[...]``.
 
     Args:
-        value: what is indexed.
+        value: the tensor or sequence that is indexed.
         elements: indices; a slice is ``bounds(start, stop, step)``.
-        single: written without a comma: the subscript may belong to a sequence, not to a tensor.
+        single: the subscript has no comma, so ``value`` may be a sequence instead of a tensor.
     """
     if single:
         (element,) = elements
@@ -94,7 +94,7 @@ def subscript(value: Node, elements: Sequence[Node], *, single: bool, origin: as
             "item",
             "getattr",
         ):
-            # A list is cut the same way; only along the first dimension does it make no difference.
+            # Along the first dimension, slicing a list and slicing a tensor look the same.
             return sliced(value, _ZERO, _bounds(element), origin)
     if all(_is_basic(element) for element in elements):
         return _basic(value, elements, origin)
@@ -113,7 +113,7 @@ def _is_basic(element: Node) -> bool:
 
 
 def _basic(value: Node, elements: Sequence[Node], origin: ast.expr | None) -> Node:
-    """Slices, integers, None and an ellipsis: one operation for each dimension that is touched."""
+    """Slices, integers, None and an ellipsis: one operation for each dimension that changes."""
     split = elements.index(ELLIPSIS) if ELLIPSIS in elements else len(elements)
     if ELLIPSIS in elements[split + 1 :]:
         return Node("index", (value, *elements), None, origin)
@@ -141,7 +141,7 @@ def _one(value: Node, dim: int, element: Node) -> Node:
 
 
 def _part(sequence: Node, number: int, origin: ast.expr | None) -> Node | None:
-    """An element of ``split`` with two sizes, as the slice that it is."""
+    """An element of ``split`` with two sizes, as a slice."""
     tensor, sizes, dim = sequence.args
     if sizes.op != "tuple" or len(sizes.args) != 2 or any(part.op == "star" for part in sizes.args):
         return None

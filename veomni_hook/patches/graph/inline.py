@@ -1,4 +1,4 @@
-"""Calls that are followed into functions and methods of the same file."""
+"""Follow calls into functions and methods of the same file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 _DEPTH = 6
-#: Decorators that leave what a function computes as it is.
+#: Decorators that do not change what a function computes.
 HARMLESS = (
     "staticmethod",
     "script",
@@ -32,10 +32,10 @@ HARMLESS = (
 
 
 def followed(callee: Callee, arguments: Arguments, frame: Frame, trace: Trace) -> Node | None:
-    """What a call of a function of this file returns; None if it is not followed.
+    """The result of a call of a function of this file; None if the call is not followed.
 
     Raises:
-        UnclearError: it changes what it was given in place.
+        UnclearError: the function changes an argument in place.
     """
     from veomni_hook.patches.graph.statements import run
 
@@ -64,7 +64,7 @@ def followed(callee: Callee, arguments: Arguments, frame: Frame, trace: Trace) -
     try:
         result = run(function.body, inner, trace)
     except UnclearError as error:
-        # What is not followed is an unknown call, unless it may have changed what is known.
+        # A call that is not followed becomes an unknown call, unless it may have changed known values.
         if error.writes:
             raise
         del trace.calls[held[0] :], trace.effects[held[1] :]
@@ -80,7 +80,7 @@ def followed(callee: Callee, arguments: Arguments, frame: Frame, trace: Trace) -
 
 
 def super_method(function: ast.expr, frame: Frame, trace: Trace) -> Callee | None:
-    """The method that ``super().name`` is, in the method that is being followed."""
+    """The method that ``super().name`` refers to in the current method."""
     if not isinstance(function, ast.Attribute) or frame.home is None:
         return None
     value = function.value
@@ -96,7 +96,7 @@ def entered(function: FunctionNode, values: dict[str, Node], depth: int) -> Fram
 
 
 def receiver_name(function: FunctionNode) -> str:
-    """What a method calls its instance."""
+    """The method's name for its instance."""
     parameters = [*function.args.posonlyargs, *function.args.args]
     return parameters[0].arg if parameters else ""
 
@@ -104,7 +104,7 @@ def receiver_name(function: FunctionNode) -> str:
 def bound_arguments(
     function: FunctionNode, arguments: Arguments, receiver: str, trace: Trace
 ) -> dict[str, Node] | None:
-    """The value of each parameter; None if the call does not fit, or leaves something to ``*`` or ``**``."""
+    """The value of each parameter; None if the call does not fit, or passes anything to ``*`` or ``**``."""
     spec = function.args
     names = [parameter.arg for parameter in (*spec.posonlyargs, *spec.args)]
     given = [Node("self"), *arguments.positional] if receiver else list(arguments.positional)

@@ -1,4 +1,4 @@
-"""Digests of forms that do not depend on what arguments and attributes are called."""
+"""Digests of forms that do not depend on the names of arguments and attributes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _NAMED = ("argument", "attribute")
 def digest(form: Form | Node) -> str:
     """16 hexadecimal characters, the same for forms that are equal up to names of arguments and attributes.
 
-    Names are abstracted first and operands sorted then, so a new name cannot change their order. Arguments
-    are told apart by their order in the signature, attributes by where they come first in the form.
+    Names are removed before operands are sorted, so a new name cannot change the order. Arguments are
+    distinguished by their order in the signature, attributes by their first occurrence in the form.
     """
     roots = (form.result, *form.effects) if isinstance(form, Form) else (form,)
     shapes: dict[bytes, bytes] = {}
@@ -34,7 +34,7 @@ def digest(form: Form | Node) -> str:
 
 
 def _shape(root: Node, shapes: dict[bytes, bytes]) -> None:
-    """Digest every node under ``root`` without names."""
+    """Store a digest without names for every node under ``root``."""
     todo = [root]
     while todo:
         node = todo[-1]
@@ -61,7 +61,7 @@ def _numbered(
             if node.op in COMMUTATIVE:
                 args.sort(key=lambda argument: shapes[argument.key])
                 if len({shapes[argument.key] for argument in args}) < len(args):
-                    # Alike but for names: those whose names have a number already come in its order.
+                    # Equal except for names: operands whose names have numbers come in that order.
                     args.sort(key=lambda argument: sorted(_known(argument, numbers)))
             found = _hashed(node, [_numbered(argument, shapes, numbers, done) for argument in args])
         done[node.key] = found

@@ -1,8 +1,8 @@
 """`for` loops: how one iteration changes the values of the previous one, and the final values.
 
-A name that is bound before the loop and changed in it is carried between iterations. In the body it is
-``carried``, an element of what is run over is ``each``; afterwards it is ``loop`` of the iterable, and of
-start and step of every carried value that it depends on.
+A name that is bound before the loop and changed in it is carried between iterations. In the body its node is
+``carried``, and the current element of the iterable is ``each``. After the loop its node is ``loop``: of the
+iterable, and of the start and step of every carried value that it depends on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Store = Callable[[ast.expr, Node, Frame, Trace], None]
 
 
 def loop(statement: ast.For, frame: Frame, trace: Trace, run: _Run, store: _Store) -> None:
-    """Follow a loop once, for any round, and leave the values after the last one in ``frame``.
+    """Follow a loop once, for any iteration, and store the values after the last one in ``frame``.
 
     Raises:
         UnclearError: the loop is left early, or has effects.
@@ -68,7 +68,7 @@ def _check(statement: ast.For, before: dict[str, Node], carried: dict[str, Node]
 
 
 def _result(wanted: Node, iterable: Node, steps: dict[bytes, tuple[Node, Node, Node]], number: int) -> Node:
-    """What a carried value is in the end, told by the carried values that it depends on alone."""
+    """The final value of a carried name, in terms of only those carried values that it depends on."""
     order = [wanted]
     for symbol in order:
         found = (node for node in walk(steps[symbol.key][2]) if node.key in steps)
@@ -76,7 +76,7 @@ def _result(wanted: Node, iterable: Node, steps: dict[bytes, tuple[Node, Node, N
     parts = [iterable]
     for symbol in order:
         parts += steps[symbol.key][1:]
-    # Named by the loops inside, so that neither the loops before nor those around it count.
+    # Numbered by the loops inside, so that loops before and around this one make no difference.
     inside = [node.value for node in walk(*parts) if node.op == "loop" and isinstance(node.value, int)]
     height = max(inside, default=-1) + 1
     names = {symbol.key: Node("carried", symbol.args, (height, n)) for n, symbol in enumerate(order)}
@@ -86,7 +86,7 @@ def _result(wanted: Node, iterable: Node, steps: dict[bytes, tuple[Node, Node, N
 
 
 def _changed(statement: ast.For) -> list[str]:
-    """Names that the loop binds or whose value it may change in place, in the order of the text."""
+    """Names that the loop binds or whose value it may change in place, in text order."""
     return list(dict.fromkeys((*_stored(statement), *_written(statement))))
 
 

@@ -1,6 +1,6 @@
 """Match a formula against what a function computes.
 
-The arguments of the pattern are its holes. A `Rule` restricts what a hole may match; a hole that occurs twice
+The arguments of the pattern are its holes. A `Rule` restricts what a hole matches; a hole that occurs twice
 must match equal nodes. Operands of sums and products match in either order.
 """
 
@@ -31,11 +31,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a hole may stand for.
+    """What a hole may match.
 
     Attributes:
         words: what is expected, for messages: ``an attribute``.
-        accepts: whether a node is such.
+        accepts: whether a node may fill the hole.
     """
 
     words: str
@@ -53,13 +53,13 @@ ATTRIBUTE = Rule("an attribute of self", lambda node: node.op == "attribute")
 TENSOR = Rule("an argument or an attribute of self", lambda node: node.op in ("argument", "attribute"))
 #: A number: an attribute of self or a literal.
 NUMBER = Rule("an attribute of self or a number", _is_number)
-#: What can be called, and said at the start of a function: ``self.act_fn``, ``F.silu``, ``ACT2FN[self.act]``.
+#: A callable with code for the start of a function: ``self.act_fn``, ``F.silu``, ``ACT2FN[self.act]``.
 FUNCTION = Rule("a function", lambda node: node.op not in ("argument", "constant") and can_be_said(node))
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A formula that was found: what its holes stand for."""
+    """A match of a formula: the node, and the nodes that fill the holes."""
 
     node: Node
     bindings: Mapping[str, Node] = field(default_factory=dict)
@@ -67,11 +67,11 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where a formula is not what was found.
+    """The first place where a formula differs from the code.
 
     Attributes:
-        text: what was expected and what is there, with the line.
-        depth: how much of the pattern was found before, from 0 to 1: the nearest of several has the highest.
+        text: what was expected and what was found, with the line.
+        depth: the fraction of the pattern that matched before; the nearest formula has the highest.
         lineno: the upstream line.
     """
 
@@ -80,7 +80,7 @@ class Difference:
     lineno: int = 0
 
 
-# Functions of one tensor that stand where a pattern calls a hole.
+# Functions of one tensor that may match where a pattern calls a hole.
 _UNARY = {
     "silu": ("torch.nn.functional.silu", ()),
     "gelu": ("torch.nn.functional.gelu", (constant("none"),)),
@@ -90,7 +90,7 @@ _UNARY = {
     "softplus": ("torch.nn.functional.softplus", (constant(1), constant(20))),
 }
 
-# Holes by name, and nodes of the pattern by key, to what they stand for.
+# Holes by name, and nodes of the pattern by key, to the nodes that they match.
 _Bound = dict["str | bytes", Node]
 
 
@@ -101,8 +101,8 @@ def match(
 
     Args:
         pattern: the formula; its arguments are holes.
-        found: what a function computes. Of two forms the effects have to match, too.
-        rules: what each hole may stand for; without a rule, anything.
+        found: what a function computes. If both are forms, the effects have to match, too.
+        rules: what each hole may match; anything if it has no rule.
     """
     matcher = _Matcher(rules or {})
     pairs = [(_result(pattern), _result(found))]
@@ -122,7 +122,7 @@ def match(
 def find(
     pattern: Form | Node, where: Form | Node, rules: Mapping[str, Rule] | None = None
 ) -> Iterator[Match]:
-    """Every node of a form that a formula matches, outermost first; in effects and on all ways, too."""
+    """Every node of a form that a formula matches, outermost first, including effects and all branches."""
     wanted = _result(pattern)
     roots = (where.result, *where.effects) if isinstance(where, Form) else (where,)
     for node in walk(*roots):
@@ -137,7 +137,7 @@ def _result(form: Form | Node) -> Node:
 
 
 class _Matcher:
-    """One search, with the furthest point that it came to."""
+    """One search; it remembers the difference at the furthest point."""
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self.rules = rules
@@ -179,7 +179,7 @@ class _Matcher:
             return
         number = pattern.args[0] if pattern.op == "cast" else None
         if number is not None and number.op == "argument" and found.op == "constant":
-            # A literal needs no cast, what a number is called does.
+            # Upstream casts a named number, but not a literal.
             if self.rules.get(str(number.value)) is NUMBER:
                 yield from self.hole(number, found, bound)
                 return
@@ -214,7 +214,7 @@ class _Matcher:
         yield from self.all([(pattern.args[0], callee), (pattern.args[1], found.args[0])], bound)
 
     def fail(self, pattern: Node, found: Node, bound: _Bound, words: str = "") -> None:
-        """Remember a difference, if it is the furthest."""
+        """Remember a difference if more was matched before it than before."""
         matched = sum(isinstance(key, bytes) for key in bound) + self.begun - 1
         if matched > self.matched:
             self.matched = matched
@@ -224,14 +224,14 @@ class _Matcher:
 
 
 def _static(node: Node) -> object:
-    # Which occurrence of a call it is, is no part of a formula.
+    # The serial number of a call is not part of a formula.
     if node.op == "call" and isinstance(node.value, tuple):
         return node.value[:2]
     return type(node.value), node.value
 
 
 def _function_of(node: Node, path: str) -> ast.expr | None:
-    """The function that upstream calls for ``node``; None for a method, and for a function that does more."""
+    """The function that upstream calls for ``node``; None for a method and for a function that does more."""
     call = node.origin
     alone = isinstance(call, ast.Call) and len(call.args) + len(call.keywords) == 1
     if not isinstance(call, ast.Call) or not alone or "followed" in node.facts:

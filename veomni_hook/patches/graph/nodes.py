@@ -1,7 +1,7 @@
-"""Nodes of an expression graph: one operation on other nodes, immutable, equal if they compute the same.
+"""Nodes of an expression graph: immutable operations on other nodes, equal if they compute the same.
 
-Equality and hash go by `Node.key`, a digest of the operation and its operands; of `COMMUTATIVE` operations
-the order of operands does not count. Where a node comes from (`Node.origin`) never counts.
+Equality and hash use `Node.key`, a digest of the operation and its operands. For `COMMUTATIVE` operations the
+order of operands does not count; the source of a node (`Node.origin`) never does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 __all__ = ["COMMUTATIVE", "Node", "constant", "is_constant", "rebuild", "walk"]
 
-#: Operations whose two operands may change places. Association stays: (a * b) * c is not a * (b * c).
+#: Operations whose operands may be swapped, but not regrouped: (a * b) * c is not a * (b * c).
 COMMUTATIVE = frozenset({"add", "mul", "eq", "ne"})
 
 
@@ -21,12 +21,12 @@ class Node:
 
     Attributes:
         op: the operation (``mul``, ``cast``, ``argument``, ...).
-        args: what it is applied to, in the order of the source.
-        value: what else belongs to it: a name, a constant.
-        origin: the upstream expression that it stands for, if there is one.
-        key: what two nodes share exactly if they are equal.
-        depth: how many nodes lie on the longest way down, itself included.
-        facts: what has been found out about the node, by those who did.
+        args: its operands, in the order of the source.
+        value: other data of the operation: a name, a constant.
+        origin: the upstream expression that the node represents, if there is one.
+        key: a digest; two nodes are equal if and only if their keys are.
+        depth: the number of nodes on the longest path to a leaf, this node included.
+        facts: cached properties and flags, by name.
     """
 
     __slots__ = ("args", "depth", "facts", "key", "op", "origin", "value")
@@ -85,7 +85,7 @@ def constant(value: Hashable, origin: ast.expr | None = None) -> Node:
 
 
 def is_constant(node: Node, value: Hashable) -> bool:
-    """Whether ``node`` is this very literal, of this type."""
+    """Whether ``node`` is this literal, of the same type."""
     return node.op == "constant" and type(node.value) is type(value) and node.value == value
 
 
@@ -106,8 +106,8 @@ def rebuild(node: Node, replace: Callable[[Node], Node | None], make: Callable[[
 
     Args:
         node: the graph.
-        replace: a node to what stands for it, or None to look at its operands.
-        make: puts a node with changed operands into normal form.
+        replace: returns the replacement of a node, or None to continue with its operands.
+        make: returns the normal form of a node whose operands have changed.
     """
     done: dict[bytes, Node] = {}
     todo = [node]

@@ -1,4 +1,4 @@
-"""The normal form of each known operation, from its operands in the order of its parameters."""
+"""Normal forms of known operations, made from the operands in the order of the parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
 def normal(op: str, args: Sequence[Node], origin: ast.expr | None = None) -> Node:
-    """The node of an operation whose operands are all given."""
+    """The normal form of an operation with all its operands."""
     maker = _MAKERS.get(op)
     if maker is not None:
         return maker(tuple(args), origin)
@@ -113,7 +113,7 @@ _MAKERS: dict[str, Callable[[tuple[Node, ...], _Origin], Node]] = {
     "select": lambda args, origin: indexing.select(args[0], args[1], args[2], origin),
     "where": _where,
     "silu": _silu,
-    # A view where upstream does not fail; `reshape` where it does. The values are the same.
+    # `reshape` has the same values, and also works where `view` raises.
     "view": lambda args, origin: Node("reshape", args, None, origin),
     # Only the layout in memory changes.
     "contiguous": lambda args, origin: args[0],

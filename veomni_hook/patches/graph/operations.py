@@ -1,7 +1,7 @@
 """The torch operations that the canonical form knows: names, parameters, defaults.
 
-One operation has one name here, whether it is written as a function of torch, of torch.nn.functional, or as a
-method. Everything else is an opaque call.
+An operation has one name here, whether upstream writes it as a function of torch, as one of
+torch.nn.functional, or as a method. Everything else is an opaque call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["DTYPES", "Operation", "function", "is_pure", "method"]
 class Operation:
     """Parameters of an operation: names, and defaults as Python values in source form (None: required).
 
-    ``variadic`` is the number of the parameter that a method may be given as separate arguments.
+    ``variadic`` is the number of the parameter that a method also accepts as separate arguments.
     """
 
     name: str
@@ -25,8 +25,8 @@ class Operation:
     variadic: int | None = None
 
 
-# t: torch.<name>, f: torch.nn.functional.<name>, m: Tensor.<name>. A star marks what a method takes as
-# separate arguments. Spellings that stand behind a slash are the same operation.
+# t: torch.<name>, f: torch.nn.functional.<name>, m: Tensor.<name>. A star marks a parameter that a method
+# also accepts as separate arguments. Names separated by a slash are the same operation.
 _TABLE = """
 tm mul/multiply input other
 tm sub/subtract input other alpha=1
@@ -142,10 +142,10 @@ f layer_norm input normalized_shape weight=None bias=None eps=1e-05
 f normalize input p=2.0 dim=1 eps=1e-12
 """
 
-# Operations that a wider one computes as well.
+# Operations that are special cases of another one.
 _WIDER = {"mm": "matmul"}
 
-#: Spellings of dtypes to one each.
+#: Every name of a dtype to one name.
 DTYPES = {
     f"torch.{alias}": f"torch.{name}"
     for name, aliases in {
@@ -164,7 +164,7 @@ DTYPES = {
     for alias in aliases.split()
 }
 
-# Functions of torch whose result is not told by their arguments, or that do something.
+# Functions of torch whose result does not depend on their arguments alone, or that have side effects.
 _DRAWS = frozenset(
     "alpha_dropout bernoulli dropout dropout1d dropout2d dropout3d empty empty_like empty_strided "
     "feature_alpha_dropout fractional_max_pool2d gumbel_softmax manual_seed multinomial normal poisson rand "
@@ -200,7 +200,7 @@ def _table() -> dict[tuple[str, str], Operation]:
 
 
 def function(path: str) -> Operation | None:
-    """The operation that a full name is: ``torch.mean``, ``torch.nn.functional.silu``."""
+    """The operation with a full name such as ``torch.mean`` or ``torch.nn.functional.silu``."""
     package, _, name = path.rpartition(".")
     place = {"torch": "t", "torch.nn.functional": "f", "torch.Tensor": "m", "torch.special": "t"}.get(package)
     if package == "torch.special" and name == "expit":
@@ -209,12 +209,12 @@ def function(path: str) -> Operation | None:
 
 
 def method(name: str) -> Operation | None:
-    """The operation that a method of a tensor is."""
+    """The operation of a tensor's method."""
     return _table().get(("m", name))
 
 
 def is_pure(path: str) -> bool:
-    """Whether a global function is known to do nothing but compute its result from its arguments."""
+    """Whether a global function is known to have no side effects and to depend on its arguments only."""
     package, _, name = path.rpartition(".")
     if package == "builtins":
         return name in _PURE_BUILTINS

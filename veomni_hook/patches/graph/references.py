@@ -1,4 +1,4 @@
-"""The functions of a kernel's reference file as formulas to match code against."""
+"""Match code against the functions of a kernel's reference file."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def recognised(
     names: Sequence[str] = (),
     otherwise: Rule = ANY,
 ) -> tuple[str, Match] | Difference:
-    """The first formula of a reference file that a form is.
+    """The first formula of a reference file that matches a form.
 
     Args:
         path: the reference file.
-        form: what upstream's code computes; code that is not followed is no formula.
-        rules: what operands may stand for, by their names.
-        names: the functions to try, in this order; all that the file lists by default.
-        otherwise: the rule of operands that ``rules`` does not name.
+        form: what upstream's code computes; `Unknown` matches no formula.
+        rules: what operands may match, by their names.
+        names: the functions to try, in this order; by default all that the file lists.
+        otherwise: the rule for operands that ``rules`` does not name.
 
     Returns:
         The function's name and the match, or the difference to the nearest formula.

@@ -16,15 +16,15 @@ __all__ = ["Scope"]
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BUILTINS = frozenset(dir(builtins))
 _ROOTS = ("torch.nn.Module", "builtins.object")
-# With one of these, a class decides itself what its attributes are, or those of classes that derive from it.
+# Methods by which a class may change its own attributes, or those of its subclasses.
 _DYNAMIC = {"__getattribute__", "__init_subclass__"}
 
 
 class Scope:
     """The global names of one module.
 
-    A name that the module binds twice in different ways (in ``try`` and ``except``, by ``global`` in a
-    function) has no known meaning, and neither has a method that it may replace.
+    The meaning of a name is unknown if the module binds it in several ways (in ``try`` and ``except``, by
+    ``global`` in a function). The same holds for a method that the module may replace.
 
     Args:
         tree: the module.
@@ -32,10 +32,10 @@ class Scope:
 
     Attributes:
         functions: the module's top-level functions that are bound once, by name.
-        classes: the same for classes.
+        classes: the top-level classes that are bound once, by name.
         cache: forms that `canonical` has made, by function and class.
-        replaced: what the module replaces of its own definitions.
-        refused: why a method of a class was not told, by the class's name.
+        replaced: the definitions that the module itself replaces.
+        refused: the class's name to the reason why a method is unknown.
     """
 
     def __init__(self, tree: ast.Module, source: str | None = None) -> None:
@@ -67,7 +67,7 @@ class Scope:
     def resolve(self, name: str) -> str:
         """The full name of a global: ``torch.nn.functional``, ``builtins.int``.
 
-        What the module defines itself, and what cannot be told, is its name after a colon (``:rotate_half``).
+        A name that the module defines itself, or whose meaning is unknown, gets a colon (``:rotate_half``).
         """
         if name in self._meanings:
             meaning = self._meanings[name]
@@ -79,13 +79,13 @@ class Scope:
     def method(
         self, owner: ast.ClassDef, name: str, *, above: bool = False
     ) -> tuple[FunctionNode, ast.ClassDef] | None:
-        """The method that ``self.name`` is on an instance of ``owner``, and the class that defines it.
+        """The method ``self.name`` of an instance of ``owner``, and the class that defines it.
 
         Args:
             above: start after ``owner`` itself, as ``super()`` does.
 
-        None if that cannot be told: a class outside this file stands in between, a class of this file that
-        derives from ``owner`` brings another, or the module replaces it.
+        None if it is unknown: a class of another file is in between, a subclass of ``owner`` in this file
+        overrides the method, or the module may replace it.
         """
         passed: list[ast.ClassDef] = []
         for base in self.lineage(owner):
@@ -100,13 +100,13 @@ class Scope:
         return None
 
     def why_refused(self, name: str) -> str:
-        """Why a method of a class was not told, to go on in a sentence; empty if all were."""
+        """Why a method of a class is unknown, as the end of a sentence; empty if none is."""
         return f"; {self.refused[name]}" if name in self.refused else ""
 
     def lineage(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | None]:
-        """``owner`` and its base classes of this file, in order; None where one is defined elsewhere.
+        """``owner`` and its base classes of this file, in order; None for one that is defined elsewhere.
 
-        ``object`` and ``nn.Module`` end a line; several bases of this file are no line, and end with None.
+        The lineage ends at ``object`` and ``nn.Module``. It ends with None at a class with several bases.
         """
         seen: set[str] = set()
         current: ast.ClassDef | None = owner
@@ -122,7 +122,7 @@ class Scope:
         yield None
 
     def dotted(self, node: ast.expr) -> str:
-        """The full name that an expression of names and dots is; empty for any other expression."""
+        """The full name of an expression of names and dots; empty for any other expression."""
         if isinstance(node, ast.Name):
             return self.resolve(node.id)
         if isinstance(node, ast.Attribute):
@@ -131,10 +131,10 @@ class Scope:
         return ""
 
     def _other(self, owner: ast.ClassDef, name: str, line: list[ast.ClassDef], *, above: bool) -> str:
-        """Why a method may be another on an instance of ``owner``; empty if it is not.
+        """Why an instance of ``owner`` may have another method of this name; empty if it may not.
 
         Args:
-            line: the classes that are asked for it, up to the one that defines it.
+            line: the classes in which it is looked up, up to the one that defines it.
         """
         derived = self._derived(owner)
         for each in line if above else (*derived, *line):
@@ -156,7 +156,7 @@ class Scope:
         return ""
 
     def reached(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | None]:
-        """A class and what it inherits from; None for a class of another file in front of one of this."""
+        """A class and its base classes; None for a base of another file that precedes one of this file."""
         pending, seen = [owner], set[int]()
         for current in pending:
             if id(current) in seen:
@@ -219,7 +219,7 @@ class Scope:
 
 
 def _own(statement: ast.stmt) -> str:
-    # With its line: two definitions of one name are two meanings.
+    # With the line: two definitions of one name are two meanings.
     return f":{statement.lineno}"
 
 

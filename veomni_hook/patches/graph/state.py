@@ -1,4 +1,4 @@
-"""What is known while a function is followed: values of names, calls so far, what may share memory."""
+"""The state while a function is followed: values of names, calls so far, what may share memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from veomni_hook.patches.graph.scope import Scope
 
 __all__ = ["Frame", "Trace", "UnclearError", "fresh", "merged", "roots"]
 
-# Results in memory of their own.
+# Operations whose result has its own memory.
 _FRESH = frozenset(
     "add sub mul div floordiv mod pow square sqrt rsqrt neg abs exp log sigmoid tanh relu silu gelu softplus "
     "softmax log_softmax matmul bmm linear mean sum clone cat stack zeros zeros_like ones_like one_hot where "
@@ -20,14 +20,14 @@ _FRESH = frozenset(
     "index_select cumsum clamp clamp_min clamp_max sin cos outer arange eq ne lt le logical_not logical_and "
     "logical_or".split()
 )
-# Results that may be, or may look into, their first operand.
+# Operations whose result may be, or may be a view of, the first operand.
 _VIEWS = frozenset(
     "cast slice select unsqueeze squeeze transpose permute reshape expand expand_as reshape_as flatten "
     "unflatten chunk split unbind item part index to_device detach within view_as_real view_as_complex "
     "getattr carried".split()
 )
-# Results that may be, or may look into, any operand.
-# Sequences of results that are each in memory of their own.
+# Operations whose result may be, or may be a view of, any operand.
+# Operations that return a sequence of tensors, each with its own memory.
 _APART = frozenset(("topk", "sort"))
 _KEEPERS = frozenset("tuple branch call loop and or dict star".split())
 _STEPS = 20_000
@@ -36,7 +36,7 @@ _STEPS = 20_000
 class UnclearError(Exception):
     """The code does something that the canonical form does not express.
 
-    ``writes`` says that it changes a tensor that others may see.
+    ``writes`` says that it changes a tensor that other code may see.
     """
 
     def __init__(self, reason: str, node: ast.AST | None = None, *, writes: bool = False) -> None:
@@ -51,10 +51,10 @@ class Trace:
 
     Attributes:
         scope: the module's names.
-        calls: the opaque calls in the order of evaluation.
-        effects: what else happens, in order.
+        calls: the opaque calls, in the order of evaluation.
+        effects: other side effects, in order.
         inlined: functions and methods of the file that were followed, by name.
-        loops: how many loops have been begun.
+        loops: the number of loops that have been entered.
         changes: how often an expression has changed the value of a name.
     """
 
@@ -69,13 +69,13 @@ class Trace:
         self._steps = 0
 
     def step(self, node: ast.AST) -> None:
-        """Count one piece of code; some functions are too long to be a formula."""
+        """Count one piece of code; a function that is too long is not followed."""
         self._steps += 1
         if self._steps > _STEPS:
             raise UnclearError("the function is too long to be followed", node)
 
     def opaque(self, call: Node, names: tuple[str, ...]) -> Node:
-        """A call of unknown code: its result is its own, also where the same call stands twice."""
+        """A call of unknown code: two identical calls have different results."""
         serial = self._serials[call.key]
         self._serials[call.key] += 1
         made = Node("call", call.args, (len(call.args) - 1 - len(names), names, serial), call.origin)
@@ -88,13 +88,13 @@ class Frame:
 
     Attributes:
         values: local names, and ``self.<name>`` for attributes that were set.
-        owner: the class whose method it is, as which ``self`` is seen.
+        owner: the class of ``self``.
         home: the class that defines the method.
-        receiver: what the method calls its instance.
+        receiver: the method's name for its instance.
         local: every name that is local to the function.
-        depth: how many followed calls it is deep in.
-        loops: how many of its loops are open.
-        borrowed: values that are the caller's.
+        depth: the number of followed calls around it.
+        loops: the number of its loops that are open.
+        borrowed: values that belong to the caller.
     """
 
     def __init__(self, values: dict[str, Node], local: Set[str], depth: int) -> None:
@@ -108,7 +108,7 @@ class Frame:
         self.borrowed: frozenset[Node] = frozenset()
 
     def fork(self) -> Frame:
-        """A frame that goes another way from here."""
+        """A copy of this frame for another branch."""
         other = Frame(dict(self.values), self.local, self.depth)
         other.owner, other.home, other.receiver, other.loops = (
             self.owner,
@@ -123,14 +123,14 @@ class Frame:
         names = []
         for name, value in self.values.items():
             found = set(roots(value))
-            # The sequence that an element belongs to holds it, too; another element does not.
+            # A sequence also holds its elements; another element of it does not.
             if node in found or (node.op == "item" and value.op != "item" and node.args[0] in found):
                 names.append(name)
         return names
 
 
 def fresh(node: Node) -> bool:
-    """Whether a value is in memory of its own, which no argument and no attribute can share."""
+    """Whether a value has its own memory, which no argument and no attribute can share."""
     if node.op == "branch":
         return fresh(node.args[1]) and fresh(node.args[2])
     if node.op == "item" and node.args[0].op in _APART:
@@ -139,7 +139,7 @@ def fresh(node: Node) -> bool:
 
 
 def roots(node: Node) -> Iterator[Node]:
-    """The values whose memory ``node`` may be in, itself included."""
+    """The values whose memory ``node`` may share, itself included."""
     todo, seen = [node], set()
     while todo:
         current = todo.pop()
@@ -154,7 +154,7 @@ def roots(node: Node) -> Iterator[Node]:
 
 
 def merged(test: Node, met: dict[str, Node], unmet: dict[str, Node]) -> dict[str, Node]:
-    """The values after two ways have met again; a name that one way does not bind is ``unbound``."""
+    """The values after two branches have joined; a name that one branch does not bind is ``unbound``."""
     values = {}
     for name in (*met, *(name for name in unmet if name not in met)):
         one, other = met.get(name), unmet.get(name)

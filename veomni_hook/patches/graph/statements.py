@@ -1,4 +1,4 @@
-"""Statements, in order: assignments go forward into what uses them, ways part at `if` and meet again."""
+"""Follow statements in order: assignments are substituted into later uses, `if` splits and joins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["run"]
 
 _LEAVES = (ast.Assert, ast.Return, ast.Raise, ast.Continue, ast.Break)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-# Contexts that change how the code in them computes, and nothing else.
+# Contexts that only change how the code in them computes.
 _CONTEXTS = (
     "torch.no_grad",
     "torch.enable_grad",
@@ -33,10 +33,10 @@ def run(statements: Sequence[ast.stmt], frame: Frame, trace: Trace) -> Node | No
     """Follow statements.
 
     Returns:
-        What they return; None if they come to their end, or to a `continue`, with the values in ``frame``.
+        What they return; None if they reach their end or a `continue`, with the values in ``frame``.
 
     Raises:
-        UnclearError: something is not followed.
+        UnclearError: something cannot be followed.
     """
     for number, statement in enumerate(statements):
         trace.step(statement)
@@ -65,14 +65,14 @@ def _left(statement: ast.Return | ast.Raise | ast.Continue, frame: Frame, trace:
 
 
 def _leaves(statement: ast.stmt) -> bool:
-    """Whether a statement may leave the block that it stands in."""
+    """Whether a statement may leave its block."""
     todo: list[ast.AST] = [statement]
     while todo:
         node = todo.pop()
         if isinstance(node, _LEAVES):
             return True
         if isinstance(node, ast.For | ast.While):
-            # What leaves only the inner loop stays inside; a return does not, and the loop refuses it.
+            # `break` and `continue` leave only the inner loop; the loop itself refuses a return.
             continue
         todo.extend(
             child for child in ast.iter_child_nodes(node) if not isinstance(child, (*_SCOPES, ast.expr))
@@ -83,7 +83,7 @@ def _leaves(statement: ast.stmt) -> bool:
 def _parted(
     statement: ast.If | ast.Assert, rest: Sequence[ast.stmt], frame: Frame, trace: Trace
 ) -> Node | None:
-    """An `if` of which a side may leave: each side is followed to the end of the function or loop."""
+    """An `if` with a side that may leave the block: follow each side to the end of the function or loop."""
     test = evaluate(statement.test, frame, trace)
     if isinstance(statement, ast.If):
         ways = ([*statement.body, *rest], [*statement.orelse, *rest])
@@ -114,7 +114,7 @@ def _met_again(statement: ast.If, frame: Frame, trace: Trace) -> None:
 def _sides(
     test: Node, trace: Trace, met: Callable[[], Node | None], unmet: Callable[[], Node | None]
 ) -> tuple[Node | None, Node | None]:
-    """Follow both sides; what only one side does has the test before it."""
+    """Follow both sides; an effect of one side depends on the test."""
     before = len(trace.effects)
     one = met()
     mine = trace.effects[before:]
@@ -190,12 +190,12 @@ def _deleted(statement: ast.Delete, frame: Frame, trace: Trace) -> None:
 
 
 def _within(statement: ast.With, frame: Frame, trace: Trace) -> Node | None:
-    """A block under contexts: what it assigns and returns is computed ``within`` them."""
+    """A block in contexts: what it assigns and returns is computed ``within`` them."""
     contexts = [evaluate(item.context_expr, frame, trace) for item in statement.items]
     for context, item in zip(contexts, statement.items, strict=True):
         called = context.args[0] if context.op == "call" else context
         if called.value not in _CONTEXTS or context.op != "call" or item.optional_vars is not None:
-            raise UnclearError("a context that is not known", statement)
+            raise UnclearError("an unknown context", statement)
     before = dict(frame.values)
     result = run(statement.body, frame, trace)
     if result is None and _leaves_block(statement):
@@ -212,7 +212,7 @@ def _leaves_block(statement: ast.With) -> bool:
 
 def _inside(value: Node, contexts: Iterable[Node]) -> Node:
     for context in contexts:
-        # No gradient reaches whole numbers and truth values anyway.
+        # Integers and booleans have no gradient anyway.
         if not (_discrete(value) and "grad" in str(context.args[0].value)):
             value = Node("within", (value, context))
     return value

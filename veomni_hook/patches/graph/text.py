@@ -1,4 +1,4 @@
-"""Nodes as text: code that computes a captured node, and short descriptions for messages."""
+"""Nodes as text: source code for a captured node, and short descriptions for messages."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _FORMS = {
 
 
 def source(node: Node, receiver: str = "self") -> str:
-    """Code for ``node`` at the start of a function: ``self.variance_epsilon``, ``ACT2FN[self.act]``.
+    """Code for ``node`` that is valid at the start of a function: ``self.variance_epsilon``.
 
     Raises:
-        ValueError: it is more than names, attributes, literals, subscripts and tests of such.
+        ValueError: the node contains more than names, attributes, literals, subscripts and tests of these.
     """
     if not can_be_said(node):
         raise ValueError(f"{brief(node)} is not code for the start of a function")

@@ -35,8 +35,8 @@ __all__ = ["CANDIDATES", "OP", "find"]
 OP = "add_rms_norm"
 CANDIDATES = (
     "every method that assigns a sum to a name and in the next statement, or after one that copies the name, "
-    "calls one of its own RMSNorms with it: a module that __init__ makes of a class of the file whose name "
-    "contains RMSNorm, or which is a candidate of rms_norm"
+    "calls one of its own RMSNorms with it: a module that __init__ creates from a class of the file whose "
+    "name contains RMSNorm, or which is a candidate of rms_norm"
 )
 
 _VARIANTS: tuple[str, ...] = ("cast_before_weight", "weight_before_cast", "cast_to_weight")
@@ -52,7 +52,7 @@ class _Norm:
     site: Site
 
     def operands(self, module: str) -> list[str]:
-        """Weight and eps of the object that the code ``module`` stands for."""
+        """Weight and eps of the object ``module``, as code."""
         own = (name_of_own(ast.parse(self.site.captures[name], mode="eval").body) for name in _OPERANDS)
         return [f"{module}.{attribute}" for attribute in own]
 
@@ -73,7 +73,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, _Norm | str]:
-    """The attributes that are RMSNorms of the file, each with its formula or the reason why it has none."""
+    """The attributes that are RMSNorms of this file, each with its formula or the reason why it has none."""
     made: dict[str, set[str]] = {}
     for attribute, value in initialised_by(view, owner):
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in view.classes:
@@ -93,12 +93,12 @@ def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]
         return f"self.{attribute} may be one of {', '.join(name for name, _ in norms)}"
     name, site = norms[0]
     if site is None or site.status is not Status.ROUTED:
-        return f"{name} is no formula of rms_norm{view.scope.why_refused(defining(view, name))}"
+        return f"{name} has no formula of rms_norm{view.scope.why_refused(defining(view, name))}"
     if site.variant not in _VARIANTS:
         return f"{name} is {site.variant}, which has no form with an addition"
     forward = view.methods(view.classes[defining(view, name)])["forward"]
     checks = any(isinstance(node, ast.Raise | ast.Assert) for node in walk_ast(forward))
-    if other := called_otherwise(view, name) or (f"{name} checks what it is given" if checks else ""):
+    if other := called_otherwise(view, name) or (f"{name} checks its arguments" if checks else ""):
         return other
     for operand in _OPERANDS:
         if not name_of_own(ast.parse(site.captures[operand], mode="eval").body):
@@ -157,7 +157,7 @@ def _splices(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) 
     local = local_names(method)
     tensors = [name for side in (total.left, total.right) if (name := at_hand(side)) in local - {"self"}]
     if not tensors or norm.class_name in local:
-        return "what is added is not known before, or the name of the norm's class is a local one"
+        return "no summand is a local known before the sum, or a local hides the norm's class"
     kernel, module = free_name(method, "kernel"), free_name(method, "norm")
     slot = slot_name(OP, norm.site.variant)
     given = [ast.unparse(total.left), ast.unparse(total.right), *norm.operands(module)]
@@ -166,4 +166,4 @@ def _splices(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) 
     condition = f"(\n    {kernel} := {slot}.kernel(\n        {asked}\n    )\n) is not None"
     comment = f"{OP}/{norm.site.variant}: the sum and its norm"
     made = guard(view, added.run, condition, answer, comment, returns=False)
-    return made if made is not None else "the code around it does not let a guard stand here"
+    return made if made is not None else "the code around it does not allow a guard here"

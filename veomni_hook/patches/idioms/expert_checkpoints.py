@@ -48,6 +48,6 @@ def find(view: ModuleView) -> Iterator[Site]:
                 code = _CODE.format(check, ", ".join(names))
                 splices += before_statement(view, methods[name], statement, code, _COMMENT)
             status = Status.ROUTED if splices else Status.MISSED
-            reason = "checks the checkpoint's experts" if splices else "loads in a way that is not known here"
+            reason = "checks the checkpoint's experts" if splices else "the loading code is unknown"
             at, line = f"{owner.name}.{name}", methods[name].lineno
             yield Site(OP, at, status, reason=reason, splices=tuple(splices), counted=False, lineno=line)

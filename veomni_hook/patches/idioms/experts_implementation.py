@@ -6,8 +6,8 @@ Not kernel code: inserts calls of `veomni_hook.kernels.moe_experts.provenance` (
   data, both or neither;
 * a model's ``set_experts_implementation``.
 
-They are found by their assignments. If a release is built differently, there is no site, and provenance
-returns that the origin is unknown.
+The idiom finds them by their assignments. If a release is built differently, there is no site, and provenance
+reports that the origin is unknown.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _parameters(function: FunctionNode) -> str:
 
 
 def _code(name: str, arguments: str) -> str:
-    # Imported where it is called, which is rare: the config module is one of the first of transformers.
+    # Imported at the rare call: transformers imports the config module as one of the first.
     return f"from {_MODULE} import {name}\n\n{name}({arguments})"
 
 

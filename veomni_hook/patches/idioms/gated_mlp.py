@@ -189,7 +189,7 @@ class _Search(Method):
         return None
 
     def operands(self, pattern: Form, node: Node) -> dict[str, ast.expr] | None:
-        """The operands of a formula that a node is, as upstream's expressions."""
+        """The operands of a formula that matches a node, as upstream's expressions."""
         wanted = not self.products or any(inner.origin in self.products for inner in walk(node))
         if node.op != pattern.result.op or not wanted:
             return None
@@ -218,6 +218,6 @@ class _Search(Method):
             made = guard(self.view, found.run, condition, [store], comment, returns=returns)
         if made is None:
             line = found.taken.lineno
-            text = f"{found.variant}: the code around line {line} cannot be put in another order"
+            text = f"{found.variant}: the code around line {line} cannot be reordered"
             self.differences.append(Difference(text, 1.0, line))
         return made or ()

@@ -30,9 +30,9 @@ __all__ = ["CANDIDATES", "NOT_CAUSAL", "OP", "find"]
 
 OP = "linear_cross_entropy"
 VARIANT = "next_token"
-#: Those that pass a vocabulary size, and the others.
+#: Losses that get a vocabulary size, and the others.
 PARTS = ("causal_lm", "other_loss")
-#: How the reason begins at a loss that is not one of tokens.
+#: The beginning of the reason for a loss that is not a loss of tokens.
 NOT_CAUSAL = "not a causal-LM loss"
 CANDIDATES = (
     "Every forward that calls self.loss_function. Those that pass a vocabulary size (keyword vocab_size, or "

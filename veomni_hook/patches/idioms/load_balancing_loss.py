@@ -1,7 +1,7 @@
 """The load-balancing loss of a mixture of experts: the functions that compute it, and a slot at their calls.
 
-The loss is written in several ways that agree up to rounding; each has a spelling next to the reference. Only
-the callee of a call changes, to ``slot.at(self, callee)``, so that the kernel has a module to belong to.
+Upstream writes the loss in several ways that agree up to rounding; `spellings.py` next to the reference lists
+them. Only the callee of a call changes, to ``slot.at(self, callee)``, so that the kernel belongs to a module.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def find(view: ModuleView) -> Sequence[Site]:
     """Every function of a module that may compute the loss, and every call of one."""
     if _NAME not in view.document.source:
         return ()
-    # The loss of the language model asks, too: it repeats the statements that these calls stand in.
+    # linear_cross_entropy needs these sites, too: its guard repeats the statements with these calls.
     if OP not in view.found:
         view.found[OP] = tuple(_sites(view))
     return view.found[OP]
@@ -86,7 +86,7 @@ def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite
         site.where or name,
         Status.ROUTED if owned else Status.UNBOUND,
         slot.variant,
-        reason="" if owned else site.reason or "where it stands is not told",
+        reason="" if owned else site.reason or "its position in the source is unknown",
         form=form,
         splices=(in_place(view, site.node, f"{slot.name}.at({site.owner}, {callee})"),) if owned else (),
         slots=(slot,) if owned else (),
@@ -132,7 +132,7 @@ def _bindings(made: Match | Difference) -> Mapping[str, Node]:
 
 @cache
 def _spellings() -> tuple[tuple[str, tuple[Form, ...]], ...]:
-    """Every way in which a variant is written, with the variant."""
+    """The forms of every spelling, each with its variant."""
     found = []
     for path, variant in (("reference.py", ""), ("spellings.py", "softmax_topk")):
         scope = reference_scope(f"kernels/{OP}/{path}")
@@ -144,7 +144,7 @@ def _spellings() -> tuple[tuple[str, tuple[Form, ...]], ...]:
 
 
 def _forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
-    """What a function computes without logits, with logits in no tuple, without and with a mask."""
+    """The forms of a function for each case of `_CASES`: kinds of logits, with and without a mask."""
     parameters = [parameter.arg for parameter in function.args.args]
     if len(parameters) < 2:
         return Unknown("it takes no logits and mask", function.lineno)

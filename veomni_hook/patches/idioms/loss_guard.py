@@ -40,9 +40,9 @@ def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, insid
     Args:
         view: the module.
         function: the ``forward``.
-        tail: what was read of it.
+        tail: what the reader found in it.
         slot: the name of the slot.
-        inside: splices of other sites; those in statements that the guard repeats are made there, too.
+        inside: splices of other sites; they also apply to statements that the guard repeats.
     """
     asked, kernel, finish = (free_name(function, name) for name in ("asked", "kernel", "finish"))
     line = f"{asked} = ({', '.join(['self', *operands(view, tail).values()])})"
@@ -72,7 +72,7 @@ def _keywords(view: ModuleView, keywords: Sequence[ast.keyword]) -> str:
         return "{}"
     if len(keywords) == 1 and keywords[0].arg is None:
         return _text(view, keywords[0].value)
-    # One that was made here gives way to the caller's; one of upstream's beside the caller's is an error.
+    # A keyword added here is overridden by the caller's; one of upstream's together with the caller's raises.
     made = any(not hasattr(keyword, "lineno") for keyword in keywords)
     items = []
     for keyword in keywords:
@@ -88,7 +88,7 @@ def _test(view: ModuleView, test: ast.expr, *, several: bool) -> str:
 
 
 def _text(view: ModuleView, node: ast.expr) -> str:
-    """The text of an expression in one line: upstream's, unless it was put together here."""
+    """The text of an expression on one line: upstream's text, unless this package built the expression."""
     if all(hasattr(inner, "lineno") for inner in walk_ast(node) if isinstance(inner, ast.expr)):
         text = view.text(node)
         if "\n" not in text and ast.dump(ast.parse(text, mode="eval").body) == ast.dump(node):

@@ -1,8 +1,8 @@
 """Experts: classes that send tokens through stacked weights, distinguished by what one expert computes.
 
 `veomni_hook.patches.readers.experts_loop` reads the loop; the computation of one expert is compared with the
-functions ``*_expert`` of the op's reference. Experts without that loop are compared as a whole. A kernel is
-called with operands in the order of the variant's reference.
+functions ``*_expert`` of the op's reference. Experts without such a loop are compared as a whole. The guard
+calls a kernel with operands in the order of the variant's reference.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PARAMETER = re.compile(r"(torch\.)?nn\.Parameter\(torch\.\w+\(.+\)\)", re.DOTAL
 _STACKED = 3
 _NUMBERED = re.compile(r"for (\w+) in range\([\w.]+\):\n    self\[f'\w*\{\1\}'\]")
 _REFERENCE = "kernels/moe_experts/reference.py"
-#: Variants of one formula for every expert, with what their results are added up in.
+#: Variants with one formula for every expert, and the dtype in which results are summed.
 _UNIFORM = {
     "gated": "hidden",
     "gated_clamped": "hidden",
@@ -118,7 +118,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         target = f"{owner.name}.forward" if forward is not None else owner.name
         try:
             if forward is None:
-                raise _Miss("it has no forward of its own")
+                raise _Miss("it defines no forward")
             found = _recognised(view, owner, forward, shapes)
         except _Miss as miss:
             yield Site(OP, target, Status.MISSED, reason=str(miss), lineno=owner.lineno)
@@ -127,9 +127,9 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _parameters(owner: ast.ClassDef) -> dict[str, list[str]]:
-    """The parameters that ``__init__`` makes, with their dimensions as source text.
+    """The parameters that ``__init__`` creates, with their dimensions as source text.
 
-    What ``__init__`` keeps as an attribute has the attribute's name: ``self.num_experts``.
+    A dimension that ``__init__`` also stores has the attribute's name: ``self.num_experts``.
     """
     shapes: dict[str, list[str]] = {}
     kept: dict[str, str] = {}
@@ -154,7 +154,7 @@ def _recognised(
     if isinstance(form, Unknown):
         raise _Miss(f"it is not followed: {form.reason} (line {form.lineno})")
     if form.receiver != "self":
-        raise _Miss("its instance has another name than self")
+        raise _Miss("its first parameter is not self")
     if all(node.op != "loop" for node in walk(form.result)):
         return _as_a_whole(form)
     try:
@@ -165,7 +165,7 @@ def _recognised(
     if len(ways) == 2:
         variant, operands = _or_identity(view, owner, shapes, loop)
     elif len(ways) > 2:
-        raise _Miss("nearest is gated_or_identity: it goes more than two ways")
+        raise _Miss("nearest is gated_or_identity: it has more than two branches")
     elif loop.count is None:
         variant, operands = _by_mask(view, owner, loop)
     else:
@@ -187,9 +187,9 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
             differences.append((-other, bound.depth, f"nearest is {variant}: {bound.text}"))
             continue
         if dtype != loop.dtype:
-            raise _Miss(f"nearest is {variant}: results are added up in {loop.dtype}, not {dtype}")
+            raise _Miss(f"nearest is {variant}: results are summed in {loop.dtype}, not {dtype}")
         for held in loop.stacked.values():
-            # The mask has to have a row for every expert, the sentinel's aside.
+            # The mask needs one row for every expert, besides the sentinel's row.
             count = shapes.get(str(held.value), ["something unknown"])[0]
             if not loop.holds(count):
                 raise _Miss(f"nearest is {variant}: self.{held.value} is stacked over {count}")
@@ -200,7 +200,7 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
 def _or_identity(
     view: ModuleView, owner: ast.ClassDef, shapes: Mapping[str, list[str]], loop: Loop
 ) -> tuple[str, dict[str, str]]:
-    """Real experts up to a number, and identity experts above it."""
+    """Real experts below a number, and identity experts from this number on."""
     gated, same, module = _bound("gated_expert", loop, 1), _bound("identity_expert", loop, 0), "None"
     if isinstance(same, Difference):
         same = _bound("module_expert", loop, 0, {"module": FUNCTION})
@@ -209,7 +209,7 @@ def _or_identity(
         text = gated.text if isinstance(gated, Difference) else same.text  # type: ignore[union-attr]
         raise _Miss(f"nearest is gated_or_identity: {text}")
     if module != "None" and not _is_identity(view, owner, module):
-        raise _Miss(f"nearest is gated_or_identity: {module} is no Identity")
+        raise _Miss(f"nearest is gated_or_identity: {module} is not an Identity")
     test = loop.ways[0].tests[0][0]
     past, absent = test.args if test.op == "or" and len(test.args) == 2 else (test, test)
     number = source(past.args[0]) if past.op == "le" and past.args[1] == EXPERT else ""
@@ -237,7 +237,7 @@ def _is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
 
 
 def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop) -> tuple[str, dict[str, str]]:
-    """Experts that are modules of a dictionary, chosen by a mask."""
+    """Experts that are modules in a dictionary, selected by a mask."""
     bound = _bound("module_expert", loop, 0)
     if isinstance(bound, Difference):
         raise _Miss(f"nearest is modules: {bound.text}")
@@ -247,7 +247,7 @@ def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop) -> tuple[str, di
 
 
 def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
-    """Whether ``__init__`` fills a dictionary with numbered modules, in order, and with nothing else."""
+    """Whether ``__init__`` fills a ``ModuleDict`` only with numbered modules, in order."""
     nodes = list(statements_of_init(owner))
     loops = [node for node in nodes if isinstance(node, ast.For)]
     stored = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
@@ -273,7 +273,7 @@ def _as_a_whole(form: Form) -> _Found:
 
 
 def _plain_text(view: ModuleView, forward: FunctionNode) -> str:
-    """The body of a function as normalised source text, torch's functions under their full names."""
+    """The body of a function as normalised source text, with full names of torch's functions."""
     body = forward.body[1:] if has_docstring(forward) else forward.body
     copied = ast.parse("\n".join(map(ast.unparse, body)))
     for node in walk_ast(copied):
@@ -283,7 +283,7 @@ def _plain_text(view: ModuleView, forward: FunctionNode) -> str:
 
 
 def _grouped(found: re.Match[str], shapes: Mapping[str, list[str]]) -> _Found:
-    """Lists of rows and results, which the graph does not follow."""
+    """Experts that use lists of rows and results, which the graph does not follow."""
     weight, count = found["weight"], found["count"]
     if shapes.get(weight, [""])[0] != count:
         raise _Miss(f"nearest is grouped_linear: self.{weight} is not stacked over {count}")
@@ -294,7 +294,7 @@ def _grouped(found: re.Match[str], shapes: Mapping[str, list[str]]) -> _Found:
 def _bound(
     pattern: str, loop: Loop, way: int, more: Mapping[str, Rule] | None = None
 ) -> dict[str, str] | Difference:
-    """What the operands of one expert's formula are for all experts, as source text."""
+    """The operands of one expert's formula, as source text for all experts; else the difference."""
     share = Rule("an expert's share", lambda node: node.op == "argument" and node.value in loop.stacked)
     rules = {"states": Rule("the rows", STATES.__eq__), "routing": Rule("their weights", ROUTING.__eq__)}
     formula = _pattern(pattern)
@@ -313,7 +313,7 @@ def _pattern(function: str) -> Form:
 
 
 def _with_floats(node: Node) -> Node:
-    """The graph with 1.0 for 1: all that an expert computes is computed from floating-point rows."""
+    """The graph with floats for integer literals: experts compute everything from floating-point rows."""
 
     def as_float(inner: Node) -> Node | None:
         return constant(float(inner.value), inner.origin) if type(inner.value) is int else None

@@ -49,7 +49,7 @@ CANDIDATES = (
 )
 _REFERENCE = "kernels/moe_router/reference.py"
 _VARIANTS = ("grouped_topk", "biased_topk", "softmax_topk", "topk_softmax")
-# Where these operations have their dimension.
+# The position of the dimension in these operations' arguments.
 _DIM = {"softmax": 1, "topk": 2, "gather": 1, "sum": 1}
 _SAME_RANK = ("linear", "cast", "mul", "div", "softmax", "sigmoid", "tanh")
 _PARTS = ("values", "indices")
@@ -61,7 +61,7 @@ def _is_flag(node: Node) -> bool:
 
 
 def _is_function(node: Node) -> bool:
-    # `logits.sigmoid()` names no function, but there is one.
+    # `logits.sigmoid()` names no function, but torch has one.
     return FUNCTION.accepts(node) or (node.op == "global" and str(node.value).startswith("torch."))
 
 
@@ -79,7 +79,7 @@ _RULES = {
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A variant's formula, with what its flags and numbers are in it."""
+    """A variant's formula; ``fixed`` are flags and numbers with a known value in it."""
 
     variant: str
     node: Node
@@ -88,11 +88,11 @@ class _Pattern:
 
 @dataclass(frozen=True)
 class _Found:
-    """A run that computes weights and indices, and the locals that hold them in the end.
+    """A run that computes weights and indices, and the locals that hold them at its end.
 
-    ``pair`` is the formula as it stands there, ``inlined`` the functions of the file that it calls;
-    ``rest`` is what the last statement does to the weights after it; ``flat`` says that the last dimension is
-    the last one of ``[tokens, experts]`` only.
+    ``pair`` is upstream's formula, ``inlined`` the functions of the file that it calls. ``rest`` is what the
+    last statement then does to the weights. ``flat``: the code uses dimension 1, which is the last dimension
+    only for ``[tokens, experts]``.
     """
 
     run: Run
@@ -108,7 +108,7 @@ class _Found:
 
 @cache
 def _patterns() -> tuple[_Pattern, ...]:
-    """Every formula, also with a flag decided, and without an epsilon."""
+    """Every formula, plus versions with each value of the flag and without the epsilon."""
     found = []
     for variant in _VARIANTS:
         form = reference_form(_REFERENCE, variant)
@@ -142,13 +142,13 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _flat(node: Node, *, prove: bool = True) -> Node:
-    """One spelling of what is the same for ``[tokens, experts]``.
+    """Normalise spellings that are equivalent for ``[tokens, experts]``.
 
-    The last dimension is -1, a softmax in another dtype is one of a cast, parts of a result go by number,
-    and what is divided by its own sum in place is as in a new tensor.
+    The last dimension becomes -1, a softmax in another dtype a softmax of a cast, a named part of a result a
+    numbered one, and an in-place division by the sum an out-of-place one.
 
     Args:
-        prove: leave alone the dimensions of what may have been given more than two.
+        prove: keep the dimensions of tensors that may have more than two.
     """
     done: dict[bytes, Node] = {}
 
@@ -180,7 +180,7 @@ def _spelled(node: Node, *, prove: bool) -> Node:
 
 
 def _is_matrix(node: Node) -> bool:
-    """Whether logits are known to be ``[tokens, experts]``: made of what was given two dimensions."""
+    """Whether logits are known to be ``[tokens, experts]``: they come from a reshape to two dimensions."""
     if node.op == "reshape":
         return node.args[1].op == "tuple" and len(node.args[1].args) == 2
     if node.op == "call":
@@ -189,13 +189,13 @@ def _is_matrix(node: Node) -> bool:
 
 
 def _by_number(node: Node) -> bool:
-    """Whether an operation takes the second dimension, which is the last one of a matrix."""
+    """Whether an operation uses dimension 1, which is the last one of a matrix."""
     place = _DIM.get(node.op)
     return place is not None and node.args[place] == constant(1)
 
 
 def _reshaped(node: Node) -> bool:
-    # Of a tensor with more dimensions another one is the last.
+    # If the tensor has more dimensions, dimension 1 is not the last one.
     return any(inner.op in ("reshape", "expand", "unsqueeze", "unflatten", "index") for inner in walk(node))
 
 
@@ -209,7 +209,7 @@ class _Search(Method):
         """The method as a site."""
         body = self.method.body
         for last in range(len(body) - 1, -1, -1):
-            # If the formula is not in all that comes before, it is not in a part of that.
+            # If the formula is not in all code up to here, it is not in a part of that code.
             known = next(self.at(Run(self.method, body, 0, last), whole=True), None)
             if known is None:
                 continue
@@ -226,10 +226,10 @@ class _Search(Method):
         return Site(OP, self.target, Status.MISSED, reason=reason, lineno=self.method.lineno)
 
     def at(self, run: Run, *, whole: bool = False) -> Iterator[_Found]:
-        """What a run computes in two of its locals.
+        """The formulas that a run computes in two of its locals.
 
         Args:
-            whole: the run is all that the method does so far, so that nothing depends on where it begins.
+            whole: the run begins at the method's first statement, so the choice of its start does not matter.
         """
         nodes = [node for each in run.statements for node in walk_ast(each)]
         names = list(dict.fromkeys(name for each in run.statements for name in _assigned(each)))
@@ -257,7 +257,7 @@ class _Search(Method):
                         yield replace(known, rest=rest, flat=flat)
 
     def matches(self, pair: Node) -> Iterator[tuple[_Pattern, Mapping[str, Node]]]:
-        """The formulas that weights and indices are."""
+        """The formulas that match weights and indices."""
         for pattern in _patterns():
             if pair.args[0].op != pattern.node.args[0].op:
                 continue
@@ -268,7 +268,7 @@ class _Search(Method):
                 self.nearest = made
 
     def made_of(self, run: Run, name: str, node: Node) -> Iterator[Node]:
-        """A value, and what its name's statement casts or scales, if that is the last one."""
+        """A value, and the parts that the last statement casts or scales if it assigns ``name``."""
         yield node
         inside = set(walk_ast(run.statements[-1])) if target(run.statements[-1]) == name else set()
         yield from (
@@ -276,7 +276,7 @@ class _Search(Method):
         )
 
     def rest(self, run: Run, name: str, inner: Node) -> ast.stmt | None:
-        """The last statement of a run, with ``name`` in the place of a part of its value."""
+        """The last statement of a run, with ``inner`` in its value replaced by ``name``."""
         value = getattr(run.statements[-1], "value", None)
         if not isinstance(value, ast.expr) or inner.origin is None:
             return None
@@ -298,7 +298,7 @@ class _Search(Method):
         if logits is None:
             return None
         asked, given = logits, ", ".join(operands.values())
-        if operands["router_logits"] == logits:  # else what is computed for the question is computed twice
+        if operands["router_logits"] == logits:  # else the guard would compute the logits twice
             name = free_name(self.method, "operands")
             asked, given = f"*({name} := ({given}))", f"*{name}"
         answer = ast.parse(f"{found.weights}, {found.indices} = {self.kernel}({given})").body
@@ -317,10 +317,10 @@ class _Search(Method):
         return guard(self.view, found.run, condition, answer, what, beside=True)
 
     def assigned_once_more(self, found: _Found) -> bool:
-        """Whether what else others read has its value from the statements that assign it, and is read alone.
+        """Whether the guard may recompute the other values of the run that later code reads.
 
-        The guard computes these once more: no statement of the run may change such a value in place, and none
-        after it may do something with the very tensor that the weights come from, as a hook on it does.
+        No statement of the run may change such a value in place, so that the statements that assign it are
+        enough. No later statement may act on the same tensor that the weights come from, as a hook does.
         """
         statements = found.run.statements
         read = set(loaded(self.method.body, skip=statements))
@@ -337,7 +337,7 @@ class _Search(Method):
         return isinstance(every, Form) and isinstance(some, Form) and every.result == some.result
 
     def operands(self, found: _Found) -> dict[str, str] | None:
-        """The kernel's arguments, as code for the place before the run."""
+        """The kernel's arguments, as code that is valid before the run."""
         bound = bound_names(found.run.statements)
         fixed = dict(found.pattern.fixed)
         texts = {}
@@ -368,7 +368,7 @@ class _Search(Method):
 
 
 def _first_part(found: _Found) -> int:
-    """The statement of a run that computes the first part of the formula."""
+    """The index of the statement that computes the first part of the formula."""
     operands = set(walk(*found.bindings.values()))
     parts = {node.origin for node in walk(found.pair) if node not in operands}
     statements = found.run.statements
@@ -377,7 +377,7 @@ def _first_part(found: _Found) -> int:
 
 
 def _assigned(statement: ast.stmt) -> list[str]:
-    """The names that a statement assigns whatever happens."""
+    """The names that a statement assigns unconditionally."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     if isinstance(statement, ast.AnnAssign) and statement.value is not None:
         targets = [statement.target]
@@ -390,11 +390,11 @@ def _is_topk(node: ast.AST) -> bool:
 
 
 def _before(expression: ast.expr, run: Run) -> list[str]:
-    """The names that still have their values from before the run where an expression of its code stands."""
+    """The names in an expression of the run that still have their values from before the run."""
     bound: set[str] = set()
     for statement in run.statements:
         if expression in set(walk_ast(statement)):
             return [name for name in loaded([expression]) if name not in bound]
         bound |= bound_names([statement])
-    # What is told by name alone is an argument of the run, with the value from before it.
+    # An expression from elsewhere is an argument of the run, with the value from before it.
     return loaded([expression])

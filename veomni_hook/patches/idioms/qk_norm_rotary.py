@@ -1,9 +1,8 @@
 """Attention that normalises queries and keys per head and then rotates them: both in one kernel.
 
-Norms and rotary function are those that the idioms of these ops found in the same module. The guard is
-inserted before the run of statements from the first norm to the rotation, where the norms are available. If a
-kernel takes the call, the same statements run without the norms, and the kernel replaces the rotary
-function.
+The idioms of `rms_norm` and `rotary` find the norms and the rotary function in the same module. The guard is
+inserted before the run of statements from the first norm to the rotation. If a kernel takes the call, the
+same statements run without the norms, and the kernel replaces the rotary function.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "qk_norm_rotary"
 CANDIDATES = (
-    "every forward that hands two locals to a function whose name matches apply.*(rotary|rope), both of them"
-    " assigned results of norms before: attributes that __init__ makes of classes with an rms_norm candidate"
+    "every forward that passes two locals to a function whose name matches apply.*(rotary|rope), where both"
+    " hold results of norms: attributes that __init__ creates from classes with an rms_norm candidate"
 )
 
 _ROTARY = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
@@ -50,7 +49,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         return
     for owner, forward in view.forwards():
         text = view.text(forward)
-        # A case-insensitive search takes ten times as long as the rest of the examination of most files.
+        # In most files, a case-insensitive search takes ten times as long as everything else.
         if "apply" not in text or not _ROTARY.search(text):
             continue
         classes = {site.target.partition(".")[0]: site for site in _sites(view, rms_norm)}
@@ -66,7 +65,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _sites(view: ModuleView, idiom: ModuleType) -> tuple[Site, ...]:
-    """What another idiom finds in the module."""
+    """The sites of another idiom in the module."""
     if idiom.__name__ not in view.found:
         view.found[idiom.__name__] = tuple(idiom.find(view))
     return view.found[idiom.__name__]
@@ -82,7 +81,7 @@ class _Search(Method):
         self.norms = norms
 
     def site(self) -> Site | None:
-        """The forward as a site; None if it is no candidate."""
+        """The forward as a site; None if it is not a candidate."""
         nodes = list(walk_ast(self.method))
         normed = [n for n in nodes if isinstance(n, ast.Assign) and any(map(self.norm, walk_ast(n)))]
         reasons = []
@@ -104,27 +103,27 @@ class _Search(Method):
         return Site(OP, self.target, Status.MISSED, reason=reasons[0], lineno=self.method.lineno)
 
     def norm(self, node: ast.AST) -> str:
-        """The attribute, if a node calls a norm of the module's own with one tensor."""
+        """The attribute if a node calls one of the module's norms with one tensor; else empty."""
         one = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
         callee = node.func if isinstance(node, ast.Call) and one else None
         own = isinstance(callee, ast.Attribute) and getattr(callee.value, "id", "") == self.receiver
         return callee.attr if own and isinstance(callee, ast.Attribute) and callee.attr in self.norms else ""
 
     def at(self, call: ast.Call, name: str) -> Site | str:
-        """The site of a call of a rotary function, or why it is none."""
+        """The site of a call of a rotary function, or why there is none."""
         turn = next(
             (site for site in _sites(self.view, rotary) if site.target == name and site.counted), None
         )
         if turn is None or turn.variant not in _ROTATIONS:
-            return f"{name} is none of {', '.join(_ROTATIONS)}"
+            return f"{name} is not one of {', '.join(_ROTATIONS)}"
         given = self.operands(call, turn)
         if given is None or given["unsqueeze_dim"] != "1":
-            return f"{name} gets heads elsewhere than in front of positions, or more than names"
+            return f"{name} does not get heads before positions, or gets more than plain names"
         found = TurnedNorms.around(self.method, call, (given["q"], given["k"]), self.norm)
         return found if isinstance(found, str) else self.route(found, call, given, turn)
 
     def operands(self, call: ast.Call, turn: Site) -> dict[str, str] | None:
-        """What a call gives to the rotation, as text, by the names of operands; None if it does more."""
+        """The call's arguments as text, by operand name; None if they are not plain expressions."""
         function = self.view.functions[turn.target].args
         names = [parameter.arg for parameter in function.args]
         given = dict(zip(reversed(names), reversed(function.defaults), strict=False))
@@ -136,13 +135,13 @@ class _Search(Method):
         return {name: ast.unparse(given[text]) if text in given else text for name, text in said.items()}
 
     def route(self, found: TurnedNorms, call: ast.Call, given: Mapping[str, str], turn: Site) -> Site | str:
-        """The site of a run, or why it is none."""
+        """The site of a run, or why there is none."""
         attributes = [self.norm(node) for node in found.norms]
         norm, other = (self.norms[attribute] for attribute in attributes)
         weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
         if norm is not other or norm.variant not in _NORMS or weight is None or eps is None:
             why = self.view.scope.why_refused(norm.target.partition(".")[0])
-            return f"the norms are not of one class that computes one of {', '.join(_NORMS)}{why}"
+            return f"the norms do not share one class that computes one of {', '.join(_NORMS)}{why}"
         if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
             return reason
         variant = f"{norm.variant}_{turn.variant}"
@@ -159,7 +158,7 @@ class _Search(Method):
         answer = found.without_norms(call, fused)
         splices = guard(self.view, found.run, " and ".join([*tests, asks]), answer, comment, returns=False)
         if splices is None:
-            return "a statement does not begin a line of its own"
+            return "a statement does not begin its own line"
         return Site(
             OP,
             self.target,

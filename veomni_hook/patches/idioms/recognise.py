@@ -1,4 +1,4 @@
-"""All idioms over one module: every site, routed or not."""
+"""Apply all idioms to one module: every site, routed or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from veomni_hook.patches.text.document import Document
 
 __all__ = ["IDIOMS", "idioms", "recognise"]
 
-#: One module an op, in the order in which listings show them; each has ``OP``, ``CANDIDATES`` and ``find``.
+#: One module per op, in the order of listings; each has ``OP``, ``CANDIDATES`` and ``find``.
 IDIOMS = (
     "rms_norm",
     "add_rms_norm",
@@ -38,7 +38,7 @@ def idioms() -> tuple[ModuleType, ...]:
 
 
 def recognise(document: Document) -> list[Site]:
-    """Every site of a module, idiom by idiom, in the order of the source.
+    """Every site of a module, idiom by idiom, in source order.
 
     Raises:
         IdiomError: an idiom fails on the module.

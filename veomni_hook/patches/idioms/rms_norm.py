@@ -1,8 +1,8 @@
-"""RMSNorm: ``forward`` of a class, as one of the formulas of `veomni_hook.kernels.rms_norm.reference`.
+"""RMSNorm: a class whose ``forward`` is one of the formulas of `veomni_hook.kernels.rms_norm.reference`.
 
-The guard stands in front of the body. Where a flag of the instance chooses between formulas, each has its own
-guard under the flag's test. A `forward` that a class of the file inherits is found where it is defined; a
-method that it calls is followed unless a class of the file overrides it.
+The guard is inserted before the body. If a flag of the instance chooses between formulas, each has its own
+guard under the flag's test. An inherited ``forward`` counts for the class that defines it. A method that it
+calls is followed unless a class of the file overrides it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _RULES = {
 }
 
 
-#: A formula, what its operands are as source text, and the tests under which the code computes it.
+#: A formula, its operands as source text, and the tests under which the code computes it.
 _Route = tuple[str, dict[str, str], list[str]]
 
 
@@ -74,7 +74,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def sites(view: ModuleView) -> tuple[Site, ...]:
-    """The candidates of a module, for other idioms, too: looked for once."""
+    """The candidates of a module, computed once and also used by other idioms."""
     if OP not in view.found:
         view.found[OP] = tuple(_sites(view))
     return view.found[OP]
@@ -119,7 +119,7 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Site:
 
 
 def _after_checks(forward: FunctionNode) -> tuple[bool, Sequence[ast.stmt]]:
-    """The body without checks that only raise in front of it, and whether there are any."""
+    """The body without initial checks that only raise, and whether there are any."""
     body = forward.body[1:] if has_docstring(forward) else forward.body
     count = 0
     while count < len(body) - 1 and _only_raises(body[count]):
@@ -145,7 +145,7 @@ def _routes(form: Form) -> list[_Route] | Difference:
         if isinstance(found, Difference):
             return found
         if not all(can_be_said(test) for test, _ in leaf.tests):
-            return Difference("the test that chooses the formula is not known before the body", 0.0)
+            return Difference("the test that chooses the formula cannot be evaluated before the body", 0.0)
         said = [(source(test, form.receiver), outcome) for test, outcome in leaf.tests]
         routes.append((*found[:2], [text if outcome else _negated(text) for text, outcome in said]))
     return routes
@@ -163,12 +163,12 @@ def _route(form: Form) -> _Route | Difference:
     names = reference_form(_REFERENCE, variant).arguments
     operands = {name: source(made.bindings[name], form.receiver) for name in names}
     if len({*operands.values()}) < len(operands):
-        return Difference(f"nearest is {variant}: one value stands for two operands", 1.0, form.lineno)
+        return Difference(f"nearest is {variant}: one value is used for two operands", 1.0, form.lineno)
     return variant, operands, []
 
 
 def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> bool:
-    """Whether ``forward``, with the methods that it calls on itself, makes a class a candidate."""
+    """Whether ``forward``, including the methods of the class that it calls, makes a class a candidate."""
     text = view.text(owner)
     if "mean(" not in text or not ("rsqrt(" in text or "pow(" in text):
         return False
@@ -181,14 +181,14 @@ def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode)
 
 
 def _called(function: ast.AST) -> Iterator[str]:
-    """The names after the dot of everything that is called as one."""
+    """The last names of all called attributes: ``mean`` of ``x.mean()``."""
     for node in walk_ast(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield node.func.attr
 
 
 def _is_centred(function: FunctionNode) -> bool:
-    """Whether a mean, or a name that holds one, is subtracted."""
+    """Whether the function subtracts a mean, or a name that holds one."""
     means = {
         target.id
         for node in walk_ast(function)

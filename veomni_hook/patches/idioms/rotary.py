@@ -1,8 +1,8 @@
 """Rotary embedding: which formula each rotary function computes, and a kernel slot at each of its calls.
 
-A function is known by what it computes with everything that it calls, so halves and pairs, signs and casts
-are told apart although the text is the same. Of a call only the callee changes, to ``slot.at(self, callee)``,
-so every form of call stays as it is. A method asks in front of its body.
+A function is recognised by what it computes, including everything that it calls. This distinguishes halves
+from pairs, signs and casts even if the text is the same. Only the callee of a call changes, to
+``slot.at(self, callee)``, so every form of call works. A method has a guard before its body.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ CANDIDATES = "Every function and method whose name matches apply.*(rotary|rope).
 _NAME = re.compile(r"apply.*(rotary|rope)", re.IGNORECASE)
 _MENTIONED = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
 _REFERENCE = "kernels/rotary/reference.py"
-# Decorators of transformers that note a function for its own kernels.
+# Prefix of transformers' decorators that record a function for its own kernels.
 _NOTES = "use_kernel"
-# Upstream may say in the code what others leave to the caller.
+# Some functions hard-code this value, others get it as an argument.
 _PLACE = Rule("an argument or a literal", lambda node: node.op in ("argument", "constant"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A formula and what stands for its operands."""
+    """A formula and the nodes of its operands."""
 
     variant: str
     form: str
@@ -84,7 +84,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 class _Slots:
-    """The slots of a module; functions of one formula with different parameters have one each."""
+    """The slots of a module; functions with the same formula but other parameters get separate slots."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, SlotSpec] = {}
@@ -101,7 +101,7 @@ class _Slots:
 def _function(
     definition: Definition, known: _Known, called: list[CallSite], formulas: Mapping[str, _Known | Site]
 ) -> Site:
-    """The row of a function: whether every call that has an owner is bound."""
+    """The site of a function: routed, or unbound with the reason."""
     leaks = [site for site in called if site.leak]
     callers = {site.where for site in called}
     status, reason = Status.ROUTED, ""
@@ -118,7 +118,7 @@ def _function(
 
 
 def _call(view: ModuleView, definition: Definition, known: _Known, slot: SlotSpec, site: CallSite) -> Site:
-    """The row of a call: the callee asks the slot."""
+    """The site of a call: the new callee asks the slot."""
     row = replace(
         _site(definition, known),
         target=site.where or definition.qualname,
@@ -140,7 +140,7 @@ def _call(view: ModuleView, definition: Definition, known: _Known, slot: SlotSpe
 
 
 def _method(view: ModuleView, definition: Definition, known: _Known) -> Site:
-    """The row of a method: it asks in front of its body."""
+    """The site of a method, with a guard before its body."""
     node = definition.node
     assert isinstance(node, FunctionNode)  # noqa: S101
     receiver = receiver_name(node)
@@ -169,7 +169,7 @@ def _site(definition: Definition, known: _Known) -> Site:
 
 
 def _known(view: ModuleView, definition: Definition) -> _Known | Site:
-    """What a candidate computes, or the row that says why it is missed."""
+    """What a candidate computes, or a missed site with the reason."""
     node = definition.node
     assert isinstance(node, FunctionNode)  # noqa: S101
     owner = definition.parents[-1]
@@ -187,12 +187,12 @@ def _known(view: ModuleView, definition: Definition) -> _Known | Site:
     bindings = {operand: made.bindings[operand] for operand in reference_form(_REFERENCE, name).arguments}
     parameters = "" if form.receiver else _parameters(node, bindings)
     if parameters is None:
-        return replace(missed, reason=f"it is {name}, but its parameters do not tell the operands")
+        return replace(missed, reason=f"it is {name}, but its parameters do not define every operand")
     return _Known(name.partition("__")[0], digest(form), bindings, parameters, form.inlined)
 
 
 def _unsuited(view: ModuleView, definition: Definition) -> str:
-    """Why a candidate is not looked at."""
+    """Why a candidate is not analysed; empty if it is."""
     node, parent = definition.node, definition.parents[-1]
     assert isinstance(node, FunctionNode)  # noqa: S101
     for decorator in node.decorator_list:
@@ -207,7 +207,7 @@ def _unsuited(view: ModuleView, definition: Definition) -> str:
 
 
 def _parameters(function: FunctionNode, bindings: Mapping[str, Node]) -> str | None:
-    """Upstream's parameter list with the names of operands; None if it does not say what they are."""
+    """Upstream's parameter list with the names of operands; None if it does not define all operands."""
     arguments: dict[str, str] = {}
     for operand, node in bindings.items():
         if node.op == "argument" and arguments.setdefault(str(node.value), operand) != operand:
@@ -221,7 +221,7 @@ def _is_rotary(definition: Definition) -> bool:
 
 
 def _imported(view: ModuleView) -> Iterator[Site]:
-    """Rotary functions of other files: their code is not in this text."""
+    """Rotary functions imported from other files, whose code is not in this text."""
     for statement in module_statements(view.document.tree):
         if isinstance(statement, ast.ImportFrom):
             for alias in statement.names:

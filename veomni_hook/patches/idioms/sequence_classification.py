@@ -77,12 +77,12 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
     """The call that scores all positions, and the name of what it returns."""
     picked = pooling.value
     if pooling not in forward.body:
-        raise Unclear("scores are pooled in one of several ways", pooling)
+        raise Unclear("scores are pooled in a branch", pooling)
     if not isinstance(picked, ast.Subscript) or not isinstance(picked.value, ast.Name):
-        raise Unclear(f"scores are not picked but computed: {ast.unparse(picked)[:60]}", picked)
+        raise Unclear(f"scores are computed, not selected: {ast.unparse(picked)[:60]}", picked)
     index = picked.slice.elts if isinstance(picked.slice, ast.Tuple) else []
     if len(index) != 2 or not isinstance(index[0], ast.Call) or not chain(index[0].func).endswith(".arange"):
-        raise Unclear("scores are not picked by row and position, from every row", picked)
+        raise Unclear("scores are not selected by position for every row", picked)
     name = picked.value.id
     bindings = [node for node in _uses(forward, name) if not isinstance(node.ctx, ast.Load)]
     assigned = (s for s in forward.body if isinstance(s, ast.Assign) and s.targets[0] in bindings)
@@ -91,7 +91,7 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
         raise Unclear(f"{name} is bound more than once, or in a branch", pooling)
     call = statement.value
     if not isinstance(call, ast.Call) or not chain(call.func).startswith("self."):
-        raise Unclear(f"{name} is not what a module returns", statement)
+        raise Unclear(f"{name} is not the result of a module", statement)
     if len(call.args) != 1 or call.keywords or not is_plain(call.args[0]):
         raise Unclear(f"{ast.unparse(call.func)} takes more than hidden states", call)
     allowed = {id(picked.value), *map(id, bindings), *_harmless(forward, name)}

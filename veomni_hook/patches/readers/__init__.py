@@ -1,4 +1,4 @@
-"""Code that is no one formula, read step by step: a loop over experts, the end of a forward, projections.
+"""Read code that is more than one formula, step by step: a loop over experts, the end of a forward.
 
-A reader says what code does, in terms that an idiom can compare. It knows no kernel, no slot and no site.
+A reader describes what code does in terms that an idiom can compare. It knows no kernels, slots or sites.
 """

@@ -1,4 +1,4 @@
-"""Sums that go to a call of a module of ``self`` next: the statements, by the order of the text."""
+"""Find sums that are passed directly to a module of ``self``, such as a residual addition before a norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Added", "added_runs", "has_self", "is_the_call"]
 
 @dataclass(frozen=True)
 class Added:
-    """A run that adds and normalises: the attribute of the norm, and the names that hold its results."""
+    """A run that adds and normalises: the norm's attribute, and the names that hold the sum."""
 
     run: Run
     attribute: str
@@ -29,7 +29,7 @@ class Added:
         return self.run.statements[0].lineno
 
     def assigned(self, normalised: str, call: str) -> list[ast.stmt]:
-        """What assigns the names that the run assigns from ``call``, which gives sum and normalised sum."""
+        """Statements that assign the run's names from ``call``, which returns the sum and its norm."""
         sums = [name for name in (self.total, self.copy) if name not in (None, normalised)]
         if not sums:
             return ast.parse(f"{normalised} = {call}[1]").body
@@ -38,12 +38,12 @@ class Added:
 
 
 def has_self(method: FunctionNode) -> bool:
-    """Whether a function is a method with the usual name for its object."""
+    """Whether the first parameter of a function is ``self``."""
     return bool(method.args.args) and method.args.args[0].arg == "self"
 
 
 def added_runs(method: FunctionNode) -> Iterator[Added]:
-    """Every sum that goes to a call of a module of ``self``, by the order of the text."""
+    """Every sum that is passed to a module of ``self``, in text order."""
     for block in blocks(method):
         for first, statement in enumerate(block):
             total = _sum(statement)
@@ -58,7 +58,7 @@ def added_runs(method: FunctionNode) -> Iterator[Added]:
 
 
 def _called(statement: ast.stmt, total: str) -> str | None:
-    """The attribute of ``self`` that a statement calls with ``total`` first."""
+    """The attribute of ``self`` that a statement calls with ``total`` as the first argument."""
     for node in walk_ast(statement):
         if isinstance(node, ast.Call) and node.args and _is_name(node.args[0], total):
             if attribute := name_of_own(node.func):
@@ -67,7 +67,7 @@ def _called(statement: ast.stmt, total: str) -> str | None:
 
 
 def is_the_call(call: ast.Call, added: Added) -> bool:
-    """Whether this is the very call of the norm, and not one around it."""
+    """Whether this is the call of the norm itself, not a call that contains it."""
     return name_of_own(call.func) == added.attribute and _is_name(call.args[0], added.total)
 
 

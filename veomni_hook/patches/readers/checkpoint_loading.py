@@ -1,4 +1,4 @@
-"""Where a model class of transformers loads a checkpoint, and what it loads."""
+"""Find where transformers' model class loads a checkpoint, and what it loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["FINISH", "LOAD", "START", "asks_for_list", "loading_calls", "reports
 
 START, LOAD, FINISH = "from_pretrained", "_load_pretrained_model", "_finalize_model_loading"
 
-#: Statements, and the names that each is about.
+#: Statements, each with the names that it uses.
 Loading = Mapping[ast.stmt, tuple[str, ...]]
 
 _LIST = "output_loading_info"
@@ -22,7 +22,7 @@ _ZERO3 = "_load_state_dict_into_zero3_model"
 
 
 def asks_for_list(function: FunctionNode) -> Loading:
-    """The statement of `START` that leads to `LOAD`, with the name of what the caller said of the list."""
+    """The statement of `START` that calls `LOAD`, with the name ``output_loading_info`` if it is bound."""
     known = any(isinstance(n, ast.Name) and n.id == _LIST for n in _targets(function))
     leading = [statement for statement in function.body if _refers(statement, LOAD)]
     return {leading[0]: (_LIST,)} if known and len(leading) == 1 else {}
@@ -39,10 +39,10 @@ def _refers(statement: ast.stmt, name: str) -> bool:
 
 
 def loading_calls(function: FunctionNode) -> Loading:
-    """The statements of `LOAD` that load, with the names of the state dict and of the model in each.
+    """The statements of `LOAD` that load, each with its names for the state dict and the model.
 
-    One calls ``convert_and_load_state_dict_in_model``, and one may call what DeepSpeed's stage 3 has in its
-    place. Empty where a release does it in another way.
+    One calls ``convert_and_load_state_dict_in_model``; another may call the DeepSpeed stage 3 equivalent.
+    Empty if a release loads in another way.
     """
     found: dict[ast.stmt, ast.Call] = dict(_assigned_calls(function))
     functions = [ast.unparse(call.func) for call in found.values()]
@@ -60,7 +60,7 @@ def _assigned_calls(function: FunctionNode) -> Iterator[tuple[ast.Assign, ast.Ca
 
 
 def _handed_over(call: ast.Call) -> tuple[str, str] | None:
-    """The names of the state dict and the model; None if one of them is no name."""
+    """The names of the state dict and the model; None if either is not a name."""
     given: dict[str | None, ast.expr] = {each.arg: each.value for each in call.keywords}
     given |= dict(zip(("model", "state_dict"), call.args, strict=False))
     state_dict, model = given.get("state_dict"), given.get("model")
@@ -70,7 +70,7 @@ def _handed_over(call: ast.Call) -> tuple[str, str] | None:
 
 
 def reports(function: FunctionNode) -> Loading:
-    """The end of `FINISH`, its only return, with the names of the model and of the report that it returns."""
+    """The only return of `FINISH`, at its end, with the names of the model and of the returned report."""
     last = function.body[-1]
     names = [argument.arg for argument in function.args.args]
     returns = sum(isinstance(node, ast.Return) for node in walk_ast(function))

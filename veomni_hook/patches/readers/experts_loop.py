@@ -1,12 +1,12 @@
-"""The loop over experts in normal form: the routing, and what one expert computes for its rows.
+"""Read the loop over experts: the routing, and what one expert computes for its rows.
 
-Upstream writes it in many ways with the same meaning: for every chosen expert, take the rows of its tokens,
-compute, multiply by their routing weights, add to the result. `read_loop` checks that the form of a
-``forward`` has this meaning, and returns the computation in terms of the rows, their weights and one expert's
-share of the stacked tensors.
+Upstream writes this loop in many equivalent ways: for every chosen expert, take the rows of its tokens,
+compute, multiply by the routing weights, add to the result. `read_loop` checks that the form of a ``forward``
+is such a loop. It returns the computation in terms of the rows, their weights and one expert's share of the
+stacked tensors.
 
-Not distinguished: whether the mask has a row for the id past the last expert, and whether the loop skips it.
-If either made a difference, upstream would raise.
+The mask may have a row for the id after the last expert, and the loop may skip it. Neither is distinguished:
+if one made a difference, upstream would raise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NONE = constant(None)
 _LAST_TWO = Node("tuple", (constant(-1), constant(-2)))
 _REVERSED = Node("tuple", (constant(2), constant(1), constant(0)))
 _NO_GRAD = Node("global", (), "torch.no_grad")
-# A string that is a word and the expert's number.
+# An f-string of a word and the expert's number.
 _NUMBERED = re.compile(
     r"JoinedStr\(values=\[Constant\(value='\w*'\), FormattedValue\(value=(Subscript\(value=)?Name\(id='\w+', "
     r"ctx=Load\(\)\)(, slice=Constant\(value=0\), ctx=Load\(\)\))?, conversion=-1\)\]\)"
@@ -43,7 +43,7 @@ _NUMBERED = re.compile(
 
 
 class OtherLoop(Exception):
-    """The form is not such a loop; the message says where it differs."""
+    """The form is not a loop over experts; the message says where it differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class Loop:
     """A loop over experts.
 
     Attributes:
-        hidden: forward's parameter for the hidden states.
-        index: that for the chosen ids, or for the mask.
-        weights: that for the routing weights.
-        dtype: what the results are added up in: ``hidden``, ``weights`` (their dtypes) or ``float32``.
-        count: number of the mask's rows, one more where the sentinel has a row; None where ``index`` is it.
-        ways: what an expert computes: one formula, or two and the test in `EXPERT` that chooses.
-        stacked: name of each expert's share, an argument of the formulas, to what holds all of them.
+        hidden: the parameter of ``forward`` for the hidden states.
+        index: the parameter for the chosen ids, or for the mask.
+        weights: the parameter for the routing weights.
+        dtype: the dtype of the accumulated result: that of ``hidden`` or ``weights``, or ``float32``.
+        count: number of rows of the mask, including the sentinel's row if any; None if ``index`` is the mask.
+        ways: what an expert computes: one formula, or two and the test on `EXPERT` that chooses.
+        stacked: an argument of the formulas (one expert's share) to the node that holds all shares.
     """
 
     hidden: str
@@ -69,21 +69,21 @@ class Loop:
     stacked: dict[str, Node]
 
     def holds(self, count: str) -> bool:
-        """Whether ``count``, as source text, is how many experts there are, the sentinel's row aside."""
+        """Whether ``count``, as source text, is the number of experts, without the sentinel's row."""
         return self.count is not None and count in _counted(self.count)
 
 
 def read_loop(form: Form) -> Loop:
-    """The normal form of a ``forward``.
+    """Read the form of a ``forward``.
 
     Raises:
-        OtherLoop: it is something else.
+        OtherLoop: it is not a loop over experts.
     """
     return _Reader().read(form)
 
 
 class _Reader:
-    """One form, with what has been learnt of it."""
+    """Reads one form and stores what it finds."""
 
     def __init__(self) -> None:
         self.hidden = self.index = self.weights = _NONE
@@ -103,20 +103,20 @@ class _Reader:
         if (cast is None and dtype != "hidden") or cast not in (None, Node("dtype", (self.hidden,))):
             raise OtherLoop("the result has another dtype")
         if empty not in (None, start):
-            raise OtherLoop("it returns something else where nobody chose")
+            raise OtherLoop("it returns something else if no expert is chosen")
         added = self._added(self._rows(self._routing(step)), dtype)
         self._check_effects([self._rows(self._routing(effect)) for effect in form.effects], added)
         hidden, index, weights = (str(node.value) for node in (self.hidden, self.index, self.weights))
         return Loop(hidden, index, weights, dtype, self.count, branches(added), self.stacked)
 
     def _without_empty_case(self, result: Node) -> tuple[Node, Node | None]:
-        """The result where an operand has elements, and what is returned where it has none."""
+        """The result for an operand with elements, and the result for an empty one."""
         if result.op == "branch" and _is_empty_test(result.args[0]) is not None:
             return result.args[2], result.args[1]
         return result, None
 
     def _routing(self, node: Node) -> Node:
-        """The graph with `EXPERT` for the expert's number, and without contexts around routing."""
+        """The graph with `EXPERT` for the expert's number, without ``no_grad`` around the routing."""
 
         def replace(inner: Node) -> Node | None:
             if _is_number(inner):
@@ -128,24 +128,24 @@ class _Reader:
         return rebuild(node, replace, renewed)
 
     def _hits(self, hits: Node) -> None:
-        """Check that the loop runs over the experts with tokens."""
+        """Check that the loop iterates over the experts with tokens."""
         if hits.op == "squeeze" and hits.args[1:] == (constant(-1),):
             hits = hits.args[0]
         compared = hits.args[0] if hits.op == "nonzero" and is_constant(hits.args[1], value=False) else _NONE
         summed = compared.args[1] if compared.op == "lt" and is_constant(compared.args[0], 0) else _NONE
         mask = summed.args[0] if summed.op == "sum" and summed.args[1] == _LAST_TWO else _NONE
         if mask.op != "permute" or mask.args[1] != _REVERSED or not is_constant(summed.args[2], value=False):
-            raise OtherLoop(f"it does not run over the experts with tokens (line {hits.lineno})")
+            raise OtherLoop(f"it does not iterate over the experts with tokens (line {hits.lineno})")
         self.mask, self.index = mask, mask.args[0]
         if self.index.op == "one_hot":
             self.index, self.count = self.index.args
         if self.index.op != "argument":
-            raise OtherLoop(f"the ids are no parameter (line {mask.lineno})")
+            raise OtherLoop(f"the ids are not a parameter (line {mask.lineno})")
 
     def _start(self, start: Node) -> str:
-        """What the results are added up in."""
+        """The dtype of the accumulated result."""
         if start.op != "zeros_like" or start.args[0].op != "argument":
-            raise OtherLoop(f"it does not begin with zeros like a parameter (line {start.lineno})")
+            raise OtherLoop(f"the result does not start as zeros like a parameter (line {start.lineno})")
         self.hidden, dtype, layout, device, *_ = start.args
         if layout != _NONE or device not in (_NONE, Node("device", (self.hidden,))):
             raise OtherLoop(f"the result is on another device (line {start.lineno})")
@@ -159,7 +159,7 @@ class _Reader:
         return "weights"
 
     def _rows(self, node: Node) -> Node:
-        """The graph in terms of the rows, their weights and what one expert has of what is stacked."""
+        """The graph in terms of the rows, their weights and one expert's share of the stacked tensors."""
         row = Node("index", (self.mask, EXPERT))
         found = [
             Node("nonzero", (each, constant(True))) for each in (row, Node("squeeze", (row, constant(0))))
@@ -189,7 +189,7 @@ class _Reader:
         return None
 
     def _added(self, step: Node, dtype: str) -> Node:
-        """What an expert adds to the result, without a cast to its dtype."""
+        """What an expert adds to the result, without the cast to the result's dtype."""
         while step.op == "branch" and step.args[1].op == "carried" and self._skips_nobody(step.args[0]):
             step = step.args[2]
         if step.op != "index_add" or step.args[0].op != "carried" or step.args[1:3] != (constant(0), _TOKEN):
@@ -202,17 +202,17 @@ class _Reader:
         return added.args[0] if added.op == "cast" and added.args[1] in kept else added
 
     def _skips_nobody(self, test: Node) -> bool:
-        """Whether only the sentinel's row is left out, or an expert without tokens."""
+        """Whether a test skips only the sentinel's row, or an expert without tokens."""
         if _is_empty_test(test) == _TOKEN:
             return True
-        # Of a mask with E rows id E has none, of one with E + 1 rows it is the last.
+        # Id E has no row in a mask with E rows, and the last row in a mask with E + 1 rows.
         last = [number for number in test.args if number != EXPERT]
         if test.op != "eq" or len(last) != 1 or self.count is None or not can_be_said(last[0]):
             return False
         return source(last[0]) in _counted(self.count)
 
     def _check_effects(self, effects: list[Node], added: Node) -> None:
-        """All that the loop calls has to be part of what is added, or to ask for a number."""
+        """Check that every call in the loop is part of what is added, or only queries a size."""
         parts = {node.key for node in walk(added)}
         for effect in effects:
             if effect.key not in parts and effect not in (EXPERT, _TOKEN) and not _asks(effect):
@@ -220,7 +220,7 @@ class _Reader:
 
 
 def _counted(count: Node) -> list[str]:
-    """The number of a mask's rows, and that without the sentinel's, as source text."""
+    """The number of rows of a mask, and the number without the sentinel's row, as source text."""
     found = [count] if can_be_said(count) else []
     if count.op == "add" and constant(1) in count.args:
         found += [number for number in count.args if number != constant(1) and can_be_said(number)]
@@ -228,12 +228,12 @@ def _counted(count: Node) -> list[str]:
 
 
 def _is_parameter(node: Node) -> bool:
-    """Whether a node is what the method was given, and nothing that this reader has a name for."""
+    """Whether a node is a parameter of the method, not an argument that this reader introduced."""
     return node.op == "argument" and str(node.value).isidentifier()
 
 
 def _is_number(node: Node) -> bool:
-    """Whether a node is the number of the loop's expert."""
+    """Whether a node is the number of the current expert."""
     if node.op == "each":
         return True
     if node.op == "item" and is_constant(node.args[1], 0):
@@ -249,7 +249,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _is_empty_test(test: Node) -> Node | None:
-    """What ``x.numel() == 0`` asks about."""
+    """The ``x`` of a test ``x.numel() == 0``; None for any other test."""
     calls = [node for node in test.args if node.op == "call" and node.args[0].op == "getattr"]
     if test.op != "eq" or constant(0) not in test.args or len(calls) != 1:
         return None
@@ -258,7 +258,7 @@ def _is_empty_test(test: Node) -> Node | None:
 
 
 def _is_share(place: Node, held: Node) -> bool:
-    """Whether an index is the expert's number, or, of a module itself, a name made of it."""
+    """Whether an index is the expert's number, or for ``self`` a name that contains the number."""
     if held.op == "attribute":
         return place == EXPERT
     named = place.op == "call" and place.args[0].op == "opaque" and place.args[1:] == (EXPERT,)
@@ -273,7 +273,7 @@ def _asks(effect: Node) -> bool:
 
 
 def _is_whole(node: Node) -> bool:
-    """Whether a node has whole numbers, which carry no gradient."""
+    """Whether a node holds integers, which have no gradient."""
     while node.op in ("squeeze", "permute", "item", "index", "sum", "within"):
         node = node.args[0]
     return node.op in ("one_hot", "nonzero", "lt")

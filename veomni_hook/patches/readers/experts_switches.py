@@ -1,4 +1,4 @@
-"""The methods through which an experts implementation is chosen, found by what they assign to."""
+"""Find the methods that set the experts implementation, by their assignments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESOLVED = "_experts_implementation_internal"
 
 
 def setter_of(owner: ast.ClassDef) -> FunctionNode | None:
-    """The setter of the property ``_experts_implementation``, if it stores what it gets and hands it on."""
+    """The setter of ``_experts_implementation``, if it stores the value and passes it to sub-configs."""
     for node in owner.body:
         if (
             isinstance(node, ast.FunctionDef)
@@ -28,7 +28,7 @@ def setter_of(owner: ast.ClassDef) -> FunctionNode | None:
 
 
 def is_request(function: FunctionNode) -> bool:
-    """Whether the method stores what it is given, and always reaches its end."""
+    """Whether the method stores its argument and has no return statement."""
     returns = any(isinstance(node, ast.Return) for node in walk_ast(function))
     return len(function.args.args) == 2 and _assigns(function) and not returns
 

@@ -16,7 +16,7 @@ _HARMLESS = frozenset(("__init__", "extra_repr", "reset_parameters"))
 
 
 def initialised_by(view: ModuleView, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    """What ``__init__`` assigns; where a class has none, that of the class that it inherits from."""
+    """What ``__init__`` assigns; for a class without one, the inherited ``__init__``."""
     while "__init__" not in view.methods(owner):
         base = _base(view, owner)
         if base is None:
@@ -32,7 +32,7 @@ def _base(view: ModuleView, owner: ast.ClassDef) -> ast.ClassDef | None:
 
 
 def called_otherwise(view: ModuleView, name: str) -> str:
-    """Why a call of an instance of a class may be more than its ``forward``; empty if it is that."""
+    """Why calling an instance may do more than ``forward``; empty if it does not."""
     owner: ast.ClassDef | None = view.classes[name]
     while owner is not None:
         methods = view.methods(owner)
@@ -47,7 +47,7 @@ def called_otherwise(view: ModuleView, name: str) -> str:
 
 
 def linear_otherwise(view: ModuleView, name: str) -> str:
-    """What a class that derives from Linear has in the place of its forward or call; empty if neither."""
+    """The ``forward`` or ``__call__`` that a subclass of Linear overrides; empty if neither."""
     made = view.classes.get(name)
     classes = [each for each in view.scope.reached(made) if each is not None] if made is not None else []
     bases = {view.scope.dotted(base) for each in classes for base in each.bases}
@@ -61,7 +61,7 @@ def linear_otherwise(view: ModuleView, name: str) -> str:
 
 
 def defining(view: ModuleView, name: str) -> str:
-    """The class whose ``forward`` a class has, if it changes nothing else of what that one computes."""
+    """The first class of the lineage that defines more than harmless methods, for example ``forward``."""
     owner: ast.ClassDef | None = view.classes[name]
     while owner is not None and view.methods(owner).keys() <= _HARMLESS:
         owner = _base(view, owner)

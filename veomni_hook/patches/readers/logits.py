@@ -1,4 +1,4 @@
-"""Follows logits through expressions: which names hold them, and which steps were applied so far."""
+"""Follow logits through expressions: which names hold them, and which steps were applied so far."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ORDER = ("dtype", "scale", "divisor", "softcap")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that is done to logits: ``dtype`` (a cast), ``scale``, ``divisor`` or ``tanh``; with what.
+    """One operation on logits, with its operand: ``dtype`` (a cast), ``scale``, ``divisor`` or ``tanh``.
 
-    ``optional``: upstream leaves it out where the operand is None; elsewhere None is upstream's error.
+    ``optional``: upstream skips the step if the operand is None; otherwise None is an error in upstream.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Step:
 
     @property
     def code(self) -> str:
-        """The operand in a form to compare."""
+        """The operand in comparable form."""
         return "" if self.operand is None else serialise(self.operand)
 
 
@@ -41,10 +41,10 @@ class Logits:
     """What is known at one point of a ``forward``.
 
     Attributes:
-        resolve: gives the full name that an expression means through the module's imports.
-        head: the call that makes logits, once it has been seen.
-        held: the names that hold logits, with what has been done to them.
-        locals: names bound since then to plain expressions, in terms of what was there before the head.
+        resolve: returns the full name of an expression according to the module's imports.
+        head: the call that computes logits; None until it is found.
+        held: the names that hold logits, with the steps applied to them.
+        locals: names bound since then to plain expressions, in terms of names from before the head.
     """
 
     resolve: Callable[[ast.expr], str]
@@ -53,7 +53,7 @@ class Logits:
     locals: dict[str, ast.expr] = field(default_factory=dict)
 
     def copy(self) -> Logits:
-        """The same knowledge, to be changed apart."""
+        """An independent copy."""
         return replace(self, held=dict(self.held), locals=dict(self.locals))
 
     def mentioned(self, node: ast.AST) -> bool:
@@ -61,7 +61,7 @@ class Logits:
         return not self.held.keys().isdisjoint(used_names([node]))
 
     def known(self, node: ast.expr) -> ast.expr:
-        """A plain expression in terms of what was there before the head was called.
+        """A plain expression in terms of names from before the call of the head.
 
         Raises:
             Unclear: it is not plain, or uses logits.
@@ -71,7 +71,7 @@ class Logits:
         return substituted(node, self.locals)
 
     def bind(self, statement: ast.stmt) -> None:
-        """Read a statement that does something to logits, and only to them.
+        """Read a statement that computes logits or changes them, and does nothing else.
 
         Raises:
             Unclear: it does something else.
@@ -86,7 +86,7 @@ class Logits:
         self.locals.pop(name, None)
 
     def steps(self, node: ast.expr) -> tuple[Step, ...] | None:
-        """What is done to logits in an expression, or None if that is not understood."""
+        """The steps that an expression applies to logits; None if it is not understood."""
         if isinstance(node, ast.Name):
             return self.held.get(node.id)
         if isinstance(node, ast.BinOp):
@@ -134,9 +134,9 @@ def is_not_none(test: ast.expr) -> ast.expr | None:
 
 
 def needed(steps: Sequence[Step]) -> list[ast.expr]:
-    """Tests that every number is there which upstream computes with whether it is or not.
+    """Tests that the operands which upstream uses unconditionally are not None.
 
-    Kernels leave out what is None.
+    Kernels skip an operand that is None.
     """
     found: dict[str, ast.expr] = {}
     for step in steps:
@@ -148,10 +148,10 @@ def needed(steps: Sequence[Step]) -> list[ast.expr]:
 
 
 def options(steps: Sequence[Step], node: ast.AST) -> dict[str, ast.expr]:
-    """Steps by the names of the kernel's options; dividing, tanh and multiplying back is a soft cap.
+    """Steps as options of the kernel; dividing, ``tanh`` and multiplying back together are a soft cap.
 
     Raises:
-        Unclear: kernels do not do that, or not in this order.
+        Unclear: kernels do not support these steps, or not in this order.
     """
     found: dict[str, ast.expr] = {}
     left = list(steps)

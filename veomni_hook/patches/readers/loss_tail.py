@@ -1,8 +1,8 @@
-"""The end of a language model's ``forward``, read statement by statement: from the head to the output.
+"""Read the end of a language model's ``forward``, from the head to the output.
 
-It is understood if logits are only transformed elementwise, passed to one loss and put into the output. Code
-before the loss must be plain; code after it may do anything that does not use logits. A branch that uses
-logits otherwise is allowed if its test can be evaluated beforehand.
+The reader accepts code in which logits are only transformed elementwise, passed to one loss and put into the
+output. Code before the loss must be plain; code after it may do anything that does not use logits. A branch
+that uses logits otherwise is allowed if its test can be evaluated beforehand.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _OPERANDS = ("logits", "labels", "vocab_size")
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What a guard must know.
+    """What a guard needs to know.
 
     Attributes:
-        statement: the one that calls the head; the guard goes in front of it.
-        conditions: tests that all have to hold.
-        numbers: tests that there is every number that logits are scaled with.
+        statement: the statement that calls the head; the guard is inserted before it.
+        conditions: tests that must all hold.
+        numbers: tests that the numbers which scale logits are not None.
         loss: the name that the loss is bound to.
         logits: the name of the logits in ``output``.
-        head: the module that makes logits.
-        hidden_states: what it is called with, or what ``before_head`` is.
-        before_head: a module that hidden states go through in the head's argument.
-        labels: as the loss function gets them.
-        vocabulary: the vocabulary size that it gets.
-        keywords: its other keywords; one without a position gives way to the same keyword of the caller.
-        transform: what is done to logits, by the names of the kernel's options.
-        copied: statements that come between the loss and the output.
-        output: the call that makes the output.
+        head: the module that computes logits.
+        hidden_states: the argument of ``head``, or of ``before_head`` if there is one.
+        before_head: a module that is applied to hidden states in the argument of the head.
+        labels: the labels that the loss function gets.
+        vocabulary: the vocabulary size that the loss function gets.
+        keywords: its other keywords; one without a position is overridden by the same keyword of the caller.
+        transform: the steps applied to logits, as options of the kernel.
+        copied: statements between the loss and the output.
+        output: the call that creates the output.
     """
 
     statement: ast.stmt
@@ -68,7 +68,7 @@ def loss_calls(function: FunctionNode) -> list[ast.Call]:
 
 
 def passes_vocabulary(call: ast.Call) -> bool:
-    """Whether a loss is told the size of a vocabulary: the loss of a language model."""
+    """Whether a loss gets a vocabulary size, as the loss of a language model does."""
     if any(keyword.arg == "vocab_size" for keyword in call.keywords):
         return True
     third = call.args[2] if len(call.args) > 2 else None
@@ -80,8 +80,8 @@ def read_tail(function: FunctionNode, call: ast.Call, resolve: Callable[[ast.exp
 
     Args:
         function: a ``forward``.
-        call: its one call of ``self.loss_function`` that passes a vocabulary size.
-        resolve: gives the full name that an expression means through the module's imports, or nothing.
+        call: its only call of ``self.loss_function`` that passes a vocabulary size.
+        resolve: returns the full name of an expression according to the module's imports, or nothing.
 
     Raises:
         Unclear: something is not understood.
@@ -109,7 +109,7 @@ class _Reader:
         at_call = self._at(inside)
         loss, value = binding(inside[at_call])
         if value is not self._call:
-            raise Unclear("the loss is computed in a branch of a branch, or not bound to a name", self._call)
+            raise Unclear("the loss is computed in a nested branch, or not bound to a name", self._call)
         origin = self._origin(body[:at])
         self._bind(body[origin])
         for statement in body[origin + 1 : at]:
@@ -150,10 +150,10 @@ class _Reader:
         raise Unclear("the loss is computed in an else", self._call)
 
     def _origin(self, before: Sequence[ast.stmt]) -> int:
-        """Where what the loss is computed of comes from."""
+        """The index of the statement that the loss's first argument comes from."""
         given = self._argument(0)
         if not isinstance(given, ast.Name):
-            raise Unclear(f"the loss is not of logits but of {ast.unparse(given)}", given)
+            raise Unclear(f"the loss is not computed from logits but from {ast.unparse(given)}", given)
         for index in range(len(before) - 1, -1, -1):
             statement = before[index]
             name, value = binding(statement)
@@ -189,7 +189,7 @@ class _Reader:
             self._plain.append(statement)
 
     def _conditional(self, statement: ast.If) -> None:
-        """Read ``if cap is not None:`` around steps with ``cap``; any other branch is left to upstream."""
+        """Read ``if cap is not None:`` around steps with ``cap``; upstream handles any other branch."""
         if not self._logits.mentioned(statement):
             raise Unclear("a branch between the head and the loss", statement)
         found = None if statement.orelse else _optional(self._logits.copy(), statement)
@@ -200,7 +200,7 @@ class _Reader:
             self._left_out.append(statement)
 
     def _avoid(self, statement: ast.stmt, late: Collection[str] = ()) -> None:
-        """Let the guard take only calls that do not enter a branch; ``late`` is not known beforehand."""
+        """Add the condition that a call skips this branch; ``late`` names are unknown when the guard runs."""
         if isinstance(statement, ast.If) and not statement.orelse:
             test: ast.expr = ast.UnaryOp(op=ast.Not(), operand=statement.test)
             if isinstance(statement.test, ast.UnaryOp) and isinstance(statement.test.op, ast.Not):
@@ -212,11 +212,11 @@ class _Reader:
 
     def _known(self, node: ast.expr) -> ast.expr:
         if not self._popped.keys().isdisjoint(used_names([node])):
-            raise Unclear(f"{ast.unparse(node)} uses what was popped from the keywords", node)
+            raise Unclear(f"{ast.unparse(node)} uses a value popped from the keywords", node)
         return self._logits.known(node)
 
     def _moved(self, node: ast.expr) -> ast.expr:
-        """``x`` for ``x.to(logits.device)``: kernels move labels to where they belong."""
+        """``x`` for ``x.to(logits.device)``: kernels move labels to the right device."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
             to = chain(node.args[0]) if len(node.args) == 1 and not node.keywords else ""
             name, _, attribute = to.partition(".")
@@ -250,11 +250,11 @@ class _Reader:
                 continue
             keywords, key, default = popped
             if keyword.arg != key or keywords not in forwarded:
-                raise Unclear(f"{key} was popped from {keywords} and is given as {keyword.arg}", self._call)
+                raise Unclear(f"{key} was popped from {keywords} and is passed as {keyword.arg}", self._call)
             yield ast.keyword(arg=key, value=default)
 
     def _head(self) -> tuple[ast.expr, ast.expr, ast.expr | None]:
-        """The head, what it is called with, and what that goes through first."""
+        """The head, its argument, and a module that is applied to the argument first."""
         head = self._logits.head
         if head is None:
             raise Unclear("no head is called", self._call)
@@ -271,7 +271,7 @@ class _Reader:
     # After the loss
 
     def _after_loss(self, statements: list[ast.stmt], loss: str) -> ast.Call:
-        """Read what follows the loss; return the call that makes the output."""
+        """Read what follows the loss; return the call that creates the output."""
         *rest, end = statements or [self._body[-1]]
         output = end.value if isinstance(end, ast.Return) else None
         name, value = binding(rest[-1]) if rest else ("", None)
@@ -279,7 +279,7 @@ class _Reader:
             output = value
             del rest[-1]
         if not isinstance(output, ast.Call) or not chain(output.func)[:1].isupper():
-            raise Unclear("the forward does not end by making an output", end)
+            raise Unclear("the forward does not end by creating an output", end)
         for statement in rest:
             if self._logits.mentioned(statement):
                 self._avoid(statement, {loss, *bound_names(self._copied)})
@@ -291,13 +291,13 @@ class _Reader:
         logits = next((keyword.value for keyword in output.keywords if keyword.arg == "logits"), None)
         others = [*output.args, *(keyword.value for keyword in output.keywords if keyword.arg != "logits")]
         if not isinstance(logits, ast.Name) or any(map(self._logits.mentioned, others)):
-            raise Unclear("the output does not hold the logits, or not as logits alone", output)
+            raise Unclear("the output does not contain the logits, or not only as logits", output)
         return logits.id
 
     def _steps_of(self, output: ast.Call) -> tuple[Step, ...]:
         steps = self._logits.steps(self._argument(0))
         if steps is None or self._logits.held.get(self._returned(output)) != steps:
-            raise Unclear("the output holds other logits than the loss is computed of", output)
+            raise Unclear("the output and the loss use different logits", output)
         return steps
 
     def _needed(self, output: ast.Call, bound: set[str]) -> tuple[ast.stmt, ...]:
@@ -317,7 +317,7 @@ class _Reader:
 
 
 def _optional(logits: Logits, statement: ast.If) -> Logits | None:
-    """What is known after a branch whose steps kernels leave out where its ``value is not None`` fails."""
+    """The logits after ``if value is not None:``, if kernels skip its steps for None; else None."""
     value = is_not_none(statement.test)
     before = dict(logits.held)
     try:
@@ -343,7 +343,7 @@ def _optional(logits: Logits, statement: ast.If) -> Logits | None:
 
 
 def _only_with(value: ast.expr, step: Step) -> Step | None:
-    """A step that is left out where ``value`` is None; None if kernels would not leave it out."""
+    """The step in a form that is skipped if ``value`` is None; None if kernels would not skip it."""
     if step.kind == "dtype" and step.operand is not None:
         test = ast.Compare(left=value, ops=[ast.IsNot()], comparators=[ast.Constant(None)])
         return Step("dtype", ast.IfExp(test=test, body=step.operand, orelse=ast.Constant(None)))

@@ -1,4 +1,4 @@
-"""Products in a module's code that may be gated MLPs, judged roughly by their factors."""
+"""Find products that may be gated MLPs, by a rough look at their factors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["ACTIVATIONS", "gated_products", "holds_experts", "is_activation"]
 
-#: Functions that are activations of an MLP; gates of attention (sigmoid, tanh) are none.
+#: Activation functions of MLPs; sigmoid and tanh are missing because they gate attention.
 ACTIVATIONS = frozenset(
     "elu gelu hardswish leaky_relu mish quick_gelu relu relu6 selu silu softplus swish".split()
 )
@@ -23,7 +23,7 @@ _RESHAPING = frozenset("chunk clamp float reshape split to type unbind unflatten
 
 
 def holds_experts(owner: ast.ClassDef) -> bool:
-    """Whether a class holds the weights of several experts: by name, or in parameters of three dimensions."""
+    """Whether a class holds the weights of several experts, by its name or three-dimensional parameters."""
     if _EXPERTS.search(owner.name):
         return True
     for _, value in initialised(owner):
@@ -36,13 +36,13 @@ def holds_experts(owner: ast.ClassDef) -> bool:
 
 
 def is_activation(callee: ast.expr) -> bool:
-    """Whether what is called looks like an activation: ``self.act_fn``, ``F.silu``."""
+    """Whether a callee looks like an activation: ``self.act_fn``, ``F.silu``."""
     name = name_of_own(callee)
     return bool(_ACTIVATION.search(name)) if name else _last_name(callee) in ACTIVATIONS
 
 
 def gated_products(owner: ast.ClassDef, methods: Iterable[FunctionNode]) -> list[ast.expr]:
-    """The products in methods of an activated projection and a projection, or of halves of one."""
+    """The products of an activated projection and a projection, or of two halves of one projection."""
     flow = _Flow(owner)
     return [product for method in methods for product in flow.of(method)]
 
@@ -79,7 +79,7 @@ class _Flow:
                     self.locals[node.id] = kind
 
     def kind(self, node: ast.expr) -> str:
-        """``projected``, ``activated`` (a projection), or nothing."""
+        """``projected``, ``activated`` (an activated projection), or an empty string."""
         if isinstance(node, ast.Name):
             return self.locals.get(node.id, "")
         if isinstance(node, ast.Subscript):
@@ -87,7 +87,7 @@ class _Flow:
         if isinstance(node, ast.IfExp):
             return self.kind(node.body)
         if isinstance(node, ast.BinOp):
-            # A scaled or shifted projection is one; what is done to an activated one is no longer a gate.
+            # A scaled or shifted projection is still a projection; a changed activated one is not a gate.
             return "projected" if "projected" in (self.kind(node.left), self.kind(node.right)) else ""
         return self.of_call(node) if isinstance(node, ast.Call) else ""
 

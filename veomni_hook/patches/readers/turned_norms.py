@@ -1,7 +1,7 @@
-"""The run of statements that norms queries and keys and turns the results, in an attention's forward.
+"""Find the statements of an attention's forward that normalise queries and keys and then rotate them.
 
-What stands there with the norms taken out: heads may be transposed between norm and rotation, which a norm
-of the last dimension does not see, and nothing else may use or change what is normalised until it is turned.
+The run can be written without the norms if nothing else uses or changes the normalised tensors before the
+rotation. Heads may be transposed in between: that does not affect a norm over the last dimension.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["TurnedNorms", "value_of"]
 
 
 class _Step(NamedTuple):
-    """A statement of a block, by its number there; of an ``if`` that the run goes into, with its test."""
+    """A statement and its number in the block; with the test if it is inside an ``if`` of the run."""
 
     number: int
     statement: ast.stmt
@@ -31,12 +31,12 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class TurnedNorms:
-    """A run from the first of two norms to the call that turns what they gave.
+    """A run from the first of two norms to the call that rotates their results.
 
     Attributes:
         run: the statements.
-        norms: the calls of both norms, in the order of the names that were asked for.
-        tests: those of ``if`` statements that the run goes into; where they hold, all of it is done.
+        norms: the calls of both norms, in the order of the requested names.
+        tests: the tests of ``if`` statements in the run; if all hold, the whole run is executed.
         tensor: a local that holds a tensor before the run.
     """
 
@@ -54,7 +54,7 @@ class TurnedNorms:
         names: Sequence[str],
         is_norm: Callable[[ast.AST], object],
     ) -> TurnedNorms | str:
-        """The run that ends with ``call``, which is given ``names``; else why there is none."""
+        """The run that ends with ``call``, whose arguments are ``names``; else why there is none."""
         for block in blocks(function):
             steps = list(_steps(block, call, names))
             last = next((n for n, each in enumerate(steps) if value_of(each.statement) is call), 0)
@@ -67,26 +67,26 @@ class TurnedNorms:
                     [*function.body, *(each.statement for each in steps[last + 1 :])], run.statements
                 )
                 if any(_does_more(step.statement) for step in inside):
-                    return "between norms and rotation more is done than to assign"
+                    return "a statement between norms and rotation does more than assign"
                 if set(names) & set(later) - bound_names([steps[last].statement]):
-                    return "what is normalised is used again after the rotation"
+                    return "the normalised tensors are used again after the rotation"
                 tests = tuple(step.test for step in inside if step.test is not None)
                 tensor = _tensor(function, norm.args[0])
                 if not all(map(is_plain, tests)) or bound_names(run.statements) & set(loaded(tests)):
-                    return "the test around the norms or the rotation is not known before them"
+                    return "the test around the norms or the rotation cannot be evaluated before them"
                 return (
-                    cls(run, (q[1], k[1]), tests, tensor, tuple(inside)) if tensor else "no tensor is at hand"
+                    cls(run, (q[1], k[1]), tests, tensor, tuple(inside)) if tensor else "no tensor is known"
                 )
-        return "between norms and rotation the heads are put together or changed, or it is another block"
+        return "heads are joined or changed between norms and rotation, or these are in different blocks"
 
     def without_norms(self, call: ast.Call, by: ast.expr) -> list[ast.stmt]:
-        """The statements of the run without the norms, and with ``by`` in the place of ``call``."""
+        """The statements of the run without the norms, and with ``call`` replaced by ``by``."""
         parts = [(call, by), *((norm, norm.args[0]) for norm in self.norms)]
         made = [_with(step.statement, parts) for step in self._steps]
         return [each for each in made if getattr(value_of(each), "id", "") != target(each)]
 
     def tables(self, cos: str, sin: str) -> str:
-        """What holds cos and sin before the run; ``None`` if they are made in it."""
+        """Code for cos and sin that is valid before the run; ``None`` if the run computes them."""
         tables = f"({cos}, {sin})"
         for step in self._steps:
             targets = getattr(step.statement, "targets", ())
@@ -105,7 +105,7 @@ def value_of(statement: ast.stmt) -> ast.expr | None:
 
 
 def _steps(block: Sequence[ast.stmt], call: ast.Call, names: Sequence[str]) -> Iterator[_Step]:
-    """The statements of a block; of an ``if`` around the call or what is assigned to names, its own."""
+    """The statements of a block; an ``if`` around ``call`` or an assignment to ``names`` is expanded."""
     for number, statement in enumerate(block):
         if isinstance(statement, ast.If) and not statement.orelse:
             if call in walk_ast(statement) or bound_names(statement.body) & set(names):
@@ -117,7 +117,7 @@ def _steps(block: Sequence[ast.stmt], call: ast.Call, names: Sequence[str]) -> I
 def _normed(
     steps: Sequence[_Step], name: str, is_norm: Callable[[ast.AST], object]
 ) -> tuple[int, ast.Call] | None:
-    """The last step that gives ``name`` a norm's result, which is only transposed from there on."""
+    """The last step that assigns a norm's result to ``name``, if later steps only transpose it."""
     for number in range(len(steps) - 1, -1, -1):
         statement = steps[number].statement
         if name not in {*bound_names([statement]), *loaded([statement])}:
@@ -133,7 +133,7 @@ def _normed(
 
 
 def _with(statement: ast.stmt, parts: Sequence[tuple[ast.expr, ast.expr]]) -> ast.stmt:
-    """A statement with other expressions in the place of parts of its value."""
+    """A copy of a statement with parts of its value replaced."""
     value, made = value_of(statement), copy.copy(statement)
     for part, by in parts if value is not None else ():
         if value is not None and any(node is part for node in walk_ast(value)):
@@ -142,7 +142,7 @@ def _with(statement: ast.stmt, parts: Sequence[tuple[ast.expr, ast.expr]]) -> as
 
 
 def _does_more(statement: ast.stmt) -> bool:
-    """Whether a statement is no plain one, or may change a tensor in place."""
+    """Whether a statement is neither an assignment nor an expression, or may change a tensor in place."""
     nodes = list(walk_ast(statement))
     called = (node.func for node in nodes if isinstance(node, ast.Call))
     names = (function.attr for function in called if isinstance(function, ast.Attribute))
@@ -152,7 +152,7 @@ def _does_more(statement: ast.stmt) -> bool:
 
 
 def _tensor(function: FunctionNode, node: ast.expr) -> str:
-    """A local that an expression makes a tensor of, looked for behind methods and modules."""
+    """The local that an expression derives a tensor from, through method and module calls."""
     if isinstance(node, ast.Call):
         inner = node.func.value if isinstance(node.func, ast.Attribute) else None
         found = _tensor(function, inner) if inner is not None else ""

@@ -37,14 +37,14 @@ class Method:
         return digest(form) if isinstance(form, Form) else ""
 
     def expression(self, node: Node) -> ast.expr | None:
-        """Upstream's code for what a hole of a formula stands for; None if the method has none."""
+        """Upstream's code for the node that a hole of a formula matches; None if the method has none."""
         if node.op == "cast" and node.origin is None:
-            node = node.args[0]  # a promotion, which the formula makes again
+            node = node.args[0]  # a promotion, which the formula repeats
         if node.op == "global":
             return self._global(node)
         if can_be_said(node):
             return ast.parse(source(node, self.receiver), mode="eval").body
-        # Code of a helper speaks of the helper's own names.
+        # Code of a helper uses the helper's own names.
         return node.origin if node.origin in set(walk_ast(self.method)) else None
 
     def _global(self, node: Node) -> ast.expr | None:

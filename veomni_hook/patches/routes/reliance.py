@@ -1,6 +1,6 @@
 """What a route depends on: the upstream code that it replaces, and the definitions which that code uses.
 
-If another patch changes any of it, the route would compute something else than the module, so it yields.
+If another patch changes any of it, the route would not compute the same as the module, so it is dropped.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ def covered(document: Document, site: Site) -> list[tuple[int, int]]:
 
 
 def relied_on(document: Document, site: Site) -> tuple[str, ...]:
-    """Return the definitions of the module that a route relies on, sorted: what its site names, and what the
-    code that it answers for uses, directly or through other functions of the module.
+    """Return the definitions of the module that a route relies on, sorted.
+
+    These are the definitions that its site names, and those that the covered code uses, directly or through
+    other functions of the module.
     """
     function = _function(document, site.target)
     owner = site.target.rpartition(".")[0]

@@ -1,1 +1,1 @@
-"""Code by structure: patterns, captures, fingerprints, names and where they are used."""
+"""The structure of code: patterns, captures, fingerprints, names and their uses."""

@@ -1,8 +1,8 @@
-"""Where a module calls one of its functions, and the module object that stands at each call.
+"""Find where a module calls one of its functions, and which ``nn.Module`` object is available there.
 
-A kernel belongs to a module of the model, so a call can ask one only where there is a ``self``: in a method,
-or in a function or lambda inside it. Found are calls by name, under a local or module-level alias, through
-``partial``, a conditional expression, and an attribute of ``self``; any other use is a leak.
+A kernel belongs to a module of the model, so a call can ask for one only if there is a ``self``: in a method,
+or in a function or lambda inside it. This covers calls by name, by a local or module-level alias, through
+``partial``, a conditional expression, or an attribute of ``self``. Any other use is a leak.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CallSite", "Calls"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_LEAKS = "it is handed on here without being called"
+_LEAKS = "it is passed on here without being called"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class CallSite:
     """One use of the function.
 
     Attributes:
-        node: the expression that yields the function there.
+        node: the expression whose value is the function.
         where: qualified name of the method or function around it; empty at module level.
-        owner: the name of the module object there; empty where there is none.
-        reason: why it cannot ask a kernel.
-        only_if: the global that the expression has to be for the call to be one of the function.
-        leak: whether the function goes where its calls cannot be followed.
+        owner: the name of the module object there; empty if there is none.
+        reason: why it cannot ask for a kernel.
+        only_if: a global; the call is a call of the function only if the expression's value is this global.
+        leak: whether the function is passed on, so that its calls cannot be followed.
     """
 
     node: ast.expr
@@ -55,8 +55,8 @@ class Calls:
     Args:
         document: the module.
         names: its top-level functions.
-        notes: how the names of decorators begin that note a function for others, and neither call nor change
-            it: being given to one is no use.
+        notes: a prefix of the names of decorators that only record a function, without calling or changing
+            it; passing the function to one of them is not a use.
     """
 
     def __init__(self, document: Document, names: Iterable[str], *, notes: str = "") -> None:
@@ -66,7 +66,7 @@ class Calls:
         self._claimed: set[ast.expr] = set()
 
     def sites(self, name: str) -> list[CallSite]:
-        """Every use of the function ``name``, in the order of the text."""
+        """Every use of the function ``name``, in text order."""
         found = [site for use in self._uses.get(name, ()) for site in self._classify(use, name)]
         return sorted(found, key=lambda site: (site.node.lineno, site.node.col_offset))
 
@@ -81,7 +81,7 @@ class Calls:
 
     @cached_property
     def _tops(self) -> list[ast.stmt]:
-        """Top-level statements that mention a name; of classes only the members that do."""
+        """Top-level statements that mention a name; classes are reduced to the members that do."""
         names = "|".join(map(re.escape, (*self._names, *self._aliases)))
         source = self._document.source
         kept = re.findall(rf"\.(\w+)\s*=\s*(?:{names})\b", source)
@@ -116,7 +116,7 @@ class Calls:
         tree = ast.Module(body=self._tops, type_ignores=[])
         found: dict[str, list[ast.expr]] = {}
         for use in global_uses(tree, [*self._names, *self._aliases]):
-            # Quoted annotations are no use at run time.
+            # Quoted annotations are not used at run time.
             if isinstance(use.node, ast.Name):
                 found.setdefault(self._aliases.get(use.name, use.name), []).append(use.node)
         return found
@@ -141,7 +141,7 @@ class Calls:
         return getattr(self._parents.get(node), "func", None) is node
 
     def _holder(self, node: ast.expr) -> ast.expr:
-        """The expression whose value the function is: through conditional expressions and ``partial``."""
+        """The outermost expression with the function as value: conditional expressions and ``partial``."""
         parent = self._parents.get(node)
         if isinstance(parent, ast.IfExp) and node is not parent.test:
             return self._holder(parent)
@@ -153,7 +153,7 @@ class Calls:
         return node
 
     def _is_note(self, use: ast.expr) -> bool:
-        """Whether a decorator such as ``use_kernelized_func(function)`` is all that this is for."""
+        """Whether this is only an argument of a decorator such as ``use_kernelized_func(function)``."""
         call = self._parents.get(use)
         if isinstance(call, ast.List | ast.Tuple):
             call = self._parents.get(call)
@@ -172,7 +172,7 @@ class Calls:
         )
 
     def _is_called_local(self, place: ast.expr) -> bool:
-        """Whether ``place`` is assigned to a local name that is only ever called."""
+        """Whether ``place`` is assigned to a local name that is only called."""
         assignment = self._parents.get(place)
         if not isinstance(assignment, ast.Assign | ast.AnnAssign) or assignment.value is not place:
             return False
@@ -191,7 +191,7 @@ class Calls:
         return all(self._is_callee(node) for node in loads)
 
     def _stored(self, use: ast.expr) -> tuple[ast.ClassDef, str] | None:
-        """The class and the attribute of its instances that keeps the function: ``self.x = function``."""
+        """The class and the attribute that stores the function: ``self.x = function``."""
         assignment = self._parents.get(use)
         method, owner = self._method(use)
         if not isinstance(assignment, ast.Assign) or method is None or owner is None:
@@ -203,7 +203,7 @@ class Calls:
         return (owner, target.attr) if getattr(target.value, "id", "") == name else None
 
     def _attribute_sites(self, owner: ast.ClassDef, attribute: str, name: str) -> Iterator[CallSite]:
-        """Uses of ``self.attribute`` in a class and in those that inherit from it in this module."""
+        """Uses of ``self.attribute`` in a class and its subclasses in this module."""
         family = {owner.name}
         for each in (node for node in self._tops if isinstance(node, ast.ClassDef)):
             if each is not owner and not family & {getattr(base, "id", "") for base in each.bases}:
@@ -229,11 +229,11 @@ class Calls:
         where = self._where(node)
         method, owner = self._method(node)
         if self._in_string(node):
-            # Python 3.11 does not say where it stands.
+            # Python 3.11 does not know its position.
             return CallSite(node, where, reason="an f-string calls it")
         if method is None or owner is None:
             place = "a function" if where else "the module's top level"
-            return CallSite(node, where, reason=f"{place} calls it, where no module is at hand")
+            return CallSite(node, where, reason=f"{place} calls it, where no module is available")
         name = _self_name(method, owner)
         if name is None:
             return CallSite(node, where, reason="a method without an instance calls it")
@@ -241,7 +241,7 @@ class Calls:
             if scope is method:
                 break
             if name in _bound_in(scope):
-                return CallSite(node, where, reason=f"{name} is another name where it is called")
+                return CallSite(node, where, reason=f"{name} is rebound where it is called")
         return CallSite(node, where, name)
 
     def _in_string(self, node: ast.AST) -> bool:
@@ -284,13 +284,13 @@ def _with_body(node: ast.ClassDef, body: list[ast.stmt]) -> ast.ClassDef:
 
 
 def _self_name(method: FunctionNode, owner: ast.ClassDef) -> str | None:
-    """The name of the instance in a method; None where there is none or it is bound again."""
+    """The name of the instance in a method; None if there is none or if the method rebinds it."""
     decorators = {getattr(node, "id", "") for node in method.decorator_list}
     given = [*method.args.posonlyargs, *method.args.args]
     if decorators & {"staticmethod", "classmethod"} or method.name == "__new__" or not given:
         return None
     if not owner.bases:
-        return None  # a plain object is no module of a model
+        return None  # a class without bases is not an nn.Module
     name = given[0].arg
     stored = {
         node.id
@@ -309,7 +309,7 @@ def _bound_in(scope: ast.AST) -> Set[str]:
 
 
 def _binds(statement: ast.stmt) -> set[str]:
-    """The names that a statement itself binds, not those in its blocks."""
+    """The names that a statement itself binds, without those in its blocks."""
     if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
         return {statement.name}
     if isinstance(statement, ast.Import | ast.ImportFrom):

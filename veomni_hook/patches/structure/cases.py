@@ -1,6 +1,6 @@
-"""A function specialised for one case: what remains of it when the outcomes of some tests are known.
+"""Specialise a function for one case: drop the branches that known outcomes of tests rule out.
 
-In addition, list comprehensions become loops, and in-place additions to a new tensor create another one, so
+List comprehensions also become loops, and in-place additions to a new tensor become out-of-place ones, so
 that the canonical form can follow them.
 """
 
@@ -18,9 +18,9 @@ _IN_PLACE = "scatter_add_"
 
 
 class Case(ast.NodeTransformer):
-    """Writes a function for one case: tests that it decides are gone, list comprehensions are loops.
+    """Rewrites a function for one case: drops decided tests and turns list comprehensions into loops.
 
-    What it is given stays as it is; what changes is copied.
+    The input does not change; changed nodes are copies.
 
     Args:
         facts: tests as text, with their outcomes.
@@ -32,7 +32,7 @@ class Case(ast.NodeTransformer):
         self.count = 0
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements of a block that are left."""
+        """The remaining statements of a block."""
         made: list[ast.stmt] = []
         for statement in statements:
             outcome = self.outcome(statement.test) if isinstance(statement, ast.If) else None
@@ -57,7 +57,7 @@ class Case(ast.NodeTransformer):
         return written
 
     def outcome(self, test: ast.expr) -> bool | None:
-        """What the facts say of a test."""
+        """The outcome of a test according to the facts; None if it is unknown."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self.outcome(test.operand)
             return None if inner is None else not inner
@@ -70,7 +70,7 @@ class Case(ast.NodeTransformer):
         return not self.facts[negated] if text != negated and negated in self.facts else self.facts.get(text)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        """An in-place addition to a tensor that has no other reference creates a new tensor."""
+        """Replace an in-place addition to a tensor without other references by an out-of-place one."""
         self.generic_visit(node)
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr == _IN_PLACE:
@@ -80,7 +80,7 @@ class Case(ast.NodeTransformer):
         return node
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        """A list that is filled by a loop in front of the statement; names in it do not count any more."""
+        """Fill the list in a loop before the statement, so that names of loop variables do not matter."""
         generator = node.generators[0]
         if len(node.generators) > 1 or generator.ifs or generator.is_async:
             return node

@@ -1,8 +1,8 @@
 """Digests of upstream definitions, the same on every Python release that can parse them.
 
-A digest covers what a definition does: its parameters, defaults and statements. Its own name, its own
-decorators, annotations, docstrings, comments and layout do not count, so a release that only touches those
-keeps the digest. `serialise` is the package's one notion of "the same code"; patterns compare with it too.
+A digest covers what a definition does: its parameters, defaults and statements. Its own name and decorators,
+annotations, docstrings, comments and layout do not count, so a release that only changes those keeps the
+digest. `serialise` defines what "the same code" means in this package; patterns use it too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from veomni_hook.patches.text.names import listed, nearest
 
 __all__ = ["check_relies_on", "fingerprint", "serialise", "significant_fields"]
 
-# Left out: what the context fixes (ctx, simple), spelling (kind, type_comment) and annotations. type_params
-# exists from Python 3.12 on only and serves annotations alone.
+# Ignored: fields that the context determines (ctx, simple), spelling (kind, type_comment) and annotations.
+# type_params exists since Python 3.12 and is only for annotations.
 _INSIGNIFICANT = frozenset({"annotation", "ctx", "kind", "returns", "simple", "type_comment", "type_params"})
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -27,7 +27,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 def fingerprint(node: DefinitionNode) -> str:
     """Return the digest of a definition: 16 hexadecimal characters.
 
-    Nested definitions count with their names and decorators. Of an assignment the value counts.
+    Nested definitions count with their names and decorators. For an assignment only the value counts.
     """
     if isinstance(node, _SCOPES):
         ignored = {"name", "decorator_list"}
@@ -39,12 +39,12 @@ def fingerprint(node: DefinitionNode) -> str:
 
 
 def serialise(value: object) -> str:
-    """Return a text that two trees share exactly if they are the same code.
+    """Return a text that is equal for two trees if and only if they are the same code.
 
     Args:
         value: a node, a list of nodes, or a field's plain value.
     """
-    # Names and attributes are two thirds of all nodes; written out, they halve the time of a digest.
+    # Names and attributes are two thirds of all nodes; handling them here halves the time of a digest.
     if type(value) is ast.Name:
         return f"Name(id=str:{value.id!a})"
     if type(value) is ast.Attribute:
@@ -53,15 +53,15 @@ def serialise(value: object) -> str:
         return f"{_kind(value)}({_fields_text(significant_fields(value))})"
     if isinstance(value, list):
         return f"[{','.join([serialise(item) for item in value])}]"
-    # ascii(), since repr() escapes by the Unicode tables of the running release.
+    # ascii(), because repr() escapes by the Unicode tables of the running Python.
     return f"{type(value).__name__}:{value!a}"
 
 
 def significant_fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of ``node`` that decide what it does, without the empty ones.
+    """Yield the fields of ``node`` that determine what it does, without empty ones.
 
-    An annotated assignment shows the fields of a plain one; a bare annotation (``x: int``) and a docstring
-    are left out of the body that holds them; neighbouring literal parts of an f-string are one.
+    An annotated assignment has the fields of a plain one. Bare annotations (``x: int``) and docstrings are
+    removed from the body that contains them. Adjacent literal parts of an f-string are merged.
     """
     if isinstance(node, ast.AnnAssign):
         yield "targets", [node.target]
@@ -81,15 +81,15 @@ def significant_fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
 
 
 def check_relies_on(document: Document, relies_on: Mapping[str, str | Collection[str]], where: str) -> None:
-    """Check that the definitions a patch relies on are upstream's known ones.
+    """Check that the definitions which a patch relies on have known digests.
 
     Args:
         document: the module that the patch applies to.
-        relies_on: qualified name of a definition in the module to the digests it may have.
-        where: the place that an error names.
+        relies_on: qualified name of a definition in the module to the digests that it may have.
+        where: the location for error messages.
 
     Raises:
-        PatchTargetError: a definition is missing, or one of that name has another digest.
+        PatchTargetError: a definition is missing or has another digest.
     """
     for name, digests in relies_on.items():
         known = (digests,) if isinstance(digests, str) else tuple(digests)
@@ -143,7 +143,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _merge_literals(parts: list[ast.expr]) -> list[ast.expr]:
-    # Releases cut the literal text of f"{x=}" and of joined strings at different places.
+    # Python releases split the literal text of f"{x=}" and of joined strings at different positions.
     merged: list[ast.expr] = []
     for part in parts:
         last = merged[-1] if merged else None

@@ -1,4 +1,4 @@
-"""A function's parameters by the names that a kernel has for them: the ``parameters`` of a slot."""
+"""A function's parameters under the kernel's names: the ``parameters`` of a slot."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def parameters_as(
 
     Args:
         function: upstream's function.
-        operands: names of its parameters to those of the kernel's operands.
-        fixed: operands that no parameter gives, with their values.
+        operands: names of its parameters to names of the kernel's operands.
+        fixed: operands without a parameter, with their values.
 
     Returns:
-        None if it does not say what each operand is: a default is no literal, an operand has no parameter,
-        or another parameter has the name of an operand.
+        None if it does not define every operand: a default is not a literal, an operand has no parameter, or
+        another parameter has the name of an operand.
     """
     fixed = fixed or {}
     spec = function.args

@@ -1,9 +1,9 @@
-"""Patterns: Python code with holes, found in a function by structure.
+"""Patterns: Python code with holes that is matched against a function by structure.
 
 ``{name}`` captures any expression, ``**{name}`` in a call all remaining keyword arguments, ``*{name}`` all
 remaining positional ones. Explicit keywords match in any order; a capture used twice must match the same
-code twice; annotations, comments, layout and brackets do not count. The inside of f-strings is never
-searched, because Python 3.11 has no positions there. A set of one name cannot be written in a pattern.
+code twice; annotations, comments, layout and brackets do not count. F-strings are never searched, because
+Python 3.11 has no positions inside them. A pattern cannot contain a set of one name.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _Bound: TypeAlias = "dict[str, Capture]"
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What one hole of a pattern stands for: an expression, or some arguments of a call (perhaps none)."""
+    """The code that a hole of a pattern matched: an expression, or any number of arguments of a call."""
 
     kind: CaptureKind
     nodes: tuple[ast.expr | ast.keyword, ...]
 
     def code(self) -> str:
-        """The captured code in the form that two captures share exactly if they are the same code."""
+        """A text that is equal for two captures if and only if they are the same code."""
         return serialise(list(self.nodes))
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One place where a pattern matches: an expression, or neighbouring statements of one block."""
+    """One match of a pattern: an expression, or consecutive statements of one block."""
 
     nodes: tuple[ast.AST, ...]
     captures: Mapping[str, Capture]
@@ -59,11 +59,11 @@ class Pattern:
 
     Args:
         text: the pattern; common indentation is ignored.
-        where: the place that an error names.
-        target: the patch's target, for errors.
+        where: the location for error messages.
+        target: the patch's target, for error messages.
 
     Attributes:
-        captures: name of each hole to what it captures.
+        captures: name of each hole to the kind of code that it captures.
         expression: the expression to find, or None for a pattern of statements.
         statements: the pattern as statements.
 
@@ -83,7 +83,7 @@ class Pattern:
                 "write Python code in which {name} stands for an expression; a hole cannot be assigned to",
             ) from error
         if not self.statements:
-            raise self._error("the pattern is empty", "write the code that has to be found")
+            raise self._error("the pattern is empty", "write the code to find")
         only = self.statements[0] if len(self.statements) == 1 else None
         self.expression = only.value if isinstance(only, ast.Expr) else None
         self.captures: dict[str, CaptureKind] = {}
@@ -91,7 +91,7 @@ class Pattern:
             self._collect(statement)
 
     def find(self, function: FunctionNode) -> list[Match]:
-        """Every match in a function: of expressions or of statements, as the pattern is."""
+        """Every match in a function, of expressions or of statements, depending on the pattern."""
         return self.find_statements(function) if self.expression is None else self.find_expressions(function)
 
     def find_expressions(self, function: FunctionNode) -> list[Match]:
@@ -105,9 +105,9 @@ class Pattern:
         return sorted(found, key=lambda match: _position(match.nodes[0]))
 
     def find_statements(self, function: FunctionNode, *, nested: bool = True) -> list[Match]:
-        """Every run of neighbouring statements that the pattern matches, in text order.
+        """Every run of consecutive statements that the pattern matches, in text order.
 
-        With ``nested=False`` functions and classes defined in ``function`` are not searched.
+        With ``nested=False``, functions and classes defined in ``function`` are not searched.
         """
         found = []
         size = len(self.statements)
@@ -121,9 +121,7 @@ class Pattern:
     def require(
         self, document: Document, function: FunctionNode, found: Sequence[Match], count: int | None
     ) -> None:
-        """Check that ``found`` holds exactly ``count`` matches and that none reaches into another.
-
-        A count of None asks for at least one.
+        """Check that there are exactly ``count`` matches, or at least one for None, without overlaps.
 
         Raises:
             PatchTargetError: otherwise, with the number and the lines of the matches.
@@ -137,17 +135,17 @@ class Pattern:
                 f"it matches {_times(len(found))}{told}",
                 where=self.where,
                 fix="make the pattern describe the installed code"
-                + (f", or say matches={len(found)} if every one of them is meant" if lines else ""),
+                + (f", or set matches={len(found)} if every one of them is meant" if lines else ""),
                 target=self.target,
             )
         spans = [match.span(document) for match in found]
         for (_, end), (start, _) in pairwise(spans):
             if start < end:
                 raise PatchTargetError(
-                    f"matches of the pattern {self._first_line()!r} reach into each other in {self.target} "
+                    f"matches of the pattern {self._first_line()!r} overlap in {self.target} "
                     f"(line {', '.join(map(str, lines))})",
                     where=self.where,
-                    fix="make the pattern say more, so that its matches stand apart",
+                    fix="make the pattern more specific, so that its matches do not overlap",
                     target=self.target,
                 )
 
@@ -156,7 +154,7 @@ class Pattern:
         return f"{first} ..." if rest else first
 
     def _nearly(self, document: Document, function: FunctionNode) -> str:
-        # What an author needs after an upgrade: where the resemblance ends.
+        # Patch authors need this after an upgrade: how far the pattern still matches.
         best, at = 0, 0
         for block in _blocks(function, nested=True):
             for start in range(len(block)):
@@ -175,7 +173,7 @@ class Pattern:
             calls = [node for node in _expressions(function.body) if isinstance(node, ast.Call)]
             same_callee = sorted({node.lineno for node in calls if serialise(node.func) == callee})
             if same_callee:
-                return f"; it calls the same with other arguments at line {', '.join(map(str, same_callee))}"
+                return f"; the callee has other arguments at line {', '.join(map(str, same_callee))}"
         return ""
 
     def _collect(self, pattern: ast.AST) -> None:
@@ -216,11 +214,11 @@ def dedented(text: str) -> str:
     try:
         return reindent(text, text[: len(text) - len(text.lstrip(" \t"))], "")
     except (SyntaxError, TokenError):
-        return textwrap.dedent(text)  # no Python: the parser says why
+        return textwrap.dedent(text)  # not valid Python: the parser reports why
 
 
 def capture_name(node: ast.AST) -> str | None:
-    """The name in ``{name}``, or None if ``node`` is no hole."""
+    """The name in ``{name}``, or None if ``node`` is not a hole."""
     if isinstance(node, ast.Set) and len(node.elts) == 1 and isinstance(node.elts[0], ast.Name):
         return node.elts[0].id
     return None

@@ -1,4 +1,4 @@
-"""Plain expressions: they can be evaluated twice, or earlier than in the source, with the same result."""
+"""Plain expressions: evaluating them twice, or earlier than in the source, gives the same result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PARTS = (
     ast.boolop,
     ast.unaryop,
 )
-# Methods of tensors, configs and mappings that only look.
+# Methods of tensors, configs and mappings without side effects.
 _TENSOR_METHODS = {"contiguous", "float", "reshape", "size", "to", "type_as", "view"}
 _METHODS = frozenset(_TENSOR_METHODS | {"get", "get_decoder", "get_text_config"})
 _FUNCTIONS = frozenset({"getattr", "isinstance", "len"})
@@ -49,7 +49,7 @@ class Unclear(Exception):
 
 
 def chain(node: ast.AST) -> str:
-    """``a.b[i].c`` as ``a.b.c``; empty if it is anything else than names, attributes and plain items."""
+    """``a.b[i].c`` as ``a.b.c``; empty if there is anything but names, attributes and plain indices."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute | ast.Subscript):
         if isinstance(node, ast.Attribute):
@@ -61,7 +61,7 @@ def chain(node: ast.AST) -> str:
 
 
 def is_plain(node: ast.AST) -> bool:
-    """Whether an expression only looks: evaluating it changes nothing and costs next to nothing."""
+    """Whether evaluating an expression has no side effects and costs almost nothing."""
     if not isinstance(node, _PARTS):
         return False
     if isinstance(node, ast.Call):
@@ -73,7 +73,7 @@ def is_plain(node: ast.AST) -> bool:
 
 
 def substituted(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
-    """``node`` with names replaced by expressions; the very same node if there is nothing to replace."""
+    """``node`` with names replaced by expressions; the same object if there is nothing to replace."""
     if not any(isinstance(inner, ast.Name) and inner.id in values for inner in walk_ast(node)):
         return node
     replaced: ast.expr = _Substitution(values).visit(copy.deepcopy(node))

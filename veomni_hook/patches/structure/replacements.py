@@ -1,7 +1,7 @@
-"""What a module's own text changes after it has defined it: methods set on classes, names bound anew.
+"""Find definitions that a module itself replaces later: methods set on classes, names bound again.
 
-Code that is recognised where it is defined may not be what runs then. What cannot be told from the text, such
-as a name that is computed, counts as a change of everything that it may mean.
+The code of such a definition may not be the code that runs. If the text does not show what is replaced, for
+example because a name is computed, everything that it may refer to counts as replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Replacements"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
-#: Decorators of classes that leave helpers as they are, and forward what it computes.
+#: Decorators of classes that change neither helpers nor what ``forward`` computes.
 _HARMLESS = frozenset(
     "auto_docstring dataclass requires use_experts_implementation use_kernel_forward_from_hub "
     "use_kernelized_func".split()
@@ -26,22 +26,22 @@ _METACLASSES = ("ABCMeta",)
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
 _NAMESPACES = ("globals", "locals", "vars")
 _SETTERS = ("setattr", "delattr", "__setattr__", "__delattr__")
-#: What a change inside a function has in its text: whole modules are searched only where it occurs.
+#: Text of code in a function that may change definitions; function bodies are searched only if it occurs.
 _WORDS = ("globals(", "exec(", "sys.modules")
 _GIVEN = re.compile(r"(?:set|del)attr(?:__)?\(\s*(\w+)")
 _GLOBAL = re.compile(r"^[ \t]+global[ \t]", re.MULTILINE)
 _MADE = re.compile(r"type\([^,()\n]+,\s*\(")
 _ALL = "*"
-#: In the place of a method's name: a decorator or metaclass, which code inside the class need not mind.
+#: Instead of a method's name: a decorator or metaclass, which does not affect code inside the class.
 _AROUND = "@"
 
 
 class Replacements:
-    """The definitions of a module that its text replaces, with the lines that do.
+    """The definitions that a module itself replaces, with the lines that do so.
 
     Args:
         tree: the module.
-        source: its text; without it nothing is skipped in the search.
+        source: its text; without it, the whole tree is searched.
     """
 
     def __init__(self, tree: ast.Module, source: str | None = None) -> None:
@@ -66,10 +66,10 @@ class Replacements:
         return bool(self._lines)
 
     def line(self, name: str, *, target: bool = False) -> int:
-        """The line that may replace what ``Class``, ``Class.method`` or ``function`` names; 0 if none does.
+        """The line that may replace ``Class``, ``Class.method`` or ``function``; 0 if there is none.
 
         Args:
-            target: a guard in the definition asks, to which decorators of its class do not matter.
+            target: ignore decorators of the class; they do not affect a guard inside the definition.
         """
         owner, _, member = name.rpartition(".")
         asked = [name, _ALL]
@@ -82,7 +82,7 @@ class Replacements:
         self._lines[name] = getattr(node, "lineno", 0)
 
     def _may_hide(self, source: str) -> bool:
-        """Whether a function may change a definition, told from the text: a tree is slow to walk."""
+        """Whether a function may change a definition, judged by the text because walking a tree is slow."""
         names = self._functions | self._classes.keys()
         return (
             any(word in source for word in _WORDS)
@@ -97,7 +97,7 @@ class Replacements:
         )
 
     def _bind(self, statement: ast.stmt, nodes: Sequence[ast.AST]) -> None:
-        """What a statement binds at the module's level that a definition has bound."""
+        """Record names of definitions that a module-level statement binds again."""
         defined = self._functions | self._classes.keys()
         if isinstance(statement, ast.Import | ast.ImportFrom):
             names = {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
@@ -111,9 +111,9 @@ class Replacements:
             self._note(name, statement)
 
     def _read_class(self, owner: ast.ClassDef) -> None:
-        """Methods that a class's own body binds again, or a decorator or metaclass may replace."""
+        """Record methods that the class's own body binds again, or a decorator or metaclass may replace."""
         methods = {node.name: node for node in owner.body if isinstance(node, _FUNCTIONS)}
-        # Blocks, because a definition under a condition is no method of the class for certain.
+        # All blocks, because a conditional definition is not certain to be the class's method.
         for block in blocks(ast.Module(owner.body, [])):
             for statement in block:
                 bound = _stored(_header(statement)) if not isinstance(statement, _DEFINITIONS) else set()
@@ -127,7 +127,7 @@ class Replacements:
                 self._note(f"{owner.name}.{_AROUND}", node)
 
     def _read(self, nodes: Iterable[ast.AST], *, top: bool) -> None:
-        """Changes of attributes and of namespaces in code at the module's level, or in functions."""
+        """Record changes of attributes and namespaces in module-level code, or in functions."""
         for node in nodes:
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
                 self._set(node, node.value, node.attr, top=top)
@@ -141,7 +141,7 @@ class Replacements:
                 self._call(node, top=top)
 
     def _set(self, node: ast.AST, owner: ast.expr, name: str | None, *, top: bool) -> None:
-        """An attribute, None for one whose name is computed, is set on what ``owner`` is."""
+        """Record that an attribute is set on ``owner``; ``name`` is None if it is computed."""
         path = ast.unparse(owner)
         root, _, rest = path.partition(".")
         if root in self._classes:
@@ -155,7 +155,7 @@ class Replacements:
         elif _is_module(owner):
             self._note(name or _ALL, node)
         elif top and root not in self._imported:
-            # Another name of a class, or each of several.
+            # ``owner`` may be another name for any of the classes.
             self._note(f"{_ALL}.{name}" if name is not None else _ALL, node)
 
     def _call(self, call: ast.Call, *, top: bool) -> None:
@@ -176,14 +176,14 @@ class Replacements:
             self._hand_over(call, (*args, *(keyword.value for keyword in call.keywords)))
 
     def _hand_over(self, call: ast.Call, given: Iterable[ast.AST]) -> None:
-        """Classes are given to what may change them, or override what they have."""
+        """Record classes that are passed to code which may change them or override their attributes."""
         for each in given:
             if isinstance(each, ast.Name) and each.id in self._classes:
                 self._note(f"{each.id}.{_ALL}", call)
 
 
 def _header(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement, without those of the statements in it."""
+    """The nodes of a statement, without those of nested statements."""
     pending: list[ast.AST] = [statement]
     while pending:
         for child in child_nodes(pending.pop()):
@@ -220,7 +220,7 @@ def _is_module(node: ast.expr) -> bool:
 
 
 def _is_plain(node: ast.expr) -> bool:
-    """Whether a keyword of a class is no metaclass: ``total=False``."""
+    """Whether a class's keyword is not a metaclass: ``total=False``."""
     return isinstance(node, ast.Constant)
 
 

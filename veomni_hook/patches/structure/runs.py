@@ -1,7 +1,6 @@
-"""Runs of statements as one expression: code put together anew from upstream's own expressions.
+"""Combine a run of statements into one expression, made of copies of upstream's own expressions.
 
-Each expression is evaluated once and calls keep their order, or it is not done. Nothing upstream is changed:
-what is made are copies.
+The result evaluates each expression once and keeps the order of calls; if that is impossible, there is none.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ class Run:
 
     @property
     def tail(self) -> list[ast.stmt]:
-        """What follows it in its block."""
+        """The statements after it in its block."""
         return self.block[self.last + 1 :]
 
     def longer(self, limit: int) -> Iterator[Run]:
-        """The run, and the runs of up to ``limit`` statements that begin one assignment earlier each."""
+        """The run, then runs of up to ``limit`` statements, each starting one assignment earlier."""
         for first in range(self.first, max(self.last - limit, -1), -1):
             if first != self.first and target(self.block[first]) is None:
                 return
             yield Run(self.function, self.block, first, self.last)
 
     def as_function(self) -> ast.FunctionDef:
-        """A function of the locals that the run reads, ``self`` first; it returns the last one's value."""
+        """A function of the locals that the run reads, ``self`` first; it returns the last value."""
         *before, last = self.statements
         value: ast.expr = getattr(last, "value")  # noqa: B009
         local = local_names(self.function)
@@ -71,7 +70,7 @@ class Run:
 
 
 def blocks(function: FunctionNode) -> Iterator[list[ast.stmt]]:
-    """Every list of statements of a function, outside functions and classes in it."""
+    """Every list of statements of a function, except in nested functions and classes."""
     pending: list[list[ast.stmt]] = [function.body]
     while pending:
         block = pending.pop()
@@ -83,7 +82,7 @@ def blocks(function: FunctionNode) -> Iterator[list[ast.stmt]]:
 
 
 def target(statement: ast.stmt) -> str | None:
-    """The one name that a statement assigns a plain expression to; None if it does anything else."""
+    """The name that a statement assigns a simple expression to; None if it does anything else."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         name = statement.targets[0]
     elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
@@ -99,16 +98,16 @@ def put_together(
     operands: Mapping[str, ast.expr] | None = None,
     kernel: str = "",
 ) -> ast.expr | None:
-    """The value of the last of ``statements`` as one expression over what is known before the first.
+    """The value of the last statement as one expression of values from before the first.
 
     Args:
         statements: simple assignments and a last statement that has a value.
-        taken: the expression in them that is computed by calling ``kernel`` with ``operands``.
-        operands: upstream's expressions, wherever in ``statements``, by the names that the kernel has for
-            them; names, attributes and literals that stand nowhere there are taken as they are.
+        taken: the expression in them that a call of ``kernel`` with ``operands`` replaces.
+        operands: upstream's expressions, from anywhere in ``statements``, by the kernel's names; names,
+            attributes and literals from elsewhere are used unchanged.
 
     Returns:
-        None where something would be computed twice or not at all, or calls made in another order.
+        None if something would be computed twice or not at all, or if the order of calls would change.
     """
     value = getattr(statements[-1], "value", None)
     if not isinstance(value, ast.expr) or _opaque(statements[-1]) or None in map(target, statements[:-1]):
@@ -134,14 +133,14 @@ def put_together(
 
 
 def called(whole: ast.expr, kernel: str, name: str) -> ast.expr:
-    """What a kernel is called with first, or under ``name``, in an expression of `put_together`."""
+    """The argument ``name`` of the kernel's call in a result of `put_together`, or its first argument."""
     calls = (node for node in walk_ast(whole) if isinstance(node, ast.Call))
     call = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == kernel)
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None) or call.args[0]
 
 
 def at_hand(node: ast.expr) -> str | None:
-    """The name of a tensor that an expression is made of, for a kernel to decide by; None if none is seen."""
+    """The name of a tensor in an expression, by which the slot selects a kernel; None if there is none."""
     if isinstance(node, ast.Name):
         return node.id
     inner: list[ast.expr] = []
@@ -150,26 +149,26 @@ def at_hand(node: ast.expr) -> str | None:
     elif isinstance(node, ast.BinOp):
         inner = [node.left, node.right]
     elif isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
-        # One of several parts is a tensor, what they are parts of is none.
+        # ``parts[0]`` is a tensor, but ``parts`` is not.
         inner = [node.value]
     return next((found for each in inner if (found := at_hand(each)) is not None), None)
 
 
 def replaced(whole: ast.expr, part: ast.expr, by: ast.expr) -> ast.expr:
-    """A copy of an expression with another in the place of a part of it."""
+    """A copy of an expression with ``part`` replaced by ``by``."""
     builder = _Builder()
     made = builder.build(whole)
     return _replace(made, builder.built[part], by)
 
 
 class _Builder:
-    """Copies expressions with the names in them replaced by what has been assigned to them."""
+    """Copies expressions and replaces names by the values assigned to them."""
 
     def __init__(self) -> None:
         self.known: dict[str, ast.expr] = {}
         self.built: dict[ast.AST, ast.expr] = {}
         self.upstream: dict[ast.AST, ast.AST] = {}
-        #: Whether something was put where it is not always evaluated.
+        #: Whether a computation was moved to a place that is not always evaluated.
         self.skips = False
         self._depth = 0
 
@@ -211,7 +210,7 @@ class _Builder:
 
 
 def _computed(node: ast.AST, stop: Iterable[ast.AST] = ()) -> Iterator[ast.AST]:
-    """What is computed in an expression, in order; not in the expressions of ``stop``."""
+    """The computations in an expression, in order, without those inside ``stop``."""
     if any(node is each for each in stop):
         return
     for child in child_nodes(node):
@@ -221,7 +220,7 @@ def _computed(node: ast.AST, stop: Iterable[ast.AST] = ()) -> Iterator[ast.AST]:
 
 
 def _call(kernel: str, operands: Mapping[str, ast.expr], order: Sequence[ast.expr]) -> ast.Call:
-    """A call of the kernel that evaluates its operands in the given order: by keywords, if need be."""
+    """A call of the kernel that evaluates its operands in the given order, by keywords if necessary."""
     position: dict[ast.AST, int] = {node: number for number, node in enumerate(order)}
     places = {
         name: min((position.get(each, len(order)) for each in _computed(node)), default=len(order))
@@ -255,7 +254,7 @@ def _opaque(node: ast.AST) -> bool:
 
 
 def loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]:
-    """Every name that the code reads, in the order of the text."""
+    """Every name that the code reads, in text order."""
     found: list[str] = []
     for node in nodes:
         if any(node is each for each in skip):

@@ -1,7 +1,7 @@
-"""Which names a piece of code binds and uses: what inserted code may not touch.
+"""Find the names that code binds and uses; inserted code must not collide with them.
 
-Pure questions to the tree, answered the same on every Python release (`symtable` changed its answer for
-comprehensions in 3.12).
+The results depend on the tree alone and are the same on every Python release (`symtable` changed its results
+for comprehensions in 3.12).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = [
 ]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Most nodes of a tree, which bind nothing.
+# The most frequent nodes that bind nothing.
 _PLAIN = frozenset(
     {ast.Attribute, ast.Constant, ast.Call, ast.Expr, ast.Assign, ast.BinOp, ast.Subscript, ast.keyword}
 )
-# Readers and routes ask for the names of one function again and again, and of few at a time. Trees are not
-# changed, so a node has the names that it had.
+# Cache size: readers and routes query the same few functions repeatedly. Trees never change, so entries stay
+# valid.
 _ASKED = 16
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -69,7 +69,7 @@ def bound_names(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def own_names(statements: Iterable[ast.stmt]) -> set[str]:
-    """Every name that statements bind in the scope where they stand; a walrus in a comprehension does."""
+    """Every name that statements bind in their own scope, including a walrus in a comprehension."""
     return {name for node in _own_scope(statements) for name in _binds(node)}
 
 
@@ -83,7 +83,7 @@ def nested_names(tree: ast.Module) -> set[str]:
 
 
 def used_names(nodes: Iterable[ast.AST]) -> set[str]:
-    """Every name that the code reads or binds in any scope; attributes and keywords are no names."""
+    """Every name that the code reads or binds in any scope, without attributes and keywords."""
     names: set[str] = set()
     for root in nodes:
         for node in walk_ast(root):
@@ -119,7 +119,7 @@ def _binds(node: ast.AST) -> Iterator[str]:
 def _own_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Every node of the scope, in no particular order.
 
-    Nested scopes are yielded (a def binds its name) but not entered, save for what runs outside them.
+    Nested scopes are yielded (a def binds its name) but not entered, except for parts that run outside them.
     """
     todo = list(nodes)
     while todo:

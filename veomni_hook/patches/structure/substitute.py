@@ -1,7 +1,7 @@
-"""Puts captured upstream code into the code of a guard or a rewrite.
+"""Insert captured upstream code into the code of a guard or a rewrite.
 
 A place is a node of that code, never a piece of text, so strings, comments, attributes and keyword names
-do not change. Brackets are added only where the code would mean something else without them; the result is
+do not change. Brackets are added only if the code would mean something else without them. The result is
 parsed again and must be the intended tree.
 """
 
@@ -30,9 +30,9 @@ _Argument: TypeAlias = ast.expr | ast.keyword
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a capture is used: ``node`` is the expression, ``*`` argument or ``**`` keyword it replaces.
+    """A use of a capture: ``node`` is the expression, ``*`` argument or ``**`` keyword that it replaces.
 
-    ``call`` is the call whose argument it is, if it stands for several; ``in_string`` says that it is in an
+    ``call`` is the call around it if it represents several arguments. ``in_string`` marks a place in an
     f-string, where Python 3.11 does not know the positions of nodes.
     """
 
@@ -48,7 +48,7 @@ def find_places(tree: ast.AST, captures: Mapping[str, Capture], *, holes: bool) 
     Args:
         tree: the guard's or the replacement's code.
         captures: the captures by name.
-        holes: True if a capture is written ``{name}`` there, False if it is a plain name that is read.
+        holes: True if the code writes a capture as ``{name}``, False if it reads a plain name.
     """
     return list(_places(tree, captures, holes=holes))
 
@@ -69,25 +69,25 @@ def substitute(
         captures: the captures by name; their nodes belong to ``upstream``.
         upstream: the module that the captures come from.
         holes: see `find_places`.
-        where: the place that an error names.
-        target: the patch's target, for errors.
+        where: the location for error messages.
+        target: the patch's target, for error messages.
 
     Raises:
-        PatchError: a capture cannot stand where the code uses it.
+        PatchError: a capture is not valid where the code uses it.
     """
     places = find_places(code.tree, captures, holes=holes)
     empty = frozenset(id(place.node) for place in places if place.call and not captures[place.name].nodes)
     choices = [list(_candidates(code, place, captures[place.name], upstream, empty)) for place in places]
     swaps = {id(place.node): captures[place.name].nodes for place in places}
     tree = swapped(code.tree, swaps)
-    # Brackets are rarely needed: try without any before asking place by place.
+    # Brackets are rarely needed: try without any before deciding for each place.
     result = apply_edits(code.source, [edit for choice in choices for edit in (choice or [[]])[0]])
     if not means(result, tree):
         edits: list[Edit] = []
         for place, choice in zip(places, choices, strict=True):
             alone = swapped(code.tree, {id(place.node): swaps[id(place.node)]})
             if id(place.node) in empty:
-                edits += choice[0]  # neighbours that go together make sense together only
+                edits += choice[0]  # adjacent removals are valid only together
                 continue
             chosen = next((item for item in choice if means(apply_edits(code.source, item), alone)), None)
             if chosen is None:
@@ -98,7 +98,7 @@ def substitute(
         raise PatchError(
             "the inserted code changes its meaning when the captures are put into it",
             where=where,
-            fix="give every captured value a name of its own in the inserted code",
+            fix="give every captured value its own name in the inserted code",
             target=target,
         )
     _refuse_repeated_keywords(result, where=where, target=target)
@@ -112,7 +112,7 @@ def _misplaced(
     used = code.source[line : code.line_end(line)].strip()
     text = ", ".join(upstream.text(node) for node in capture.nodes) or "nothing"
     return PatchError(
-        f"the capture {place.name} cannot stand in {used!r}: it is {_KINDS[capture.kind]} here ({text})",
+        f"the capture {place.name} is not valid in {used!r}: it is {_KINDS[capture.kind]} here ({text})",
         where=where,
         fix=f"use it {_USES[capture.kind].format(place.name)}, or change the pattern",
         target=target,
@@ -191,7 +191,7 @@ def _candidates(
             if begun == indent:
                 joined = f",\n{indent}".join(texts)
             else:
-                # The blank before may go with an argument that goes.
+                # The blank before a removed argument may be removed, too.
                 start = start if empty else line + len(begun.rstrip())
                 joined = f"\n{indent}    " + f",\n{indent}    ".join(texts)
         yield [Edit(start, end, joined)]
@@ -200,11 +200,11 @@ def _candidates(
 
 
 def _removal(code: Document, argument: _Argument, call: ast.Call, empty: frozenset[int]) -> list[Edit]:
-    """Take an argument out of its call together with one comma; ``empty`` holds all that go."""
+    """Remove an argument from its call together with one comma; ``empty`` holds all removed arguments."""
     arguments: list[_Argument] = sorted([*call.args, *call.keywords], key=code.start)
     index = arguments.index(argument)
     start, end = code.start(argument), code.end(argument)
-    # Neighbours that all go take the commas of one side, so that no comma is taken twice.
+    # Adjacent removals take the commas of one side, so that no comma is removed twice.
     *_, last = takewhile(lambda other: id(other) in empty, arguments[index:])
     limit = code.end(call) - 1
     after = _COMMA.match(code.source, end, limit)
@@ -230,10 +230,10 @@ def means(text: str, tree: ast.AST) -> bool:
 
 
 def swapped(value: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Any:
-    """A copy of a tree (or of a field's value) in which nodes give way to others.
+    """A copy of a tree (or of a field's value) with some nodes replaced.
 
     Args:
-        swaps: ``id`` of a node to what takes its place; in a list that may be several nodes or none.
+        swaps: ``id`` of a node to its replacement; in a list it may be several nodes or none.
     """
     if isinstance(value, list):
         return [new for item in value for new in (swaps.get(id(item)) or _kept(item, swaps))]
@@ -245,12 +245,12 @@ def swapped(value: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Any:
 
 
 def _kept(item: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Sequence[Any]:
-    # An empty capture takes its place away.
+    # An empty capture removes its place.
     return () if id(item) in swaps else (swapped(item, swaps),)
 
 
 def _refuse_repeated_keywords(text: str, *, where: str, target: str) -> None:
-    # The parser lets a repeated keyword pass; only compiling the whole module would complain.
+    # The parser accepts a repeated keyword; only compiling the whole module would raise.
     for node in walk_ast(ast.parse(text)):
         if isinstance(node, ast.Call):
             names = [keyword.arg for keyword in node.keywords if keyword.arg is not None]

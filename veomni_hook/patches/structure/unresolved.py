@@ -1,7 +1,7 @@
-"""Undefined global names that a module's code reads: a NameError as soon as it runs.
+"""Find undefined global names that a module's code reads, which raise a NameError when it runs.
 
-Scopes come from `symtable`, as in the compiler. Uncertain names count as provided: in a module that uses
-``import *``, or that writes to ``globals()``.
+Scopes come from `symtable`, as in the compiler. In a module that uses ``import *`` or writes to
+``globals()``, every name counts as provided.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["provided_names", "unresolved_names", "unresolved_uses"]
 
-# What the import system and class bodies bind; a function that says `super` refers to `__class__`.
+# Names that the import system and class bodies bind; a function with `super` refers to `__class__`.
 _IMPLICIT = frozenset(
     {
         "__annotations__",
@@ -68,20 +68,20 @@ def unresolved_names(text: str, tree: ast.Module) -> set[str]:
 
 
 def unresolved_uses(tree: ast.Module, names: set[str]) -> list[Use]:
-    """Where code that runs reads one of these global names, in the order of the text."""
+    """Reads of these global names in code that runs, in text order."""
     harmless = {id(node) for root in _harmless(tree, in_function=False) for node in walk_ast(root)}
     uses = global_uses(tree, names)
     return [use for use in uses if isinstance(use.node, ast.Name) and id(use.node) not in harmless]
 
 
 def _never_read(tree: ast.Module, names: set[str]) -> set[str]:
-    """Those of the names that only annotations and code that expects a NameError mention."""
+    """Names that occur only in annotations and in code that expects a NameError."""
     mentioned = {use.name for use in global_uses(tree, names) if isinstance(use.node, ast.Name)}
     return mentioned - {use.name for use in unresolved_uses(tree, names)}
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    # From Python 3.14 on, annotations are scopes of their own, which run only when somebody asks for them.
+    # Since Python 3.14, annotations are separate scopes, which are evaluated only on request.
     if str(table.get_type()) == "annotation":
         return
     yield table
@@ -108,7 +108,7 @@ def _is_for_type_checkers(node: ast.stmt) -> TypeGuard[ast.If]:
 
 
 def _harmless(node: ast.AST, *, in_function: bool) -> Iterator[ast.AST]:
-    """Code in which a missing name is no error: it is never evaluated, or expects a NameError."""
+    """Code in which a missing name is not an error: it never runs, or it expects a NameError."""
     if in_function and isinstance(node, ast.AnnAssign):
         yield node.annotation
     if isinstance(node, ast.Try) and any(_expects_name_error(handler) for handler in node.handlers):

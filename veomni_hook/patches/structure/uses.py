@@ -1,7 +1,7 @@
-"""Which module-level names a module uses and binds, told from its syntax tree alone.
+"""Find the module-level names that a module uses and binds, from its syntax tree alone.
 
-A name counts as used where it means the module's global: not where a function's parameter or local, a
-comprehension's variable or a class attribute hides it. Quoted annotations count.
+A name counts as used if it refers to the module's global, and not if a parameter, a local, a comprehension's
+variable or a class attribute hides it. Quoted annotations count.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 @dataclass(frozen=True)
 class Use:
-    """A use of a global name; the node gives the place."""
+    """A use of a global name; the node has the position."""
 
     name: str
     node: ast.expr | ast.stmt
 
 
 def global_uses(tree: ast.Module, names: Iterable[str]) -> list[Use]:
-    """Every use of one of the module-level ``names``, in the order of the text."""
+    """Every use of one of the module-level ``names``, in text order."""
     wanted = frozenset(names)
     found = [use for node in tree.body for use in _uses(node, wanted, wanted)]
     return sorted(found, key=lambda use: (use.node.lineno, use.node.col_offset))
 
 
 def global_bindings(tree: ast.Module) -> set[str]:
-    """Every name that the module binds at its top level or by ``global``, in branches too."""
+    """Every name that the module binds at top level or by ``global``, including in branches."""
     module = ast.FunctionDef(name="", args=_no_arguments(), body=tree.body, decorator_list=[])
     names = set(local_names(module))
     for node in walk_ast(tree):
@@ -45,7 +45,7 @@ def global_bindings(tree: ast.Module) -> set[str]:
 
 
 def has_star_import(tree: ast.Module) -> bool:
-    """Whether the module takes names from another that cannot be told from its text."""
+    """Whether the module uses ``import *``, so that its text does not show all of its names."""
     return any(
         alias.name == "*"
         for node in walk_ast(tree)
@@ -55,7 +55,7 @@ def has_star_import(tree: ast.Module) -> bool:
 
 
 def _uses(node: ast.AST, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
-    """Yield uses in ``node``, where ``visible`` are the wanted names that mean the global here."""
+    """Yield uses in ``node``; ``visible`` are the wanted names that refer to the global here."""
     if isinstance(node, ast.Name):
         if node.id in visible and not isinstance(node.ctx, ast.Store):
             yield Use(node.id, node)

@@ -1,8 +1,8 @@
 """A module's source text together with its syntax tree, addressed by character offsets.
 
-The tree counts UTF-8 bytes per line, edits count characters in the whole text; only this module converts. It
-never imports the module and never changes the text. As in Python's tokenizer, lines end only at ``\\n``,
-``\\r\\n`` or ``\\r``; a form feed does not end a line.
+The tree counts UTF-8 bytes per line, edits count characters in the whole text; only this file converts. It
+never imports the module that it reads and never changes the text. As in Python's tokenizer, lines end only at
+``\\n``, ``\\r\\n`` or ``\\r``; a form feed does not end a line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 DefinitionNode: TypeAlias = FunctionNode | ast.ClassDef | ast.Assign | ast.AnnAssign
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _NEWLINE = re.compile(r"\r\n|\r|\n")
-# From the `@` to the expression there may be blanks, brackets, joined lines and comments.
+# Blanks, brackets, joined lines and comments may be between the `@` and the expression.
 _DECORATOR_HEAD = re.compile(r"@(?:[\s(\\]|#[^\r\n]*[\r\n])*")
 _LINE_REST = re.compile(r"[ \t\f]*;?[ \t\f]*(?:#.*)?")
 _Accessor: TypeAlias = Literal["", "setter", "deleter"]
@@ -31,9 +31,9 @@ _Accessor: TypeAlias = Literal["", "setter", "deleter"]
 class Definition:
     """One definition in a module: a class, function or method, or a name assigned at module or class level.
 
-    ``qualname`` is what a patch names as its target: Python's own, where ``<locals>`` stands between a
-    function and what is defined in it, with ``.setter`` or ``.deleter`` after a property's other accessors.
-    ``parents`` are the nodes around it from the module inwards, `if`, `try` and `with` among them.
+    ``qualname`` is the name that a patch uses as its target: Python's own (with ``<locals>`` between a
+    function and its inner definitions), plus ``.setter`` or ``.deleter`` for a property's other accessors.
+    ``parents`` are the nodes around it, from the module inwards, including `if`, `try` and `with`.
     """
 
     qualname: str
@@ -65,36 +65,36 @@ class Document:
     # Offsets
 
     def offset(self, line: int, column: int) -> int:
-        """Character offset of a node position: ``line`` from 1, ``column`` in UTF-8 bytes from 0."""
+        """Character offset of a node's position: ``line`` from 1, ``column`` in UTF-8 bytes from 0."""
         start = self._line_starts[line - 1]
         text = self.source[start : self._line_starts[line] if line < len(self._line_starts) else None]
         return start + (column if text.isascii() else len(text.encode()[:column].decode()))
 
     def lineno(self, offset: int) -> int:
-        """Line, from 1, that ``offset`` lies in."""
+        """Number, from 1, of the line that contains ``offset``."""
         return bisect_right(self._line_starts, offset)
 
     def line_start(self, offset: int) -> int:
-        """Offset of the first character of the line that ``offset`` lies in."""
+        """Offset of the first character of the line that contains ``offset``."""
         return self._line_starts[self.lineno(offset) - 1]
 
     def line_end(self, offset: int) -> int:
-        """Offset after the last character of the line that ``offset`` lies in, before its newline."""
+        """Offset after the last character of the line that contains ``offset``, before its newline."""
         found = _NEWLINE.search(self.source, offset)
         if found is None:
             return len(self.source)
-        # Between the two characters of one line ending, the line has ended already.
+        # Between the two characters of a line ending, the line has already ended.
         return offset - 1 if self.source[offset - 1 : offset + 1] == "\r\n" else found.start()
 
     def next_line(self, offset: int) -> int:
-        """Offset of the line after the one that ``offset`` lies in; the end of the text if there is none."""
+        """Offset of the line after the one that contains ``offset``; the end of the text if there is none."""
         line = self.lineno(offset)
         return self._line_starts[line] if line < len(self._line_starts) else len(self.source)
 
     # Nodes
 
     def start(self, node: ast.AST) -> int:
-        """Offset of the node's first character; for a decorated definition that of ``class`` or ``def``."""
+        """Offset of the node's first character; for a decorated definition, of ``class`` or ``def``."""
         if isinstance(node, ast.Module):
             return 0
         line, column = _position(node, "lineno", "col_offset")
@@ -108,7 +108,7 @@ class Document:
         return self.offset(line, column)
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """The node's range with its decorators, from the first ``@``."""
+        """The node's range including its decorators, from the first ``@``."""
         decorators: list[ast.expr] = getattr(node, "decorator_list", [])
         if not decorators:
             return self.start(node), self.end(node)
@@ -119,10 +119,10 @@ class Document:
         return (at if at >= 0 else start), self.end(node)
 
     def full_end(self, node: ast.AST) -> int:
-        """Offset after what belongs to the node, before the newline.
+        """Offset after everything that belongs to the node, before the newline.
 
-        That is a comment (or a semicolon that nothing follows) in the node's last line and, for a definition
-        with a body of its own, comment lines below it that are indented more than the definition.
+        This includes a comment (or a final semicolon) in the node's last line. For a definition with its body
+        on separate lines it also includes comment lines below it that are indented more than the definition.
         """
         end = self.end(node)
         line_end = self.line_end(end)
@@ -150,35 +150,35 @@ class Document:
     def indent(self, node: ast.AST) -> str:
         """White space at the beginning of the node's first line (decorators included).
 
-        For a node that does not begin its line (``class A: pass``) it is the line's own.
+        For a node that does not begin its line (``class A: pass``), it is the line's indentation.
         """
         begin = self.line_start(self.span(node)[0])
         line = self.source[begin : self.line_end(begin)]
         blank = line[: len(line) - len(line.lstrip(" \t\f"))]
-        return blank[blank.rfind("\f") + 1 :]  # a form feed sets the column back to zero
+        return blank[blank.rfind("\f") + 1 :]  # a form feed resets the column to zero
 
     def begins_line(self, node: ast.AST) -> bool:
-        """Whether only white space stands before the node in its line."""
+        """Whether only white space precedes the node in its line."""
         start = self.span(node)[0]
         return not self.source[self.line_start(start) : start].strip(" \t\f")
 
     # Bodies
 
     def is_inline(self, node: FunctionNode | ast.ClassDef) -> bool:
-        """Whether a statement block cannot be put into the body at a line of its own.
+        """Whether a statement block cannot be inserted into the body on its own line.
 
-        True if the body stands in the header's line (``def f(): return 1``), or if its first statement
-        after the docstring stands in the docstring's line (after a semicolon).
+        True if the body is on the header's line (``def f(): return 1``), or if the first statement after the
+        docstring is on the docstring's line (after a semicolon).
         """
         rest = node.body[1:] if has_docstring(node) else node.body
         return not all(self.begins_line(statement) for statement in (*node.body[:1], *rest[:1]))
 
     def body_start(self, node: FunctionNode | ast.ClassDef) -> int:
-        """Where a block can be inserted before the first statement after the docstring.
+        """Offset where a block can be inserted before the first statement after the docstring.
 
-        It is the beginning of that statement's line (decorators included), or of the line after a
-        docstring that is the whole body. At the end of a text without a last newline the caller has to
-        insert one first. Meaningless if `is_inline`.
+        It is the beginning of that statement's line (decorators included), or of the line after a docstring
+        that is the whole body. At the end of a text without a last newline, the caller has to insert one
+        first. Meaningless if `is_inline`.
         """
         rest = node.body[1:] if has_docstring(node) else node.body
         if rest:
@@ -188,11 +188,11 @@ class Document:
     # Definitions
 
     def definitions(self) -> list[Definition]:
-        """Every definition in the order of the text, nested ones after what holds them."""
+        """Every definition in text order, nested ones after the definitions that contain them."""
         return list(self._definitions)
 
     def find(self, qualname: str) -> list[Definition]:
-        """The definitions that ``qualname`` names, none or several included; ``<locals>`` may be left out."""
+        """The definitions with this name (none, one or several); ``<locals>`` may be omitted."""
         return list(self._by_name.get(_without_locals(qualname), ()))
 
     @cached_property

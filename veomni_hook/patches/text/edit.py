@@ -1,6 +1,6 @@
-"""Splices into source text: the only way in which this package changes code.
+"""Edits of source text: the only way in which this package changes code.
 
-An edit is a range of character offsets and its replacement text, so everything outside the ranges stays
+An edit is a range of character offsets and a replacement text, so everything outside the ranges stays
 unchanged, byte for byte. This module does not depend on Python syntax.
 """
 
@@ -16,8 +16,8 @@ __all__ = ["Edit", "Placed", "apply_edits", "place_edits"]
 class Edit:
     """Replace ``source[start:end]`` by ``text``; ``start == end`` inserts, an empty text deletes.
 
-    ``patch`` is the index of the applied patch that the edit belongs to (-1: none). ``marker`` says that
-    the edit only adds comments, which the text for ``diff`` leaves out.
+    ``patch`` is the index of the applied patch that the edit belongs to (-1: none). ``marker``: the edit only
+    adds comments, which the text for ``diff`` omits.
     """
 
     start: int
@@ -28,13 +28,13 @@ class Edit:
 
     @property
     def inserts(self) -> bool:
-        """Whether nothing of the source is replaced."""
+        """Whether the edit only inserts."""
         return self.start == self.end
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An edit and the range ``[start, end)`` that its text takes in the result."""
+    """An edit and the range ``[start, end)`` of its text in the result."""
 
     edit: Edit
     start: int
@@ -42,13 +42,13 @@ class Placed:
 
 
 def place_edits(source: str, edits: Iterable[Edit], *, markers: bool = True) -> tuple[str, list[Placed]]:
-    """Apply ``edits`` and return the text and where each edit lies in it, in the order of the text.
+    """Apply ``edits`` and return the text and the position of each edit in it, in text order.
 
-    Insertions at one offset keep the order in which they were given and come before a replacement that
-    starts there. With ``markers=False`` marker edits are left out.
+    Insertions at one offset keep their given order and come before a replacement that starts there. With
+    ``markers=False``, marker edits are skipped.
 
     Raises:
-        ValueError: a range lies outside the source, or two edits overlap.
+        ValueError: a range is outside the source, or two edits overlap.
     """
     chosen = sorted(
         (edit for edit in edits if markers or not edit.marker),

@@ -1,4 +1,4 @@
-"""Taking items out of a comma-separated list in source text: imported names, the strings of ``__all__``."""
+"""Remove items from a comma-separated list in source text: imported names, the strings of ``__all__``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def remove_items(
     An item on its own line is removed with that line and its trailing comment.
 
     Args:
-        items: all items of the list, in the order of the text.
+        items: all items of the list, in text order.
         dropped: indices of the items to remove.
-        lone_comma: write a comma after a single remaining item, as a tuple needs.
+        lone_comma: write a comma after a single remaining item, as a tuple requires.
     """
     kept = [number for number in range(len(items)) if number not in dropped]
     first, last = document.start(items[0]), document.end(items[-1])

@@ -1,7 +1,7 @@
-"""Names compared and renamed: edit distance, nearest names for messages, and ``name_map``.
+"""Compare and rename names: edit distance, nearest names for messages, and ``name_map``.
 
-A name map renames whole identifiers, and identifiers that begin with one of its keys at a word boundary; an
-identifier that already begins with the replacement stays, so that applying a map twice is applying it once.
+A name map renames identifiers that are equal to one of its keys, or that begin with one at a word boundary.
+An identifier that already begins with the replacement stays, so applying a map twice has no further effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def distance(one: str, other: str) -> int:
 
 
 def is_near_miss(name: str, existing: str) -> bool:
-    """Whether ``name`` is so close to another name that it must be a typo."""
+    """Whether ``name`` is so close to another name that it is probably a typo."""
     return (
         name != existing
         and abs(len(name) - len(existing)) <= NEAR_MISS
@@ -39,9 +39,9 @@ def is_near_miss(name: str, existing: str) -> bool:
 
 
 def nearest(name: str, names: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """The up to ``limit`` closest of ``names``, best first; names with nothing in common are left out.
+    """Up to ``limit`` of the closest ``names``, best first, without names that have little in common.
 
-    Letters that differ in case alone count half, and a dotted name is compared by its last part too.
+    Letters that differ only in case count half. A dotted name is also compared by its last part.
     """
     ranked = sorted((*_cost(name, other), other) for other in set(names) if other != name)
     return tuple(other for cost, length, other in ranked if cost < length * 0.7)[:limit]
@@ -60,13 +60,13 @@ def apply_name_map(
     target: str = "",
     tolerate: Callable[[NameMapError], None] | None = None,
 ) -> str:
-    """Rename identifiers of ``text`` in code, strings and comments alike; longer keys go first.
+    """Rename identifiers of ``text`` in code, strings and comments; longer keys come first.
 
     Args:
         text: the text.
         name_map: old names and new names.
-        where: the place that an error names.
-        target: the patch's target, for an error.
+        where: the location for error messages.
+        target: the patch's target, for error messages.
         tolerate: called with the error instead of raising it; if it returns, the other keys apply.
 
     Raises:
@@ -80,7 +80,7 @@ def apply_name_map(
         for key in keys
         if not key.isidentifier()
     ]
-    # An escape sequence goes first, or the n of "\nName" would be read as part of the name.
+    # Escape sequences come first; otherwise the n of "\nName" would be part of the name.
     pattern = re.compile("|".join([r"\\.", *whole, _WORD]), re.DOTALL)
     used: set[str] = set()
     mapped = pattern.sub(partial(_rename, keys=keys, name_map=name_map, used=used), text)
@@ -120,7 +120,7 @@ def _rename(match: re.Match[str], *, keys: list[str], name_map: Mapping[str, str
 
 
 def _begins(name: str, prefix: str) -> bool:
-    """Whether ``prefix`` is the beginning of ``name`` and a word of it ends there."""
+    """Whether ``name`` begins with ``prefix`` and has a word boundary after it."""
     if len(name) <= len(prefix) or not prefix or not name.startswith(prefix):
         return name == prefix
     last, following = prefix[-1], name[len(prefix)]
@@ -134,7 +134,7 @@ def _edge(character: str, *, after: bool = False) -> str:
 
 
 def _cost(name: str, other: str) -> tuple[float, int]:
-    """The distance of two names, and the length to normalise it with."""
+    """The distance of two names, and the length by which to normalise it."""
     cost, length = _folded(name, other), max(len(name), len(other))
     owner, _, last = name.rpartition(".")
     other_owner, _, other_last = other.rpartition(".")

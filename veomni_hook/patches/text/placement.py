@@ -1,4 +1,4 @@
-"""Where statements can be inserted: at a function's start, or before a statement."""
+"""Find where statements can be inserted: at a function's start, or before a statement."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Place", "at_start", "before", "logical_line", "statement_at"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Room for statements: in place of ``[start, end)`` (white space), between ``head`` and ``tail``.
+    """A place for statements: they replace ``[start, end)`` (white space), between ``head`` and ``tail``.
 
-    ``indent`` is theirs. ``splits`` are ``(start, end, text)``: they give what shares a line with the place
-    a line of its own, and have to be made too.
+    ``indent`` is the indentation of the statements. ``splits`` are further required edits
+    ``(start, end, text)``, which move other code on the same line to its own line.
     """
 
     start: int
@@ -29,16 +29,16 @@ class Place:
     splits: tuple[tuple[int, int, str], ...] = ()
 
     def comment(self, text: str) -> str:
-        """The text that puts the comment ``text`` above the statements, as an insertion at `start`."""
+        """The text to insert at `start` for a comment above the statements."""
         return f"  {text}" if self.head else f"{self.indent}{text}\n"
 
     def block(self, code: str) -> str:
-        """The text that goes to ``[start, end)``; ``code`` has the place's indentation, no last newline."""
+        """The text for ``[start, end)``; ``code`` has the place's indentation and no final newline."""
         return f"{self.head}{code}{self.tail}"
 
 
 def at_start(document: Document, function: FunctionNode) -> Place:
-    """The place in front of the first statement after a function's docstring and the comments above it."""
+    """The place before the first statement after a function's docstring and the comments above it."""
     first = function.body[0]
     rest = function.body[1:] if has_docstring(function) else function.body
     if not document.is_inline(function):
@@ -50,7 +50,7 @@ def at_start(document: Document, function: FunctionNode) -> Place:
         if start == len(document.source) and not document.source.endswith(("\n", "\r")):
             return Place(start, start, indent, head="\n", tail="")
         return Place(start, start, indent)
-    # `def f(): return x`, `def f(): "doc"; return x`: what follows the header gets lines of its own.
+    # `def f(): return x`, `def f(): "doc"; return x`: the code after the header gets its own lines.
     splits: list[tuple[int, int, str]] = []
     indent = document.indent(first if document.begins_line(first) else function)
     if not document.begins_line(first):
@@ -66,9 +66,9 @@ def at_start(document: Document, function: FunctionNode) -> Place:
 
 
 def before(document: Document, function: FunctionNode, statement: ast.stmt) -> Place | None:
-    """The place in front of a statement of a function and the comments above it; None where there is none.
+    """The place before a statement of a function and the comments above it.
 
-    There is none before a statement in the middle of a line, or before an ``elif``.
+    None for a statement in the middle of a line and for an ``elif``.
     """
     start = document.span(statement)[0]
     if not document.begins_line(statement) or document.source.startswith("elif", start):
@@ -78,7 +78,7 @@ def before(document: Document, function: FunctionNode, statement: ast.stmt) -> P
 
 
 def statement_at(document: Document, root: ast.AST, offset: int) -> ast.AST:
-    """The innermost statement in ``root`` that begins its line and has that of ``offset``; else ``root``."""
+    """The innermost statement in ``root`` that begins a line and covers that of ``offset``; else ``root``."""
     line = document.lineno(offset)
     best = root
     for node in walk_ast(root):
@@ -90,13 +90,13 @@ def statement_at(document: Document, root: ast.AST, offset: int) -> ast.AST:
 
 
 def logical_line(document: Document, offset: int) -> tuple[int, int]:
-    """The range, in whole lines without the last newline, of the simple statement or header at ``offset``."""
+    """The range of the simple statement or header at ``offset``, in whole lines, without the last newline."""
     tops = (node for node in document.tree.body if document.span(node)[0] <= offset < document.end(node))
     top = next(tops, None)
     first = offset if top is None else document.start(statement_at(document, top, offset))
     start = document.line_start(first)
     rest = document.source[start : document.end(top) if top is not None else None]
-    # newline=None: Python 3.12's tokenizer takes no "\r" for the end of a line.
+    # newline=None: Python 3.12's tokenizer does not accept "\r" as the end of a line.
     read = io.StringIO(rest.lstrip(" \t\f"), newline=None).readline
     for token in tokenize.generate_tokens(read):
         if token.type in (tokenize.NEWLINE, tokenize.ENDMARKER):
@@ -110,11 +110,11 @@ def _gap_before(document: Document, node: ast.AST) -> int:
 
 
 def _above_comments(document: Document, function: FunctionNode, start: int) -> int:
-    """Where the line of the statement at ``start`` begins, or that of the comments right above it."""
+    """Offset of the line of the statement at ``start``, or of the comment lines directly above it."""
     line = document.line_start(start)
     indent = document.source[line:start]
     number = document.lineno(line)
-    # A line of a string may look like a comment; all code above has ended at `floor`.
+    # A line inside a string may look like a comment; `floor` is the last line of the code above.
     ends = (getattr(node, "end_lineno", 0) for node in walk_ast(function))
     floor = max((end for end in ends if end < number), default=0)
     while number - 1 > floor and document.source.startswith(

@@ -1,4 +1,4 @@
-"""Moving code to another indentation without touching what is inside its strings."""
+"""Change the indentation of code without changing the text inside its strings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["reindent", "string_lines"]
 
 
 def string_lines(text: str) -> set[int]:
-    """Numbers, from 1, of the lines that begin inside a string, f-strings' replacement fields included.
+    """Numbers, from 1, of the lines that begin inside a string, including replacement fields of f-strings.
 
     Args:
         text: valid Python at the indentation of its first line.
@@ -30,14 +30,14 @@ def string_lines(text: str) -> set[int]:
 def reindent(text: str, old: str, new: str) -> str:
     """Replace the indentation ``old`` by ``new`` in every line of ``text`` that is not inside a string.
 
-    The first line counts as indented by ``old`` whether it shows it or not. Lines that are indented less
-    (comments, what stands in brackets) begin at ``new``; blank lines become empty. Line endings become
-    ``\\n``.
+    The first line counts as indented by ``old`` even if its indentation is missing. Lines that are indented
+    less (comments, code in brackets) get the indentation ``new``; blank lines become empty. Line endings
+    become ``\\n``.
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if not lines[0].startswith(old):
         lines[0] = old + lines[0].lstrip(" \t\f")
-    # The tokenizer wants a first line without indentation, and no string's lines changed.
+    # The tokenizer requires a first line without indentation; lines inside strings must not change.
     inside = string_lines("if 1:\n" + "\n".join(lines) if old else "\n" + "\n".join(lines))
     moved = []
     for number, line in enumerate(lines, start=2):
@@ -45,7 +45,7 @@ def reindent(text: str, old: str, new: str) -> str:
             moved.append(line)
             continue
         bare = line.lstrip(" \t\f")
-        # A form feed sets the column back to zero.
+        # A form feed resets the column to zero.
         shown = line[line.rfind("\f", 0, len(line) - len(bare)) + 1 :]
         if not bare.strip():
             moved.append("")

@@ -27,7 +27,7 @@ def absolute_imports(document: Document, module: str) -> str:
 
     Args:
         document: any part of a module.
-        module: the name of the module that it belongs to, which is no package.
+        module: the name of the module that it belongs to, which is not a package.
 
     Raises:
         PatchError: an import reaches beyond the top-level package.

@@ -1,7 +1,7 @@
-"""Source text of the functions and classes in configs: the only module that uses `inspect`.
+"""Read the source text of the functions and classes in configs: the only module that uses `inspect`.
 
-The whole file is read and the definition is found in its syntax tree, so that comments above a definition,
-multi-line decorators and strings are kept as written. A `ReplacementError` is raised if it cannot be read.
+It reads the whole file and finds the definition in its syntax tree, so that comments above a definition,
+multi-line decorators and strings stay as written. It raises `ReplacementError` if the source is unreadable.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ VERBS = frozenset(
 
 @dataclass(frozen=True)
 class Snippet:
-    """A definition as text of its own, without indentation and without the decorators of configs.
+    """The text of one definition, without indentation and without the decorators of configs.
 
-    ``comments`` is the block of ``#`` lines right above it, without a last newline; ``document`` holds the
-    definition with its decorators and nothing else.
+    ``comments`` is the block of ``#`` lines directly above it, without the last newline; ``document``
+    contains only the definition and its decorators.
     """
 
     comments: str
@@ -59,11 +59,11 @@ class Snippet:
         return node
 
     def named(self, name: str, *, without: frozenset[str] = frozenset(), references: bool = False) -> str:
-        """The text with the definition called ``name``.
+        """The text, with the definition renamed to ``name``.
 
         Args:
-            without: dumps (`ast.dump`) of decorators to leave out.
-            references: rename what refers to the definition inside it, too.
+            without: dumps (`ast.dump`) of decorators to omit.
+            references: also rename references to the definition inside it.
         """
         document, node = self.document, self.node
         edits = [
@@ -89,15 +89,15 @@ def read_snippet(
 
     Args:
         replacement: the object; wrapped functions, static and class methods and properties are unwrapped.
-        where: for the error: what declares the patch.
-        target: for the error: the patch's target.
+        where: what declares the patch, for error messages.
+        target: the patch's target, for error messages.
         name_map: renames identifiers, see `apply_name_map`.
-        tolerate: what happens if an entry of ``name_map`` matches nothing, see `apply_name_map`.
-        accessor: ``"setter"`` or ``"deleter"`` to take that of a property instead of its getter.
+        tolerate: handles an entry of ``name_map`` that matches nothing, see `apply_name_map`.
+        accessor: ``"setter"`` or ``"deleter"`` to read that accessor of a property instead of its getter.
 
     Raises:
-        ReplacementError: there is no such source, or it is no definition.
-        NameMapError: an entry of ``name_map`` matches nothing, without ``tolerate``.
+        ReplacementError: the source cannot be found, or it is not a definition.
+        NameMapError: an entry of ``name_map`` matches nothing and ``tolerate`` is None.
     """
     found = _unwrapped(replacement, accessor)
     document, definition = _locate(found, replacement, where=where, target=target)
@@ -106,7 +106,7 @@ def read_snippet(
     indent = document.indent(node)
     comments = reindent(_comments_above(document, begin), indent, "")
     text = reindent(document.source[document.line_start(begin) : end], indent, "")
-    # A name map names identifiers of the replacement, not of the config that declares it.
+    # A name map applies to identifiers of the replacement, not of the config that declares it.
     text = _without_verbs(text)
     mapped = apply_name_map(f"{comments}\n{text}", name_map, where=where, target=target, tolerate=tolerate)
     lines = mapped.split("\n")
@@ -118,16 +118,16 @@ def read_snippet(
 def function_body(replacement: Any, *, where: str = "", target: str = "") -> tuple[tuple[str, ...], str]:
     """Return the parameter names of a function and its body as text, dedented, without its docstring.
 
-    Comments in the body stay. The text ends without a newline; it is empty if the docstring is all there is.
+    Comments in the body stay. The text has no final newline; it is empty if there is only a docstring.
 
     Raises:
-        ReplacementError: the source cannot be read, or is no function's.
+        ReplacementError: the source cannot be read, or it is not a function.
     """
     snippet = read_snippet(replacement, where=where, target=target)
     document, node = snippet.document, snippet.node
     if isinstance(node, ast.ClassDef):
         raise ReplacementError(
-            f"the replacement {node.name} is a class where a function belongs",
+            f"the replacement {node.name} is a class, but must be a function",
             where=where or document.module,
             fix="decorate a function",
             target=target,
@@ -161,7 +161,7 @@ def body_text(document: Document, node: FunctionNode) -> str:
 
 
 def decorator_lines(document: Document, decorator: ast.expr) -> tuple[int, int]:
-    """The range of a decorator's lines, with its ``@`` and its last newline."""
+    """The range of a decorator's lines, including the ``@`` and the last newline."""
     start = document.start(decorator)
     at = document.source.rfind("@", 0, start)
     return document.line_start(at), document.next_line(document.end(decorator))
@@ -222,7 +222,7 @@ def _source_path(found: Any) -> str:
     path = getattr(module, "__file__", None)
     if path:
         return str(path)
-    # A module that was executed without being entered in sys.modules: its classes know the file by methods.
+    # The module was executed without an entry in sys.modules: methods of its classes know the file.
     codes = (v.__code__ for v in vars(found).values() if isinstance(v, types.FunctionType))
     return next((code.co_filename for code in codes), "")
 

@@ -1,4 +1,4 @@
-"""Statements of a module as blocks of lines: where one ends, and how to take one out."""
+"""Statements of a module as blocks of lines: find blocks, remove statements, place imports."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def module_statements(tree: ast.Module) -> Iterator[ast.stmt]:
 def removal(
     document: Document, statement: ast.stmt, *, needed: bool, attached: bool = False
 ) -> tuple[int, int, str]:
-    """The splice ``(start, end, text)`` that takes a statement out with its lines.
+    """The splice ``(start, end, text)`` that removes a statement with its lines.
 
     Args:
-        needed: its block would be empty: ``pass`` takes its place, as where other code shares its lines.
-        attached: take out the comment lines right above it, too, and one of two gaps of blank lines.
+        needed: the block would be empty: ``pass`` replaces the statement, as on lines with other code.
+        attached: also remove the comment lines directly above it, and one of two gaps of blank lines.
     """
     source = document.source
     start, end = document.span(statement)[0], document.full_end(statement)
@@ -51,7 +51,7 @@ def removal(
         if not source[above:start].lstrip().startswith("#"):
             break
         start = above
-    # From the end of the line above, so that what is inserted at the end of the last line finds its place.
+    # From the end of the line above, so that insertions at the end of the last line stay possible.
     start = document.line_end(document.line_start(start - 1)) if start else 0
     if attached and not source[document.line_start(start) : start].strip():
         following = document.next_line(end)
@@ -62,10 +62,10 @@ def removal(
 
 
 def import_anchor(document: Document, *, future: bool = False) -> int:
-    """Offset at the end of the line after which added imports go, before its newline; -1 for the first line.
+    """Offset of the end of the line after which imports are added; -1 to add them before the first line.
 
-    That is after the last import in front of the first class or function (also one in an ``if`` or ``try``),
-    or else after the module's docstring; with ``future`` after the docstring and ``__future__`` imports.
+    That is the last import before the first class or function (including one in an ``if`` or ``try``), or
+    else the module's docstring; with ``future``, the docstring and ``__future__`` imports.
     """
     body = document.tree.body
     last: int | None = None
@@ -78,7 +78,7 @@ def import_anchor(document: Document, *, future: bool = False) -> int:
             last = number
     if last is None:
         return -1
-    # Statements that share a line stay together.
+    # Statements on the same line stay together.
     while last + 1 < len(body) and not document.begins_line(body[last + 1]):
         last += 1
     return document.line_end(document.end(body[last]))

@@ -1,4 +1,4 @@
-"""`ast.walk` as recognisers need it: fast, because they read whole modules when one is imported."""
+"""A fast `ast.walk` for recognisers, which read whole modules at import time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 __all__ = ["child_nodes", "walk_ast"]
 
-# The fields of frequent nodes that hold nodes worth a visit; of all others, every field. Contexts and
-# operators are none: they are a third of all nodes, and are asked for at the node that has them.
+# The fields to visit of frequent nodes; other nodes are visited completely. Contexts and operators are
+# skipped: they are a third of all nodes, and code reads them at the node that has them.
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
     ast.Attribute: ("value",),
     ast.AugAssign: ("target", "value"),
@@ -40,11 +40,11 @@ def child_nodes(node: ast.AST) -> list[ast.AST]:
 
 
 def walk_ast(root: ast.AST) -> Iterator[ast.AST]:
-    """A node and everything in it, level by level as `ast.walk`, without contexts and operators."""
+    """A node and all its descendants, level by level like `ast.walk`, without contexts and operators."""
     found = [root]
-    for node in found:  # it grows meanwhile
+    for node in found:  # the list grows during the loop
         yield node
-        # `child_nodes`, written out: the calls would take a quarter more (1.3 to 1.7 ms for 700 lines).
+        # `child_nodes` inlined: calling it takes longer (1.7 instead of 1.3 ms for 700 lines).
         for name in _FIELDS.get(type(node), node._fields):
             value = getattr(node, name, None)
             if type(value) is list:

@@ -1,7 +1,7 @@
-"""Wraps long lines of code inside their brackets: only the layout changes.
+"""Wrap long lines of code inside their brackets; only the layout changes.
 
-No name, operator or string changes, so the syntax tree stays the same. If items are put on separate lines,
-the last one gets a trailing comma.
+No name, operator or string changes, so the syntax tree stays the same. If items get separate lines, the last
+one gets a trailing comma.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import NamedTuple
 
 __all__ = ["WIDTH", "wrapped"]
 
-#: Columns that a line of a patched module may have, where this package writes it.
+#: Maximum width of the lines that this package writes in a patched module.
 WIDTH = 120
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-# What is shorter stays in its line: `x.transpose(1, 2)`.
+# Shorter contents of brackets stay on their line: `x.transpose(1, 2)`.
 _WORTH = 8
-# At their level commas do not part items.
+# Commas at the level of these words do not separate items.
 _WHOLE = ("lambda", "for")
 _BEFORE = ("and", "or", "if", "else", "for")
 
 
 class _Token(NamedTuple):
-    """A token and the blanks in front of it."""
+    """A token and the blanks before it."""
 
     gap: str
     text: str
 
 
 def wrapped(text: str, width: int = WIDTH) -> str:
-    """Break the lines of ``text`` that are longer than ``width``, where they have brackets to break in.
+    """Break lines of ``text`` that are longer than ``width``, inside brackets.
 
-    A comment that has a line of its own is folded; one behind code goes above it.
+    A comment on its own line is folded; a comment after code moves above it.
 
     Args:
-        text: whole lines of Python, at any indentation; a block may be without its body.
-        width: the most columns of a line.
+        text: whole lines of Python, at any indentation; a block may lack its body.
+        width: the maximum width of a line.
     """
     lines = text.split("\n")
     if max(map(len, lines)) <= width:
@@ -56,7 +56,7 @@ def wrapped(text: str, width: int = WIDTH) -> str:
 
 
 def _by_line(text: str) -> dict[int, list[_Token]]:
-    """The tokens of every line, by its number from 0, but of those that a string over several lines is in."""
+    """The tokens of every line, by line number from 0, without lines that contain part of a longer string."""
     found: dict[int, list[_Token]] = {}
     broken: set[int] = set()
     lines = text.split("\n")
@@ -72,10 +72,10 @@ def _by_line(text: str) -> dict[int, list[_Token]]:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Every token with its start and end, lines from 0; an f-string is one on every release of Python."""
+    """Every token with its start and end, lines from 0; an f-string is one token on every Python release."""
     lines = text.split("\n")
     opened: list[tuple[int, int]] = []
-    # The first line may be indented, which the tokenizer takes below a header only.
+    # The first line may be indented, which the tokenizer accepts only after a header.
     for token in tokenize.generate_tokens(io.StringIO(f"if 1:\n{text}\n").readline):
         kind = tokenize.tok_name[token.type]
         start, end = ((row - 2, column) for row, column in (token.start, token.end))
@@ -90,12 +90,12 @@ def _tokens(text: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]
 
 
 def _between(lines: Sequence[str], start: tuple[int, int], end: tuple[int, int]) -> str:
-    # The text counts for lines that hold all of it; others are left alone.
+    # The text matters only if it is on one line; other lines do not change.
     return lines[start[0]][start[1] : end[1]] if start[0] == end[0] else ""
 
 
 def _folded(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:
-    """A line as lines."""
+    """Break one line into several."""
     *code, last = tokens
     if not last.text.startswith("#"):
         return _lines(tokens, indent, width)
@@ -125,7 +125,7 @@ def _lines(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:
 
 
 def _inside(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:
-    """What stands in brackets: in one line, or each item in its own, or parted before operators."""
+    """The contents of brackets: on one line, or one line for each item, or split before operators."""
     if len(indent + _text(tokens)) <= width:
         return [indent + _text(tokens)]
     outer = [token.text for token, depth in _depths(tokens) if depth == 0]
@@ -139,7 +139,7 @@ def _inside(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:
 
 
 def _group(tokens: Sequence[_Token], indent: str, width: int) -> tuple[int, int] | None:
-    """The brackets to break a line at: the last that leave short lines around them, else the longest."""
+    """The brackets at which to break: the last pair with short lines around it, else the longest pair."""
     groups = [(start, end) for start, end in _groups(tokens) if end > start + 1]
     for start, end in reversed(groups):
         around = (tokens[: start + 1], tokens[end:])
@@ -150,7 +150,7 @@ def _group(tokens: Sequence[_Token], indent: str, width: int) -> tuple[int, int]
 
 
 def _groups(tokens: Sequence[_Token]) -> list[tuple[int, int]]:
-    """The outermost brackets that open and close in a line, by the places of both."""
+    """The outermost pairs of brackets in a line, as indices of tokens."""
     opened: list[int] = []
     found: list[tuple[int, int]] = []
     for place, token in enumerate(tokens):
@@ -173,7 +173,7 @@ def _depths(tokens: Sequence[_Token]) -> Iterator[tuple[_Token, int]]:
 def _parted(
     tokens: Sequence[_Token], *, after: Sequence[str] = (), before: Sequence[str] = ()
 ) -> list[list[_Token]]:
-    """Tokens in parts that end after, or begin before, some of their own level."""
+    """Split tokens ``after`` or ``before`` the given ones at the outermost level."""
     parts: list[list[_Token]] = [[]]
     for token, depth in _depths(tokens):
         if depth == 0 and token.text in before and parts[-1]:

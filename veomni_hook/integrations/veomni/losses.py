@@ -1,0 +1,130 @@
+"""The linear cross-entropy with the arguments and results of VeOmni's loss wrappers.
+
+VeOmni's own wrappers shift labels, and under sequence parallelism they reduce the loss. Here they get our
+kernel for the loss. Log-probabilities and entropies come from our kernel as well. The distillation of the
+top k tokens stays VeOmni's: its wrapper computes it under every choice of the loss, and we have no kernel
+for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from veomni_hook.errors import KernelError
+from veomni_hook.integrations.veomni.backend import kernel_of, name_of, unmet
+from veomni_hook.integrations.veomni.upstream import attribute
+from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy, token_log_probs
+
+__all__ = ["causal_lm_loss", "sequence_classification_loss"]
+
+_HOME = "veomni.ops.kernels.cross_entropy"
+#: With these, VeOmni's wrapper distils the top k tokens of a teacher.
+_TEACHERS = ("teacher_topk_ids", "teacher_topk_log_probs")
+
+
+def causal_lm_loss(backend: str) -> Callable[..., tuple[Any, Any, Any]]:
+    """``(logits, labels, vocab_size, ..., hidden_states=, weights=)`` for the next token.
+
+    Returns ``loss, logits, aux``. With ``return_log_probs=True``, loss and logits are None and ``aux`` has
+    ``log_probs`` and ``entropy``.
+    """
+    wrapper = attribute(_HOME, "ForCausalLMLoss")
+    make_aux = attribute("veomni.utils.model_outputs", "FusedLinearAuxOutput")
+    state = attribute("veomni.distributed.parallel_state", "get_parallel_state")
+    of_rows = _cross_entropy(backend)
+
+    def loss(
+        logits: Tensor | None = None,
+        labels: Tensor | None = None,
+        vocab_size: int | None = None,
+        num_items_in_batch: Any = None,
+        ignore_index: int = -100,
+        shift_labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, Any, Any]:
+        distilled = any(kwargs.get(name) is not None for name in _TEACHERS)
+        if kwargs.get("return_log_probs") and not distilled:
+            target = shift_labels
+            if target is None and labels is not None:
+                # Under sequence parallelism, the collator has shifted the labels.
+                target = labels if state().sp_enabled else _next(labels, ignore_index)
+            return None, None, make_aux(**_statistics(backend, target, ignore_index, kwargs))
+        found: tuple[Any, Any, Any] = wrapper(
+            logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels,
+            cross_entropy_fn=of_rows, **kwargs,
+        )  # fmt: skip
+        return found
+
+    loss.__name__ = f"{name_of(backend)}_causal_lm_loss"
+    return loss
+
+
+def sequence_classification_loss(backend: str) -> Callable[..., tuple[Any, Any, Any]]:
+    """``(logits, labels, num_labels, ..., hidden_states=, weights=)`` with a label for each position."""
+    wrapper = attribute(_HOME, "ForSequenceClassificationLoss")
+    return partial(wrapper, cross_entropy_fn=_cross_entropy(backend))
+
+
+def _cross_entropy(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return the function that VeOmni's wrappers call with shifted labels and rows of hidden states."""
+    unmet(kernel_of("linear_cross_entropy", "next_token", backend))
+
+    def of_rows(
+        logits: Tensor | None,
+        labels: Tensor,
+        vocab_size: int | None = None,
+        num_items_in_batch: Any = None,
+        ignore_index: int = -100,
+        *,
+        hidden_states: Tensor | None = None,
+        weights: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        hidden_states, weights = _needed(hidden_states, weights)
+        loss = linear_cross_entropy(
+            hidden_states, weights, labels, ignore_index=ignore_index, num_items=num_items_in_batch,
+            backend=backend,
+        )  # fmt: skip
+        return loss, logits
+
+    of_rows.__name__ = f"{name_of(backend)}_cross_entropy"
+    return of_rows
+
+
+def _next(labels: Tensor, ignore_index: int) -> Tensor:
+    """Return the label that each position predicts."""
+    return functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+
+
+def _statistics(
+    backend: str, target: Tensor | None, ignore_index: int, options: Mapping[str, Any]
+) -> dict[str, Tensor | None]:
+    """Return log-probabilities and entropies, float32, in the shape of the target; 0 if ignored."""
+    hidden_states, weights = _needed(options.get("hidden_states"), options.get("weights"))
+    if target is None:
+        raise _wrong("log-probabilities need labels", "pass labels or shift_labels")
+    temperature = options.get("temperature", 1.0)
+    found = token_log_probs(
+        hidden_states, weights, target.to(hidden_states.device), ignore_index=ignore_index,
+        scale=None if temperature == 1 else 1 / temperature, entropy=True, backend=backend,
+    )  # fmt: skip
+    return {"log_probs": found.log_probs, "entropy": found.entropy}
+
+
+def _needed(hidden_states: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    if isinstance(hidden_states, torch.Tensor) and isinstance(weights, torch.Tensor):
+        return hidden_states, weights
+    raise _wrong(
+        "the loss got no hidden_states or no weights, and it is computed from them, not from logits",
+        "set cross_entropy_loss_implementation to eager for this model",
+    )
+
+
+def _wrong(what: str, fix: str) -> KernelError:
+    return KernelError(what, where="the loss of veomni_hook in VeOmni", fix=fix)
