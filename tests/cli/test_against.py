@@ -100,10 +100,13 @@ def test_a_wheel(run: Run, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         for path in sorted((tmp_path / "newer").rglob("*.py")):
             archive.write(path, path.relative_to(tmp_path / "newer"))
-        archive.writestr("../outside.py", "")
+        archive.writestr("transformers/trainer.py", "")
     done = run("check", "--config", NAME, "--against", str(wheel))
     assert done.exit_code == 1 and "in 5.23.0" in done.output
-    assert not (tmp_path.parent / "outside.py").exists()
+    with release.release(str(wheel), "--against") as tree:
+        assert tree.version == "5.23.0" and [*tree.files([FAMILY])] == [MODULE]
+        assert not Path(tree.folder, "trainer.py").exists(), "patches cannot concern it"
+    assert not Path(tree.folder).exists()
 
 
 @pytest.mark.parametrize(

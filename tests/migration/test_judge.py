@@ -116,3 +116,32 @@ def test_a_module_that_a_release_does_not_have(load):
     found = absent(load(), MODULE, "transformers 5.1.0")
     assert {one.verdict for one in found} == {GONE} and len(found) == 6
     assert found[0].detail == f"transformers 5.1.0 has no module {MODULE}"
+
+
+def test_a_patch_that_is_for_something_else_too_is_needed(load):
+    text = CONFIG.replace("return veomni_rms_norm(x, self.gain, self.epsilon)", "return gather_outputs(x)")
+    text = text.replace("    dtype = x.dtype\n", "    veomni_rms_norm(x)\n    dtype = x.dtype\n", 1)
+    norm = by_target(judge(load(text), OLD, THERE, base=OLD))["UpgradedRMSNorm.forward"]
+    assert norm.verdict == APPLIES and norm.coverage is not None
+    assert {one.name for one in norm.coverage.concerns} == {"kernel", "sequence parallel"}
+    assert norm.coverage.by == "rms_norm/cast_before_weight" and len(norm.coverage.left) == 1
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        (
+            "config.exclude_from_output('UpgradedModel')\n",
+            "two patches claim UpgradedModel: ",
+        ),
+        (
+            "config.override_method('UpgradedModel.same', model_same)\n",
+            "two patches claim UpgradedModel.same",
+        ),
+    ],
+)
+def test_what_only_the_whole_config_does_wrong(load, added: str, said: str):
+    found = judge(load(f"{CONFIG}\n\n{added}"), OLD, THERE, base=OLD)
+    assert {one.verdict for one in found if one.patch is not None} == {APPLIES, UNNECESSARY}
+    (whole,) = [one for one in found if one.patch is None]
+    assert (whole.kind, whole.verdict) == ("config", FAILS) and said in whole.detail
