@@ -1,0 +1,130 @@
+"""What serves the concern of a patch here, today: an idiom's kernels, a feature, nothing needed, or not yet.
+
+The table `CONTRACTS` is the one place that says what this package has beside kernels. Keep it true: a feature
+that is only planned is `NOT_YET`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from veomni_hook.migration import vocabulary as words
+from veomni_hook.migration.concerns import Concern
+
+__all__ = ["CONTRACTS", "HERE", "NOT_NEEDED", "NOT_YET", "PARTLY", "STATUSES", "Answer", "answer"]
+
+HERE = "here"
+PARTLY = "partly"
+NOT_YET = "not yet"
+NOT_NEEDED = "not needed"
+STATUSES = (HERE, PARTLY, NOT_YET, NOT_NEEDED)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What serves one concern of one patch.
+
+    Attributes:
+        status: one of `STATUSES`.
+        by: routes as ``op/variant``, the feature, what is planned, or why nothing is needed.
+    """
+
+    status: str
+    by: str
+
+
+#: What serves a concern wherever it occurs. `LOSS`, `KERNEL` and the like depend on the routes: see `answer`.
+CONTRACTS: Mapping[str, Answer] = {
+    words.INDEXER_LOSS: Answer(NOT_YET, "not planned"),
+    words.SEQUENCE_PARALLEL: Answer(NOT_YET, "planned: sequence parallelism"),
+    words.EXPERT_PARALLEL: Answer(NOT_YET, "planned: expert parallelism"),
+    words.FSDP: Answer(NOT_YET, "planned: FSDP2 contracts"),
+    words.DUMMY_FORWARD: Answer(NOT_YET, "planned: vision and omni families"),
+    words.PACKING: Answer(NOT_YET, "planned: packed samples"),
+    words.HOST_SYNC: Answer(NOT_YET, "planned: vision and omni families"),
+    words.POSITION_IDS: Answer(NOT_YET, "planned: vision and omni families"),
+    words.COLLATOR: Answer(NOT_YET, "planned: vision and omni families"),
+    words.ROUTER_REPLAY: Answer(NOT_YET, "planned: router replay"),
+    words.ROUTER_MONITOR: Answer(NOT_YET, "planned: router monitor"),
+    words.QAT: Answer(NOT_YET, "not planned"),
+    words.ATTENTION_BACKEND: Answer(NOT_NEEDED, "the names are those of VeOmni's own backends"),
+    words.NUMERICS: Answer(NOT_YET, "planned: batch-invariant steps"),
+    words.AUTOGRAD: Answer(NOT_NEEDED, "the fused loss may be changed in place"),
+    words.CONFIG_FIX: Answer(NOT_NEEDED, "`VEOMNI_KERNELS` chooses kernels"),
+    words.EXCLUSION: Answer(NOT_YET, "planned: models without their speech parts"),
+    words.NO_CHANGE: Answer(NOT_NEEDED, "upstream's code stays as it is"),
+    words.OTHER: Answer(NOT_YET, "not recognised"),
+}
+
+#: Our ops that serve an op of VeOmni's slots. Ops that are not here have no kernel of ours.
+OURS: Mapping[str, tuple[str, ...]] = {
+    "rms_norm": ("rms_norm", "add_rms_norm"),
+    "rms_norm_gated": ("rms_norm",),
+    "rotary_pos_emb": ("rotary", "qk_norm_rotary"),
+    "rotary_pos_emb_vision": ("rotary",),
+    "swiglu_mlp": ("gated_mlp",),
+    "moe_experts": ("moe_experts",),
+    "cross_entropy_loss": ("linear_cross_entropy",),
+    "load_balancing_loss": ("load_balancing_loss",),
+}
+_PLANNED: Mapping[str, str] = {
+    "causal_conv1d": "planned: gated delta rule",
+    "chunk_gated_delta_rule": "planned: gated delta rule",
+    "mhc": "planned: hyper-connections",
+    "dsa_indexer_implementation": "planned: sparse attention",
+    "dsa_attention_implementation": "planned: sparse attention",
+}
+_SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
+_LOG_PROBS = "`loss_options(log_probs=True)`, beside the output and without gradients"
+_OUTPUTS = "planned: log-probabilities as outputs"
+_RAW_LOGITS = "upstream since 5.9; before: the fix `raw_router_logits`"
+_HUB = "kernels of the Hub run only with `use_kernels=True`"
+
+
+def answer(concern: Concern, routes: Sequence[str]) -> Answer:
+    """Return what serves a concern.
+
+    Args:
+        concern: the concern of a patch, with its evidence.
+        routes: what idioms route to kernels in the code that the patch replaces, as ``op/variant``.
+    """
+    slots = _SLOT.findall(concern.evidence)
+    if concern.name in (words.KERNEL, words.LOSS, words.LOAD_BALANCING) and slots:
+        return _of_slots(slots, routes)
+    if concern.name == words.KERNEL:
+        return _of_kernel(concern, routes)
+    if concern.name in (words.LOSS, words.LOG_PROBS):
+        loss = _of_slots(("cross_entropy_loss",), routes)
+        if concern.name == words.LOSS:
+            return loss
+        return Answer(PARTLY, _LOG_PROBS) if loss.status == HERE else Answer(NOT_YET, _OUTPUTS)
+    if concern.name == words.LOAD_BALANCING:
+        return Answer(NOT_NEEDED, _RAW_LOGITS)
+    return CONTRACTS[concern.name]
+
+
+def _of_slots(slots: Sequence[str], routes: Sequence[str]) -> Answer:
+    """An answer for several slots at once: each is served by a route of one of our ops, or not."""
+    serving: list[str] = []
+    lacking: list[str] = []
+    for slot in slots:
+        op = slot.partition("/")[0]
+        found = [route for route in routes if route.partition("/")[0] in OURS.get(op, ())]
+        serving += found
+        if not found:
+            lacking.append(
+                f"{slot}: {_PLANNED.get(op, 'no route')}" if len(slots) > 1 else _PLANNED.get(op, "")
+            )
+    by = "; ".join(filter(None, (", ".join(dict.fromkeys(serving)), *lacking)))
+    if not lacking:
+        return Answer(HERE, by)
+    return Answer(PARTLY if serving else NOT_YET, by or "no kernel")
+
+
+def _of_kernel(concern: Concern, routes: Sequence[str]) -> Answer:
+    """An answer for a kernel that is called without a slot."""
+    if concern.evidence.startswith("drops "):
+        return Answer(NOT_NEEDED, _HUB)
+    return Answer(HERE, ", ".join(routes)) if routes else Answer(NOT_YET, "no kernel")
