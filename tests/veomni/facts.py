@@ -1,0 +1,108 @@
+"""Run VeOmni's configs of one device on both sides and print what differs, as one line of JSON.
+
+Arguments: the device, and the folders to run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import veomni_hook
+import veomni_hook.install
+from tests.veomni.inputs import inputs
+from tests.veomni.sides import calls, model, prepare, side
+from tests.veomni.standins import stand_ins
+from tests.veomni.unable import ABSENT
+
+
+def differences(theirs: Any, ours: Any) -> dict[str, Any]:
+    """Which numbers are not the same bits, with the largest difference and what is allowed beside it."""
+    if isinstance(theirs, str) or isinstance(ours, str):
+        return {} if theirs == ours else {"error": [str(theirs)[:500], str(ours)[:500]]}
+    found: dict[str, Any] = {}
+    for name in [*theirs, *(name for name in ours if name not in theirs)]:
+        mine, other = ours.get(name), theirs.get(name)
+        if mine is None or other is None or mine.shape != other.shape:
+            if mine is not other:
+                found[name] = [_described(other), _described(mine)]
+        elif not torch.equal(mine, other):
+            scale = other.abs().max().item()
+            close = torch.allclose(mine, other, rtol=1e-4, atol=1e-5 * max(scale, 1e-3))
+            found[name] = {"difference": (mine - other).abs().max().item(), "scale": scale, "close": close}
+    return found
+
+
+def _described(value: Tensor | None) -> str:
+    return "missing" if value is None else str(tuple(value.shape))
+
+
+def compared(folder: str, device: str) -> dict[str, Any]:
+    """One config: the report of the hook, and for every call what both sides gave."""
+    facts: dict[str, Any] = {}
+    package = ABSENT.get((folder, device), "")
+    if package:
+        facts["without"] = [_attempt(folder, device), _attempt(folder, "")]
+    with stand_ins(package):
+        generated = side(folder, device)
+        theirs = model(generated, folder)
+        module = side(folder)
+        ours = model(module, folder, theirs.state_dict())
+        given = inputs(folder)
+        facts["calls"] = {}
+        for (name, one), (_, other) in zip(
+            calls(theirs, generated, given), calls(ours, module, given), strict=True
+        ):
+            facts["calls"][name] = {
+                "loss": float(one["loss"]) if isinstance(one, dict) and "loss" in one else None,
+                "failed": one if isinstance(one, str) else "",
+                "gradients": _gradients(one),
+                "differences": differences(one, other),
+            }
+    facts["rows"] = [
+        [row.kind, row.op, row.backend, list(row.asked_in), sum(each.times for each in row.training)]
+        for row in veomni_hook.explain(ours).rows
+    ]
+    return facts
+
+
+def _gradients(numbers: Any) -> int:
+    names = [] if isinstance(numbers, str) else [name for name in numbers if name.startswith("grad of ")]
+    return sum(numbers[name] is not None for name in names)
+
+
+def _attempt(folder: str, device: str) -> str:
+    """What fails without the stand-in."""
+    try:
+        module = side(folder, device)
+        one = next(iter(calls(model(module, folder), module, {"text": inputs(folder)["text"]})))[1]
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+    return one if isinstance(one, str) else ""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    device, *folders = sys.argv[1:]
+    for folder in folders:
+        if (folder, device) not in ABSENT:
+            side(folder)
+    prepare()
+    found: dict[str, Any] = {}
+    for folder in folders:
+        try:
+            found[folder] = compared(folder, device)
+        except Exception:
+            found[folder] = {"broken": traceback.format_exc()}
+    outcomes = veomni_hook.activate(enabled=False).status().modules
+    reports = {name: outcome.to_dict() for name, outcome in outcomes.items()}
+    print(json.dumps({"found": found, "reports": reports}))
+
+
+if __name__ == "__main__":
+    main()
