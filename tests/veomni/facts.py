@@ -18,7 +18,7 @@ import veomni_hook.install
 from tests.veomni.inputs import inputs
 from tests.veomni.sides import calls, model, prepare, side
 from tests.veomni.standins import stand_ins
-from tests.veomni.unable import ABSENT
+from tests.veomni.unable import UNABLE
 
 
 def differences(theirs: Any, ours: Any) -> dict[str, Any]:
@@ -45,10 +45,10 @@ def _described(value: Tensor | None) -> str:
 def compared(folder: str, device: str) -> dict[str, Any]:
     """One config: the report of the hook, and for every call what both sides gave."""
     facts: dict[str, Any] = {}
-    package = ABSENT.get((folder, device), "")
-    if package:
+    unable = UNABLE.get((folder, device))
+    if unable:
         facts["without"] = [_attempt(folder, device), _attempt(folder, "")]
-    with stand_ins(package):
+    with stand_ins(unable.package if unable else ""):
         generated = side(folder, device)
         theirs = model(generated, folder)
         module = side(folder)
@@ -77,20 +77,21 @@ def _gradients(numbers: Any) -> int:
 
 
 def _attempt(folder: str, device: str) -> str:
-    """What fails without the stand-in."""
+    """What fails without stand-ins."""
     try:
         module = side(folder, device)
-        one = next(iter(calls(model(module, folder), module, {"text": inputs(folder)["text"]})))[1]
     except ImportError as error:
         return f"{type(error).__name__}: {error}"
-    return one if isinstance(one, str) else ""
+    made = model(module, folder, linear="eager")
+    _, numbers = next(calls(made, module, {"packed": inputs(folder)["packed"]}))
+    return numbers if isinstance(numbers, str) else ""
 
 
 def main() -> None:
     torch.set_num_threads(1)
     device, *folders = sys.argv[1:]
     for folder in folders:
-        if (folder, device) not in ABSENT:
+        if (folder, device) not in UNABLE:
             side(folder)
     prepare()
     found: dict[str, Any] = {}
