@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 __all__ = [
     "AUDIO",
+    "AUDIO_END",
+    "AUDIO_START",
     "CONFIGURATIONS",
     "IMAGE",
     "MELS",
@@ -19,7 +22,7 @@ __all__ = [
 
 VOCABULARY = 99
 #: Tokens with a meaning, at the end of the vocabulary.
-IMAGE, VIDEO, VISION_START, VISION_END, AUDIO = 90, 91, 92, 93, 94
+IMAGE, VIDEO, VISION_START, VISION_END, AUDIO, AUDIO_START, AUDIO_END = range(90, 97)
 #: Bins of the sound's spectrum.
 MELS = 16
 
@@ -73,6 +76,12 @@ TOKENS = {
     "vision_start_token_id": VISION_START,
     "vision_end_token_id": VISION_END,
 }
+STARTS = {
+    "vision_start_token_id": VISION_START,
+    "vision_end_token_id": VISION_END,
+    "audio_start_token_id": AUDIO_START,
+    "audio_end_token_id": AUDIO_END,
+}
 LINEAR = {
     **HEAD,
     "layer_types": ["linear_attention", "full_attention"],
@@ -94,12 +103,39 @@ SOUND = {
     "output_dim": 32,
 }
 
+#: By folder of VeOmni: the class that is trained, and others whose code VeOmni patches.
+CLASSES: dict[str, tuple[str, ...]] = {
+    "llama": ("LlamaForCausalLM", "LlamaForSequenceClassification"),
+    "qwen2": ("Qwen2ForCausalLM",),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification"),
+    "qwen3_moe": ("Qwen3MoeForCausalLM",),
+    "deepseek_v3": ("DeepseekV3ForCausalLM",),
+    "deepseek_v4": ("DeepseekV4ForCausalLM",),
+    "gemma3": ("Gemma3ForCausalLM",),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM",),
+    "gpt_oss": ("GptOssForCausalLM",),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration",),
+    "qwen2_5vl": ("Qwen2_5_VLForConditionalGeneration",),
+    "qwen2_5_omni": ("Qwen2_5OmniForConditionalGeneration",),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
+    "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
+    "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
+    "qwen3_omni_moe": ("Qwen3OmniMoeForConditionalGeneration",),
+    "seed_oss": ("SeedOssForCausalLM",),
+}
+LABELS = 3
+
 #: By folder of VeOmni: transformers' family, its configuration class, and what the class is called with.
 CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaConfig", HEAD),
     "qwen2": ("qwen2", "Qwen2Config", TEXT),
     "qwen3": ("qwen3", "Qwen3Config", HEAD),
-    "qwen3_moe": ("qwen3_moe", "Qwen3MoeConfig", {**HEAD, **EXPERTS, "norm_topk_prob": True}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        "Qwen3MoeConfig",
+        {**HEAD, **EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]},
+    ),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3Config", {**LATENT, "first_k_dense_replace": 1}),
     "deepseek_v4": (
         "deepseek_v4",
@@ -184,15 +220,17 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "qwen2_5_omni": (
         "qwen2_5_omni",
-        "Qwen2_5OmniThinkerConfig",
+        "Qwen2_5OmniConfig",
         {
-            "text_config": {**TEXT, "rope_parameters": SECTIONS},
-            "vision_config": {**SIGHT, **WINDOWS},
-            "audio_config": SOUND,
-            "image_token_index": IMAGE,
-            "video_token_index": VIDEO,
-            "audio_token_index": AUDIO,
-            **{name: value for name, value in TOKENS.items() if name.startswith("vision_")},
+            "thinker_config": {
+                "text_config": {**TEXT, "rope_parameters": SECTIONS},
+                "vision_config": {**SIGHT, **WINDOWS},
+                "audio_config": SOUND,
+                "image_token_index": IMAGE,
+                "video_token_index": VIDEO,
+                "audio_token_index": AUDIO,
+                **STARTS,
+            }
         },
     ),
     "qwen3_vl": (
@@ -229,14 +267,17 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "qwen3_omni_moe": (
         "qwen3_omni_moe",
-        "Qwen3OmniMoeThinkerConfig",
+        "Qwen3OmniMoeConfig",
         {
-            "text_config": {**HEAD, **EXPERTS, **INTERLEAVED},
-            "vision_config": {**SIGHT, **PLACES, "deepstack_visual_indexes": [0, 1]},
-            "audio_config": {**SOUND, "downsample_hidden_size": 8, "n_window_infer": 100},
-            "audio_token_id": AUDIO,
-            "image_token_id": IMAGE,
-            "video_token_id": VIDEO,
+            "thinker_config": {
+                "text_config": {**HEAD, **EXPERTS, **INTERLEAVED},
+                "vision_config": {**SIGHT, **PLACES, "deepstack_visual_indexes": [0, 1]},
+                "audio_config": {**SOUND, "downsample_hidden_size": 8, "n_window_infer": 100},
+                "audio_token_id": AUDIO,
+                "image_token_id": IMAGE,
+                "video_token_id": VIDEO,
+                **STARTS,
+            }
         },
     ),
     "seed_oss": ("seed_oss", "SeedOssConfig", {**HEAD, "attention_dropout": 0.0, "residual_dropout": 0.0}),
@@ -249,14 +290,15 @@ def patch(folder: str) -> int:
     return 3 * 2 * side * side
 
 
-def configuration(folder: str) -> Any:
-    """The small configuration of a folder of VeOmni; its own configuration class where it has one."""
+def configuration(folder: str, trained: str) -> Any:
+    """The small configuration of a class; VeOmni's configuration class where it has its own."""
     family, name, values = CONFIGURATIONS[folder]
     module = f"transformers.models.{family}.configuration_{family}"
-    if folder == "deepseek_v4":
-        module = "veomni.models.transformers.deepseek_v4.configuration_deepseek_v4"
+    if find_spec(own := f"veomni.models.transformers.{folder}.configuration_{family}"):
+        module = own
     config = getattr(import_module(module), name)(**values)
-    for part in (config, *(getattr(config, part, None) for part in config.sub_configs)):
-        if part is not None:
-            part._attn_implementation = "eager"
+    if trained.endswith("ForCausalLM"):
+        return config.get_text_config()
+    if trained.endswith("ForSequenceClassification"):
+        config.num_labels = LABELS
     return config

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import veomni_hook
 import veomni_hook.install
+from tests.veomni.configurations import CLASSES
 from tests.veomni.inputs import inputs
 from tests.veomni.sides import calls, model, prepare, side
 from tests.veomni.standins import stand_ins
@@ -43,32 +44,38 @@ def _described(value: Tensor | None) -> str:
 
 
 def compared(folder: str, device: str) -> dict[str, Any]:
-    """One config: the report of the hook, and for every call what both sides gave."""
-    facts: dict[str, Any] = {}
+    """One config: for every call what both sides gave, and what ran on ours."""
+    facts: dict[str, Any] = {"calls": {}, "rows": []}
     unable = UNABLE.get((folder, device))
     if unable:
         facts["without"] = [_attempt(folder, device), _attempt(folder, "")]
     with stand_ins(unable.package if unable else ""):
-        generated = side(folder, device)
-        theirs = model(generated, folder)
-        module = side(folder)
-        ours = model(module, folder, theirs.state_dict())
-        given = inputs(folder)
-        facts["calls"] = {}
-        for (name, one), (_, other) in zip(
-            calls(theirs, generated, given), calls(ours, module, given), strict=True
-        ):
-            facts["calls"][name] = {
-                "loss": float(one["loss"]) if isinstance(one, dict) and "loss" in one else None,
-                "failed": one if isinstance(one, str) else "",
-                "gradients": _gradients(one),
-                "differences": differences(one, other),
-            }
-    facts["rows"] = [
-        [row.kind, row.op, row.backend, list(row.asked_in), sum(each.times for each in row.training)]
-        for row in veomni_hook.explain(ours).rows
-    ]
+        for trained in CLASSES[folder]:
+            _compare(folder, device, trained, facts)
     return facts
+
+
+def _compare(folder: str, device: str, trained: str, facts: dict[str, Any]) -> None:
+    generated, hooked = side(folder, device), side(folder)
+    theirs = model(generated, folder, trained)
+    ours = model(hooked, folder, trained, theirs.state_dict())
+    given = inputs(folder, trained)
+    for (name, one), (_, other) in zip(
+        calls(theirs, generated, given), calls(ours, hooked, given), strict=True
+    ):
+        facts["calls"][f"{trained}/{name}"] = {
+            "loss": _loss(one),
+            "failed": one if isinstance(one, str) else "",
+            "gradients": _gradients(one),
+            "differences": differences(one, other),
+        }
+    for row in veomni_hook.explain(ours).rows:
+        facts["rows"].append([row.kind, row.op, row.backend, sum(each.times for each in row.training)])
+
+
+def _loss(numbers: Any) -> float | None:
+    loss = None if isinstance(numbers, str) else numbers.get("loss")
+    return None if loss is None else loss.item()
 
 
 def _gradients(numbers: Any) -> int:
@@ -83,7 +90,7 @@ def _attempt(folder: str, device: str) -> str:
     except ImportError as error:
         return f"{type(error).__name__}: {error}"
     made = model(module, folder, linear="eager")
-    _, numbers = next(calls(made, module, {"packed": inputs(folder)["packed"]}))
+    _, numbers = next(calls(made, module, inputs(folder, CLASSES[folder][0])))
     return numbers if isinstance(numbers, str) else ""
 
 

@@ -6,7 +6,19 @@ from typing import Any
 
 import torch
 
-from tests.veomni.configurations import AUDIO, IMAGE, MELS, VIDEO, VISION_END, VISION_START, patch
+from tests.veomni.configurations import (
+    AUDIO,
+    AUDIO_END,
+    AUDIO_START,
+    CLASSES,
+    IMAGE,
+    LABELS,
+    MELS,
+    VIDEO,
+    VISION_END,
+    VISION_START,
+    patch,
+)
 
 __all__ = ["inputs"]
 
@@ -22,6 +34,8 @@ SEES = {
     "qwen3_omni_moe",
 }
 SEPARATE_FRAMES = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+#: Those that find the places of pictures themselves.
+FINDS = SEPARATE_FRAMES | {"qwen2_5vl"}
 #: Linear attention takes packed sequences only.
 PACKED_ONLY = {"qwen3_5", "qwen3_5_moe"}
 #: How many tokens `FRAMES` frames of sound become.
@@ -29,18 +43,31 @@ HEARS = {"qwen2_5_omni": 10, "qwen3_omni_moe": 5}
 FRAMES = 40
 
 
-def inputs(folder: str) -> dict[str, dict[str, Any]]:
-    """What the models of a folder are called with, by name.
+def inputs(folder: str, trained: str) -> dict[str, dict[str, Any]]:
+    """What a class of a folder is called with, by name.
 
     ``dummy`` is ``packed`` for a rank of FSDP that got no picture: VeOmni's models then compute an empty one.
+    ``unmasked`` leaves it to the model to find the places of pictures.
     """
     generator = torch.Generator().manual_seed(7)
+    if trained != CLASSES[folder][0]:
+        packed = _packed(folder, generator)
+        if trained.endswith("ForSequenceClassification"):
+            packed["labels"] = packed["labels"].where(packed["labels"] < 0, packed["labels"] % LABELS)
+        if trained.endswith("ForCausalLM") and folder in SEES:
+            packed["position_ids"] = packed["position_ids"][:, 0]
+        return {"packed": packed}
     given = {"packed": _packed(folder, generator)}
     if folder not in PACKED_ONLY:
         given["text"] = _text(folder, generator)
     if folder in SEES:
         given["media"] = _media(folder, generator)
         given["dummy"] = given["packed"]
+    if folder in FINDS:
+        given["unmasked"] = {
+            name: value for name, value in given["media"].items() if not name.endswith("_mask")
+        }
+        given["unmasked"]["attention_mask"] = given["media"]["attention_mask"]
     return given
 
 
@@ -91,7 +118,8 @@ def _media(folder: str, generator: torch.Generator) -> dict[str, Any]:
     apart = folder in SEPARATE_FRAMES
     video = [*frame, words.pop(), *frame] if apart else [VISION_START, *[VIDEO] * 8, VISION_END]
     row = [*words[:3], VISION_START, *[IMAGE] * 4, VISION_END, *words[3:6], *video, *words[6:8]]
-    tokens = torch.tensor([[*row, *[AUDIO] * HEARS.get(folder, 0), *words[8:]]])
+    sound = [AUDIO_START, *[AUDIO] * HEARS[folder], AUDIO_END] if folder in HEARS else []
+    tokens = torch.tensor([[*row, *sound, *words[8:]]])
     given = {
         "input_ids": tokens,
         "attention_mask": torch.ones_like(tokens),
@@ -105,7 +133,7 @@ def _media(folder: str, generator: torch.Generator) -> dict[str, Any]:
         given |= _edges(folder, tokens.shape[1])
     if folder in HEARS:
         given["input_features"] = torch.randn(FRAMES, MELS, generator=generator)
-        given["audio_feature_lengths"] = torch.tensor([FRAMES])
+        given["audio_feature_lengths"] = torch.tensor([0, FRAMES])  # the video has no sound
     return given | _needs(folder, tokens)
 
 

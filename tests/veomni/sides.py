@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.veomni import linear_attention
-from tests.veomni.configurations import CONFIGURATIONS, configuration
+from tests.veomni.configurations import AUDIO, CLASSES, CONFIGURATIONS, IMAGE, LABELS, VIDEO, configuration
 
 __all__ = ["CONFIGS", "OPS", "START", "calls", "config_module", "prepare", "side"]
 
@@ -75,23 +75,22 @@ def bound(module: Any, loss: str = "eager", linear: str = linear_attention.NAME)
     assert _bind_veomni_ops(module, ops)
 
 
-def model_class(module: Any, folder: str) -> type[nn.Module]:
-    """The class that is trained: the thinker, the model with pictures, or the causal one."""
-    endings = ("ForCausalLM",) if folder == "gemma3" else ("ForConditionalGeneration", "ForCausalLM")
-    for ending in endings:
-        for name, found in vars(module).items():
-            if name.endswith(f"Thinker{ending}" if folder.endswith(("omni", "omni_moe")) else ending):
-                return found
-    raise LookupError(f"{module.__name__} has no class that is trained")
-
-
 def model(
-    module: Any, folder: str, state: Mapping[str, Tensor] | None = None, linear: str = linear_attention.NAME
+    module: Any,
+    folder: str,
+    trained: str = "",
+    state: Mapping[str, Tensor] | None = None,
+    linear: str = linear_attention.NAME,
 ) -> nn.Module:
-    """A model in training mode, with the state of another or with seeded weights."""
+    """A model in training mode, with the state of another or with seeded weights.
+
+    Args:
+        trained: its class; the first one of `CLASSES` if empty.
+    """
+    trained = trained or CLASSES[folder][0]
     bound(module, linear=linear)
     torch.manual_seed(0)
-    made = model_class(module, folder)._from_config(configuration(folder), attn_implementation="eager")
+    made = getattr(module, trained)._from_config(configuration(folder, trained), attn_implementation="eager")
     if state is not None:
         made.load_state_dict(state)
         return made.train()
@@ -103,23 +102,50 @@ def model(
             if name.endswith("e_score_correction_bias"):
                 buffer += 0.05 * torch.randn(buffer.shape, generator=generator)
             elif name.endswith("tid2eid"):
-                buffer.copy_(
-                    torch.rand(buffer.shape[0], 4, generator=generator).argsort(1)[:, : buffer.shape[1]]
-                )
+                experts = torch.rand(buffer.shape[0], 4, generator=generator).argsort(1)
+                buffer.copy_(experts[:, : buffer.shape[1]])
     return made.train()
 
 
-def calls(made: nn.Module, module: Any, given: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+def calls(
+    made: nn.Module, module: Any, given: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, dict[str, Tensor | None] | str]]:
     """Yield for every input and binding of the loss the numbers of one step by name, or the error's text."""
     for name, arguments in given.items():
         for loss in OPS:
             bound(module, loss)
             yield f"{name}/{loss}", _step(made, arguments, dummy=name == "dummy")
     bound(module)
-    # The balancing loss is added to a loss, and with log-probabilities there is none.
-    routed = hasattr(made.config.get_text_config(), "output_router_logits")
-    asked = {"return_log_probs": True, **({"output_router_logits": False} if routed else {})}
-    yield "packed/log_probs", _step(made, {**given["packed"], **asked}, dummy=False)
+    if "media" in given:
+        yield "piped/eager", _piped(made, given["media"])
+    if getattr(made.config, "num_labels", 0) != LABELS:
+        # The balancing loss is added to a loss, and with log-probabilities there is none.
+        routed = hasattr(made.config.get_text_config(), "output_router_logits")
+        asked = {"return_log_probs": True, **({"output_router_logits": False} if routed else {})}
+        yield "packed/log_probs", _step(made, {**given["packed"], **asked}, dummy=False)
+
+
+def _piped(made: nn.Module, media: Mapping[str, Any]) -> dict[str, Tensor | None] | str:
+    """A step with what VeOmni's data pipeline asks the model for: the positions, and the sizes of pictures."""
+    from veomni.utils.constants import AUDIO_INPUT_INDEX, IMAGE_INPUT_INDEX, VIDEO_INPUT_INDEX
+
+    tokens = media["input_ids"].clone()
+    for token, index in ((IMAGE, IMAGE_INPUT_INDEX), (VIDEO, VIDEO_INPUT_INDEX), (AUDIO, AUDIO_INPUT_INDEX)):
+        tokens[media["input_ids"] == token] = index
+    grids = {name: media[name].clone() for name in ("image_grid_thw", "video_grid_thw")}
+    asked = {"input_ids": tokens, "attention_mask": media["attention_mask"], **grids}
+    if "audio_feature_lengths" in media:
+        asked |= {"audio_seqlens": media["audio_feature_lengths"], "second_per_grids": torch.tensor([1.0])}
+    batch = dict(grids)
+    try:
+        places = made.get_position_id_func()(**asked)["position_ids"]
+        made.get_metadata_collate_func()(batch, {})
+    except Exception as error:  # compared with the other side's
+        return f"{type(error).__name__}: {error}"
+    places = places.reshape(1, 3, -1)
+    added = {"position_ids": places, "multimodal_metadata": batch["multimodal_metadata"]}
+    given = _step(made, {**media, **added}, dummy=False)
+    return given if isinstance(given, str) else {**given, "position_ids": places}
 
 
 def _step(made: nn.Module, arguments: Mapping[str, Any], *, dummy: bool) -> dict[str, Tensor | None] | str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.veomni.configurations import CONFIGURATIONS
+from tests.veomni.configurations import CLASSES, CONFIGURATIONS
 from tests.veomni.conftest import in_process
 from tests.veomni.sides import CONFIGS, config_module
 from tests.veomni.unable import UNABLE
@@ -74,10 +74,11 @@ def test_pictures_and_empty_pictures_reach_the_same_parameters(
 ) -> None:
     """So that the inputs reach what they are for: the towers, and VeOmni's forward of an empty picture."""
     calls = facts("alone", folder, device)["calls"]
-    if "media/eager" not in calls:
-        assert "vision_config" not in CONFIGURATIONS[folder][2]
+    trained = CLASSES[folder][0]
+    if f"{trained}/media/eager" not in calls:
+        assert "vision_config" not in str(CONFIGURATIONS[folder][2])
         return
-    media, dummy, packed = (calls[f"{name}/eager"] for name in ("media", "dummy", "packed"))
+    media, dummy, packed = (calls[f"{trained}/{name}/eager"] for name in ("media", "dummy", "packed"))
     assert media["gradients"] == dummy["gradients"] > packed["gradients"] + 20
     assert dummy["loss"] == packed["loss"]
 
@@ -109,7 +110,7 @@ def test_the_config_wins_and_the_rest_is_routed(facts: Facts, folder: str, devic
     kept = {(patch["kind"], patch["target"]) for patch in applied if patch["config"].startswith(config)}
     assert kept == {(patch["kind"], patch["target"]) for patch in alone}
     assert all(config in told["reason"] for told in found["report"]["yielded"])
-    ran = {op for _, op, backend, _, times in found["rows"] if backend == "torch" and times}
+    ran = {op for _, op, backend, times in found["rows"] if backend == "torch" and times}
     routed = {patch["op"] for patch in applied if patch.get("op")}
     assert bool(ran) == bool(routed)
     assert ran <= routed
@@ -119,7 +120,7 @@ def test_routes_remain_in_most_families(facts: Facts) -> None:
     remaining = {
         folder
         for folder, device in CONFIGS
-        if any(row[2] == "torch" and row[4] for row in facts("with idioms", folder, device)["rows"])
+        if any(row[2] == "torch" and row[3] for row in facts("with idioms", folder, device)["rows"])
     }
     # The others' configs replace every operation that we have kernels for.
     assert remaining == CONFIGURATIONS.keys() - {"llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v4"}

@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+from tests.veomni.configurations import CLASSES
 from tests.veomni.inputs import inputs
 from tests.veomni.sides import model, prepare, side
 
@@ -20,7 +21,7 @@ def losses(folder: str, device: str) -> list[float]:
     """Train a small model on fixed data."""
     made = model(side(folder, device), folder)
     optimizer = torch.optim.AdamW(made.parameters(), lr=5e-3)
-    given = [batch for name, batch in inputs(folder).items() if name != "dummy"]
+    given = [batch for name, batch in inputs(folder, CLASSES[folder][0]).items() if name != "dummy"]
     found = []
     for step in range(STEPS):
         loss = made(**given[step % len(given)], use_cache=False).loss
