@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+import veomni_hook.install  # noqa: F401
 from tests.veomni.configurations import CLASSES
 from tests.veomni.inputs import inputs
 from tests.veomni.sides import model, prepare, side
