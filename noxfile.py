@@ -77,6 +77,8 @@ def veomni(session: nox.Session) -> None:
         "pytest",
         "-n",
         "2",
+        "--dist",
+        "loadfile",  # the tests of a file share what its processes found
         "tests/veomni",
         "tests/integrations",
         *session.posargs,

@@ -48,7 +48,7 @@ def compared(folder: str, device: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"calls": {}, "rows": []}
     unable = UNABLE.get((folder, device))
     if unable:
-        facts["without"] = [_attempt(folder, device), _attempt(folder, "")]
+        facts["without"] = [_attempt(folder, made) for made in (device, *([] if unable.left_out else [""]))]
     with stand_ins(unable.package if unable else ""):
         for trained in CLASSES[folder]:
             _compare(folder, device, trained, facts)

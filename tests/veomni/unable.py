@@ -15,10 +15,13 @@ class Unable:
         error: a part of the error of VeOmni's side.
         package: the package to stand in for (`standins`); empty if the registry's stand-in is enough
             (`linear_attention`).
+        left_out: the hook leaves out the patches whose package is missing, so the hooked module is another one
+            then, and is made with the stand-in only.
     """
 
     error: str
     package: str = ""
+    left_out: bool = False
 
 
 _NPU = Unable("No module named 'torch_npu'", "torch_npu")
@@ -32,6 +35,6 @@ UNABLE: dict[tuple[str, str], Unable] = {
     ("qwen3_5_moe", "gpu"): Unable(_PACKED),
     ("qwen3_5_moe", "npu"): Unable(_PACKED, "torch_npu"),
     ("qwen3_omni_moe", "npu"): _NPU,
-    ("seed_oss", "gpu"): Unable("No module named 'liger_kernel'", "liger_kernel"),
+    ("seed_oss", "gpu"): Unable("No module named 'liger_kernel'", "liger_kernel", left_out=True),
     ("seed_oss", "npu"): _NPU,
 }
