@@ -26,6 +26,7 @@ COMMANDS = {
     "report": "veomni_hook.cli.report:report",
     "list": "veomni_hook.cli.list:list_",
     "check": "veomni_hook.cli.check:check",
+    "migrate": "veomni_hook.cli.migrate:migrate",
     "coverage": "veomni_hook.cli.coverage:coverage",
     "kernels": "veomni_hook.cli.kernels:kernels",
     "cache": "veomni_hook.cli.cache:app",

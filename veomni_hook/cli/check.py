@@ -12,7 +12,7 @@ from veomni_hook.cli import output
 from veomni_hook.cli.sources import source_tree
 from veomni_hook.cli.target_options import JobsOption, JsonOption, import_from_here
 from veomni_hook.cli.targets import complete_family
-from veomni_hook.cli.usage import FOUND
+from veomni_hook.cli.usage import FOUND, UsageError
 
 if TYPE_CHECKING:
     from veomni_hook.cli.spec_sources import Source
@@ -25,7 +25,7 @@ PLURALS = {"applies": "apply", "yields": "yield", "remark": "remarks", "FAILS": 
 HEADERS = ("verdict", "target", "kind", "detail", "config", "device")
 
 
-def check(
+def check(  # noqa: PLR0913 - the options of a command
     targets: Annotated[
         list[str] | None,
         typer.Argument(
@@ -52,6 +52,24 @@ def check(
             show_default=False,
         ),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RELEASE",
+            help="Judge each patch of your configs on its own against this release of transformers: a version"
+            " (5.23.0; pip downloads it unless it is installed), a wheel, or a folder with the package.",
+            show_default=False,
+        ),
+    ] = None,
+    written_for: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RELEASE",
+            help="With --against: the release that the configs were made for. Default: what a config or the"
+            " file that patchgen generated beside it says; otherwise the installed release.",
+            show_default=False,
+        ),
+    ] = None,
     jobs: JobsOption = None,
     *,
     write_lock: Annotated[
@@ -71,18 +89,38 @@ def check(
     changed upstream since it was written: places that are gone or moved, compute something else or have
     another signature, with the diff.
 
-    Exits with 1 if a patch does not apply, or if a change can affect the project.
+    With --against, each patch of the configs in the settings, of plugins and of --config has one of these
+    verdicts. Nothing is patched, and built-in patches and the lock are left out.
+
+    applies: upstream's code is what the patch was written for, or computes the same.
+
+    moved: upstream's code of the target is another. The diff follows.
+
+    gone: the target does not exist there. The nearest names follow.
+
+    unnecessary: idioms route everything that the patch is for to kernels, without the patch.
+
+    FAILS: the patch does not apply for another reason, such as a name that is no longer imported.
+
+    Exits with 1 if a patch does not apply, or if a change can affect the project; with --against, unless
+    every patch applies or is unnecessary.
     """
+    from veomni_hook.cli.against import made_elsewhere
     from veomni_hook.cli.lock import NAME, check_place, compared, find_lock
     from veomni_hook.cli.spec_sources import OPTION, load_sources, names
     from veomni_hook.cli.verdict import FAILS
     from veomni_hook.settings import resolve
 
     import_from_here()
-    wanted = source_tree().files(targets) if targets else {}
     settings = resolve().settings
+    if against is not None or written_for is not None:
+        _against(settings, config or (), (against, written_for), targets or (), diffs=diffs, as_json=as_json)
+        return
+    wanted = source_tree().files(targets) if targets else {}
     sources = load_sources([*names(settings), *((OPTION, name) for name in config or ())])
     verdicts = list(_verdicts(sources, wanted, settings))
+    for line in made_elsewhere(sources):
+        output.note(line)
     path = find_lock(lock) if lock is None or not write_lock else lock
     comparison = None
     if write_lock:
@@ -103,6 +141,41 @@ def check(
     for error in comparison.errors.values() if comparison is not None else ():
         output.fail(error)
     if any(verdict.verdict == FAILS for verdict in verdicts) or (comparison and comparison.matters):
+        raise typer.Exit(FOUND)
+
+
+def _against(
+    settings: Settings,
+    configs: Sequence[str],
+    releases: tuple[str | None, str | None],
+    targets: Sequence[str],
+    *,
+    diffs: bool,
+    as_json: bool,
+) -> None:
+    """Judge the user's configs against a release, and exit with 1 unless every patch is fine.
+
+    ``releases`` are the one to judge against and the one that the configs were made for.
+    """
+    from veomni_hook.cli.against import judged, show
+    from veomni_hook.cli.spec_sources import BUILT_IN, OPTION, load_sources, names
+    from veomni_hook.cli.targets import module_name
+
+    release, written = releases
+    if release is None:
+        fix = "name the other release too: --against RELEASE"
+        raise UsageError("--written-for says what to compare with", where="the command line", fix=fix)
+    named = [one for one in names(settings) if one[0] != BUILT_IN]
+    sources = load_sources([*named, *((OPTION, name) for name in configs)])
+    for source in sources:
+        if source.error is not None:
+            raise source.error
+    found = judged(sources, release, written, [module_name(target) for target in targets])
+    if as_json:
+        output.emit_json([row for one in found for row in one.rows()])
+    else:
+        show(found, diffs=diffs)
+    if not all(one.is_fine for one in found):
         raise typer.Exit(FOUND)
 
 

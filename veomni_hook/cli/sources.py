@@ -85,11 +85,12 @@ class SourceTree:
         )
 
 
-def source_tree(path: str | None = None) -> SourceTree:
+def source_tree(path: str | None = None, *, where: str = "--source") -> SourceTree:
     """Return the installed transformers, or the package at a path.
 
     Args:
         path: the package's folder (`…/transformers`), or one that contains it directly or below `src`.
+        where: the option that names the path, for the error.
 
     Raises:
         UsageError: there is no such package.
@@ -102,7 +103,7 @@ def source_tree(path: str | None = None) -> SourceTree:
         if not held:
             raise UsageError(
                 f"no transformers package in {path}",
-                where="--source",
+                where=where,
                 fix="name a folder `transformers` that holds `models`, as in an unpacked wheel or a checkout",
             )
         folder = held[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,8 +54,12 @@ def names(settings: Settings) -> list[tuple[str, str]]:
 
 
 def load_sources(named: Sequence[tuple[str, str]]) -> list[Source]:
-    """Load config modules; a failure is returned with the results of the others."""
-    return [_load(origin, name) for origin, name in named]
+    """Load config modules; a failure is returned with the results of the others.
+
+    What their packages print while they are imported goes to stderr: stdout is for the result.
+    """
+    with redirect_stdout(sys.stderr):
+        return [_load(origin, name) for origin, name in named]
 
 
 def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
@@ -76,5 +82,23 @@ def _load(origin: str, name: str) -> Source:
     try:
         (loaded,) = load([name], points_in_force(ALL) if origin.startswith(ENTRY_POINT) else {})
     except VeomniHookError as error:
-        return Source(origin, name, error=error)
+        return Source(origin, name, error=_with_release(name, error))
     return Source(origin, name, loaded.configs)
+
+
+def _with_release(name: str, error: VeomniHookError) -> VeomniHookError:
+    """The error of a config that cannot be loaded, with the release it was made for if it is another one."""
+    from veomni_hook.cli.sources import source_tree
+    from veomni_hook.cli.usage import UsageError
+    from veomni_hook.finders.locate import locate
+    from veomni_hook.migration.written import beside
+
+    spec = locate(name.partition(":")[0])
+    made = beside(spec.origin) if spec is not None and spec.origin else ""
+    try:
+        installed = source_tree().version
+    except UsageError:
+        installed = "none"
+    if made and made != installed:
+        error.where += f"; made for transformers {made}, and {installed} is installed"
+    return error

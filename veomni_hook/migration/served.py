@@ -156,7 +156,7 @@ def _missing(
     if holder is not None and (before is None or not _find(before, patch.target, kinds)):
         method = patch.target.removeprefix(f"{owner}.")
         close = [name for name in method_names(holder) if is_near_miss(method, name)]
-        if config.adopted_from is not None and not close:
+        if config.lenient and not close:
             return ""
         known = [f"{owner}.{name}" for name in close] or known
     renamed = next((c.detail for c in changes.get(_overridden(patch), ()) if c.result == GONE), "")

@@ -1,0 +1,196 @@
+"""Which patches of a config the engine refuses on one source: together first, and each alone after a failure.
+
+What only works together with all patches (dropped imports, excluded names, helpers after a definition that
+does not exist) is left out or stood in for, so that it does not hide what is wrong with a patch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from veomni_hook.errors import PatchError
+from veomni_hook.patches.engine import Origin, patch_source
+from veomni_hook.patches.report import Remark
+from veomni_hook.patches.spec import Patch, PatchConfig
+from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.text.names import listed, nearest
+from veomni_hook.patches.text.statements import blocks
+from veomni_hook.patches.verbs.imports import importable
+from veomni_hook.patches.verbs.targets import top_level
+
+__all__ = ["Lost", "Refused", "lost_names", "refused", "without"]
+
+_PLACED = ("class", "function", "assignment")
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a config says about a name that a source does not have.
+
+    Attributes:
+        kind: `exclude`, `drop_import` or `helper` (to be placed after the name).
+        name: the name.
+        detail: the nearest names.
+    """
+
+    kind: str
+    name: str
+    detail: str
+
+
+@dataclass
+class Refused:
+    """What the engine refuses.
+
+    Attributes:
+        patches: the error of each patch that does not apply on its own, by its index.
+        together: the error of the config as a whole, if no patch alone causes it.
+        remarks: what is wrong with a config made for patchgen that patchgen accepts.
+    """
+
+    patches: dict[int, PatchError] = field(default_factory=dict)
+    together: PatchError | None = None
+    remarks: tuple[Remark, ...] = ()
+
+
+def lost_names(config: PatchConfig, document: Document) -> list[Lost]:
+    """Return the excluded names, dropped imports and places of helpers that a source does not have.
+
+    Imports that a patchgen config drops are not among them: dropping what is not there is right.
+    """
+    if config.is_pattern:
+        return []
+    imported = {n for block in blocks(document.tree) for s in block for n in importable(s)}
+    defined = [d.qualname for d in document.definitions() if "." not in d.qualname]
+    found = [
+        Lost("exclude", name, f"there is nothing {name} to leave out{_near(name, defined)}")
+        for name in dict.fromkeys(config.exclude)
+        if not top_level(document, name, _PLACED)
+    ]
+    found += [
+        Lost("helper", given.target, f"{_name(given.helper)} has no place{_near(given.target, defined)}")
+        for given in config.positioned_helpers
+        if not top_level(document, given.target, _PLACED)
+    ]
+    if not config.lenient:
+        found += [
+            Lost("drop_import", name, f"{name} is not imported{_near(name, imported)}")
+            for name in sorted(config.drop_imported_names)
+            if name not in imported
+        ]
+    return found
+
+
+def refused(
+    config: PatchConfig, patches: Sequence[Patch], document: Document, origin: Origin, *, device: str = "gpu"
+) -> Refused:
+    """Apply patches of a config to a source; return what does not apply, and why.
+
+    Args:
+        config: the config.
+        patches: those of its patches whose targets exist, as `served` returns them.
+        document: the source.
+        origin: where it comes from.
+        device: which of a pair of configs applies.
+
+    Raises:
+        ConfigError: a patch has an unknown type.
+    """
+    device = config.device or device
+    whole = without(config, document, origin.module)
+    found, first = Refused(), None
+    left = dict(enumerate(patches))
+    while True:
+        whole.patches = list(left.values())
+        result = _tried(whole, document, origin, device)
+        if not isinstance(result, PatchError):
+            found.remarks = result
+            break
+        first = first or result
+        guilty = {
+            index: error
+            for index, patch in left.items()
+            if patch.target == result.target
+            and (error := _alone(whole, patch, document, origin, device)) is not None
+        }
+        found.patches |= guilty
+        left = {index: patch for index, patch in left.items() if index not in guilty}
+        if guilty:
+            continue
+        if not (whole.exclude or whole.drop_imported_names):
+            return _one_by_one(whole, patches, document, origin, device)
+        whole.exclude, whole.drop_imported_names = [], set()
+    if not found.patches:
+        found.together = first
+    return found
+
+
+def _alone(
+    whole: PatchConfig, patch: Patch, document: Document, origin: Origin, device: str
+) -> PatchError | None:
+    """The error of one patch without the others."""
+    one = copy.copy(whole)
+    one.patches, one.exclude, one.drop_imported_names = [patch], [], set()
+    result = _tried(one, document, origin, device)
+    return result if isinstance(result, PatchError) else None
+
+
+def _one_by_one(
+    whole: PatchConfig, patches: Sequence[Patch], document: Document, origin: Origin, device: str
+) -> Refused:
+    """The same where no patch is to blame for the error: what all of them share fails, or two conflict."""
+    whole.patches = []
+    around = _tried(whole, document, origin, device)
+    found = Refused()
+    for index, patch in enumerate(patches):
+        error = _alone(whole, patch, document, origin, device)
+        if error is not None and not (isinstance(around, PatchError) and error.what == around.what):
+            found.patches[index] = error
+    if not found.patches:
+        whole.patches = list(patches)
+        together = _tried(whole, document, origin, device)
+        found.together = next((e for e in (around, together) if isinstance(e, PatchError)), None)
+    return found
+
+
+def without(config: PatchConfig, document: Document, module: str) -> PatchConfig:
+    """Return a copy of a config for a module, without what it says about names that the source lacks.
+
+    A helper that has no place is stood in for by its name, so that the patches that use it can be tried.
+    """
+    lost = lost_names(config, document)
+    imported = {n for block in blocks(document.tree) for s in block for n in importable(s)}
+    one = copy.copy(config)
+    one.label, one.source_module = config.name, module
+    one.exclude = [name for name in config.exclude if not _is(lost, "exclude", name)]
+    one.drop_imported_names = {name for name in config.drop_imported_names if name in imported}
+    one.positioned_helpers = [h for h in config.positioned_helpers if not _is(lost, "helper", h.target)]
+    placeless = [_name(h.helper) for h in config.positioned_helpers if _is(lost, "helper", h.target)]
+    one.post_import_blocks = [*config.post_import_blocks, *(f"{name} = None" for name in placeless)]
+    return one
+
+
+def _tried(
+    config: PatchConfig, document: Document, origin: Origin, device: str
+) -> PatchError | tuple[Remark, ...]:
+    """Apply a config; return the error, or the remarks of what applies."""
+    try:
+        patched = patch_source(document.source, [config], origin, device=device)
+    except PatchError as error:
+        return error
+    return patched.report.remarks
+
+
+def _is(lost: Sequence[Lost], kind: str, name: str) -> bool:
+    return any(one.kind == kind and one.name == name for one in lost)
+
+
+def _name(helper: object) -> str:
+    return str(getattr(helper, "__name__", helper))
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    close = nearest(name, known)
+    return f"; nearest: {listed(close)}" if close else ""
