@@ -80,7 +80,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.import_time
 
 matrix: $(STAMP)
-	$(BIN)/nox --session matrix $(ARGS)
+	$(BIN)/nox --session matrix veomni $(ARGS)
 
 recipes: $(STAMP)
 	$(BIN)/nox --session recipes $(if $(ARGS),-- $(ARGS))

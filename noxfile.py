@@ -1,4 +1,4 @@
-"""The test suite over the supported transformers releases, `make matrix`, and the recipes: `make recipes`.
+"""The test suite over the supported transformers releases and beside VeOmni, `make matrix`; `make recipes`.
 
 One of them: `nox -s "matrix(transformers='5.9.0')"`. Every release gets its own
 environment, because the releases disagree on tokenizers and huggingface_hub.
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import nox
 
+#: The release of VeOmni, and the release of transformers that its modules are generated from.
+VEOMNI = ("0.1.12", "5.9.0")
 RELEASES = ["5.2.0", "5.9.0", "5.17.0", "5.23.0"]
 # Pinned for 5.23.0 in the constraints; each release brings its own.
 RELEASE_BOUND = {"transformers", "tokenizers", "huggingface-hub", "hf-xet", "typer", "click"}
@@ -53,6 +55,32 @@ def matrix(session: nox.Session, transformers: str) -> None:
         "worksteal",
         "-m",
         "not slow",
+        *session.posargs,
+        env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+@nox.session
+def veomni(session: nox.Session) -> None:
+    """Run VeOmni's configs beside the modules that its wheel brings; arguments after ``--`` go to pytest."""
+    constraints = str(shared_constraints(Path(session.create_tmp())))
+    session.install("--quiet", "-c", constraints, "torch")
+    session.install("--quiet", "-c", constraints, "hatchling", "editables")
+    session.install(
+        "--quiet", "-c", constraints, "--no-build-isolation", f"transformers=={VEOMNI[1]}", "-e", ".[dev]"
+    )
+    # Its requirements are those of training; its configs and modules need none of them but psutil.
+    session.install("--quiet", "--no-deps", f"veomni=={VEOMNI[0]}")
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",  # the tests of a file share what its processes found
+        "tests/veomni",
+        "tests/integrations",
         *session.posargs,
         env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )

@@ -23,6 +23,32 @@ print(json.dumps([TinyNorm().forward(1), TinyModel().norm.forward(1), m.TinyNorm
         assert python(code, VEOMNI_PATCHES="importing_config").result == [103, 103, True, 1]
 
 
+def test_modules_that_no_config_is_for_are_imported_once(python: Python, tmp_path: Path) -> None:
+    """While a config loads, too: whatever else it imports keeps their classes."""
+    (tmp_path / "holding_config.py").write_text(
+        f"""
+import transformers.modeling_layers as layers, transformers.models.scaled.modeling_scaled as scaled
+from veomni_hook import PatchConfig
+
+config = PatchConfig("{TINY}")
+
+@config.override_method("TinyNorm.forward")
+def forward(self, x):
+    return 103
+""",
+        encoding="utf-8",
+    )
+    code = f"""
+import json, sys, veomni_hook.install
+{SHOW}
+import holding_config as config
+print(json.dumps([module is sys.modules[module.__name__] for module in (config.layers, config.scaled)]))
+"""
+    ran = python(code, VEOMNI_PATCHES="holding_config")
+    assert ran.result == [True, True]
+    assert ran.out.startswith("103")
+
+
 def test_a_config_module_imported_first_by_the_user_does_not_leave_upstream_behind_silently(
     python: Python,
 ) -> None:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook import plugins
@@ -221,8 +221,11 @@ def forget(names: Iterable[str], fresh: Collection[str] = ()) -> None:
 
 
 def _comes_from(value: object, modules: dict[str, ModuleType]) -> bool:
-    if isinstance(value, ModuleType):
+    # By type alone: reading an attribute of some objects warns (torch.distributed.reduce_op).
+    if issubclass(type(value), ModuleType):
         return any(value is module for module in modules.values())
+    if not issubclass(type(value), type | FunctionType):
+        return False
     home = modules.get(getattr(value, "__module__", None) or "")
     return home is not None and vars(home).get(getattr(value, "__name__", "")) is value
 

@@ -1,4 +1,4 @@
-"""Targets that a config imports while it loads: served unpatched, and remembered.
+"""Targets that a config imports while it loads: served unpatched and remembered, if a config may be for them.
 
 Separate from `configs`, because every target is checked here and only a cache miss needs configs.
 """
@@ -15,11 +15,3 @@ class _Loading(threading.local):
 
 
 LOADING = _Loading()
-
-
-def nested_import(fullname: str) -> bool:
-    """Record a target that a config imports; return whether this thread is loading configs."""
-    if LOADING.nested is None:
-        return False
-    LOADING.nested.append(fullname)
-    return True

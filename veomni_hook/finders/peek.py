@@ -25,6 +25,7 @@ _UNKNOWN = re.compile(
     r"|\.source_module[ \t]*=|\bglobals\(\)|\bimport[ \t]+\*",
     re.MULTILINE,
 )
+_PATCHGEN = "patchgen"
 _IMPORTED = re.compile(r"^(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w.]+))", re.MULTILINE)
 
 
@@ -41,7 +42,11 @@ def may_be_for(name: str, target: str) -> bool:
 
 
 def half_made(name: str) -> str:
-    """The first module that a config module imports and that is being imported right now; usually empty."""
+    """The first module that a config made for patchgen imports and that is being imported now; usually empty.
+
+    Other configs are loaded in any case: what imports the target may keep its classes and would never see the
+    patched ones.
+    """
     for imported in _imports(name.partition(":")[0], tuple(sys.path)):
         spec = getattr(sys.modules.get(imported), "__spec__", None)
         if getattr(spec, "_initializing", False):
@@ -75,7 +80,10 @@ def _sources(module: str, path: tuple[str, ...]) -> frozenset[str] | None:
 @cache
 def _imports(module: str, path: tuple[str, ...]) -> tuple[str, ...]:
     text = _text(module, path) or ""
-    return tuple(dict.fromkeys(one or other for one, other in _IMPORTED.findall(text)))
+    if _PATCHGEN not in text:
+        return ()
+    names = dict.fromkeys(one or other for one, other in _IMPORTED.findall(text))
+    return tuple(name for name in names if not name.startswith(("transformers", "torch")))
 
 
 @cache

@@ -19,7 +19,7 @@ from veomni_hook.finders.finder import REMOTE_LOADING, PatchFinder, is_remote, i
 from veomni_hook.finders.handle import bind_slots, current_settings
 from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.log import warn, warn_once
-from veomni_hook.finders.nested import nested_import
+from veomni_hook.finders.nested import LOADING
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.peek import half_made, may_be_for
 from veomni_hook.finders.state import STATE
@@ -43,7 +43,8 @@ def find_patched(
 ) -> ModuleSpec | None:
     """Return the spec for a target: the patched module's, or upstream's if nothing applies."""
     STATE.asked.add(fullname)
-    if nested_import(fullname):
+    if LOADING.nested is not None and not _only_built_in(fullname):
+        LOADING.nested.append(fullname)
         return None
     if waits_for := _half_made(fullname):
         finder.unsettled[fullname] = waits_for
@@ -57,6 +58,17 @@ def find_patched(
         return patching(fullname, spec)
     loader = patched_loader(fullname, spec)
     return spec if loader is None else loader.spec()
+
+
+def _only_built_in(fullname: str) -> bool:
+    """Whether no config but ours may be for a target.
+
+    Then configs that import it while they load get it patched, and it stays. Other modules keep its classes:
+    a second `PreTrainedConfig`, or a second `AutoModel`, would not be the first one.
+    """
+    if any(config.applies_to(fullname) for config in STATE.registered):
+        return False
+    return all(name.startswith("veomni_hook.") for name in config_names(fullname, current_settings()))
 
 
 def _half_made(fullname: str) -> str:

@@ -1,0 +1,92 @@
+"""Every config, with idioms off: the definitions equal those of the file that VeOmni's engine generated.
+
+The same but for spelling: docstrings are left aside, a relative import is compared by what it names, a decorator
+that stands twice counts once, and transformers' kernel hub decorator may stay on a replaced function (5.17 and
+later do not work without it; VeOmni's engine drops it).
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.veomni.sides import CONFIGS, config_module
+from tests.veomni.standins import stand_ins
+from veomni_hook.finders import configs
+from veomni_hook.finders.build import patch
+from veomni_hook.finders.locate import locate
+from veomni_hook.finders.upstream import read_upstream
+
+_HUB = "use_kernel_func_from_hub"
+_DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def definitions(text: str, module: str, *, replaced: frozenset[str] = frozenset()) -> dict[str, str]:
+    """The definitions and assignments of a module by name, methods apart, in one spelling.
+
+    ``module`` is the name of the module that relative imports are relative to; the hub's decorator is left out
+    of the functions ``replaced``.
+    """
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            parts = module.split(".")[: -node.level]
+            node.module, node.level = ".".join([*parts, *filter(None, [node.module])]), 0
+        if isinstance(node, _DEFINED):
+            _plain(node, replaced)
+    return dict(_found(tree))
+
+
+def _plain(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, replaced: frozenset[str]) -> None:
+    first = node.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        node.body = node.body[1:] or [ast.Pass()]
+    unique = {ast.unparse(decorator): decorator for decorator in node.decorator_list}
+    node.decorator_list = [
+        decorator
+        for text, decorator in unique.items()
+        if not (node.name in replaced and text.startswith(_HUB))
+    ]
+
+
+def _found(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for statement in tree.body:
+        if isinstance(statement, ast.ClassDef):
+            body = [each for each in statement.body if not isinstance(each, ast.Pass)]
+            statement.body = [ast.Pass()]
+            yield statement.name, ast.unparse(statement)
+            for number, each in enumerate(body):
+                name = each.name if isinstance(each, _DEFINED) else ast.unparse(each)[:60]
+                yield f"{statement.name}.{name}" + (f"#{number}" if name == "_" else ""), ast.unparse(each)
+        elif isinstance(statement, _DEFINED):
+            yield statement.name, ast.unparse(statement)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            yield ast.unparse(statement)[:60], ast.unparse(statement)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "_".join(config))
+def test_definitions_equal_those_of_the_generated_file(config: tuple[str, str]) -> None:
+    (loaded,) = configs.load([config_module(*config)])
+    (found,) = loaded.configs
+    spec = locate(found.source_module)
+    assert spec is not None and found.device == config[1]
+    upstream, reason = read_upstream(found.source_module, spec)
+    assert upstream is not None, reason
+    with stand_ins("liger_kernel"):  # an external replacement has to exist
+        patched = patch(upstream, loaded.configs, config[1])
+    assert patched is not None
+    file = Path(str(loaded.module.__file__)).parent / "generated" / found.target_file
+    package = f"{loaded.module.__name__.rpartition('.')[0]}.generated.module"
+    replaced = frozenset(p.target for p in found.patches if p.patch_type.value == "function_replacement")
+    theirs = definitions(file.read_text(encoding="utf-8"), package, replaced=replaced)
+    ours = definitions(patched.plain, found.source_module, replaced=replaced)
+    differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    shown = (
+        "\n".join(difflib.ndiff(theirs.get(name, "").split("\n"), ours.get(name, "").split("\n")))
+        for name in differing
+    )
+    assert not differing, "\n".join(shown)
