@@ -164,3 +164,17 @@ def test_a_file_is_not_overwritten_by_accident(run: Run, tmp_path: Path) -> None
 def test_a_config_that_cannot_be_reduced(run: Run, text: str, said: str) -> None:
     done = run(text=text)
     assert done.exit_code == 2 and said in done.output
+
+
+def test_a_config_for_another_package(run: Run, tmp_path: Path) -> None:
+    run()  # puts the releases and the double of patchgen in place
+    config = "patchgen_double.tiny_gpu_patch_gen_config"
+    done = CliRunner().invoke(app, ["migrate", config, "-o", "made/reduced.py", "--json"])
+    document = json.loads(done.stdout)
+    assert document["problems"] == [], done.output
+    assert document["module"] == "patchgen_double.modeling_tiny"
+    assert {patch["outcome"] for patch in document["patches"]} == {"kept"}
+    text = (tmp_path / "made" / "reduced.py").read_text()
+    for verb in ("modify_init", "replace_function", "override_method", "add_method", "add_helper"):
+        assert f"config.{verb}(" in text
+    assert '    create_patch_from_external(\n        "TinyNorm",\n' in text and "PatchType" not in text

@@ -101,15 +101,19 @@ def _reduced(name: str, written: str | None) -> tuple[Reduced, str, str, Upstrea
 
     config = _one(name)
     upstream = _installed(config)
-    with Releases() as releases:
-        given = written or written_for(config)
-        base = releases.get(given, "--written-for") if given else source_tree()
-        path = base.path(config.source_module)
-        before = read_source(path) if os.path.isfile(path) else None
     source = read_source(upstream.path)
-    origin = Origin(config.source_module, upstream.path, upstream.distribution, upstream.version)
-    found = judge(config, source, origin, base=before, base_version=base.version)
-    return reduce(config, found, source, origin), upstream.version, base.version, upstream
+    tree = source_tree()
+    made = tree.version
+    before: str | None = source
+    given = written or written_for(config)
+    if given and upstream.distribution == "transformers":
+        with Releases() as releases:
+            base = releases.get(given, "--written-for")
+            path = base.path(config.source_module)
+            made, before = base.version, read_source(path) if os.path.isfile(path) else None
+    origin = Origin(config.source_module, upstream.path, upstream.distribution, tree.version)
+    found = judge(config, source, origin, base=before, base_version=made)
+    return reduce(config, found, source, origin), tree.version, made, upstream
 
 
 def _one(name: str) -> PatchConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from veomni_hook.migration import vocabulary as words
 from veomni_hook.migration.answers import HERE, NOT_NEEDED, PARTLY, Answer, answer
 from veomni_hook.migration.concerns import Concern, concerns
 from veomni_hook.patches.spec import Patch, PatchConfig
@@ -34,7 +35,7 @@ class Coverage:
     def left(self) -> list[str]:
         """The concerns that are not served, each with its evidence and what there is of it or planned."""
         return [
-            f"{concern.name} ({concern.evidence}; {_said(given)})"
+            f"{_purpose(concern)} ({concern.evidence}; {_said(given)})"
             for concern, given in zip(self.concerns, self.answers, strict=True)
             if given.status not in (HERE, NOT_NEEDED)
         ]
@@ -55,6 +56,10 @@ def coverage(patch: Patch, config: PatchConfig, ops: Sequence[str], upstream: st
     """
     found = concerns(patch, config, upstream)
     return Coverage(found, tuple(answer(one, ops) for one in found))
+
+
+def _purpose(concern: Concern) -> str:
+    return "another purpose" if concern.name == words.OTHER else concern.name
 
 
 def _said(given: Answer) -> str:

@@ -50,14 +50,16 @@ def emit(reduced: Reduced, *, release: str, written_for: str) -> str:
         lines = list(_patch(patch, explained, reduced, names))
         body += ["", *([""] if lines[-1].endswith("\n") else []), *lines]
     future = ["from __future__ import annotations", ""] if names.copied else []
-    external = any(patch.replacement is None for patch in reduced.patches)
-    ours = "PatchConfig, PatchType, create_patch_from_external" if external else "PatchConfig"
+    external = [patch for patch in reduced.patches if patch.replacement is None]
+    ours = "PatchConfig, create_patch_from_external" if external else "PatchConfig"
+    kinds = any(patch.patch_type is not PatchType.CLASS_REPLACEMENT for patch in external)
     parts = [
         *_docstring(reduced, release, written_for),
         "",
         *future,
         *names.lines(),
         f"from veomni_hook import {ours}",
+        *(["from veomni_hook.patches.spec import PatchType"] if kinds else []),
         "",
         *body,
     ]
@@ -180,16 +182,13 @@ def _call(head: str, arguments: Sequence[str]) -> Iterator[str]:
 
 def _external(patch: Patch) -> Iterator[str]:
     module, _, name = (patch.replacement_source or "").rpartition(".")
-    yield from _call(
-        "config.add_patch(create_patch_from_external",
-        [
-            _text(patch.target),
-            _text(module),
-            _text(name),
-            f"PatchType.{patch.patch_type.name}",
-            f"description={_text(patch.description or '')}",
-        ],
-    )
+    arguments = [_text(patch.target), _text(module), _text(name)]
+    if patch.patch_type is not PatchType.CLASS_REPLACEMENT:
+        arguments.append(f"PatchType.{patch.patch_type.name}")
+    if patch.description:
+        arguments.append(f"description={_text(patch.description)}")
+    yield "config.add_patch("
+    yield from (f"    {line}" for line in _call("create_patch_from_external", arguments))
     yield ")"
 
 
