@@ -20,7 +20,10 @@ from tests.veomni.configurations import (
     patch,
 )
 
-__all__ = ["inputs"]
+__all__ = ["STEPS", "inputs"]
+
+#: The optimizer steps of a training.
+STEPS = 20
 
 #: Folders whose models take pictures; those that have text between the frames of a video.
 SEES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.veomni.conftest import in_process
-from tests.veomni.train import STEPS
+from tests.veomni.inputs import STEPS
 
 FAMILIES = ("qwen3_moe", "qwen3_vl")
 CONFIGS = [(family, "gpu") for family in FAMILIES]

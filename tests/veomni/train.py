@@ -12,10 +12,8 @@ import torch
 
 import veomni_hook.install  # noqa: F401
 from tests.veomni.configurations import CLASSES
-from tests.veomni.inputs import inputs
+from tests.veomni.inputs import STEPS, inputs
 from tests.veomni.sides import model, prepare, side
-
-STEPS = 20
 
 
 def losses(folder: str, device: str) -> list[float]:
