@@ -47,9 +47,7 @@ def reduced(tmp_path: Path) -> PatchConfig:
 def test_what_is_printed(run: Run) -> None:
     done = run()
     assert done.exit_code == 0, done.output
-    # The loaded package says its version; another test of this process may have loaded the installed one.
-    release = getattr(sys.modules.get("transformers"), "__version__", "5.9.0")
-    assert f"({MODULE}, written for transformers 5.9.0, on {release})" in " ".join(done.output.split())
+    assert f"({MODULE}, written for transformers 5.9.0, on 5.9.0)" in done.output
     rows = [line for line in done.output.splitlines() if "Upgraded" in line]
     assert next(row for row in rows if "RMSNorm" in row).startswith("covered")
     assert "kernel: rms_norm/cast_before_weight" in done.output
