@@ -66,7 +66,7 @@ def many(experts, top_k, tokens=1, hidden=2):
     [
         ({"experts": 1024, "top_k": 512}, None),
         ({"experts": 1025, "top_k": 1}, "at most 1024 experts"),
-        ({"experts": 2, "top_k": 513}, "at most 1024 experts, 512 of them"),
+        ({"experts": 2, "top_k": 513}, "at most 1024 experts, a top_k of at most 512"),
         ({"experts": 2, "top_k": 8, "tokens": 1 << 21}, "fewer than 16777215 pairs"),
         ({"experts": 2, "top_k": 2, "hidden": 65536}, "fewer than 65536 columns"),
     ],
