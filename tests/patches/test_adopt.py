@@ -167,3 +167,12 @@ def test_a_config_without_code_is_named_after_where_it_is_called_config(load: An
         assert adopt(made.config).name == f"{made.__name__}:config"
     finally:
         del sys.modules["a_importer_of_test"]
+
+
+def test_configs_that_extend_each_other_are_an_error() -> None:
+    one, other = PatchConfig(MODULE, label="a:one"), PatchConfig(MODULE, label="a:other")
+    one.base, other.base = other, one
+    last = PatchConfig(MODULE, base=one, label="a:last")
+    for given in (one, last):
+        with pytest.raises(ConfigError, match=r"in a circle: .*a:one -> a:other -> a:one"):
+            applicable([given], MODULE, "gpu")

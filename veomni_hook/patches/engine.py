@@ -64,7 +64,7 @@ def applicable(configs: Iterable[Any], module: str, device: str) -> list[PatchCo
     provided that it is for this module and device.
 
     Raises:
-        ConfigError: one of ``configs`` is not a patch config.
+        ConfigError: one of ``configs`` is not a patch config, or extends itself through its bases.
     """
     fitting: list[PatchConfig] = []
 
@@ -79,8 +79,24 @@ def applicable(configs: Iterable[Any], module: str, device: str) -> list[PatchCo
 
     given_configs = [adopt(config) for config in configs]
     for config in given_configs:
+        _check_bases(config)
         add(config)
     return fitting
+
+
+def _check_bases(config: PatchConfig) -> None:
+    """Raise ConfigError if a config is among its own bases."""
+    chain = [config]
+    while chain[-1].base is not None:
+        base = adopt(chain[-1].base)
+        if any(same_config(known, base) for known in chain):
+            names = " -> ".join(one.name for one in [*chain, base])
+            raise ConfigError(
+                f"the configs extend each other in a circle: {names}",
+                where=f"declared at {config.origin}",
+                fix="remove one of the bases",
+            )
+        chain.append(base)
 
 
 def patch_source(
