@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,21 @@ print(json.dumps([TinyNorm().forward(1), TinyModel().forward(1)]))
     for device, values in expected.items():
         ran = python(code, VEOMNI_PATCHES="gpu_config,npu_config", VEOMNI_DEVICE=device)
         assert ran.result == values
+
+
+def test_a_package_that_is_installed_or_removed_later_counts(python: Python, tmp_path: Path) -> None:
+    code = f"""
+import sys; sys.path.insert(0, "")
+import json, veomni_hook.install
+from {TINY} import TinyModel
+print(json.dumps(getattr(TinyModel, "installed", False)))
+"""
+    package = tmp_path / "not_installed"
+    for present in (False, True, True, False):
+        if present:
+            package.mkdir(exist_ok=True)
+            (package / "__init__.py").write_text("")
+            (package / "models.py").write_text("class Model:\n    installed = True\n")
+        elif package.exists():
+            shutil.rmtree(package)
+        assert python(code, VEOMNI_PATCHES=CONFIG).result is present

@@ -18,6 +18,7 @@ from typing import Any
 
 from veomni_hook.cache.key import file_digest
 from veomni_hook.finders.configs import Loaded
+from veomni_hook.finders.locate import locate
 from veomni_hook.patches.spec import PatchConfig
 
 # Pinned by their versions in the key, or by the engine digest.
@@ -81,9 +82,11 @@ def _replacement_files(config: PatchConfig) -> Iterator[str]:
             yield from _file(module)
     for patch in config.patches:
         if patch.replacement_source:
-            module = sys.modules.get(patch.replacement_source.rpartition(".")[0])
-            if module is not None and _watched(module):
-                yield from _file(module)
+            # By its spec: an entry must become stale when the package is removed, too.
+            spec = locate(patch.replacement_source.rpartition(".")[0])
+            path = spec.origin if spec is not None else None
+            if path and path.endswith(".py") and patch.replacement_source.partition(".")[0] not in _PINNED:
+                yield os.path.abspath(path)
 
 
 def _module_files(module: ModuleType, seen: set[str]) -> Iterator[str]:

@@ -321,11 +321,22 @@ def lookup_or_build(
         report(found.absent)
     if isinstance(found, Unpatched):
         return NOTHING
-    if isinstance(found, Hit):
+    missed = found.reason if isinstance(found, Miss) else _outdated(found)
+    if isinstance(found, Hit) and not missed:
         return from_hit(found, upstream, "hit", ""), None, found.code
     from veomni_hook.finders.build import build
 
-    return build(upstream, settings, names, stage, found.reason)
+    return build(upstream, settings, names, stage, missed)
+
+
+def _outdated(found: Hit) -> str:
+    """Why an entry is no longer right although its inputs are: a package that it wanted is installed now."""
+    if not found.consult:
+        return ""
+    from veomni_hook.finders.locate import locate
+
+    installed = [name for name in found.report["wanting"] if locate(name) is not None]
+    return f"{', '.join(installed)} is installed now" if installed else ""
 
 
 def _left_alone(fullname: str, spec: ModuleSpec, reason: str, settings: Settings) -> None:

@@ -201,6 +201,7 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
         slots=tuple(step.payload for _, step in plan.of_kind("slot")),
         remarks=tuple(plan.remarks),
         companions=companions(plan),
+        wanting=tuple(plan.wanting),
     )
     return PatchedSource(text, apply_edits(document.source, edits, markers=False), report)
 

@@ -86,6 +86,8 @@ class Plan:
     #: What is wrong with lenient configs, and the steps that have no effect because of it.
     remarks: list[Remark] = field(default_factory=list)
     idle: set[int] = field(default_factory=set)
+    #: Modules of external replacements that are not installed.
+    wanting: list[str] = field(default_factory=list)
 
     def where(self, index: int) -> str:
         """The module, and where step ``index`` is declared; for errors."""

@@ -82,7 +82,8 @@ class PatchReport:
 
     ``untouched`` names the top-level definitions that equal upstream byte for byte; ``missed`` lists the
     idioms' candidates that are not routed to a kernel. Of configs made for patchgen: ``remarks`` is what is
-    wrong with them, and ``companions`` are the modules that their code imports at module level.
+    wrong with them, ``companions`` are the modules that their code imports at module level, and ``wanting``
+    those of external replacements that are not installed.
     """
 
     module: str
@@ -95,6 +96,7 @@ class PatchReport:
     distribution: str = "transformers"
     remarks: tuple[Remark, ...] = ()
     companions: tuple[str, ...] = ()
+    wanting: tuple[str, ...] = ()
 
     def moved(self, lines: int) -> PatchReport:
         """The same report for a text with ``lines`` more lines in front, such as the header."""
@@ -133,6 +135,7 @@ class PatchReport:
             distribution=data["distribution"],
             remarks=tuple(Remark(**remark) for remark in data["remarks"]),
             companions=tuple(data["companions"]),
+            wanting=tuple(data["wanting"]),
         )
 
 

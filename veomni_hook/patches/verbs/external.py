@@ -55,6 +55,7 @@ def external_import(plan: Plan, index: int, name: str) -> str | None:
         )
         plan.tolerate(index, error, instead=f"upstream's {step.target} stays")
         plan.idle.add(index)
+        plan.wanting.append(module)
         return None
     if known and attribute not in known:
         close = nearest(attribute, known)
