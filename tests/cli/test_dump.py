@@ -121,3 +121,14 @@ def test_the_file_keeps_line_ends_and_characters(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(dump_module, "facts_of", lambda _: {"module": "package.module"})
     dump_module.dump("package.module", file=tmp_path / "out.json", as_json=True)
     assert json.loads((tmp_path / "out.json").read_bytes()) == {"module": "package.module", "text": text}
+
+
+def test_what_a_config_prints_is_not_part_of_the_dump(tiny: Command, tmp_path: Path) -> None:
+    (tmp_path / "talkative.py").write_text(
+        'print("loading")\nfrom veomni_hook import PatchConfig\n'
+        f'config = PatchConfig("{TINY}")\n'
+        '@config.override_method("TinyNorm.forward")\ndef forward(self, x):\n    return x\n'
+    )
+    done = tiny("dump", "--config", "talkative", cwd=tmp_path)
+    assert done.status == 0, done.err
+    assert "loading" in done.err and done.out.startswith("# Patched in memory")

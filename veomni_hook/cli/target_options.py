@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,6 +90,12 @@ def prepared(target: str | None, config: str | None, device: Device | None) -> P
         ConfigError: the config cannot be loaded.
         PatchError: a patch does not apply.
     """
+    # What a config's packages print while they are imported must not mix with the result.
+    with redirect_stdout(sys.stderr):
+        return _prepared(target, config, device)
+
+
+def _prepared(target: str | None, config: str | None, device: Device | None) -> Prepared:
     from veomni_hook.finders.prepare import prepare
     from veomni_hook.settings import resolve
 

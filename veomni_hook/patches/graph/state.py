@@ -26,9 +26,9 @@ _VIEWS = frozenset(
     "unflatten chunk split unbind item part index to_device detach within view_as_real view_as_complex "
     "getattr carried".split()
 )
-# Operations whose result may be, or may be a view of, any operand.
 # Operations that return a sequence of tensors, each with its own memory.
 _APART = frozenset(("topk", "sort"))
+# Operations whose result may be, or may be a view of, any operand.
 _KEEPERS = frozenset("tuple branch call loop and or dict star".split())
 _STEPS = 20_000
 

@@ -1,7 +1,7 @@
 """Find the module-level names that a module uses and binds, from its syntax tree alone.
 
-A name counts as used if it refers to the module's global, and not if a parameter, a local, a comprehension's
-variable or a class attribute hides it. Quoted annotations count.
+A name counts as used if it refers to the module's global, and not if a parameter, a local or the variable of
+a comprehension hides it. Quoted annotations count.
 """
 
 from __future__ import annotations

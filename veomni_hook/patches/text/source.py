@@ -1,4 +1,4 @@
-"""Read the source text of the functions and classes in configs: the only module that uses `inspect`.
+"""Read the source text of the functions and classes in configs.
 
 It reads the whole file and finds the definition in its syntax tree, so that comments above a definition,
 multi-line decorators and strings stay as written. It raises `ReplacementError` if the source is unreadable.
