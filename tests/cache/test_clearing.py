@@ -231,3 +231,17 @@ def test_publishing_and_clearing_at_once_never_break_each_other(
         assert clearer.wait() == 0
         assert clearer.stdout is not None
         clearer.stdout.close()
+
+
+def test_an_entry_that_is_published_again_while_it_is_cleared_stays(
+    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from veomni_hook.cache import clearing
+
+    published = publish(store)
+    assert isinstance(published, Hit)
+    lease.release(store.root)
+    # Gone when it is asked for as a folder, there when it is asked for at all.
+    monkeypatch.setattr(clearing, "is_kind", lambda _root, _name, kind: kind is bool)
+    cleared = store.clear()
+    assert not cleared.failed and os.path.exists(published.path)

@@ -107,8 +107,8 @@ def _remove_entry(root: Root, name: str, clearing: _Clearing, *, force: bool) ->
     except lease.InUse as in_use:
         clearing.in_use.append(Finding(root.full(name), str(in_use)))
         return
-    except FileNotFoundError:
-        return  # another `clear` was faster
+    except (FileNotFoundError, IsADirectoryError):
+        return  # another `clear` was faster, and the entry may have been published again since
     except OSError as error:
         clearing.failed.append(Finding(root.full(name), error.strerror or str(error)))
         return
