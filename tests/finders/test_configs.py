@@ -127,3 +127,15 @@ def test_two_projects_with_configs_of_one_name_share_no_entry(python: Python, tm
     code = f"import sys; sys.path.insert(0, sys.argv[1]); import veomni_hook.install, json, {TINY} as m; print(json.dumps(m.PROJECT))"
     ran = [python(code, project, VEOMNI_PATCHES="mine").result for project in ("one", "two", "one")]
     assert ran == ["one", "two", "one"]
+
+
+def test_configs_that_import_each_other_are_an_error_that_names_them(python: Python, tmp_path: Path) -> None:
+    for name, other in (("one_config", "other_config"), ("other_config", "one_config")):
+        (tmp_path / f"{name}.py").write_text(
+            f"from {other} import config as taken\nfrom veomni_hook import PatchConfig\n"
+            f'config = PatchConfig("{TINY}", base=taken)\n'
+        )
+    code = f"import sys; sys.path.insert(0, '')\nimport veomni_hook.install\n{SHOW}"
+    ran = python(code, VEOMNI_PATCHES="one_config")
+    assert ran.code == 1 and "ConfigError: the patch config one_config cannot be imported" in ran.err
+    assert "circular import" in ran.err and "RecursionError" not in ran.err

@@ -59,22 +59,35 @@ def _sources(module: str, path: tuple[str, ...]) -> frozenset[str] | None:
     """The modules that the configs of a config module are for; None if its text does not tell."""
     from veomni_hook.finders.locate import locate
 
-    text = _text(module, path)
+    found: set[str] = set()
+    seen: set[str] = set()
+    pending = [module]
+    while pending:  # configs may be taken from other modules, also in a circle, which loading them reports
+        here = pending.pop()
+        seen.add(here)
+        told = _told(_text(here, path))
+        if told is None:
+            return None
+        found |= told[0]
+        pending += told[1] - seen
+    # A config for a module that is not installed is loaded, so that a warning can say so.
+    known = all(is_target(name) and locate(name) is not None for name in found)
+    return frozenset(found) if known else None
+
+
+def _told(text: str | None) -> tuple[set[str], set[str]] | None:
+    """The modules a text makes configs for, and those it takes configs from; None if it is unknown."""
     if text is None or _UNKNOWN.search(text):
         return None
-    found = {match[1] for match in _SOURCE.findall(text)}
-    if len(_SOURCE.findall(text)) != len(_MADE.findall(text)):
+    sources = _SOURCE.findall(text)
+    taken = {
+        other
+        for other, names in _TAKEN.findall(text)
+        if _CONFIG.search(_COMMENT.sub("", names)) and not other.startswith(("transformers.", "."))
+    }
+    if len(sources) != len(_MADE.findall(text)) or not (sources or taken):
         return None
-    for other, names in _TAKEN.findall(text):
-        if not _CONFIG.search(_COMMENT.sub("", names)) or other.startswith(("transformers.", ".")):
-            continue
-        taken = _sources(other, path)
-        if taken is None:
-            return None
-        found |= taken
-    # A config for a module that is not installed is loaded, so that a warning can say so.
-    known = bool(found) and all(is_target(name) and locate(name) is not None for name in found)
-    return frozenset(found) if known else None
+    return {name for _, name in sources}, taken
 
 
 @cache
