@@ -37,7 +37,7 @@ __all__ = [
 
 #: Config modules: `veomni_hook.finders.configs` loads them.
 PATCHES = "veomni_hook.patches"
-#: Kernels: `veomni_hook.kernels.registry` loads them.
+#: Kernels: `veomni_hook.kernels.selection.registry` loads them.
 KERNELS = "veomni_hook.kernels"
 #: Values of the setting `plugins` besides names.
 ALL, NONE = "all", "none"

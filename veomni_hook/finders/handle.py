@@ -267,9 +267,9 @@ def bind_slots() -> None:
     Raises:
         KernelError: the kernel choice names an unknown op or backend.
     """
-    if "veomni_hook.kernels.state" not in sys.modules:
+    if "veomni_hook.kernels.selection.state" not in sys.modules:
         return
-    from veomni_hook.kernels import state
+    from veomni_hook.kernels.selection import state
 
     if STATE.handles:
         state.STATE.asked = _first_asked
