@@ -1,7 +1,8 @@
-"""The files in `kernels/` that idioms read as patterns: one list for the recognisers and the cache key.
+"""The files in `kernels/` that idioms read: one list for the recognisers and the cache key.
 
-Their contents determine what an idiom recognises, and therefore the patched text. No other file there affects
-the text, and files that are not listed here cannot be read as patterns.
+A table of variants (``variants.py``) names the formulas, and a reference has them as patterns. Their contents
+determine what an idiom recognises, and therefore the patched text. No other file there affects the text, and
+files that are not listed here cannot be read.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ __all__ = ["PATTERN_FILES", "pattern_source"]
 
 #: Paths relative to the package's root.
 PATTERN_FILES = (
+    "kernels/add_rms_norm/variants.py",
     "kernels/gated_mlp/reference.py",
+    "kernels/gated_mlp/variants.py",
     "kernels/load_balancing_loss/reference.py",
     "kernels/load_balancing_loss/spellings.py",
     "kernels/moe_experts/reference.py",
+    "kernels/moe_experts/variants.py",
     "kernels/moe_router/reference.py",
+    "kernels/moe_router/variants.py",
+    "kernels/qk_norm_rotary/variants.py",
     "kernels/rms_norm/reference.py",
+    "kernels/rms_norm/variants.py",
     "kernels/rotary/reference.py",
+    "kernels/rotary/variants.py",
 )
 
 

@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from tests.kernels import declared
 from tests.kernels.linear_cross_entropy.objectives import loss_of, operands
 from tests.kernels.moe_experts.formulas import CASES, inputs
 from tests.kernels.rms_norm import variants as norms
 from tests.kernels.rotary import variants as rotations
-from veomni_hook.kernels.add_rms_norm import npu as added
 from veomni_hook.kernels.gated_mlp import npu as gated
 from veomni_hook.kernels.linear_cross_entropy import npu as losses
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
-from veomni_hook.kernels.moe_experts import npu as experts
 from veomni_hook.kernels.moe_router import npu as routers
 from veomni_hook.kernels.selection.registry import registry
 
@@ -46,7 +45,7 @@ def _rms_norm() -> None:
 def _add_rms_norm() -> None:
     for variant in _variants("add_rms_norm"):
         operands = torch.randn(4, 6), torch.randn(4, 6), torch.rand(6), 1e-6
-        _both_ways(getattr(added, variant), *operands)
+        _both_ways(declared.kernel("add_rms_norm", variant, "npu"), *operands)
 
 
 def _rotary() -> None:
@@ -63,7 +62,7 @@ def _gated_mlp() -> None:
 def _moe_experts() -> None:
     for variant in (each for each in _variants("moe_experts") if each in CASES):
         case = CASES[variant]
-        _both_ways(getattr(experts, variant), *inputs(case), *case.rest)
+        _both_ways(declared.kernel("moe_experts", variant, "npu"), *inputs(case), *case.rest)
 
 
 def _moe_router() -> None:

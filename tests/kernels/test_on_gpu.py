@@ -13,6 +13,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.rms_norm import variants as norms
 from veomni_hook.kernels.gated_mlp import reference as formulas
 from veomni_hook.kernels.gated_mlp.torch import gated_silu
 from veomni_hook.kernels.linear_cross_entropy import reference as losses
@@ -22,7 +23,7 @@ from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
 from veomni_hook.kernels.rms_norm.torch import rms_norm
 from veomni_hook.kernels.rotary import reference
 from veomni_hook.kernels.rotary.torch import rotary
-from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.shared.activations import FUNCTIONS
 
 pytestmark = [
@@ -78,16 +79,16 @@ def test_elementwise_kernels(dtype):
     ("heads", "columns", "width"), [((32, 8), 128, 128), ((6, 3), 80, 80), ((16, 2), 256, 64)], ids=str
 )
 def test_norm_and_rotation(heads, columns, width, dtype):
-    fused = pytest.importorskip("veomni_hook.kernels.qk_norm_rotary.triton")
-    formula = importlib.import_module("veomni_hook.kernels.qk_norm_rotary.reference")
+    fused = pytest.importorskip("veomni_hook.kernels.qk_norm_rotary.triton").kernel
+    formula = importlib.import_module("veomni_hook.kernels.qk_norm_rotary.reference").of
     cos, sin = (random(2, 37, width, dtype=dtype) for _ in "cs")
     name = f"cast_before_weight_half_split{'' if width == columns else '_partial'}"
     q = random(2, 37, heads[0], 2 * columns, dtype=dtype)[..., :columns].transpose(1, 2)
     k = random(2, 37, heads[1], columns, dtype=dtype).transpose(1, 2)
     weights = [random(columns, dtype=dtype) for _ in "qk"]
 
-    def side(home):
-        return lambda q, k, *weights: getattr(home, name)(q, k, *weights, 1e-6, 1e-5, cos, sin)
+    def side(of):
+        return lambda q, k, *weights: of(name)(q, k, *weights, 1e-6, 1e-5, cos, sin)
 
     compare(side(fused), side(formula), [q, k, *weights], dtype)
     # Heads of one position, whatever stands beside it: the same bits.
@@ -98,7 +99,9 @@ def test_norm_and_rotation(heads, columns, width, dtype):
 
 
 def test_norm_and_rotation_past_two_to_the_31_elements():
-    fused = pytest.importorskip("veomni_hook.kernels.qk_norm_rotary.triton").cast_before_weight_half_split
+    fused = pytest.importorskip("veomni_hook.kernels.qk_norm_rotary.triton").kernel(
+        "cast_before_weight_half_split"
+    )
     length = 2**31 // 4096 + 3
     q, k = (random(1, 1, heads, 128, dtype=torch.bfloat16).expand(1, length, heads, 128) for heads in (32, 8))
     q, k = (x.contiguous().transpose(1, 2) for x in (q, k))
@@ -148,15 +151,10 @@ def test_a_normalised_row_has_the_same_bits_in_any_batch(backend, columns, dtype
         # PyTorch's sums of a GPU depend on the number of rows; its operator for one of the formulas does not.
         if kernel.backend != backend or (backend == "torch" and kernel.variant != "cast_before_weight"):
             continue
-        rows, further = 1 + ("gate" in kernel.variant), {"eps": 1e-6}
-        if kernel.variant.endswith("_gated"):
-            further["activation"] = functional.silu
-        if kernel.variant.endswith("_grouped"):
-            further["group_size"] = columns // 2
-        weighted = "unweighted" not in kernel.variant and kernel.variant != "inverse_rms"
-        weights = [random(columns, dtype=dtype)] if weighted else []
-        given = [random(1000, columns, dtype=dtype) for _ in range(rows)]
-        assert_batch_invariant(partial(load_attribute(kernel.load), **further), given, weights)
+        given = norms.inputs(kernel.variant, (1000, columns), dtype, device="cuda")
+        rows = [each for each in given if each.ndim > 1]
+        compute, _ = norms.pair(backend, kernel.variant, columns)
+        assert_batch_invariant(compute, rows, given[len(rows) :])
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
@@ -172,7 +170,7 @@ def test_rotary_has_upstreams_bits(variant, crossed, dtype):
     if not crossed:
         dys = [dy.transpose(1, 2).contiguous().transpose(1, 2) for dy in dys]
     found = []
-    for function in (getattr(fused, variant), getattr(reference, variant)):
+    for function in (fused.kernel(variant), getattr(reference, variant)):
         leaves = [x.detach().requires_grad_() for x in given]
         ys = function(*leaves, cos, sin)
         found.append([*ys, *torch.autograd.grad(ys, leaves, dys)])
@@ -185,9 +183,9 @@ def test_rotary_past_two_to_the_31_elements():
     cos, sin = (random(1, length, 128, dtype=torch.bfloat16) for _ in range(2))
     q = torch.empty(1, length, 32, 128, device="cuda", dtype=torch.bfloat16).normal_().transpose(1, 2)
     k = random(1, 1, length, 128, dtype=torch.bfloat16)
-    turned = fused.half_split(q, k, cos, sin)
+    turned = fused.kernel("half_split")(q, k, cos, sin)
     last = (slice(None), slice(None), slice(-7, None))
-    part = fused.half_split(q[last], k[last], cos[:, -7:], sin[:, -7:])
+    part = fused.kernel("half_split")(q[last], k[last], cos[:, -7:], sin[:, -7:])
     assert all(torch.equal(whole[last], some) for whole, some in zip(turned, part, strict=True))
     truth = reference.half_split(q[last], k[last], cos[:, -7:], sin[:, -7:])
     assert all(torch.equal(ours, upstream) for ours, upstream in zip(part, truth, strict=True))
@@ -250,7 +248,7 @@ def test_further_norms_past_two_to_the_31_elements(op):
     def run(*given):
         leaves = [x.detach().requires_grad_() for x in given]
         if op == "add":
-            outputs = added.cast_before_weight(*leaves, weight, 1e-6)
+            outputs = added.kernel("cast_before_weight")(*leaves, weight, 1e-6)
         else:
             outputs = (gated.gate_before_norm_grouped(*leaves, weight, 1e-6, 1024),)
         return [*outputs, *torch.autograd.grad(outputs, leaves, [torch.ones_like(y) for y in outputs])]
@@ -361,7 +359,7 @@ def test_experts_wait_for_nothing_and_have_equal_bits():
         torch.cuda.set_sync_debug_mode("error" if found else "default")  # compiling may wait
         try:
             x, weights, up, down = leaves
-            result = fused.gated(x, ids, weights, up, down, functional.silu)
+            result = fused.kernel("gated")(x, ids, weights, up, down, functional.silu)
             found.append([result, *torch.autograd.grad(result, leaves, x.detach())])
         finally:
             torch.cuda.set_sync_debug_mode("default")
@@ -375,7 +373,7 @@ def test_experts_take_the_memory_that_their_docstring_says():
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     x, weights, up, down = leaves
-    fused.gated(x, ids, weights, up, down, functional.silu).backward(incoming)
+    fused.kernel("gated")(x, ids, weights, up, down, functional.silu).backward(incoming)
     taken = (torch.cuda.max_memory_allocated() - held) / 2**20
     assert 1152 < taken < 1690, f"{taken} MiB"
 
@@ -385,7 +383,9 @@ def test_experts_past_two_to_the_31_elements():
 
     def run(first):
         leaves = [each[first:].detach().requires_grad_() for each in (x, weights)]
-        result = fused.gated(leaves[0], ids[first:], leaves[1], up.detach(), down.detach(), functional.silu)
+        result = fused.kernel("gated")(
+            leaves[0], ids[first:], leaves[1], up.detach(), down.detach(), functional.silu
+        )
         return result[-50:], *(g[-50:] for g in torch.autograd.grad(result, leaves, leaves[0].detach()))
 
     for whole, last in zip(run(0), run(2**19), strict=True):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-__all__ = ["Problem", "Side", "beside", "made"]
+__all__ = ["Problem", "Side", "beside", "formula", "made"]
 
 Side = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
@@ -50,6 +50,13 @@ class Problem:
 def made(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Seeded normal values."""
     return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
+
+
+def formula(op: str, variant: str) -> Callable[..., Any]:
+    """The reference of a variant."""
+    from veomni_hook.kernels.selection.registry import load_attribute, registry
+
+    return load_attribute(registry.ops()[op].variants[variant].reference)
 
 
 def beside(op: str, variant: str, device: str) -> dict[str, Side]:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels.selection.registry import load_attribute, registry
+from tests.kernels import declared
+from veomni_hook.kernels.selection.registry import load_attribute
 
 __all__ = ["OPS", "Call"]
 
@@ -37,7 +38,7 @@ def both_ways(function: Callable[..., Any], leaves: Sequence[Tensor]) -> None:
 
 def kernels_of(op: str) -> dict[str, Callable[..., Any]]:
     """The op's Triton kernels, by variant."""
-    return {k.variant: load_attribute(k.load) for k in registry.kernels(op) if k.backend == "triton"}
+    return {variant: load_attribute(k.load) for variant, k in declared.kernels(op, "triton").items()}
 
 
 def rms_norm() -> Iterator[Call]:

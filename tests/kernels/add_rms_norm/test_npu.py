@@ -9,18 +9,19 @@ import torch
 from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.add_rms_norm import npu, reference
+from veomni_hook.kernels.add_rms_norm import npu
 from veomni_hook.kernels.selection.registry import registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 
-VARIANTS = [k.variant for k in registry.kernels("add_rms_norm") if k.backend == "npu"]
+VARIANTS = [*declared.kernels("add_rms_norm", "npu")]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def pair(variant):
-    return [partial(getattr(module, variant), eps=1e-3) for module in (npu, reference)]
+    return [partial(each, eps=1e-3) for each in declared.pair("add_rms_norm", variant, "npu")]
 
 
 def inputs(shape, dtype, weight_dtype=None):

@@ -5,15 +5,15 @@ from functools import partial
 import pytest
 import torch
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.add_rms_norm import OP, reference
-from veomni_hook.kernels.add_rms_norm import torch as kernels
+from veomni_hook.kernels.add_rms_norm.variants import OP
 
 EPS = 1e-3
 
 
 def pair(variant):
-    return [partial(getattr(module, variant), eps=EPS) for module in (kernels, reference)]
+    return [partial(each, eps=EPS) for each in declared.pair("add_rms_norm", variant, "torch")]
 
 
 def inputs(shape, dtype, weight_dtype=None):

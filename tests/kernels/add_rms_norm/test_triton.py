@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.kernels import declared
 from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.add_rms_norm import OP, calls, reference
+from veomni_hook.kernels.add_rms_norm import calls
+from veomni_hook.kernels.add_rms_norm.variants import OP
 
 pytest.importorskip("triton")
 
@@ -25,7 +27,7 @@ SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128)]
 
 
 def pair(variant):
-    return [partial(getattr(module, variant), eps=EPS) for module in (kernels, reference)]
+    return [partial(each, eps=EPS) for each in declared.pair("add_rms_norm", variant, "triton")]
 
 
 def inputs(shape, dtype=torch.float32, weight_dtype=None):

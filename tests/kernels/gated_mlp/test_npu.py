@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.gated_mlp import npu, reference
-from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.kernels.gated_mlp import npu
+from veomni_hook.kernels.selection.registry import registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 
-KERNELS = {k.variant: k for k in registry.kernels("gated_mlp") if k.backend == "npu"}
+KERNELS = declared.kernels("gated_mlp", "npu")
 REST = {
     "product": (functional.silu,),
     "product_float32": (functional.silu,),
@@ -24,7 +25,7 @@ BY_OPERATOR = ["product", "product_float32", "clamped"]
 
 
 def sides(variant):
-    functions = load_attribute(KERNELS[variant].load), getattr(reference, variant)
+    functions = declared.pair("gated_mlp", variant, "npu")
     return [lambda gate, up, f=f: f(gate, up, *REST[variant]) for f in functions]
 
 

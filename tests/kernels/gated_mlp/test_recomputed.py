@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tests.kernels import declared
 from tests.kernels.matching import close
-from veomni_hook.kernels.gated_mlp import reference
 
 pytest.importorskip("triton")
 
@@ -44,9 +44,7 @@ class Mlp(nn.Module):
 def pair(variant="product", *, bias=False):
     """The MLP with our kernel, and with the formula, of equal weights."""
     rest = VARIANTS[variant]
-    sides = (
-        lambda g, u, module=module: getattr(module, variant)(g, u, *rest) for module in (kernels, reference)
-    )
+    sides = (lambda g, u, f=f: f(g, u, *rest) for f in declared.pair("gated_mlp", variant, "triton"))
     ours, theirs = (Mlp(gated, bias).to(DEVICE) for gated in sides)
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.gated_mlp import reference
-from veomni_hook.kernels.gated_mlp import torch as kernels
 from veomni_hook.kernels.gated_mlp.torch import clamped_silu, gated_silu, loses, refuses, refuses_others
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -117,7 +117,7 @@ OTHERS = {
 
 
 def others(variant):
-    functions = [getattr(module, variant) for module in (kernels, reference)]
+    functions = declared.pair("gated_mlp", variant, "torch")
     return [lambda gate, up, f=f: f(gate, up, *OTHERS[variant]) for f in functions]
 
 

@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.gated_mlp import OP, reference
-from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.gated_mlp import reference
+from veomni_hook.kernels.gated_mlp.variants import OP
 from veomni_hook.kernels.shared.activations import FUNCTIONS
 
 pytest.importorskip("triton")
@@ -27,7 +28,7 @@ def sides(variant, activation=functional.silu):
     rest = (
         NUMBERS.get(variant, []) if variant == "scaled_sigmoid" else [activation, *NUMBERS.get(variant, [])]
     )
-    functions = getattr(kernels, variant), getattr(reference, variant)
+    functions = declared.pair("gated_mlp", variant, "triton")
     return [lambda gate, up, f=f: f(gate, up, *rest) for f in functions]
 
 
@@ -42,7 +43,7 @@ def random(*shape, dtype=torch.float32):
 
 
 def test_declared():
-    fused = {k.variant: k for k in registry.kernels("gated_mlp") if k.backend == "triton"}
+    fused = declared.kernels("gated_mlp", "triton")
     assert fused.keys() == OP.variants.keys()
     assert all(kernel.priority == 10 and kernel.loses is None for kernel in fused.values())
     assert list(kernels.ACTIVATIONS) == list(FUNCTIONS)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
 from tests.kernels.moe_experts.formulas import CASES, inputs
-from veomni_hook.kernels.moe_experts import reference, torch_composed
-from veomni_hook.kernels.selection.registry import Kernel, load_attribute, registry
+from veomni_hook.kernels.selection.registry import Kernel, load_attribute
 
 __all__ = ["BACKENDS", "DEVICE", "LAYOUTS", "Backend", "every"]
 
@@ -45,31 +43,26 @@ class Backend:
     @cached_property
     def declared(self) -> dict[str, Kernel]:
         """Its kernels by variant."""
-        return {k.variant: k for k in registry.kernels("moe_experts") if k.backend == self.name}
+        return declared.kernels("moe_experts", self.name)
 
     @cached_property
     def stacked(self) -> list[str]:
         """Its variants that the formulas of the tests have, too."""
         return [variant for variant in self.declared if variant in CASES]
 
-    @property
-    def home(self) -> ModuleType:
-        """The module of its kernels."""
-        return importlib.import_module(f"veomni_hook.kernels.moe_experts.{self.name}")
-
     def operands(self, name: str, *args: Any, **options: Any) -> list[torch.Tensor]:
         """Random operands of a variant, those that are tensors."""
         return [each.to(self.device) for each in inputs(CASES[name], *args, **options)]
 
-    def side(self, name: str, *changed: Any, home: ModuleType | None = None) -> Callable[..., torch.Tensor]:
-        """The kernel of a variant, or that of ``home``, as a function of what is a tensor."""
-        rest = changed or CASES[name].rest
-        home = home or (torch_composed if name in COMPOSED else self.home)
-        return lambda *operands: getattr(home, name)(*operands, *rest)
+    def side(self, name: str, *changed: Any) -> Callable[..., torch.Tensor]:
+        """The kernel of a variant as a function of what is a tensor."""
+        return self.sides(name, *changed)[0]
 
     def sides(self, name: str, *changed: Any) -> list[Callable[..., torch.Tensor]]:
         """The kernel and the reference."""
-        return [self.side(name, *changed), self.side(name, *changed, home=reference)]
+        rest = changed or CASES[name].rest
+        functions = declared.pair("moe_experts", name, self.name)
+        return [lambda *operands, f=f: f(*operands, *rest) for f in functions]  # type: ignore[misc]
 
     def refusal(self, name: str, operands: list[Any], *rest: Any, owner: Any = None) -> str | None:
         """Why the kernel of a variant does not take these operands."""

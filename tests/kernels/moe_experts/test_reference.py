@@ -19,7 +19,8 @@ from tests.kernels.moe_experts.formulas import (
     loop,
     one_by_one,
 )
-from veomni_hook.kernels.moe_experts import OP, reference
+from veomni_hook.kernels.moe_experts import reference
+from veomni_hook.kernels.moe_experts.variants import OP
 
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -39,7 +40,7 @@ def _seeded():
 
 
 def test_every_variant_is_declared_and_has_a_reference():
-    assert set(OP.variants) == set(reference.__all__)
+    assert all(callable(getattr(reference, name)) for name in OP.variants)
     assert set(CASES) < set(OP.variants)
 
 

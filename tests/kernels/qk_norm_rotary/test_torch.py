@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.qk_norm_rotary import OP, reference
-from veomni_hook.kernels.qk_norm_rotary import torch as kernels
+from veomni_hook.kernels.qk_norm_rotary.variants import OP
 
 
 def operands(variant, dtype=torch.float32, weight=None, table=None, length=3):
@@ -17,7 +17,7 @@ def operands(variant, dtype=torch.float32, weight=None, table=None, length=3):
 
 
 def sides(variant, tables):
-    functions = [getattr(module, variant) for module in (kernels, reference)]
+    functions = declared.pair("qk_norm_rotary", variant, "torch")
     return [lambda *given, f=f: f(*given, 1e-3, 1e-5, *tables) for f in functions]
 
 

@@ -7,8 +7,9 @@ from itertools import product
 import pytest
 import torch
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.qk_norm_rotary import OP, reference
+from veomni_hook.kernels.qk_norm_rotary.variants import OP
 
 pytest.importorskip("triton")
 
@@ -48,7 +49,7 @@ def sides(variant, tables):
     def side(formula):
         return lambda q, k, q_weight, k_weight: formula(q, k, q_weight, k_weight, 1e-3, 1e-5, cos, sin)
 
-    return [side(getattr(each, variant)) for each in (kernels, reference)]
+    return [side(each) for each in declared.pair("qk_norm_rotary", variant, "triton")]
 
 
 def every(kinds, first):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
 from tests.kernels.rms_norm.variants import DTYPES, EPS, inputs, pair
 from veomni_hook.kernels.rms_norm import npu
@@ -12,7 +13,7 @@ from veomni_hook.kernels.selection.registry import registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 
-KERNELS = {k.variant: k for k in registry.kernels("rms_norm") if k.backend == "npu"}
+KERNELS = declared.kernels("rms_norm", "npu")
 BY_OPERATOR = [variant for variant, kernel in KERNELS.items() if kernel.automatic]
 
 

@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from tests.kernels import declared
 from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.matching import assert_matches
+from tests.kernels.rms_norm.variants import inputs, pair
 from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm import torch as kernels
 from veomni_hook.kernels.rms_norm.torch import refuses, rms_norm
-from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.kernels.selection.registry import registry
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -94,34 +95,11 @@ def reference_rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor) -> tor
     return reference.cast_before_weight(hidden_states, weight, EPS)
 
 
-OTHERS = sorted(k.variant for k in registry.kernels("rms_norm") if k.backend == "torch" and not k.automatic)
-
-
-def operands(variant, shape, dtype, weight_dtype=None):
-    """Tensors that have gradients, and what comes after them."""
-    tensors = [torch.randn(shape).to(dtype)]
-    if "gate" in variant:
-        tensors.append(torch.randn(shape).to(dtype))
-    if "unweighted" not in variant and variant != "inverse_rms":
-        tensors.append((torch.rand(shape[-1]) + 0.5).to(weight_dtype or dtype))
-    further = [EPS]
-    if variant.endswith("_gated"):
-        further.append(functional.silu)
-    if variant.endswith("_grouped"):
-        further.append(next(size for size in range(max(shape[-1] // 2, 1), 0, -1) if shape[-1] % size == 0))
-    return tensors, further
-
-
-def sides(variant, further):
-    (kernel,) = (k for k in registry.kernels("rms_norm", variant) if k.backend == "torch")
-    functions = load_attribute(kernel.load), getattr(reference, variant)
-    return [lambda *tensors, f=f: f(*tensors, *further) for f in functions]
+OTHERS = [variant for variant, k in declared.kernels("rms_norm", "torch").items() if not k.automatic]
 
 
 def test_all_other_variants_are_chosen_by_name():
     assert {*OTHERS, "cast_before_weight"} == {*registry.ops()["rms_norm"].variants}
-    kept = {k.load.partition(":")[2] for k in registry.kernels("rms_norm") if k.backend == "torch"}
-    assert kept == {*OTHERS, "rms_norm"} and kept < {*kernels.__all__}
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
@@ -131,17 +109,17 @@ def test_others_have_the_references_bits(variant, shape, dtype):
     if variant == "one_plus_weight_grouped" and 0 in shape:
         pytest.skip("upstream's code cannot make groups of nothing")
     for weight_dtype in (None, torch.float32):
-        tensors, further = operands(variant, shape, dtype, weight_dtype)
-        assert_matches(*sides(variant, further), tensors, exact=True)
+        tensors = inputs(variant, shape, dtype, weight_dtype)
+        assert_matches(*pair("torch", variant, shape[-1]), tensors, exact=True)
 
 
 @pytest.mark.parametrize("variant", OTHERS)
 def test_others_take_strides_and_are_traced(variant):
-    tensors, further = operands(variant, (6, 4, 10), torch.float32)
+    tensors = inputs(variant, (6, 4, 10), torch.float32)
     tensors[0] = torch.randn(4, 6, 20)[..., ::2].transpose(0, 1)
     if variant == "gate_before_norm_grouped":
         tensors[0] = torch.randn(4, 6, 20)[..., 5:15].transpose(0, 1)
-    ours, truth = sides(variant, further)
+    ours, truth = pair("torch", variant, 10)
     assert_matches(ours, truth, tensors, exact=True)
     torch.compiler.reset()
     assert_matches(torch.compile(ours, backend="aot_eager", fullgraph=True), truth, tensors)
@@ -149,17 +127,17 @@ def test_others_take_strides_and_are_traced(variant):
 
 @pytest.mark.parametrize("variant", OTHERS)
 def test_others_keep_their_operands_alone(variant):
-    tensors, further = operands(variant, (8, 16), torch.bfloat16)
+    tensors = inputs(variant, (8, 16), torch.bfloat16)
     leaves, saved = [each.requires_grad_() for each in tensors], []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        sides(variant, further)[0](*leaves)
+        pair("torch", variant, 16)[0](*leaves)
     assert {each.data_ptr() for each in saved} == {each.data_ptr() for each in leaves}
 
 
 def test_what_the_operator_does_not_take_is_computed_by_the_formula():
     for dtype in (torch.float64, torch.bfloat16):
         given = [torch.randn(5, 8).to(dtype), torch.rand(8).to(dtype)]
-        assert_matches(partial(kernels.cast_before_weight, eps=EPS), upstream, given)
+        assert_matches(partial(kernels.norm_of("cast_before_weight"), eps=EPS), upstream, given)
 
 
 def test_refuses_activations_that_may_have_parameters():

@@ -7,31 +7,31 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels.rms_norm import reference
-from veomni_hook.kernels.selection.registry import load_attribute, registry
+from tests.kernels import declared
+from veomni_hook.kernels.slot.arguments import operand_names
 
-__all__ = ["DTYPES", "EPS", "inputs", "pair"]
+__all__ = ["DTYPES", "EPS", "further", "inputs", "pair"]
 
 EPS = 1e-3
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
+def further(variant, width):
+    """Operands that are no tensors, for rows of ``width``."""
+    group_size = next(size for size in range(max(width // 2, 1), 0, -1) if width % size == 0)
+    made = {"eps": EPS, "group_size": group_size, "activation": functional.silu}
+    return {name: made[name] for name in operand_names("rms_norm", variant) if name in made}
+
+
 def pair(backend: str, variant: str, width: int = 1):
     """The kernel of a backend and the reference of a variant, for rows of ``width``."""
-    (kernel,) = (k for k in registry.kernels("rms_norm", variant) if k.backend == backend)
-    further = {"eps": EPS}
-    if variant.endswith("_gated"):
-        further["activation"] = functional.silu
-    if variant.endswith("_grouped"):
-        further["group_size"] = next(size for size in range(max(width // 2, 1), 0, -1) if width % size == 0)
-    return partial(load_attribute(kernel.load), **further), partial(getattr(reference, variant), **further)
+    return [partial(each, **further(variant, width)) for each in declared.pair("rms_norm", variant, backend)]
 
 
 def inputs(variant, shape, dtype, weight_dtype=None, device="cpu"):
     """Operands that are tensors."""
-    given = [torch.randn(shape).to(device, dtype)]
-    if "gate" in variant:
-        given.append(torch.randn(shape).to(device, dtype))
-    if "unweighted" not in variant and variant != "inverse_rms":
+    operands = operand_names("rms_norm", variant)
+    given = [torch.randn(shape).to(device, dtype) for name in ("hidden_states", "gate") if name in operands]
+    if "weight" in operands:
         given.append((torch.rand(shape[-1]) + 0.5).to(device, weight_dtype or dtype))
     return given

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
 from tests.kernels.rotary.variants import call, states, tables
 from veomni_hook.kernels.rotary import npu, reference
-from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.kernels.selection.registry import load_attribute
 
 pytestmark = pytest.mark.usefixtures("operators")
 
-KERNELS = {k.variant: k for k in registry.kernels("rotary") if k.backend == "npu"}
+KERNELS = declared.kernels("rotary", "npu")
 F32, B16, F16 = torch.float32, torch.bfloat16, torch.float16
 SOME = [
     "half_split", "half_split_partial", "half_width_halves", "pairs", "pairs_to_halves", "pairs_partial_repeated",
@@ -21,7 +22,7 @@ SOME = [
 
 
 def test_what_triton_turns_is_turned():
-    assert KERNELS.keys() == {k.variant for k in registry.kernels("rotary") if k.backend == "triton"}
+    assert KERNELS.keys() == declared.kernels("rotary", "triton").keys()
 
 
 @pytest.mark.parametrize("dtypes", [(F32, F32), (F16, F16), (B16, B16), (B16, F32), (F32, F16)], ids=str)
@@ -69,9 +70,9 @@ def test_wherever_heads_are(place, batched):
     x = torch.randn(shape)
     cos, sin = tables("half_split", 2, 5, 16, F32)
     given = {"cos": cos if batched else cos[0], "sin": sin if batched else sin[0], "unsqueeze_dim": place}
-    assert npu.refuses(None, x, x, *given.values(), reference.half_split) is None
+    assert npu.rule("half_split")(None, x, x, *given.values(), reference.half_split) is None
     assert_matches(
-        lambda q, k: npu.half_split(q, k, **given),
+        lambda q, k: npu.kernel("half_split")(q, k, **given),
         lambda q, k: reference.half_split(q, k, **given),
         [x, x + 1],
     )
@@ -80,7 +81,7 @@ def test_wherever_heads_are(place, batched):
 def test_memory_of_projections_is_neither_moved_nor_left():
     q = states(2, 3, 5, 16, F32)
     cos, sin = tables("half_split", 2, 5, 16, F32)
-    turned, _ = npu.half_split(q, q, cos, sin)
+    turned, _ = npu.kernel("half_split")(q, q, cos, sin)
     assert turned.stride() == q.stride() != turned.contiguous().stride()
 
 
@@ -117,12 +118,12 @@ def test_the_operator_keeps_its_contract():
 
 def test_refuses_what_the_operator_does_not_take():
     q, (cos, sin) = states(1, 1, 2, 896, F32), tables("half_split", 1, 2, 896, F32)
-    assert "less than 896" in npu.refuses(None, q, q, cos, sin, 1, reference.half_split)
+    assert "less than 896" in npu.rule("half_split")(None, q, q, cos, sin, 1, reference.half_split)
     wide = [each[..., :894] for each in (q, q, cos, sin)]
-    assert npu.refuses(None, *wide, 1, reference.half_split) is None
-    assert "requires a gradient" in npu.refuses(
+    assert npu.rule("half_split")(None, *wide, 1, reference.half_split) is None
+    assert "requires a gradient" in npu.rule("half_split")(
         None, *wide[:2], wide[2].requires_grad_(), wide[3], 1, reference.half_split
     )
-    assert "hub" in npu.refuses(None, *wide[:2], wide[2].detach(), wide[3], 1, torch.nn.Identity())
+    assert "hub" in npu.rule("half_split")(None, *wide[:2], wide[2].detach(), wide[3], 1, torch.nn.Identity())
     for kernel in KERNELS.values():
         assert callable(load_attribute(kernel.refuses))

@@ -7,17 +7,18 @@ from functools import partial
 import pytest
 import torch
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches
 from tests.kernels.rotary import variants
 from tests.kernels.rotary.variants import BROADCAST, COMPLEX, DEVICE, PARTIAL, at, states, tables
 from veomni_hook.kernels.rotary import calls, reference
-from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.kernels.selection.registry import load_attribute
 
 pytest.importorskip("triton")
 
 from veomni_hook.kernels.rotary import triton as kernels
 
-FUSED = {k.variant: k for k in registry.kernels("rotary") if k.backend == "triton"}
+FUSED = declared.kernels("rotary", "triton")
 F32, B16, F16 = torch.float32, torch.bfloat16, torch.float16
 #: Upstream texts of these differ in where gradients of a query in float16 or bfloat16 are rounded.
 AMBIGUOUS = {"half_split_fp32_as_query", "pairs_fp32_as_query"}
@@ -104,7 +105,7 @@ def layouts():
 @pytest.mark.parametrize("variant", ["half_split", "pairs_to_halves"])
 def test_any_strides_and_gradients_in_any_layout(variant, given, incoming):
     cos, sin = tables(variant, 2, 5, 16, F32)
-    (kernel, upstream), results = (load_attribute(FUSED[variant].load), getattr(reference, variant)), []
+    (kernel, upstream), results = declared.pair("rotary", variant, "triton"), []
     q, k = (at(layouts()[given]()).requires_grad_() for _ in range(2))
     dys = [at(layouts()[incoming]()) for _ in range(2)]
     for function in (kernel, upstream):
@@ -137,7 +138,7 @@ def test_tables_in_other_layouts(strange):
     else:
         cos, sin = (x[:1].expand(2, -1, -1) for x in (cos, sin))
     xs = [states(2, heads, 5, 16, F32) for heads in (3, 2)]
-    sides = [partial(f, cos=cos, sin=sin) for f in (kernels.half_split, reference.half_split)]
+    sides = [partial(f, cos=cos, sin=sin) for f in (kernels.kernel("half_split"), reference.half_split)]
     assert_matches(*sides, xs, exact=True)
 
 
@@ -148,8 +149,8 @@ def test_without_a_batch(place):
     xs = [at(torch.randn(5, heads, 16)) for heads in (4, 1)]
     xs = xs if heads_at == 1 else [x.transpose(0, 1) for x in xs]
     given = {"cos": cos, "sin": sin, "unsqueeze_dim": place}
-    sides = [partial(f, **given) for f in (kernels.half_split_fp32, reference.half_split_fp32)]
-    assert calls.refuses(None, *xs, cos, sin, place, reference.half_split) is None
+    sides = [partial(f, **given) for f in (kernels.kernel("half_split_fp32"), reference.half_split_fp32)]
+    assert calls.rule("half_split")(None, *xs, cos, sin, place, reference.half_split) is None
     assert_matches(*sides, xs, exact=True)
 
 
@@ -157,7 +158,8 @@ def test_heads_after_positions():
     xs = [states(2, heads, 5, 16, F32, heads_at=2) for heads in (3, 2)]
     cos, sin = tables("half_split", 2, 5, 16, F32)
     sides = [
-        partial(f, cos=cos, sin=sin, unsqueeze_dim=2) for f in (kernels.half_split, reference.half_split)
+        partial(f, cos=cos, sin=sin, unsqueeze_dim=2)
+        for f in (kernels.kernel("half_split"), reference.half_split)
     ]
     assert_matches(*sides, xs, exact=True)
 
@@ -165,16 +167,18 @@ def test_heads_after_positions():
 def test_one_tensor_as_query_and_key():
     q, cos, sin = states(2, 3, 5, 16, F32), *tables("half_split", 2, 5, 16, F32)
     truth = reference.half_split(q, q, cos, sin)
-    assert all(torch.equal(a, b) for a, b in zip(kernels.half_split(q, q, cos, sin), truth, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(kernels.kernel("half_split")(q, q, cos, sin), truth, strict=True)
+    )
 
 
 def test_without_a_key():
     q = states(2, 3, 5, 16, F32)
     cos, sin = tables("half_split", 2, 5, 8, F32)
-    alone = kernels.half_split_partial_optional_key(q, cos, sin)
+    alone = kernels.kernel("half_split_partial_optional_key")(q, cos, sin)
     assert torch.equal(alone, reference.half_split_partial_optional_key(q, cos, sin))
     cos, sin = tables("half_split", 2, 5, 16, F32)
-    turned, nothing = kernels.pairs_to_halves_optional_key(q, None, cos, sin)
+    turned, nothing = kernels.kernel("pairs_to_halves_optional_key")(q, None, cos, sin)
     assert nothing is None and torch.equal(turned, reference.pairs_to_halves(q, q, cos, sin)[0])
 
 
@@ -196,7 +200,7 @@ def test_a_loss_of_one_output_only():
 def test_second_derivative():
     q, cos, sin = states(1, 1, 2, 4, F32), *tables("half_split", 1, 2, 4, F32)
     found = []
-    for function in (kernels.half_split, reference.half_split):
+    for function in (kernels.kernel("half_split"), reference.half_split):
         x = q.detach().requires_grad_()
         (first,) = torch.autograd.grad((function(x, x, cos, sin)[0] ** 3).sum(), x, create_graph=True)
         found.append(torch.autograd.grad(first.square().sum(), x)[0])
@@ -214,7 +218,7 @@ def test_a_rows_bits_depend_on_that_row_alone(dtype):
         leaves = [x[part].detach() for x in (q, k)]
         leaves[0] = leaves[0][:, heads]
         leaves = [leaf.requires_grad_() for leaf in leaves]
-        ys = kernels.half_split(*leaves, cos[batch, positions], sin[batch, positions])
+        ys = kernels.kernel("half_split")(*leaves, cos[batch, positions], sin[batch, positions])
         incoming = [dys[0][part][:, heads], dys[1][part]]
         return [y.detach() for y in ys], torch.autograd.grad(ys, leaves, incoming)
 
@@ -340,4 +344,4 @@ def test_refuses_wide_heads_and_other_tables():
 def test_refuses_where_a_hub_kernel_stands():
     q = states(2, 3, 5, 16, F32)
     cos, sin = tables("half_split", 2, 5, 16, F32)
-    assert "hub" in calls.refuses(None, q, q, cos, sin, 1, torch.nn.Identity())
+    assert "hub" in calls.rule("half_split")(None, q, q, cos, sin, 1, torch.nn.Identity())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from veomni_hook.kernels.rotary import reference
-from veomni_hook.kernels.selection.registry import load_attribute, registry
+from tests.kernels import declared
 
 __all__ = ["BROADCAST", "COMPLEX", "DEVICE", "HALF_WIDTH", "PARTIAL", "at", "call", "states", "tables"]
 
@@ -70,5 +69,4 @@ def call(
             return lambda x: function(x, **given)
         return lambda q, k: function(q=q, k=k, **given)
 
-    (kernel,) = (k for k in registry.kernels("rotary", variant) if k.backend == backend)
-    return side(load_attribute(kernel.load)), side(getattr(reference, variant)), xs
+    return *map(side, declared.pair("rotary", variant, backend)), xs

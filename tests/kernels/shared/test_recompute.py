@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.shared.recompute import computed_again, refuses
+from veomni_hook.kernels.shared.recompute import computed_again, recomputed, refuses
 
 
 def formula(x: torch.Tensor, scale: float, w: torch.Tensor) -> torch.Tensor:
@@ -103,5 +103,8 @@ class Strange(torch.Tensor):
 
 
 def test_operands_that_are_named():
-    given = [torch.randn(6, 4), torch.rand(6, 1)]
-    assert_matches(lambda x, w: computed_again(formula, x, w=w, scale=1.5), plain, given, exact=True)
+    given, kernel = [torch.randn(6, 4), torch.rand(6, 1)], recomputed(f"{__name__}:formula")
+    assert_matches(lambda x, w: kernel(x, 1.5, w), plain, given, exact=True)
+    assert_matches(lambda x, w: kernel(x, w=w, scale=1.5), plain, given, exact=True)
+    with pytest.raises(KeyError, match="scale"):
+        kernel(given[0], w=given[1])

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from veomni_hook.patches.graph import ANY, ARGUMENT, Difference, Scope, Unknown, canonical, recognised
-from veomni_hook.patches.graph.references import reference_names
+from veomni_hook.patches.graph.references import reference_names, specific_first, variant_names
 
 MLP = "kernels/gated_mlp/reference.py"
 
@@ -18,9 +18,15 @@ def form(text: str):
     return canonical(next(iter(scope.functions.values())), scope)
 
 
-def test_the_names_are_those_that_the_file_lists() -> None:
-    assert "product" in reference_names(MLP)
-    assert "Activation" not in reference_names(MLP)
+def test_the_names_are_those_of_the_table() -> None:
+    assert reference_names(MLP) == tuple(sorted(variant_names("gated_mlp")))
+    assert "pairs_fp32_as_query__cast_after_turn" in reference_names("kernels/rotary/reference.py")
+    assert "turned_pairs" not in reference_names("kernels/rotary/reference.py")
+
+
+def test_a_formula_comes_before_those_that_are_a_part_of_it() -> None:
+    first, *_, last = specific_first("gated_mlp")
+    assert (first, last) == ("scaled_sigmoid", "product")
 
 
 def test_the_first_formula_that_the_code_is() -> None:

@@ -8,8 +8,7 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.bench.problem import Problem, Side, beside, made
-from veomni_hook.kernels.load_balancing_loss import reference
+from veomni_hook.bench.problem import Problem, Side, beside, formula, made
 
 __all__ = ["problems"]
 
@@ -36,7 +35,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
 
 
 def _sides(device: str, experts: int, top_k: int) -> dict[str, Side]:
-    eager = partial(_of_layers, reference.softmax_topk, experts, top_k)
+    eager = partial(_of_layers, formula("load_balancing_loss", "softmax_topk"), experts, top_k)
     found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
     for name, side in beside("load_balancing_loss", "softmax_topk", device).items():
         found[name] = partial(_of_layers, side, experts, top_k)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.bench.problem import Problem, Side, beside, made
-from veomni_hook.kernels.moe_router import reference
+from veomni_hook.bench.problem import Problem, Side, beside, formula, made
 
 __all__ = ["problems"]
 
@@ -42,11 +41,10 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
 def _sides(device: str, experts: int, top_k: int, groups: tuple[int, int] | None) -> dict[str, Side]:
     if groups is None:
         variant, operands = "softmax_topk", (top_k, True)
-        eager = partial(_weights, reference.softmax_topk, operands)
     else:
         bias = torch.linspace(0, 0.1, experts, device=device)
         variant, operands = "grouped_topk", (bias, top_k, experts, *groups, True, -math.inf, False)  # type: ignore[assignment]
-        eager = partial(_weights, reference.grouped_topk, operands)
+    eager = partial(_weights, formula("moe_router", variant), operands)
     found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
     for name, side in beside("moe_router", variant, device).items():
         found[name] = partial(_weights, side, operands)

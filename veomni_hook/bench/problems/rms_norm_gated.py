@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from veomni_hook import accelerator
-from veomni_hook.bench.problem import Problem, Side, beside, made
+from veomni_hook.bench.problem import Problem, Side, beside, formula, made
 from veomni_hook.bench.problems.rms_norm import EPS
-from veomni_hook.kernels.rms_norm import reference
 
 __all__ = ["problems"]
 
@@ -52,7 +51,7 @@ def _sides(variant: str, group: int, device: str) -> dict[str, Side]:
         options["group_size"] = group
     if variant.endswith("_gated"):
         options["activation"] = nn.SiLU()
-    eager = partial(getattr(reference, variant), **options)
+    eager = partial(formula("rms_norm", variant), **options)
     found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
     for name, side in beside("rms_norm", variant, device).items():
         found[name] = partial(side, **options)

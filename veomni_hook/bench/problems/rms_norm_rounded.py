@@ -8,9 +8,8 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.bench.problem import Problem, Side, beside, made
+from veomni_hook.bench.problem import Problem, Side, beside, formula, made
 from veomni_hook.bench.problems.rms_norm import EPS
-from veomni_hook.kernels.rms_norm import reference
 
 __all__ = ["problems"]
 
@@ -43,7 +42,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
 
 
 def _sides(variant: str, device: str) -> dict[str, Side]:
-    eager = partial(getattr(reference, variant), eps=EPS)
+    eager = partial(formula("rms_norm", variant), eps=EPS)
     found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
     for name, side in beside("rms_norm", variant, device).items():
         found[name] = partial(side, eps=EPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -9,17 +10,16 @@ import torch
 
 from veomni_hook.kernels.add_rms_norm import reference
 from veomni_hook.kernels.add_rms_norm.triton import unfit
+from veomni_hook.kernels.add_rms_norm.variants import OP
+from veomni_hook.kernels.rms_norm.variants import Norm
 
-__all__ = ["cast_before_weight", "one_plus_weight", "weight_before_cast"]
+__all__ = ["kernel"]
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
-# The number that Liger adds to the weight, and its name for the casts.
-_FORMS = {
-    "cast_before_weight": (0.0, "llama"),
-    "weight_before_cast": (0.0, "gemma"),
-    "one_plus_weight": (1.0, "gemma"),
-}
+#: What Liger adds to the weight, by the factor of a variant, and its names for the casts.
+_OFFSETS = {"weight": 0.0, "one_plus": 1.0}
+_CASTING = {"x": "llama", "float32": "gemma"}
 
 
 @cache
@@ -30,18 +30,24 @@ def _function() -> Any:
 
 
 def _added(
-    variant: str, residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+    formula: Callable[..., _Pair],
+    norm: Norm,
+    residual: torch.Tensor,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
 ) -> _Pair:
-    """Return the sum and its ``variant`` as in `reference`."""
+    """Return the sum and what ``norm`` makes of it; ``formula`` computes unsupported operands."""
     if unfit(residual, hidden_states, weight, eps) is not None or weight.dtype is not residual.dtype:
-        return getattr(reference, variant)(residual, hidden_states, weight, eps)  # type: ignore[no-any-return]
+        return formula(residual, hidden_states, weight, eps)
     # Last argument: not in place, because its backward would overwrite the incoming gradient.
-    call = hidden_states, residual, weight, eps, *_FORMS[variant], False
+    call = hidden_states, residual, weight, eps, _OFFSETS[norm.factor], _CASTING[norm.rounded_to], False
     with torch.cuda.device(residual.device):  # it launches on the current device
         normalised, total = _function().apply(*call)
     return total, normalised
 
 
-cast_before_weight = partial(_added, "cast_before_weight")
-weight_before_cast = partial(_added, "weight_before_cast")
-one_plus_weight = partial(_added, "one_plus_weight")
+@cache
+def kernel(variant: str) -> Callable[..., _Pair]:
+    """Return the function that adds and normalises as ``variant``."""
+    return partial(_added, reference.of(variant), OP.variants[variant].form)

@@ -8,6 +8,8 @@ scale ``[..., 1]`` in float32. Mutates: nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,14 +22,7 @@ from veomni_hook.kernels.rms_norm import npu as norms
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.operators import define_op
 
-__all__ = [
-    "cast_before_weight",
-    "cast_to_weight",
-    "one_plus_weight",
-    "one_plus_weight_rounded",
-    "refuses",
-    "weight_before_cast",
-]
+__all__ = ["apart", "cast_before_weight", "refuses"]
 
 
 def _op(residual: Tensor, hidden_states: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,10 +84,12 @@ def cast_before_weight(
 
 
 _ADDED = added(norms.cast_before_weight)
-weight_before_cast = added(norms.weight_before_cast)
-cast_to_weight = added(norms.cast_to_weight)
-one_plus_weight = added(norms.one_plus_weight)
-one_plus_weight_rounded = added(norms.one_plus_weight_rounded)
+
+
+@cache
+def apart(variant: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return an addition and then the kernel of rms_norm, for operands that have not been checked."""
+    return added(getattr(norms, variant))
 
 
 def refuses(

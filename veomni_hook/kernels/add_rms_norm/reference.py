@@ -1,26 +1,19 @@
 """A residual addition and the RMSNorm of the sum by definition: the oracle.
 
-Every function takes ``residual`` and ``hidden_states`` ``[..., hidden]`` and ``weight`` ``[hidden]``, and
-returns the sum and the normalised sum; which formula normalises is its name's
-(`veomni_hook.kernels.rms_norm`).
+The function of a variant takes ``residual`` and ``hidden_states`` ``[..., hidden]`` and ``weight``
+``[hidden]``, and returns the sum and the normalised sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
 from veomni_hook.kernels.rms_norm import reference as norms
 
-__all__ = [
-    "added",
-    "cast_before_weight",
-    "cast_to_weight",
-    "one_plus_weight",
-    "one_plus_weight_rounded",
-    "weight_before_cast",
-]
+__all__ = ["added", "of"]
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -40,8 +33,7 @@ def added(
     return add_and_normalise
 
 
-cast_before_weight = added(norms.cast_before_weight)
-weight_before_cast = added(norms.weight_before_cast)
-cast_to_weight = added(norms.cast_to_weight)
-one_plus_weight = added(norms.one_plus_weight)
-one_plus_weight_rounded = added(norms.one_plus_weight_rounded)
+@cache
+def of(variant: str) -> Callable[..., _Pair]:
+    """Return the function that adds and normalises by the formula of rms_norm of this name."""
+    return added(getattr(norms, variant))

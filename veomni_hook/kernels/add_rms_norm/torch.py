@@ -5,19 +5,18 @@ Saved: what the norm saves for the sum. Mutates: nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
 from veomni_hook.kernels.add_rms_norm.reference import added
-from veomni_hook.kernels.rms_norm import torch as norms
+from veomni_hook.kernels.rms_norm.torch import norm_of
 
-__all__ = [
-    "cast_before_weight",
-    "cast_to_weight",
-    "one_plus_weight",
-    "one_plus_weight_rounded",
-    "weight_before_cast",
-]
+__all__ = ["kernel"]
 
-cast_before_weight = added(norms.cast_before_weight)
-weight_before_cast = added(norms.weight_before_cast)
-cast_to_weight = added(norms.cast_to_weight)
-one_plus_weight = added(norms.one_plus_weight)
-one_plus_weight_rounded = added(norms.one_plus_weight_rounded)
+
+@cache
+def kernel(variant: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Return the function that adds and normalises as ``variant``."""
+    return added(norm_of(variant))

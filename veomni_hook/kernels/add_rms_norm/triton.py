@@ -13,7 +13,8 @@ Measured on one H200, share of a copy's bandwidth, bfloat16: 96 to 98 % forward;
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.add_rms_norm import calls, reference
 from veomni_hook.kernels.add_rms_norm import device as kernels
+from veomni_hook.kernels.add_rms_norm.variants import OP
 from veomni_hook.kernels.rms_norm import triton as norms
 from veomni_hook.kernels.rms_norm.device import backward
 from veomni_hook.kernels.rms_norm.tiles import (
@@ -35,20 +37,13 @@ from veomni_hook.kernels.rms_norm.tiles import (
     stages_of,
     summed,
 )
+from veomni_hook.kernels.rms_norm.variants import Norm
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.operands import not_plain
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
 
-__all__ = [
-    "cast_before_weight",
-    "cast_to_weight",
-    "one_plus_weight",
-    "one_plus_weight_rounded",
-    "refuses",
-    "unfit",
-    "weight_before_cast",
-]
+__all__ = ["kernel", "refuses", "unfit"]
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -57,22 +52,17 @@ _FORWARD_TILE, _FORWARD_WIDE_TILE, _BACKWARD_TILE = 2048, 8192, 8192
 _WIDE = 4096
 _A_WARPS_ELEMENTS = 1024
 
-_FACTORS = {
-    "cast_before_weight": WEIGHT,
-    "weight_before_cast": WEIGHT,
-    "cast_to_weight": WEIGHT,
-    "one_plus_weight": ONE_PLUS,
-    "one_plus_weight_rounded": ONE_PLUS_ROUNDED,
-}
+_NORMS: dict[str, Norm] = {name: variant.form for name, variant in OP.variants.items()}
+_NUMBERS = {"weight": WEIGHT, "one_plus": ONE_PLUS, "one_plus_rounded": ONE_PLUS_ROUNDED}
+_FACTORS = {name: _NUMBERS[norm.factor] for name, norm in _NORMS.items()}
 
 
 def _dtypes(variant: str, x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
     """Return the dtype to which ``xhat`` is rounded, and the dtype of the result."""
-    if variant == "cast_before_weight":
+    rounded_to = _NORMS[variant].rounded_to
+    if rounded_to == "x":
         return x, torch.promote_types(x, weight)
-    if variant == "cast_to_weight":
-        return weight, weight
-    return torch.float32, x
+    return (weight, weight) if rounded_to == "weight" else (torch.float32, x)
 
 
 def _warps(tile: int) -> int:
@@ -246,21 +236,25 @@ class _AddRmsNorm(torch.autograd.Function):
 
 
 def _added(
-    variant: str, residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+    formula: Callable[..., _Pair],
+    variant: str,
+    residual: torch.Tensor,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
 ) -> _Pair:
-    """Return the sum and its ``variant`` as in `reference`."""
+    """Return the sum and its ``variant``; ``formula`` computes unsupported operands."""
     # The addends may be computed only after the kernel was selected.
     if unfit(residual, hidden_states, weight, eps) is not None:
-        return getattr(reference, variant)(residual, hidden_states, weight, eps)  # type: ignore[no-any-return]
+        return formula(residual, hidden_states, weight, eps)
     call = residual, hidden_states, weight, eps, variant
     return _AddRmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
 
 
-cast_before_weight = partial(_added, "cast_before_weight")
-weight_before_cast = partial(_added, "weight_before_cast")
-cast_to_weight = partial(_added, "cast_to_weight")
-one_plus_weight = partial(_added, "one_plus_weight")
-one_plus_weight_rounded = partial(_added, "one_plus_weight_rounded")
+@cache
+def kernel(variant: str) -> Callable[..., _Pair]:
+    """Return the function that adds and normalises as ``variant``."""
+    return partial(_added, reference.of(variant), variant)
 
 
 def unfit(residual: Any, hidden_states: Any, weight: Any, eps: Any) -> str | None:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["clamped", "clamped_after", "product", "product_float32", "scaled_sigmoid"]
-
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -7,7 +7,7 @@ Backward: dup = dy * s,  dgate = (dy * up) * silu'(gate)
 Shapes: gate, up, y [..., intermediate], one dtype.
 Saved: gate, up; s is recomputed. Mutates: nothing. Results are bitwise equal to upstream's.
 
-Other formulas are recomputed in their backward.
+Other formulas are recomputed in their backward (`veomni_hook.kernels.shared.recompute`).
 """
 
 from __future__ import annotations
@@ -18,23 +18,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.shared.activations import name_of, unknown
 from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
-from veomni_hook.kernels.shared.recompute import computed_again
 
-__all__ = [
-    "clamped_after",
-    "clamped_silu",
-    "gated_silu",
-    "loses",
-    "product_float32",
-    "refuses",
-    "refuses_others",
-    "scaled_sigmoid",
-]
-
-_Activation = Callable[[torch.Tensor], torch.Tensor]
+__all__ = ["clamped_silu", "gated_silu", "loses", "refuses", "refuses_others"]
 
 
 class _GatedSiLU(torch.autograd.Function):
@@ -77,23 +64,6 @@ def clamped_silu(
 ) -> torch.Tensor:
     """Return ``silu(min(gate, limit)) * clamp(up, -limit, limit)``, all ``[..., intermediate]``."""
     return gated_silu(gate.clamp(max=limit), up.clamp(min=-limit, max=limit))
-
-
-def product_float32(gate: torch.Tensor, up: torch.Tensor, activation: _Activation) -> torch.Tensor:
-    """Return ``activation(gate) * up``, computed in float32, in the dtype of ``gate``."""
-    return computed_again(reference.product_float32, gate, up, activation)
-
-
-def clamped_after(
-    gate: torch.Tensor, up: torch.Tensor, activation: _Activation, limit: float
-) -> torch.Tensor:
-    """Return ``activation(gate) * up``, the activation clamped above at ``limit``, ``up`` on both sides."""
-    return computed_again(reference.clamped_after, gate, up, activation, limit)
-
-
-def scaled_sigmoid(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """Return ``(up + 1) * gate * sigmoid(alpha * gate)`` with both clamped at ``limit``."""
-    return computed_again(reference.scaled_sigmoid, gate, up, alpha, limit)
 
 
 def refuses_others(owner: Any, x: torch.Tensor, activation: Any = torch.sigmoid) -> str | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-__all__ = ["softmax_topk", "softmax_topk_in_dtype"]
-
 Logits = tuple[torch.Tensor, ...] | None
 
 

@@ -8,17 +8,19 @@ Second derivatives come from the reference. Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import reference
-from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Operands, form_of, taken_apart
+from veomni_hook.kernels.moe_experts.forms import Form, Operands, form_of, taken_apart
+from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.activations import FUNCTIONS
 from veomni_hook.kernels.shared.operands import wants_grad
 
-__all__ = ["Backend", "Gradients", "Needed", "experts"]
+__all__ = ["Backend", "Gradients", "Needed", "experts", "kernel_of"]
 
 
 class Needed(NamedTuple):
@@ -101,6 +103,12 @@ def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
         return _Experts.apply(backend, form, *tensors)  # type: ignore[no-untyped-call,no-any-return]
     with torch.autocast(tensors.hidden_states.device.type, enabled=False):
         return backend.forward(tensors, form, keep=False)[0]
+
+
+@cache
+def kernel_of(backend: Backend, variant: str) -> Callable[..., Tensor]:
+    """Return a backend's kernel for ``variant``."""
+    return partial(experts, backend, variant)
 
 
 def _differentiable(form: Form, operands: Operands, needed: Needed, grad: Tensor) -> Gradients:

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.activations import name_of, unknown
 from veomni_hook.kernels.shared.operands import not_plain, untraceable
 
 __all__ = [
-    "LAYOUTS",
     "Form",
-    "Layout",
     "Operands",
     "compute_dtype",
     "form_of",
@@ -27,36 +26,6 @@ __all__ = [
     "refuses",
     "taken_apart",
 ]
-
-
-class Layout(NamedTuple):
-    """A variant.
-
-    Attributes:
-        gate: the name of the gate in `torch_gating`.
-        transposed: weights are ``[E, in, out]``, not ``[E, out, in]``.
-        interleaved: gate and up are the even and odd columns of the first product, not its halves.
-        in_float32: operands are cast to float32 first.
-    """
-
-    gate: str
-    transposed: bool = False
-    interleaved: bool = False
-    in_float32: bool = False
-
-
-#: By the names of the functions in `reference`.
-LAYOUTS = {
-    "gated": Layout("product"),
-    "gated_clamped": Layout("clamped"),
-    "gated_clamped_after": Layout("clamped_after"),
-    "gated_float32_product": Layout("product_float32"),
-    "gated_transposed": Layout("product", transposed=True),
-    "alpha_gated": Layout("scaled_sigmoid"),
-    "biased_interleaved_alpha_gated": Layout("scaled_sigmoid", transposed=True, interleaved=True),
-    "biased_alpha_gated_float32": Layout("scaled_sigmoid", transposed=True, in_float32=True),
-    "ungated": Layout("activation"),
-}
 
 
 class Form(NamedTuple):

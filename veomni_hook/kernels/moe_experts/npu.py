@@ -23,26 +23,14 @@ from torch import Tensor
 
 from veomni_hook.kernels.gated_mlp import npu as gated_npu
 from veomni_hook.kernels.moe_experts import forms, torch_gating
-from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, experts
-from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Operands, kept_dtype, kept_shape
+from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, kernel_of
+from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
 from veomni_hook.kernels.moe_experts.operators import define_backend
+from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared import ascend
 
-__all__ = [
-    "alpha_gated",
-    "biased_alpha_gated_float32",
-    "biased_interleaved_alpha_gated",
-    "gated",
-    "gated_clamped",
-    "gated_clamped_after",
-    "gated_float32_product",
-    "gated_or_identity",
-    "gated_transposed",
-    "refuses",
-    "refuses_or_identity",
-    "ungated",
-]
+__all__ = ["gated_or_identity", "kernel", "refuses", "refuses_or_identity"]
 
 # Documented limits of the operators: groups and experts per token; exclusive: pairs and matrix width.
 _MOST_EXPERTS, _MOST_TOP_K = 1024, 512
@@ -242,17 +230,8 @@ _ALIGNED_BYTES = 32
 
 _BACKEND = define_backend("moe_experts_npu", _forward, _backward, _like_kept, kept=2)
 
-#: Called with the operands of the function of the same name in `reference`.
-gated = partial(experts, _BACKEND, "gated")
-gated_clamped = partial(experts, _BACKEND, "gated_clamped")
-gated_clamped_after = partial(experts, _BACKEND, "gated_clamped_after")
-gated_float32_product = partial(experts, _BACKEND, "gated_float32_product")
-gated_transposed = partial(experts, _BACKEND, "gated_transposed")
-alpha_gated = partial(experts, _BACKEND, "alpha_gated")
-biased_interleaved_alpha_gated = partial(experts, _BACKEND, "biased_interleaved_alpha_gated")
-biased_alpha_gated_float32 = partial(experts, _BACKEND, "biased_alpha_gated_float32")
-ungated = partial(experts, _BACKEND, "ungated")
-gated_or_identity = partial(experts_or_identity, gated)
+kernel = partial(kernel_of, _BACKEND)
+gated_or_identity = partial(experts_or_identity, kernel("gated"))
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:

@@ -9,7 +9,7 @@ An id that no expert has, like the sentinel E of expert parallelism, adds nothin
 and dtype of ``hidden_states``.
 """
 
-# ruff: noqa: PLR0913, PLR0917 - a formula has the operands that it has
+# ruff: noqa: D103, PLR0913, PLR0917 - a formula has the operands that it has, and its text says what it is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,25 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-__all__ = [
-    "alpha_gated",
-    "batched_gated",
-    "biased_alpha_gated_float32",
-    "biased_interleaved_alpha_gated",
-    "gated",
-    "gated_clamped",
-    "gated_clamped_after",
-    "gated_float32_product",
-    "gated_jointly",
-    "gated_normalised",
-    "gated_or_identity",
-    "gated_transposed",
-    "grouped_linear",
-    "modules",
-    "shared_gated",
-    "ungated",
-]
 
 
 def gated(

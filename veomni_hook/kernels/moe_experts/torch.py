@@ -18,27 +18,13 @@ from typing import Any
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import forms, torch_by_expert, torch_grouped
-from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, experts
+from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, kernel_of
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
 from veomni_hook.kernels.moe_experts.operators import define_backend
 from veomni_hook.kernels.moe_experts.provenance import chose_ours
 
-__all__ = [
-    "alpha_gated",
-    "biased_alpha_gated_float32",
-    "biased_interleaved_alpha_gated",
-    "gated",
-    "gated_clamped",
-    "gated_clamped_after",
-    "gated_float32_product",
-    "gated_or_identity",
-    "gated_transposed",
-    "loses",
-    "refuses",
-    "refuses_or_identity",
-    "ungated",
-]
+__all__ = ["gated_or_identity", "kernel", "loses", "refuses", "refuses_or_identity"]
 
 # Against transformers' grouped_mm under torch 2.13, one thread, float32, forward and step: 64 experts of
 # 1,536 x 2,048 with 256 rows each 1.22 and 1.15 times as fast, with 32 rows 1.02 and 0.94, with fewer 0.95;
@@ -76,16 +62,7 @@ def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor]:
 
 _BACKEND = define_backend("moe_experts_torch", _forward, _backward, _like_kept)
 
-#: Called with the operands of the function of the same name in `reference`.
-gated = partial(experts, _BACKEND, "gated")
-gated_clamped = partial(experts, _BACKEND, "gated_clamped")
-gated_clamped_after = partial(experts, _BACKEND, "gated_clamped_after")
-gated_float32_product = partial(experts, _BACKEND, "gated_float32_product")
-gated_transposed = partial(experts, _BACKEND, "gated_transposed")
-alpha_gated = partial(experts, _BACKEND, "alpha_gated")
-biased_interleaved_alpha_gated = partial(experts, _BACKEND, "biased_interleaved_alpha_gated")
-biased_alpha_gated_float32 = partial(experts, _BACKEND, "biased_alpha_gated_float32")
-ungated = partial(experts, _BACKEND, "ungated")
+kernel = partial(kernel_of, _BACKEND)
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:
@@ -93,7 +70,7 @@ def refuses(owner: Any, *operands: Any) -> str | None:
     return forms.refuses(owner, *operands) or torch_grouped.unable(forms.taken_apart(operands)[0])
 
 
-gated_or_identity = partial(experts_or_identity, gated)
+gated_or_identity = partial(experts_or_identity, kernel("gated"))
 refuses_or_identity = partial(identity_refuses, refuses)
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import torch_gating
 from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed
-from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Operands, compute_dtype, kept_dtype
+from veomni_hook.kernels.moe_experts.forms import Form, Operands, compute_dtype, kept_dtype
 from veomni_hook.kernels.moe_experts.torch_routing import Pairs, sorted_pairs
+from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 
 __all__ = ["backward", "forward", "unable"]
 

@@ -33,31 +33,17 @@ import torch
 
 from veomni_hook.kernels.gated_mlp.triton import ACTIVATIONS
 from veomni_hook.kernels.moe_experts import forms, triton_products
-from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, experts
-from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Layout, Operands, kept_shape
+from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, kernel_of
+from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
 from veomni_hook.kernels.moe_experts.operators import define_backend
 from veomni_hook.kernels.moe_experts.provenance import chose_ours
 from veomni_hook.kernels.moe_experts.triton_products import Expert
 from veomni_hook.kernels.moe_experts.triton_routing import Routing, numbers_of, route, routing_of
 from veomni_hook.kernels.moe_experts.triton_tiles import row_block, worth_ordering
+from veomni_hook.kernels.moe_experts.variants import LAYOUTS, Layout
 
-__all__ = [
-    "alpha_gated",
-    "biased_alpha_gated_float32",
-    "biased_interleaved_alpha_gated",
-    "gated",
-    "gated_clamped",
-    "gated_clamped_after",
-    "gated_float32_product",
-    "gated_or_identity",
-    "gated_transposed",
-    "loses",
-    "loses_in_float32",
-    "refuses",
-    "refuses_or_identity",
-    "ungated",
-]
+__all__ = ["gated_or_identity", "kernel", "loses", "loses_in_float32", "refuses", "refuses_or_identity"]
 
 Tensor = torch.Tensor
 
@@ -201,17 +187,8 @@ def _weight_gradient(
 
 _BACKEND = define_backend("moe_experts_triton", _forward, _backward, _like_kept, kept=2, spends=True)
 
-#: Called with the operands of the function of the same name in `reference`.
-gated = partial(experts, _BACKEND, "gated")
-gated_clamped = partial(experts, _BACKEND, "gated_clamped")
-gated_clamped_after = partial(experts, _BACKEND, "gated_clamped_after")
-gated_float32_product = partial(experts, _BACKEND, "gated_float32_product")
-gated_transposed = partial(experts, _BACKEND, "gated_transposed")
-alpha_gated = partial(experts, _BACKEND, "alpha_gated")
-biased_interleaved_alpha_gated = partial(experts, _BACKEND, "biased_interleaved_alpha_gated")
-biased_alpha_gated_float32 = partial(experts, _BACKEND, "biased_alpha_gated_float32")
-ungated = partial(experts, _BACKEND, "ungated")
-gated_or_identity = partial(experts_or_identity, gated)
+kernel = partial(kernel_of, _BACKEND)
+gated_or_identity = partial(experts_or_identity, kernel("gated"))
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["biased_topk", "grouped_topk", "softmax_topk", "topk_softmax"]
-
 Routing = tuple[torch.Tensor, torch.Tensor]
 
 

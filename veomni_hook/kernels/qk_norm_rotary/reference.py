@@ -7,24 +7,15 @@ Each norm is a formula of `veomni_hook.kernels.rms_norm.reference`, each rotatio
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
+from veomni_hook.kernels.qk_norm_rotary.variants import OP
 from veomni_hook.kernels.rms_norm import reference as norms
 from veomni_hook.kernels.rotary import reference as rotations
 
-__all__ = [
-    "cast_before_weight_half_split",
-    "cast_before_weight_half_split_cast_out",
-    "cast_before_weight_half_split_partial",
-    "one_plus_weight_half_split",
-    "one_plus_weight_half_split_cast_out",
-    "one_plus_weight_half_split_partial",
-    "then",
-    "weight_before_cast_half_split",
-    "weight_before_cast_half_split_cast_out",
-    "weight_before_cast_half_split_partial",
-]
+__all__ = ["of", "then"]
 
 Tensor = torch.Tensor
 
@@ -53,12 +44,8 @@ def then(
     return normed_and_rotated
 
 
-cast_before_weight_half_split = then(norms.cast_before_weight, rotations.half_split)
-cast_before_weight_half_split_cast_out = then(norms.cast_before_weight, rotations.half_split_cast_out)
-cast_before_weight_half_split_partial = then(norms.cast_before_weight, rotations.half_split_partial)
-weight_before_cast_half_split = then(norms.weight_before_cast, rotations.half_split)
-weight_before_cast_half_split_cast_out = then(norms.weight_before_cast, rotations.half_split_cast_out)
-weight_before_cast_half_split_partial = then(norms.weight_before_cast, rotations.half_split_partial)
-one_plus_weight_half_split = then(norms.one_plus_weight, rotations.half_split)
-one_plus_weight_half_split_cast_out = then(norms.one_plus_weight, rotations.half_split_cast_out)
-one_plus_weight_half_split_partial = then(norms.one_plus_weight, rotations.half_split_partial)
+@cache
+def of(variant: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the function that normalises and then turns, both by definition."""
+    parts = OP.variants[variant].form
+    return then(getattr(norms, parts.norm), getattr(rotations, parts.rotation))

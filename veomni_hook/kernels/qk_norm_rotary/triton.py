@@ -26,23 +26,13 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.qk_norm_rotary import device, reference, upstream
+from veomni_hook.kernels.qk_norm_rotary.variants import OP
 from veomni_hook.kernels.shared.launch import power
 from veomni_hook.kernels.shared.operands import not_plain
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.slot.modules import parameter
 
-__all__ = [
-    "cast_before_weight_half_split",
-    "cast_before_weight_half_split_cast_out",
-    "cast_before_weight_half_split_partial",
-    "one_plus_weight_half_split",
-    "one_plus_weight_half_split_cast_out",
-    "one_plus_weight_half_split_partial",
-    "refuses",
-    "weight_before_cast_half_split",
-    "weight_before_cast_half_split_cast_out",
-    "weight_before_cast_half_split_partial",
-]
+__all__ = ["kernel", "refuses"]
 
 Tensor = torch.Tensor
 _WEIGHT, _ONE_PLUS = 1, 2  # the factors, as `rms_norm.device` numbers them
@@ -256,12 +246,13 @@ class _QkNormRotary(torch.autograd.Function):
         )
 
 
-class _Variant:
-    """The kernel of one variant; ``formula`` is the fallback for unsupported operands."""
+class _Kernel:
+    """The kernel of one variant; unsupported operands are computed by the reference."""
 
-    def __init__(self, norm: str, rotation: str, factor: int) -> None:
-        self._formula = getattr(reference, f"{norm}_{rotation}")
-        self._factor = factor
+    def __init__(self, variant: str) -> None:
+        norm, rotation = OP.variants[variant].form
+        self._formula = reference.of(variant)
+        self._factor = _ONE_PLUS if norm == "one_plus_weight" else _WEIGHT
         self._cast_first = norm == "cast_before_weight"
         self._cast_out = rotation == "half_split_cast_out"
         self._joined = rotation == "half_split_partial"
@@ -284,7 +275,7 @@ class _Variant:
         """
         numbers = isinstance(q_eps, (float, int)) and isinstance(k_eps, (float, int))
         if not numbers or self._unsuited(q, k, q_weight, k_weight, cos, sin):
-            return self._formula(q, k, q_weight, k_weight, q_eps, k_eps, cos, sin)  # type: ignore[no-any-return]
+            return self._formula(q, k, q_weight, k_weight, q_eps, k_eps, cos, sin)
         middle, normed = torch.float32, q.dtype
         if self._cast_first:
             middle, normed = q.dtype, torch.promote_types(q.dtype, q_weight.dtype)
@@ -335,15 +326,10 @@ class _Variant:
         )
 
 
-cast_before_weight_half_split = _Variant("cast_before_weight", "half_split", _WEIGHT)
-cast_before_weight_half_split_cast_out = _Variant("cast_before_weight", "half_split_cast_out", _WEIGHT)
-cast_before_weight_half_split_partial = _Variant("cast_before_weight", "half_split_partial", _WEIGHT)
-weight_before_cast_half_split = _Variant("weight_before_cast", "half_split", _WEIGHT)
-weight_before_cast_half_split_cast_out = _Variant("weight_before_cast", "half_split_cast_out", _WEIGHT)
-weight_before_cast_half_split_partial = _Variant("weight_before_cast", "half_split_partial", _WEIGHT)
-one_plus_weight_half_split = _Variant("one_plus_weight", "half_split", _ONE_PLUS)
-one_plus_weight_half_split_cast_out = _Variant("one_plus_weight", "half_split_cast_out", _ONE_PLUS)
-one_plus_weight_half_split_partial = _Variant("one_plus_weight", "half_split_partial", _ONE_PLUS)
+@cache
+def kernel(variant: str) -> _Kernel:
+    """Return the kernel of a variant."""
+    return _Kernel(variant)
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:

@@ -5,26 +5,29 @@ Mutates: nothing; the incoming gradient is preserved (Liger's ``in_place=False``
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
+
 import torch
 from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-__all__ = ["cast_before_weight", "one_plus_weight", "weight_before_cast"]
+from veomni_hook.kernels.rms_norm.variants import OP
+
+__all__ = ["kernel"]
+
+#: What Liger adds to the weight, by the factor of a variant, and its names for the casts.
+_OFFSETS = {"weight": 0.0, "one_plus": 1.0}
+_CASTING = {"x": "llama", "float32": "gemma"}
 
 
-def cast_before_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return ``weight * xhat``, where ``xhat`` has the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, weight, eps, 0.0, "llama")
+def _norm(
+    offset: float, casting: str, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    return LigerRMSNormFunction.apply(hidden_states, weight, eps, offset, casting, False)  # type: ignore[no-any-return]
 
 
-def weight_before_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return ``weight * xhat``, both in float32, in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, weight, eps, 0.0, "gemma")
-
-
-def one_plus_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return ``(1 + weight) * xhat`` in float32, in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, weight, eps, 1.0, "gemma")
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, casting: str) -> torch.Tensor:
-    return LigerRMSNormFunction.apply(x, weight, eps, offset, casting, False)  # type: ignore[no-any-return]
+@cache
+def kernel(variant: str) -> Callable[..., torch.Tensor]:
+    """Return the function that normalises ``hidden_states`` ``[..., hidden]`` as ``variant``."""
+    norm = OP.variants[variant].form
+    return partial(_norm, _OFFSETS[norm.factor], _CASTING[norm.rounded_to])

@@ -30,7 +30,6 @@ __all__ = [
     "cast_before_weight",
     "cast_before_weight_gated",
     "cast_to_weight",
-    "divided_by_root",
     "gate_before_norm",
     "gate_before_norm_grouped",
     "normalised",
@@ -123,10 +122,6 @@ def cast_to_weight(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.dtype is torch.float32:
         return normalised(hidden_states.float(), weight, eps)
     return weight * normalised(hidden_states.float(), None, eps).to(weight.dtype)
-
-
-#: Division by the root differs from multiplication by its inverse in the last bit of float32.
-divided_by_root = weight_before_cast
 
 
 def one_plus_weight(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -13,25 +13,6 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-__all__ = [
-    "cast_before_weight",
-    "cast_before_weight_gated",
-    "cast_to_weight",
-    "divided_by_root",
-    "gate_before_norm",
-    "gate_before_norm_grouped",
-    "inverse_rms",
-    "one_plus_weight",
-    "one_plus_weight_before_norm",
-    "one_plus_weight_grouped",
-    "one_plus_weight_rounded",
-    "unweighted",
-    "unweighted_rounded_scale",
-    "weight_before_cast",
-    "weight_before_cast_gated",
-    "without_cast",
-]
-
 
 def _normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)

@@ -1,50 +1,29 @@
-"""RMSNorm in PyTorch: torch's own operator for one formula, and recomputing versions of the others.
+"""RMSNorm in PyTorch: torch's own operator for one formula; other formulas are recomputed in the backward.
 
 `rms_norm` uses the operator and autograd's gradients. The weight is multiplied outside: the operator would
 apply it before the cast to the input's dtype, which changes a quarter of all bfloat16 results. Results are as
 batch-invariant as torch's operator; tests check this.
 
-The other functions recompute their formula in backward and save x, gate and weight for it; autograd would
-save two to three times as many bytes. Results and gradients are bitwise equal to the formula's. On a GPU they
-depend on the batch, like PyTorch's sums; the triton backend has batch-invariant kernels.
+Formulas that are recomputed (`veomni_hook.kernels.shared.recompute`) save x, gate and weight; autograd would
+save two to three times as many bytes. On a GPU their results depend on the batch, like PyTorch's sums; the
+triton backend has batch-invariant kernels.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.rms_norm import reference
-from veomni_hook.kernels.shared import recompute as again
+from veomni_hook.kernels.rms_norm.variants import OP
+from veomni_hook.kernels.shared import recompute
 from veomni_hook.kernels.shared.activations import name_of, unknown
 from veomni_hook.kernels.shared.operands import not_plain
-from veomni_hook.kernels.shared.recompute import computed_again
 
-__all__ = [
-    "cast_before_weight",
-    "cast_before_weight_gated",
-    "cast_to_weight",
-    "divided_by_root",
-    "gate_before_norm",
-    "gate_before_norm_grouped",
-    "inverse_rms",
-    "one_plus_weight",
-    "one_plus_weight_before_norm",
-    "one_plus_weight_grouped",
-    "one_plus_weight_rounded",
-    "refuses",
-    "refuses_activation",
-    "refuses_others",
-    "rms_norm",
-    "unweighted",
-    "unweighted_rounded_scale",
-    "weight_before_cast",
-    "weight_before_cast_gated",
-    "without_cast",
-]
+__all__ = ["norm_of", "refuses", "refuses_activation", "rms_norm"]
 
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
@@ -76,33 +55,21 @@ def refuses(
     return None
 
 
-def cast_before_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`rms_norm`, or the formula if that `refuses`: for operands that have not been checked."""
+def _operator_or_formula(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm`, or the formula if that `refuses`."""
     formula = rms_norm if refuses(None, hidden_states, weight, eps) is None else reference.cast_before_weight
     return formula(hidden_states, weight, eps)
 
 
-weight_before_cast = partial(computed_again, reference.weight_before_cast)
-cast_to_weight = partial(computed_again, reference.cast_to_weight)
-without_cast = partial(computed_again, reference.without_cast)
-divided_by_root = partial(computed_again, reference.divided_by_root)
-one_plus_weight = partial(computed_again, reference.one_plus_weight)
-one_plus_weight_rounded = partial(computed_again, reference.one_plus_weight_rounded)
-one_plus_weight_before_norm = partial(computed_again, reference.one_plus_weight_before_norm)
-one_plus_weight_grouped = partial(computed_again, reference.one_plus_weight_grouped)
-unweighted = partial(computed_again, reference.unweighted)
-unweighted_rounded_scale = partial(computed_again, reference.unweighted_rounded_scale)
-inverse_rms = partial(computed_again, reference.inverse_rms)
-cast_before_weight_gated = partial(computed_again, reference.cast_before_weight_gated)
-weight_before_cast_gated = partial(computed_again, reference.weight_before_cast_gated)
-gate_before_norm = partial(computed_again, reference.gate_before_norm)
-gate_before_norm_grouped = partial(computed_again, reference.gate_before_norm_grouped)
-
-refuses_others = again.refuses
+def norm_of(variant: str) -> Callable[..., torch.Tensor]:
+    """Return what computes a variant in PyTorch, for operands that have not been checked."""
+    if variant == "cast_before_weight":
+        return _operator_or_formula
+    return recompute.recomputed(OP.variants[variant].reference)
 
 
 def refuses_activation(owner: Any, *operands: Any) -> str | None:
-    """`refuses_others`, and rejects activations (the last operand) that may have parameters."""
+    """`recompute.refuses`, and rejects activations (the last operand) that may have parameters."""
     if name_of(operands[-1]) is None:
         return unknown(operands[-1])
-    return again.refuses(owner, *operands)
+    return recompute.refuses(owner, *operands)

@@ -9,31 +9,17 @@ upstream code, or None.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
 from veomni_hook.kernels.rotary.upstream import replaced
+from veomni_hook.kernels.rotary.variants import FUSED
 from veomni_hook.kernels.shared.operands import not_plain, untraceable
 
-__all__ = [
-    "MOST_COLUMNS",
-    "heads_of",
-    "refuses",
-    "refuses_broadcast",
-    "refuses_complex",
-    "refuses_gathered",
-    "refuses_half_width",
-    "refuses_half_width_single",
-    "refuses_half_width_single_broadcast",
-    "refuses_optional_key",
-    "refuses_partial",
-    "refuses_partial_optional_key",
-    "refuses_partial_half_width_single",
-    "refuses_single",
-    "without_heads",
-]
+__all__ = ["MOST_COLUMNS", "heads_of", "rule", "without_heads"]
 
 #: With a wider head, a program would run out of registers.
 MOST_COLUMNS = 1024
@@ -86,50 +72,57 @@ def _broadcast(reach: _Reach, owner: Any, *operands: Any) -> str | None:
     return _misfit(reach, table.shape, heads_at, *xs)
 
 
-refuses = partial(_both, _Reach())
-refuses_half_width = partial(_both, _Reach(ratio=2))
-refuses_partial = partial(_both, _Reach(whole=False))
-refuses_single = partial(_one, _Reach())
-refuses_half_width_single = partial(_one, _Reach(ratio=2))
-refuses_partial_half_width_single = partial(_one, _Reach(ratio=2, whole=False))
-refuses_broadcast = partial(_broadcast, _Reach())
-refuses_half_width_single_broadcast = partial(_broadcast, _Reach(ratio=2))
-
-
-def refuses_optional_key(owner: Any, *operands: Any) -> str | None:
-    """`refuses` for query, key or None, cos, sin and the heads dimension."""
+def _optional_key(reach: _Reach, owner: Any, *operands: Any) -> str | None:
     q, k, *others = operands
-    return refuses_single(owner, q, *others) if k is None else refuses(owner, q, k, *others)
+    return _one(reach, owner, q, *others) if k is None else _both(reach, owner, q, k, *others)
 
 
-def refuses_partial_optional_key(owner: Any, *operands: Any) -> str | None:
-    """`refuses_partial` for query, cos, sin, key or None, and the heads dimension."""
+def _key_last(reach: _Reach, owner: Any, *operands: Any) -> str | None:
     q, cos, sin, k, *others = operands
-    if k is None:
-        return _one(_Reach(whole=False), owner, q, cos, sin, *others)
-    return refuses_partial(owner, q, k, cos, sin, *others)
+    return _optional_key(reach, owner, q, k, cos, sin, *others)
 
 
-def refuses_complex(owner: Any, *operands: Any) -> str | None:
-    """`refuses_half_width` for query, key, cos and sin as one complex table, and the heads dimension."""
+def _complex(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+    """`_both` with cos and sin as one complex table."""
     q, k, freqs, place, upstream = operands
     reason = not_plain(freqs)
     if reason is not None:
         return reason
     if freqs.dtype is not torch.complex64:
         return f"cos and sin have dtype {freqs.dtype}, not complex64"
-    return refuses_half_width(owner, q, k, freqs.real, freqs.imag, place, upstream)
+    return _both(reach, owner, q, k, freqs.real, freqs.imag, place, upstream)
 
 
-def refuses_gathered(owner: Any, *operands: Any) -> str | None:
-    """`refuses` for query, key, tables ``[positions, head_dim]``, row indices, and the heads dimension."""
+def _gathered(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+    """`_both` with tables ``[positions, head_dim]`` and row indices."""
     q, k, cos, sin, position_ids, place, upstream = operands
     reason = _unfit(cos, sin, upstream, q, k) or not_plain(position_ids)
     if reason is not None:
         return reason
     if position_ids.dtype not in _INTEGERS or cos.ndim != 2:
         return "positions are not integers, or cos and sin do not have two dimensions"
-    return _misplaced(_Reach(), (*position_ids.shape, cos.shape[-1]), place, q, k)
+    return _misplaced(reach, (*position_ids.shape, cos.shape[-1]), place, q, k)
+
+
+_RULES: Mapping[str, Callable[..., str | None]] = {
+    "both": _both,
+    "one": _one,
+    "one_heads_last": _one,
+    "both_broadcast": _broadcast,
+    "one_broadcast": _broadcast,
+    "complex": _complex,
+    "complex_moved": _complex,
+    "gathered": _gathered,
+    "key_last": _key_last,
+    "optional_key": _optional_key,
+}
+
+
+@cache
+def rule(variant: str) -> Callable[..., str | None]:
+    """Return the rule for calls of a variant."""
+    fused = FUSED[variant]
+    return partial(_RULES[fused.call], _Reach(fused.form.ratio, whole=fused.form.reach == "full"))
 
 
 def _unfit(cos: Any, sin: Any, upstream: Any, *xs: Any) -> str | None:

@@ -21,6 +21,8 @@ from veomni_hook.kernels.rotary import calls
 
 __all__ = ["refuses", "rotary"]
 
+_unfit = calls.rule("half_split")
+
 
 class _Rotary(torch.autograd.Function):
     @staticmethod
@@ -52,7 +54,7 @@ def rotary(
 
 def refuses(owner: Any, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    reason = calls.refuses(owner, *operands)
+    reason = _unfit(owner, *operands)
     if reason is not None:
         return reason
     q, _, cos, _, heads_at, _ = operands

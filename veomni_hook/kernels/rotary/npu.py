@@ -17,7 +17,7 @@ Shapes: as in `veomni_hook.kernels.rotary.calls`. Saved: the tables at full widt
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -28,20 +28,7 @@ from veomni_hook.kernels.rotary.forms import COUPLE, Form
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.operators import define_op
 
-__all__ = [
-    "refuses",
-    "refuses_broadcast",
-    "refuses_complex",
-    "refuses_gathered",
-    "refuses_half_width",
-    "refuses_half_width_single",
-    "refuses_half_width_single_broadcast",
-    "refuses_optional_key",
-    "refuses_partial",
-    "refuses_partial_half_width_single",
-    "refuses_partial_optional_key",
-    "refuses_single",
-]
+__all__ = ["kernel", "rule"]
 
 # Documented exclusive limits of the operator: heads, or batches times heads, and head width.
 _MOST_HEADS, _MOST_COLUMNS = 1000, 896
@@ -133,14 +120,7 @@ def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_
     return [_turned(form, x, cos, sin, heads_at) for x in xs]
 
 
-_VARIANTS = signatures.variants(_rotate)
-
-
-def __getattr__(name: str) -> Any:
-    """Return the kernel of a variant, by its name in `signatures.variants`."""
-    if name in _VARIANTS:
-        return _VARIANTS[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+kernel = partial(signatures.kernel, _rotate)
 
 
 def _within(rule: Callable[..., str | None], owner: Any, *operands: Any) -> str | None:
@@ -151,15 +131,7 @@ def _within(rule: Callable[..., str | None], owner: Any, *operands: Any) -> str 
     return reason
 
 
-refuses = partial(_within, calls.refuses)
-refuses_broadcast = partial(_within, calls.refuses_broadcast)
-refuses_complex = partial(_within, calls.refuses_complex)
-refuses_gathered = partial(_within, calls.refuses_gathered)
-refuses_half_width = partial(_within, calls.refuses_half_width)
-refuses_half_width_single = partial(_within, calls.refuses_half_width_single)
-refuses_half_width_single_broadcast = partial(_within, calls.refuses_half_width_single_broadcast)
-refuses_optional_key = partial(_within, calls.refuses_optional_key)
-refuses_partial = partial(_within, calls.refuses_partial)
-refuses_partial_half_width_single = partial(_within, calls.refuses_partial_half_width_single)
-refuses_partial_optional_key = partial(_within, calls.refuses_partial_optional_key)
-refuses_single = partial(_within, calls.refuses_single)
+@cache
+def rule(variant: str) -> Callable[..., str | None]:
+    """Return the rule for calls of a variant."""
+    return partial(_within, calls.rule(variant))

@@ -12,47 +12,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = [
-    "complex_pairs",
-    "complex_pairs_moved",
-    "half_split",
-    "half_split_after_prefix",
-    "half_split_cast_out",
-    "half_split_first_positions_single",
-    "half_split_fp32",
-    "half_split_fp32_as_query",
-    "half_split_gathered",
-    "half_split_gathered_with_value",
-    "half_split_of_angles_fp32_single",
-    "half_split_packed_heads",
-    "half_split_partial",
-    "half_split_partial_optional_key",
-    "half_split_reversed",
-    "half_split_sections",
-    "half_split_single",
-    "half_width_halves",
-    "half_width_halves_single",
-    "half_width_pairs",
-    "half_width_pairs_single",
-    "pairs",
-    "pairs_doubled_single",
-    "pairs_fp32",
-    "pairs_fp32_as_query",
-    "pairs_fp32_as_query__cast_after_turn",
-    "pairs_fp32_broadcast",
-    "pairs_matrix",
-    "pairs_partial",
-    "pairs_partial_fp64_single",
-    "pairs_partial_repeated",
-    "pairs_repeated",
-    "pairs_repeated_fp32",
-    "pairs_to_halves",
-    "pairs_to_halves_full_width",
-    "pairs_to_halves_optional_key",
-    "pairs_trailing_fp32_single",
-    "sections",
-]
-
 Tensor = torch.Tensor
 Tensors = tuple[torch.Tensor, torch.Tensor]
 

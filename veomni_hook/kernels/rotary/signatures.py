@@ -1,57 +1,25 @@
 """Adapts the operands of rotary call sites to the one function of a fused backend.
 
 A backend has one function ``rotate(form, xs, cos, sin, heads_at)``, which rotates tensors of one dtype by
-tables without heads. `variants` builds from it the functions that call sites call. A variant's rule in
+tables without heads. `kernel` makes of it the function that call sites call. A variant's rule in
 `veomni_hook.kernels.rotary.calls` must have accepted the call: unsuitable operands are read out of bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
 
 from veomni_hook.kernels.rotary import calls
-from veomni_hook.kernels.rotary.forms import FORMS, Form
+from veomni_hook.kernels.rotary.forms import Form
+from veomni_hook.kernels.rotary.variants import FUSED
 
-__all__ = ["Rotate", "variants"]
+__all__ = ["Rotate", "kernel"]
 
 Rotate = Callable[[Form, tuple[Tensor, ...], Tensor, Tensor, int], Sequence[Tensor]]
-
-
-def variants(rotate: Rotate) -> dict[str, Callable[..., Any]]:
-    """Return a function for each variant, with the operands and results of its reference function."""
-    return {
-        "half_split": partial(_both, rotate, FORMS["half_split"]),
-        "half_split_cast_out": partial(_both, rotate, FORMS["half_split_cast_out"]),
-        "half_split_fp32": partial(_both, rotate, FORMS["half_split_fp32"]),
-        "half_split_reversed": partial(_both, rotate, FORMS["half_split_reversed"]),
-        "half_split_partial": partial(_both, rotate, FORMS["half_split_partial"]),
-        "half_split_single": partial(_one, rotate, FORMS["half_split"]),
-        "half_width_halves": partial(_both, rotate, FORMS["half_width_halves"]),
-        "half_width_halves_single": partial(_one_broadcast, rotate, FORMS["half_width_halves"]),
-        "half_width_pairs": partial(_both, rotate, FORMS["half_width_pairs"]),
-        "half_width_pairs_single": partial(_one_broadcast, rotate, FORMS["half_width_pairs"]),
-        "pairs": partial(_both, rotate, FORMS["pairs"]),
-        "pairs_fp32": partial(_both, rotate, FORMS["pairs_fp32"]),
-        "pairs_fp32_broadcast": partial(_both_broadcast, rotate, FORMS["pairs_fp32"]),
-        "pairs_partial": partial(_both, rotate, FORMS["pairs_partial"]),
-        "pairs_repeated": partial(_both, rotate, FORMS["pairs_repeated"]),
-        "pairs_repeated_fp32": partial(_both, rotate, FORMS["pairs_repeated_fp32"]),
-        "pairs_partial_repeated": partial(_both, rotate, FORMS["pairs_partial_repeated"]),
-        "pairs_trailing_fp32_single": partial(_one, rotate, FORMS["pairs_trailing_fp32"]),
-        "pairs_to_halves": partial(_both, rotate, FORMS["pairs_to_halves"]),
-        "pairs_to_halves_full_width": partial(_both, rotate, FORMS["pairs_to_halves_full_width"]),
-        "pairs_matrix": partial(_both, rotate, FORMS["pairs_matrix"]),
-        "complex_pairs": partial(_complex_pairs, rotate),
-        "complex_pairs_moved": partial(_complex_pairs_moved, rotate),
-        "half_split_gathered": partial(_half_split_gathered, rotate),
-        "half_split_partial_optional_key": partial(_half_split_partial_optional_key, rotate),
-        "pairs_doubled_single": partial(_pairs_doubled_single, rotate),
-        "pairs_to_halves_optional_key": partial(_pairs_to_halves_optional_key, rotate),
-    }
 
 
 def _both(
@@ -63,7 +31,7 @@ def _both(
 
 
 def _one(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
-    """`both` for one tensor."""
+    """`_both` for one tensor."""
     return rotate(form, (x,), cos, sin, calls.heads_of(x, unsqueeze_dim))[0]
 
 
@@ -77,37 +45,38 @@ def _both_broadcast(
 
 
 def _one_broadcast(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`both_broadcast` for one tensor."""
+    """`_both_broadcast` for one tensor."""
     (cos, at), (sin, _) = calls.without_heads(x, cos), calls.without_heads(x, sin)
     return rotate(form, (x,), cos, sin, at)[0]
 
 
-def _pairs_doubled_single(
-    rotate: Rotate, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 2
+def _one_heads_last(
+    rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 2
 ) -> Tensor:
-    """`half_width_pairs` for one tensor; by default, heads come after positions."""
-    return _one(rotate, FORMS["half_width_pairs"], x, cos, sin, unsqueeze_dim)
+    """`_one`; by default, heads come after positions."""
+    return _one(rotate, form, x, cos, sin, unsqueeze_dim)
 
 
-def _complex_pairs(
-    rotate: Rotate, q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 2
+def _complex(
+    rotate: Rotate, form: Form, q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """Pairs in float32 by ``cos + i sin``, complex64 ``[batch or 1, length, head_dim / 2]``.
+    """Rotate query and key by ``cos + i sin``, complex64 ``[batch or 1, length, head_dim / 2]``.
 
     Its parts are copied separately. Upstream may contract a complex product, so float32 bits may differ.
     """
-    return _both(rotate, FORMS["complex_pairs"], q, k, freqs.real, freqs.imag, unsqueeze_dim)
+    return _both(rotate, form, q, k, freqs.real, freqs.imag, unsqueeze_dim)
 
 
-def _complex_pairs_moved(
-    rotate: Rotate, q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 1
+def _complex_moved(
+    rotate: Rotate, form: Form, q: Tensor, k: Tensor, freqs: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """`complex_pairs`; by default, heads come before positions."""
-    return _complex_pairs(rotate, q, k, freqs, unsqueeze_dim)
+    """`_complex`; by default, heads come before positions."""
+    return _complex(rotate, form, q, k, freqs, unsqueeze_dim)
 
 
-def _half_split_gathered(
+def _gathered(  # noqa: PLR0913, PLR0917 - the operands of the op
     rotate: Rotate,
+    form: Form,
     q: Tensor,
     k: Tensor,
     cos: Tensor,
@@ -115,25 +84,50 @@ def _half_split_gathered(
     position_ids: Tensor,
     unsqueeze_dim: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """`half_split` by rows of tables ``[positions, head_dim]``, which are copied first."""
-    return _both(rotate, FORMS["half_split"], q, k, cos[position_ids], sin[position_ids], unsqueeze_dim)
+    """Rotate by rows of tables ``[positions, head_dim]``, which are copied first."""
+    return _both(rotate, form, q, k, cos[position_ids], sin[position_ids], unsqueeze_dim)
 
 
-def _half_split_partial_optional_key(
-    rotate: Rotate, q: Tensor, cos: Tensor, sin: Tensor, k: Tensor | None = None, unsqueeze_dim: int = 1
+def _key_last(
+    rotate: Rotate,
+    form: Form,
+    q: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k: Tensor | None = None,
+    unsqueeze_dim: int = 1,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`half_split_partial`; without a key, returns only the query, not a tuple."""
-    form = FORMS["half_split_partial"]
+    """Rotate query and key; without a key, return only the query, not a tuple."""
     if k is None:
         return _one(rotate, form, q, cos, sin, unsqueeze_dim)
     return _both(rotate, form, q, k, cos, sin, unsqueeze_dim)
 
 
-def _pairs_to_halves_optional_key(
-    rotate: Rotate, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+def _optional_key(
+    rotate: Rotate, form: Form, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor | None]:
-    """`pairs_to_halves`; a key of None stays None."""
-    form = FORMS["pairs_to_halves"]
+    """Rotate query and key; a key of None stays None."""
     if k is None:
         return _one(rotate, form, q, cos, sin, unsqueeze_dim), None
     return _both(rotate, form, q, k, cos, sin, unsqueeze_dim)
+
+
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    "both": _both,
+    "one": _one,
+    "one_heads_last": _one_heads_last,
+    "both_broadcast": _both_broadcast,
+    "one_broadcast": _one_broadcast,
+    "complex": _complex,
+    "complex_moved": _complex_moved,
+    "gathered": _gathered,
+    "key_last": _key_last,
+    "optional_key": _optional_key,
+}
+
+
+@cache
+def kernel(rotate: Rotate, variant: str) -> Callable[..., Any]:
+    """Return the function with the operands and results of the variant's reference."""
+    fused = FUSED[variant]
+    return partial(_CALLS[fused.call], rotate, fused.form)

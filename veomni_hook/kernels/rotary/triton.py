@@ -18,14 +18,16 @@ Saved: cos, sin. Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 
 from veomni_hook.kernels.rotary import device, signatures
-from veomni_hook.kernels.rotary.forms import FORMS, Form, steps
+from veomni_hook.kernels.rotary.forms import Form
+from veomni_hook.kernels.rotary.steps import steps
+from veomni_hook.kernels.rotary.variants import FUSED
 from veomni_hook.kernels.shared.launch import power
 from veomni_hook.kernels.shared.operands import wants_grad
 from veomni_hook.kernels.shared.operators import define_op
@@ -33,7 +35,8 @@ from veomni_hook.kernels.shared.operators import define_op
 Tensor = torch.Tensor
 
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_STEPS = {(form, x, table): steps(form, x, table) for form in FORMS.values() for x in _TL for table in _TL}
+_FORMS = {fused.form for fused in FUSED.values()}
+_STEPS = {(form, x, table): steps(form, x, table) for form in _FORMS for x in _TL for table in _TL}
 #: Numbers rotated per program and per warp. On an H200, 8192 and 1024 took 8 % more time for pairs
 #: and in float32, and 12 % for heads of 80; 1024 and 256 took up to 39 % more.
 _TILE, _A_WARPS_ELEMENTS = 2048, 512
@@ -192,11 +195,4 @@ def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_
     return _turned(cos, sin, (there, back), xs)
 
 
-_VARIANTS = signatures.variants(_rotate)
-
-
-def __getattr__(name: str) -> Any:
-    """Return the kernel of a variant, by its name in `signatures.variants`."""
-    if name in _VARIANTS:
-        return _VARIANTS[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+kernel = partial(signatures.kernel, _rotate)

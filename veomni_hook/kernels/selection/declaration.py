@@ -1,21 +1,34 @@
 """What an op's folder declares: its variants, its kernels, and what these need from a machine.
 
-Plain data: a kernel names its code as ``module:attribute``, which is imported on first use.
+Plain data: code is named, and imported on first use. A code reference is ``module:attribute``, or
+``module:function(text)``: what the function returns for this text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.system import System
 
-__all__ = ["EAGER", "NPU", "REFERENCE", "RESERVED", "Kernel", "Op", "Requirement", "Variant"]
+__all__ = [
+    "EAGER",
+    "NPU",
+    "REFERENCE",
+    "REFERENCE_DESCRIPTION",
+    "RESERVED",
+    "Kernel",
+    "Op",
+    "Requirement",
+    "Variant",
+]
 
 EAGER = "eager"
 REFERENCE = "reference"
 RESERVED = ("auto", EAGER)
+REFERENCE_DESCRIPTION = "the formula in plain PyTorch; for checking results, not for speed"
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,8 @@ class Kernel:
                 fix=f"use an identifier other than {RESERVED}",
             )
         for reference in (self.load, self.refuses, self.loses):
-            if reference is not None and (reference.count(":") != 1 or not all(reference.split(":"))):
+            code = () if reference is None else reference.partition("(")[0].split(":")
+            if reference is not None and (len(code) != 2 or not all(code)):
                 raise KernelError(
                     f"{reference!r} is not a code reference",
                     where=where,
@@ -93,18 +107,21 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Variant:
-    """One formula of an op.
+    """One formula of an op: a row of its table (`veomni_hook.kernels.selection.table`).
 
-    ``formula`` states it in one line. ``reference`` names (``module:attribute``) a plain torch function that
-    computes it. ``operands`` are the names of a kernel's arguments, in order; empty: the parameters of the
-    reference. ``unasked`` says what it means if the modules below a site are called but the site is not;
-    empty: nothing in particular.
+    ``formula`` states it in one line. ``reference`` names a plain torch function that computes it.
+    ``operands`` are the names of a kernel's arguments, in order; empty: the parameters of the reference.
+    ``unasked`` says what it means if the modules below a site are called but the site is not; empty: nothing
+    in particular. ``kernels`` compute it, beside the reference. ``form`` is what the op's own code has to
+    know of it.
     """
 
     formula: str
-    reference: str
+    reference: str = ".reference:{variant}"
     operands: tuple[str, ...] = ()
     unasked: str = ""
+    kernels: tuple[Kernel, ...] = ()
+    form: Any = None
 
 
 @dataclass(frozen=True)

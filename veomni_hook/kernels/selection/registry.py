@@ -1,9 +1,9 @@
 """The registry of ops, variants and kernels.
 
-Every op declares its variants and kernels in ``kernels/<op>/__init__.py``. More come from `register_kernel`,
+Every op declares its variants and kernels in ``kernels/<op>/variants.py``. More come from `register_kernel`,
 and from installed distributions through the entry point group ``veomni_hook.kernels``: each entry point names
 a `Kernel`, a tuple or list of them, or a module with ``KERNELS``. Nothing here imports torch: a kernel names
-its code as ``module:attribute`` and is loaded on first use.
+its code and is loaded on first use.
 
 Every variant has the backend ``reference``: its formula in plain PyTorch, which the tests compare kernels
 with. ``auto`` never selects it.
@@ -20,6 +20,7 @@ from veomni_hook.kernels.selection.declaration import (
     EAGER,
     NPU,
     REFERENCE,
+    REFERENCE_DESCRIPTION,
     RESERVED,
     Kernel,
     Op,
@@ -57,8 +58,6 @@ OP_PACKAGES = (
     "linear_cross_entropy",
 )
 
-_REFERENCE_DESCRIPTION = "the formula in plain PyTorch; for checking results, not for speed"
-
 
 class Registry:
     """Ops and kernels by name; duplicate declarations are errors.
@@ -77,7 +76,7 @@ class Registry:
         self.version = 0
 
     def add_op(self, op: Op) -> None:
-        """Declare ``op``. Raises KernelError if its name is taken."""
+        """Declare ``op`` and its variants' kernels. Raises KernelError if its name is taken."""
         if op.name in self._ops:
             raise KernelError(
                 f"op {op.name!r} is declared twice", where="kernel registry", fix="rename one of them"
@@ -85,6 +84,9 @@ class Registry:
         self._ops[op.name] = op
         for name, variant in op.variants.items():
             self._derive(op.name, name, variant)
+        for variant in op.variants.values():
+            for kernel in variant.kernels:
+                self.add(kernel)
 
     def add(self, kernel: Kernel) -> None:
         """Declare ``kernel``. Raises KernelError for an unknown op or variant, and for a duplicate."""
@@ -155,10 +157,7 @@ class Registry:
         try:
             for name in OP_PACKAGES[self._declared :]:
                 self._declared += 1
-                declaration = import_module(f"veomni_hook.kernels.{name}")
-                self.add_op(declaration.OP)
-                for kernel in declaration.KERNELS:
-                    self.add(kernel)
+                self.add_op(import_module(f"veomni_hook.kernels.{name}.variants").OP)
             if in_force(KERNELS) != self._plugged:
                 self._plug(in_force(KERNELS))
         finally:
@@ -206,7 +205,7 @@ class Registry:
             variant=name,
             backend=REFERENCE,
             load=variant.reference,
-            description=_REFERENCE_DESCRIPTION,
+            description=REFERENCE_DESCRIPTION,
             automatic=False,
         )
         self._kernels[op, name, REFERENCE] = kernel
@@ -240,10 +239,12 @@ def register_kernel(kernel: Kernel) -> None:
 
 
 def load_attribute(reference: str) -> Callable[..., Any]:
-    """Import and return what ``reference`` (``module:attribute``) names; KernelError if it is not there."""
-    module_name, attribute = reference.split(":")
+    """Import and return what a code reference names; KernelError if it is not there."""
+    code, _, text = reference.partition("(")
+    module_name, attribute = code.split(":")
     try:
-        return getattr(import_module(module_name), attribute)  # type: ignore[no-any-return]
+        found = getattr(import_module(module_name), attribute)
+        return found(text.removesuffix(")")) if text else found  # type: ignore[no-any-return]
     except (Exception, SystemExit) as error:
         raise KernelError(
             f"kernel code {reference!r} cannot be loaded: {type(error).__name__}: {error}",

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
+from veomni_hook.kernels.selection.registry import load_attribute
 from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
 
-__all__ = ["computed_again", "refuses"]
+__all__ = ["computed_again", "recomputed", "refuses"]
 
 
 class _ComputedAgain(torch.autograd.Function):
@@ -48,20 +50,31 @@ class _ComputedAgain(torch.autograd.Function):
         return None, *(next(found) if want else None for want in wanted)
 
 
-def computed_again(formula: Callable[..., torch.Tensor], *operands: Any, **named: Any) -> torch.Tensor:
-    """Return ``formula(*operands, **named)``; if a gradient is needed, its backward recomputes the formula.
+def computed_again(formula: Callable[..., torch.Tensor], *operands: Any) -> torch.Tensor:
+    """Return ``formula(*operands)``; if a gradient is needed, its backward recomputes the formula.
 
     The result must be neither an operand nor a view of one. It must depend on every tensor among the operands
     and on no other tensor that requires grad.
     """
-    if named:
-        # Slots pass no keywords; tensors that other callers pass by keyword get gradients in the same way.
-        operands = inspect.signature(formula).bind(*operands, **named).args
     # A compiler decides for itself what to save and what to recompute.
     tensors = [each for each in operands if isinstance(each, torch.Tensor)]
     if torch.compiler.is_compiling() or not wants_grad(*tensors):
         return formula(*operands)
     return _ComputedAgain.apply(formula, *operands)  # type: ignore[no-untyped-call,no-any-return]
+
+
+@cache
+def recomputed(reference: str) -> Callable[..., torch.Tensor]:
+    """Return `computed_again` of the formula that a code reference names, whose operands have no defaults."""
+    formula = load_attribute(reference)
+    names = (*inspect.signature(formula).parameters,)
+
+    def kernel(*operands: Any, **named: Any) -> torch.Tensor:
+        if named:  # as in a guard where upstream evaluates operands in another order
+            operands += tuple(named[name] for name in names[len(operands) :])
+        return computed_again(formula, *operands)
+
+    return kernel
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:

@@ -20,7 +20,12 @@ from veomni_hook.patches.graph.matching import (
     match,
 )
 from veomni_hook.patches.graph.nodes import Node, walk
-from veomni_hook.patches.graph.references import recognised, reference_names
+from veomni_hook.patches.graph.references import (
+    recognised,
+    reference_names,
+    specific_first,
+    variant_names,
+)
 from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.graph.text import source
 
@@ -47,5 +52,7 @@ __all__ = [
     "reference_form",
     "reference_names",
     "source",
+    "specific_first",
+    "variant_names",
     "walk",
 ]

@@ -21,6 +21,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.runs import at_hand, target
 from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import variant_names
 from veomni_hook.patches.idioms.add_rms_norm.read import Added, added_runs, has_self, is_the_call
 from veomni_hook.patches.idioms.inherited import called_otherwise, defining, initialised_by
 from veomni_hook.patches.idioms.rms_norm.find import sites as rms_norm_sites
@@ -39,8 +40,6 @@ CANDIDATES = (
     "name contains RMSNorm, or which is a candidate of rms_norm"
 )
 
-_VARIANTS: tuple[str, ...] = ("cast_before_weight", "weight_before_cast", "cast_to_weight")
-_VARIANTS += ("one_plus_weight", "one_plus_weight_rounded")
 _OPERANDS = ("weight", "eps")
 
 
@@ -94,7 +93,7 @@ def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]
     name, site = norms[0]
     if site is None or site.status is not Status.ROUTED:
         return f"{name} has no formula of rms_norm{view.scope.why_refused(defining(view, name))}"
-    if site.variant not in _VARIANTS:
+    if site.variant not in variant_names(OP):
         return f"{name} is {site.variant}, which has no form with an addition"
     forward = view.methods(view.classes[defining(view, name)])["forward"]
     checks = any(isinstance(node, ast.Raise | ast.Assert) for node in walk_ast(forward))

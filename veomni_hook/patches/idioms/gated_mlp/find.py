@@ -25,6 +25,7 @@ from veomni_hook.patches.graph import (
     match,
     reference_form,
     source,
+    specific_first,
     walk,
 )
 from veomni_hook.patches.idioms.gated_mlp.read import (
@@ -48,8 +49,6 @@ CANDIDATES = (
 )
 
 _REFERENCE = "kernels/gated_mlp/reference.py"
-# The most specific formula comes first: each of them is also a product.
-_VARIANTS = ("scaled_sigmoid", "clamped", "clamped_after", "product_float32", "product")
 _LONGEST = 6
 _PROJECTIONS = {"gate_proj", "up_proj", "down_proj"}
 _OWN = re.compile(r"\bself\.(\w+)")
@@ -175,7 +174,7 @@ class _Search(Method):
             return None
         runs = [(run, self.form(run)) for run in Run(self.method, block, index, index).longer(_LONGEST)]
         inside = set(walk_ast(value))
-        for variant in _VARIANTS:
+        for variant in specific_first(OP):
             pattern = reference_form(_REFERENCE, variant)
             for run, form in runs:
                 if form is None:

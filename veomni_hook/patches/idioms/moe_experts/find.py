@@ -32,8 +32,10 @@ from veomni_hook.patches.graph import (
     recognised,
     reference_form,
     source,
+    variant_names,
     walk,
 )
+from veomni_hook.patches.graph.forms import reference_scope
 from veomni_hook.patches.graph.nodes import constant, rebuild
 from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES, Loop, OtherLoop, read_loop
 from veomni_hook.patches.records import SlotSpec
@@ -54,20 +56,8 @@ _PARAMETER = re.compile(r"(torch\.)?nn\.Parameter\(torch\.\w+\(.+\)\)", re.DOTAL
 _STACKED = 3
 _NUMBERED = re.compile(r"for (\w+) in range\([\w.]+\):\n    self\[f'\w*\{\1\}'\]")
 _REFERENCE = "kernels/moe_experts/reference.py"
-#: Variants with one formula for every expert, and the dtype in which results are summed.
-_UNIFORM = {
-    "gated": "hidden",
-    "gated_clamped": "hidden",
-    "gated_clamped_after": "hidden",
-    "gated_float32_product": "hidden",
-    "gated_jointly": "float32",
-    "gated_normalised": "hidden",
-    "gated_transposed": "hidden",
-    "alpha_gated": "hidden",
-    "biased_interleaved_alpha_gated": "hidden",
-    "biased_alpha_gated_float32": "float32",
-    "ungated": "weights",
-}
+#: The dtype in which results are summed, by what a reference passes for it.
+_SUMMED_IN = {"": "hidden", "torch.float32": "float32", "top_k_weights.dtype": "weights"}
 _RULES: Mapping[str, Rule] = {
     "act_fn": FUNCTION,
     "norm": FUNCTION,
@@ -179,7 +169,7 @@ def _recognised(
 def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str, str]]:
     """One formula for every expert."""
     differences: list[tuple[int, float, str]] = []
-    for variant, dtype in _UNIFORM.items():
+    for variant, dtype in _uniform_variants().items():
         bound = _bound(f"{variant}_expert", loop, 0)
         if isinstance(bound, Difference):
             pattern = _pattern(f"{variant}_expert").result
@@ -195,6 +185,19 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
                 raise _Miss(f"nearest is {variant}: self.{held.value} is stacked over {count}")
         return variant, bound
     raise _Miss(max(differences)[-1])
+
+
+@cache
+def _uniform_variants() -> Mapping[str, str]:
+    """Variants with one formula for every expert, and the dtype in which their results are summed."""
+    functions = reference_scope(_REFERENCE).functions
+    found = {}
+    for name in variant_names(OP):
+        if f"{name}_expert" in functions:
+            calls = [node for node in walk_ast(functions[name]) if isinstance(node, ast.Call)]
+            options = {key.arg: ast.unparse(key.value) for call in calls for key in call.keywords}
+            found[name] = _SUMMED_IN[options.get("dtype", "")]
+    return found
 
 
 def _or_identity(

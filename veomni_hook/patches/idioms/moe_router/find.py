@@ -27,6 +27,7 @@ from veomni_hook.patches.graph import (
     digest,
     match,
     reference_form,
+    specific_first,
     walk,
 )
 from veomni_hook.patches.graph.dtypes import dtype_of
@@ -48,7 +49,6 @@ CANDIDATES = (
     "contains route, that calls topk."
 )
 _REFERENCE = "kernels/moe_router/reference.py"
-_VARIANTS = ("grouped_topk", "biased_topk", "softmax_topk", "topk_softmax")
 # The position of the dimension in these operations' arguments.
 _DIM = {"softmax": 1, "topk": 2, "gather": 1, "sum": 1}
 _SAME_RANK = ("linear", "cast", "mul", "div", "softmax", "sigmoid", "tanh")
@@ -110,7 +110,7 @@ class _Found:
 def _patterns() -> tuple[_Pattern, ...]:
     """Every formula, plus versions with each value of the flag and without the epsilon."""
     found = []
-    for variant in _VARIANTS:
+    for variant in specific_first(OP):
         form = reference_form(_REFERENCE, variant)
         node = _flat(form.result)
         found.append(_Pattern(variant, node))

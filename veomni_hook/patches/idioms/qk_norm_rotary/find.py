@@ -10,14 +10,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import ModuleType
+from typing import NamedTuple
 
 from veomni_hook.patches.code.attributes import initialised
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.plain import is_plain
 from veomni_hook.patches.code.runs import target
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.graph import Node, digest
+from veomni_hook.patches.graph import Node, digest, variant_names
 from veomni_hook.patches.graph.nodes import constant
 from veomni_hook.patches.idioms.inherited import called_otherwise
 from veomni_hook.patches.idioms.qk_norm_rotary.read import TurnedNorms
@@ -39,9 +41,24 @@ CANDIDATES = (
 )
 
 _ROTARY = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
-_NORMS = ("cast_before_weight", "weight_before_cast", "one_plus_weight")
-_ROTATIONS = ("half_split", "half_split_cast_out", "half_split_partial")
 _ATTRIBUTE = re.compile(r"self(\.\w+)")
+
+
+class _Parts(NamedTuple):
+    """The variants of rms_norm and of rotary that this op's variants are made of."""
+
+    norms: tuple[str, ...]
+    rotations: tuple[str, ...]
+
+
+@cache
+def _parts() -> _Parts:
+    variants = variant_names(OP)
+    norms, rotations = variant_names(rms_norm.OP), variant_names(rotary.OP)
+    return _Parts(
+        tuple(norm for norm in norms if any(f"{norm}_{rotation}" in variants for rotation in rotations)),
+        tuple(rotation for rotation in rotations if any(f"{norm}_{rotation}" in variants for norm in norms)),
+    )
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -115,8 +132,8 @@ class _Search(Method):
         turn = next(
             (site for site in _sites(self.view, rotary) if site.target == name and site.counted), None
         )
-        if turn is None or turn.variant not in _ROTATIONS:
-            return f"{name} is not one of {', '.join(_ROTATIONS)}"
+        if turn is None or turn.variant not in _parts().rotations:
+            return f"{name} is not one of {', '.join(_parts().rotations)}"
         given = self.operands(call, turn)
         if given is None or given["unsqueeze_dim"] != "1":
             return f"{name} does not get heads before positions, or gets more than plain names"
@@ -140,9 +157,9 @@ class _Search(Method):
         attributes = [self.norm(node) for node in found.norms]
         norm, other = (self.norms[attribute] for attribute in attributes)
         weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
-        if norm is not other or norm.variant not in _NORMS or weight is None or eps is None:
+        if norm is not other or norm.variant not in _parts().norms or weight is None or eps is None:
             why = self.view.scope.why_refused(norm.target.partition(".")[0])
-            return f"the norms do not share one class that computes one of {', '.join(_NORMS)}{why}"
+            return f"the norms do not share one class that computes one of {', '.join(_parts().norms)}{why}"
         if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
             return reason
         variant = f"{norm.variant}_{turn.variant}"

@@ -1,0 +1,30 @@
+"""The kernels and references that the tables of variants declare, loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from veomni_hook.kernels.selection.registry import Kernel, load_attribute, registry
+
+__all__ = ["kernel", "kernels", "pair", "reference"]
+
+
+def kernels(op: str, backend: str) -> dict[str, Kernel]:
+    """The declared kernels of a backend, by variant."""
+    return {each.variant: each for each in registry.kernels(op) if each.backend == backend}
+
+
+def kernel(op: str, variant: str, backend: str) -> Callable[..., Any]:
+    """The code of a backend's kernel for a variant."""
+    return load_attribute(kernels(op, backend)[variant].load)
+
+
+def reference(op: str, variant: str) -> Callable[..., Any]:
+    """The formula of a variant."""
+    return load_attribute(registry.ops()[op].variants[variant].reference)
+
+
+def pair(op: str, variant: str, backend: str) -> list[Callable[..., Any]]:
+    """The kernel and the formula of a variant."""
+    return [kernel(op, variant, backend), reference(op, variant)]

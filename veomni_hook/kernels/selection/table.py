@@ -1,0 +1,77 @@
+"""How ``kernels/<op>/variants.py`` declares an op: one table, ``VARIANTS``, with a row a variant.
+
+A kernel is written once for all variants of its `backend`: in a code reference ``{variant}`` stands for the
+variant's name and ``{reference}`` for its reference. Modules may be relative to the op's folder, as in an
+import: ``.triton:{variant}``, ``..shared.recompute:recomputed({reference})``. `op` fills these in.
+
+Recognisers read the names in the table as text (`veomni_hook.patterns`), so it is a literal dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.util import resolve_name
+from typing import Any
+
+from veomni_hook.kernels.selection.declaration import (
+    REFERENCE,
+    REFERENCE_DESCRIPTION,
+    Kernel,
+    Op,
+    Requirement,
+    Variant,
+)
+
+__all__ = ["LIGER", "RECOMPUTED", "TRITON", "backend", "checked_reference", "op"]
+
+#: A `Kernel` for rows: of the op and the variant that list it.
+backend = partial(Kernel, "", "")
+#: The formula itself; its backward recomputes it, so that only the operands are saved.
+RECOMPUTED = "..shared.recompute:recomputed({reference})"
+#: What our Triton kernels need, and those of liger-kernel.
+TRITON = Requirement(devices=("cuda",), min_capability=(8, 0), triton=True)
+LIGER = Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",))
+
+
+def checked_reference(refuses: str, load: str = ".reference:{variant}") -> Kernel:
+    """Return the kernel of backend ``reference`` with a rule; rows without one get it without a rule."""
+    return backend(REFERENCE, load, refuses=refuses, description=REFERENCE_DESCRIPTION, automatic=False)
+
+
+def op(
+    name: str,
+    rows: Mapping[str, Variant],
+    *,
+    yields: str | None = None,
+    parts: tuple[str, ...] = (),
+    offers: str | None = None,
+    overrides: str | None = None,
+) -> Op:
+    """Return the `Op` that a table declares, with complete references."""
+    rules: dict[str, Any] = {"yields": yields, "offers": offers, "overrides": overrides}
+    variants = {variant: _row(name, variant, row) for variant, row in rows.items()}
+    return Op(name, variants, parts=parts, **_complete(name, rules, {}))
+
+
+def _row(op: str, variant: str, row: Variant) -> Variant:
+    names = {"variant": variant}
+    names["reference"] = _code(op, row.reference, names)
+    kernels = []
+    for kernel in row.kernels:
+        codes = {"load": kernel.load, "refuses": kernel.refuses, "loses": kernel.loses}
+        kernels.append(replace(kernel, op=op, variant=variant, **_complete(op, codes, names)))
+    return replace(row, reference=names["reference"], kernels=tuple(kernels))
+
+
+def _complete(op: str, codes: Mapping[str, str | None], names: Mapping[str, str]) -> dict[str, Any]:
+    return {key: _code(op, code, names) for key, code in codes.items() if code is not None}
+
+
+def _code(op: str, reference: str, names: Mapping[str, str]) -> str:
+    """A code reference with the names filled in, and with its module's full name."""
+    module, colon, attribute = reference.partition(":")
+    if module.startswith("."):
+        module = resolve_name(module, f"veomni_hook.kernels.{op}")
+    return (module + colon + attribute).format_map(names)
