@@ -14,7 +14,7 @@ import marshal
 from types import CodeType
 
 from veomni_hook.cache.key import file_digest
-from veomni_hook.cache.outcome import Hit
+from veomni_hook.cache.results import Hit
 from veomni_hook.cache.trust import Defect, Root
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true

@@ -1,4 +1,4 @@
-"""Lookup and publication of patched modules; see `outcome` for the results and `entry` for the files.
+"""Lookup and publication of patched modules; see `results` for what they return and `entry` for the files.
 
 A lookup never raises: every defect is a Miss with its reason. A publication never breaks an import either:
 a full or read-only disk gives NotStored with its reason. Published content depends only on the key, so
@@ -12,7 +12,7 @@ import time
 
 from veomni_hook.cache import entry, lease, location
 from veomni_hook.cache.key import interpreter_tag
-from veomni_hook.cache.outcome import Hit, Miss, NotStored, Unpatched
+from veomni_hook.cache.results import Hit, Miss, NotStored, Unpatched
 from veomni_hook.cache.trust import Defect, Root, Vanished, write_problem
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
