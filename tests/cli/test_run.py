@@ -165,7 +165,7 @@ import torch
 import torch.distributed as dist
 import transformers.models.llama.modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
-from veomni_hook.finders.early import is_patched
+from veomni_hook.finders.already_imported import is_patched
 
 dist.init_process_group("gloo")
 total = torch.ones(1)

@@ -20,7 +20,7 @@ from typing import Any
 
 from veomni_hook.adoption import live
 from veomni_hook.adoption.classes import with_copies
-from veomni_hook.finders import early, pipeline
+from veomni_hook.finders import already_imported, pipeline
 from veomni_hook.finders.finder import SHARED, is_remote, is_target
 from veomni_hook.finders.handle import current_settings
 from veomni_hook.finders.loader import PatchedLoader, virtual_path
@@ -111,7 +111,7 @@ def form_of(name: str) -> Form | Unchanged:
     spec = getattr(module, "__spec__", None)
     if module is None or spec is None:
         return Unchanged(f"its module {name} is not in sys.modules any more")
-    if early.is_patched(module):
+    if already_imported.is_patched(module):
         return Unchanged(patched=True)
     if is_remote(name) and not current_settings().remote_code:
         return Unchanged("it is remote code, which is patched only under VEOMNI_REMOTE_CODE=1")

@@ -16,9 +16,9 @@ from types import CodeType
 
 from veomni_hook.cache.store import Hit, NotStored
 from veomni_hook.errors import IdiomError
-from veomni_hook.finders import configs, early
-from veomni_hook.finders.inputs import input_files
-from veomni_hook.finders.installed import Absent, absent, report
+from veomni_hook.finders import already_imported, configs
+from veomni_hook.finders.config_inputs import input_files
+from veomni_hook.finders.absent_modules import Absent, absent, report
 from veomni_hook.finders.log import note, warn
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.pipeline import (
@@ -80,7 +80,9 @@ def _build(
     if kept != tuple(names):  # a plugin failed: use the key of a process without it
         return lookup_or_build(upstream, settings)
     every = configs.for_module(loaded, STATE.registered)
-    early.report([name for name in early.modules_of(every) if name != upstream.module])
+    already_imported.report(
+        [name for name in already_imported.modules_of(every) if name != upstream.module]
+    )
     patched, failed = patch_with_idioms(upstream, every, settings)
     inputs = input_files(loaded)
     missing = absent(config for one in loaded for config in one.configs)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from veomni_hook import plugins
 from veomni_hook.errors import ConfigError, VeomniHookWarning
 from veomni_hook.finders import tracebacks
-from veomni_hook.finders.nested import LOADING
+from veomni_hook.finders.loading_guard import LOADING
 from veomni_hook.finders.patchgen import MODULES, serving_patchgen
 from veomni_hook.patches.adopt import adopt, is_patch_config
 from veomni_hook.patches.spec import PatchConfig

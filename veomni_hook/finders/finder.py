@@ -94,9 +94,9 @@ class PatchFinder:
     def _look_for_taken(self) -> None:
         self.looking = True
         try:
-            from veomni_hook.finders import passed_by
+            from veomni_hook.finders import bypassed
 
-            passed_by.look(self)
+            bypassed.look(self)
         finally:
             self.looking = False
 

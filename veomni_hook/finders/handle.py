@@ -157,18 +157,18 @@ def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
             config's source module is not installed, which is otherwise a warning.
         AlreadyImportedError: under `VEOMNI_STRICT=1`, the config's source module is already imported.
     """
-    from veomni_hook.finders import early, installed
+    from veomni_hook.finders import absent_modules, already_imported
     from veomni_hook.finders.configs import as_configs
 
     found = as_configs(config, where=repr(config))
-    installed.report([(each.name, each.source_module) for each in found], registered=True)
+    absent_modules.report([(each.name, each.source_module) for each in found], registered=True)
     STATE.registered = [*STATE.registered, *found]
     if STATE.finder is None:
         STATE.finder = PatchFinder()
     others = [c for c in found if not is_target(c.source_module)]
     STATE.finder.registered |= {c.source_module for c in others if not c.is_pattern}
     STATE.finder.patterns += tuple(c.applies_to for c in others if c.is_pattern)
-    early.report(early.modules_of(found))
+    already_imported.report(already_imported.modules_of(found))
     return found[0]
 
 
@@ -183,9 +183,9 @@ def current_settings() -> Settings:
         resolved = resolve(overrides=overrides)
         _choose_plugins(resolved.settings)
         if resolved.unknown_environment:
-            from veomni_hook.finders import variables
+            from veomni_hook.finders import misspelt_variables
 
-            variables.report(resolved.unknown_environment, strict=resolved.settings.strict)
+            misspelt_variables.report(resolved.unknown_environment, strict=resolved.settings.strict)
         STATE.resolved = resolved
     return STATE.resolved.settings
 
@@ -288,7 +288,7 @@ def _first_asked(module: str, device: str | None, compiled: bool) -> None:  # no
 def _passed_by() -> dict[str, Outcome]:
     """Loaded targets that bypassed the finder: imported too early, or taken by a finder ahead of ours."""
     from veomni_hook.finders.outcome import Outcome
-    from veomni_hook.finders.passed_by import ahead_of
+    from veomni_hook.finders.bypassed import ahead_of
 
     remote = current_settings().remote_code
     names = [
@@ -313,6 +313,6 @@ def _note_early_imports(*, report: bool) -> None:
     if len(STATE.handles) == 1:
         STATE.early = frozenset(loaded)
     if loaded and report:
-        from veomni_hook.finders import early
+        from veomni_hook.finders import already_imported
 
-        early.report(early.affected())
+        already_imported.report(already_imported.affected())

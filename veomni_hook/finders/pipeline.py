@@ -19,9 +19,9 @@ from veomni_hook.finders.finder import REMOTE_LOADING, PatchFinder, is_remote, i
 from veomni_hook.finders.handle import bind_slots, current_settings
 from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.log import warn, warn_once
-from veomni_hook.finders.nested import LOADING
+from veomni_hook.finders.loading_guard import LOADING
 from veomni_hook.finders.outcome import Outcome
-from veomni_hook.finders.peek import half_made, may_be_for
+from veomni_hook.finders.config_text import half_made, may_be_for
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream, find_upstream, read_upstream
 from veomni_hook.patches.models import spec_modules
@@ -250,7 +250,7 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
     inprocess: list[tuple[str, str]] = []
     registered = [config for config in STATE.registered if config.applies_to(upstream.module)]
     if registered:
-        from veomni_hook.finders.inputs import config_digest
+        from veomni_hook.finders.config_inputs import config_digest
 
         inprocess = [(config.source_module, config_digest(config)) for config in registered]
     idioms = "1" if asks_idioms(upstream, settings) else "0"
@@ -316,7 +316,7 @@ def lookup_or_build(
     stage = stage1(upstream, settings, names)
     found = store().lookup(stage, upstream.module)
     if not isinstance(found, Miss) and found.absent:
-        from veomni_hook.finders.installed import report
+        from veomni_hook.finders.absent_modules import report
 
         report(found.absent)
     if isinstance(found, Unpatched):

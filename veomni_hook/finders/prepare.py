@@ -14,8 +14,8 @@ from veomni_hook.cache.store import Hit
 from veomni_hook.errors import ConfigError
 from veomni_hook.finders import build, pipeline
 from veomni_hook.finders import configs as config_loading
-from veomni_hook.finders.inputs import input_files
-from veomni_hook.finders.installed import absent
+from veomni_hook.finders.config_inputs import input_files
+from veomni_hook.finders.absent_modules import absent
 from veomni_hook.finders.locate import locate
 from veomni_hook.finders.state import STATE
 from veomni_hook.settings import Settings
