@@ -118,7 +118,7 @@ def test_flags_and_settings_reach_the_script(veomni: Command, tmp_path: Path) ->
         "import os, sys\n"
         "print(sys.flags.optimize, sys.stdout.write_through, sys.warnoptions, os.getppid())\n"
         "os.chdir('/')\n"
-        "from veomni_hook.finders.handle import current_settings\n"
+        "from veomni_hook.finders.settings_in_force import current_settings\n"
         "print(current_settings().kernels)\n"
     )
     (tmp_path / "veomni-hook.toml").write_text('kernels = "eager"\n')

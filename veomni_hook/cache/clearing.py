@@ -52,7 +52,7 @@ class _Clearing:
 
 
 def clear(folder: str, *, force: bool = False) -> ClearResult:
-    """Remove every entry of a cache folder that no running process uses (`force`: all), its manifests and all leftovers.
+    """Remove each entry of a folder that no running process uses (`force`: all), its manifests and leftovers.
 
     Raises CacheError when the folder cannot be trusted.
     """

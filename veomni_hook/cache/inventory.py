@@ -186,28 +186,28 @@ def key_names(root: Root) -> list[str]:
 
 def manifests_of(root: Root) -> dict[str, entry.Manifest | Defect]:
     """Every stage-1 key with its manifest, or what is wrong with it."""
-    found: dict[str, entry.Manifest | Defect] = {}
+    manifests: dict[str, entry.Manifest | Defect] = {}
     for key in key_names(root):
         if key.endswith(TEMPORARY_SUFFIX) and key.startswith("."):
             continue
         try:
             root.check_folders(entry.KEYS)
-            found[key] = entry.read_manifest(root, key)
+            manifests[key] = entry.read_manifest(root, key)
         except Defect as defect:
-            found[key] = defect
-    return found
+            manifests[key] = defect
+    return manifests
 
 
 def entries_of(root: Root, manifests: Iterable[object]) -> list[str]:
     """Folders that a manifest names or that hold a lock file, relative to the root."""
-    found = {item.entry for item in manifests if isinstance(item, entry.Manifest) and item.patch_hash}
+    entries = {item.entry for item in manifests if isinstance(item, entry.Manifest) and item.patch_hash}
     for release in root.names():
         if not entry.is_plain(release) or release == entry.KEYS:
             continue
         for name in _names(root, release):
             if is_kind(root, f"{release}/{name}/{lease.LOCK_NAME}", stat.S_ISREG):
-                found.add(f"{release}/{name}")
-    return sorted(found)
+                entries.add(f"{release}/{name}")
+    return sorted(entries)
 
 
 def _names(root: Root, folder: str) -> list[str]:

@@ -146,7 +146,7 @@ class Store:
 
     def info(self) -> CacheInfo:
         """Return what the cache holds; raises CacheError when its folder cannot be trusted."""
-        from veomni_hook.cache.inventory import info  # for the command line; imports of targets need none of it
+        from veomni_hook.cache.inventory import info  # only the command line needs this
 
         return info(self.root, self.mode, self.reason)
 
