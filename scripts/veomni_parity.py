@@ -25,11 +25,11 @@ from veomni_hook.migration.served import Served, served
 from veomni_hook.migration.surroundings import Surrounding, surroundings
 from veomni_hook.migration.usage import definition, identifiers
 from veomni_hook.migration.vocabulary import MEANINGS, OP_SLOT
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.patches.text.document import Document
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "veomni-parity.md"

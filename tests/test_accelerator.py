@@ -191,7 +191,7 @@ class On(torch.Tensor):
 torch._register_device_module("npu", Module)
 torch.cuda.current_device, torch.cuda.device = Module.current_device, Module.device
 
-from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.shared.operators import define_op
 
 seen = []
 note = define_op("test_noted(Tensor x) -> ()", lambda x: seen.append(Module.current), lambda x: None)

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from veomni_hook.finders.handle import Handle as Handle
     from veomni_hook.finders.handle import activate as activate
     from veomni_hook.finders.registration import register as register
-    from veomni_hook.kernels.binding import bind as bind
-    from veomni_hook.kernels.binding import use_kernels as use_kernels
     from veomni_hook.kernels.explain import explain as explain
     from veomni_hook.kernels.linear_cross_entropy.functional import (
         linear_cross_entropy as linear_cross_entropy,
     )
     from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs as token_log_probs
     from veomni_hook.kernels.linear_cross_entropy.options import loss_options as loss_options
-    from veomni_hook.kernels.registry import Kernel as Kernel
-    from veomni_hook.kernels.registry import register_kernel as register_kernel
+    from veomni_hook.kernels.selection.binding import bind as bind
+    from veomni_hook.kernels.selection.binding import use_kernels as use_kernels
+    from veomni_hook.kernels.selection.registry import Kernel as Kernel
+    from veomni_hook.kernels.selection.registry import register_kernel as register_kernel
     from veomni_hook.patches.spec import PatchConfig as PatchConfig
     from veomni_hook.patches.spec import create_patch_from_external as create_patch_from_external
 
@@ -34,21 +34,21 @@ __version__ = "0.1.0"
 _HOME = {
     "Adoption": "veomni_hook.adoption",
     "Handle": "veomni_hook.finders.handle",
-    "Kernel": "veomni_hook.kernels.registry",
+    "Kernel": "veomni_hook.kernels.selection.registry",
     "PatchConfig": "veomni_hook.patches.spec",
     "VeomniHookError": "veomni_hook.errors",
     "VeomniHookWarning": "veomni_hook.errors",
     "activate": "veomni_hook.finders.handle",
     "adopt": "veomni_hook.adoption",
-    "bind": "veomni_hook.kernels.binding",
+    "bind": "veomni_hook.kernels.selection.binding",
     "create_patch_from_external": "veomni_hook.patches.spec",
     "explain": "veomni_hook.kernels.explain",
     "linear_cross_entropy": "veomni_hook.kernels.linear_cross_entropy.functional",
     "loss_options": "veomni_hook.kernels.linear_cross_entropy.options",
     "register": "veomni_hook.finders.registration",
-    "register_kernel": "veomni_hook.kernels.registry",
+    "register_kernel": "veomni_hook.kernels.selection.registry",
     "token_log_probs": "veomni_hook.kernels.linear_cross_entropy.functional",
-    "use_kernels": "veomni_hook.kernels.binding",
+    "use_kernels": "veomni_hook.kernels.selection.binding",
 }
 
 __all__ = [*_HOME]

@@ -39,7 +39,7 @@ __all__ = [
 
 #: Config modules: `veomni_hook.finders.configs` loads them.
 PATCHES = "veomni_hook.patches"
-#: Kernels: `veomni_hook.kernels.registry` loads them.
+#: Kernels: `veomni_hook.kernels.selection.registry` loads them.
 KERNELS = "veomni_hook.kernels"
 #: The fix for a name in the setting that matches no plugin.
 NAMES_FIX = "`veomni-hook doctor` lists the names"

@@ -13,8 +13,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 import veomni_hook
 from tests.ascend import double
 from tests.ascend.test_training import EXPERTS, SIZES, train
-from veomni_hook.kernels.registry import registry
-from veomni_hook.kernels.system import System
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.selection.system import System
 
 double.install()
 torch.manual_seed(0)

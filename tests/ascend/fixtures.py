@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.ascend import double
-from veomni_hook.kernels import ascend
-from veomni_hook.kernels.registry import registry
-from veomni_hook.kernels.state import STATE
-from veomni_hook.kernels.system import System
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.selection.state import STATE
+from veomni_hook.kernels.selection.system import System
+from veomni_hook.kernels.shared import ascend
 
 __all__ = ["called", "on_ascend", "operators"]
 

@@ -15,8 +15,8 @@ import torch
 from tests.ascend import double
 from tests.ascend.extract import RELEASES, schema_of
 from tests.ascend.wheel import ROOT
-from veomni_hook.kernels import ascend
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.shared import ascend
 
 __all__ = ["Call", "calls", "supported", "table", "written"]
 

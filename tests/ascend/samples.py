@@ -18,7 +18,7 @@ from veomni_hook.kernels.linear_cross_entropy import npu as losses
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
 from veomni_hook.kernels.moe_experts import npu as experts
 from veomni_hook.kernels.moe_router import npu as routers
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
 
 __all__ = ["SAMPLES"]
 

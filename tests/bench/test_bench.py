@@ -16,8 +16,8 @@ from veomni_hook.bench.run import Row, measured
 from veomni_hook.bench.timing import peak_bytes
 from veomni_hook.cli.bench import bench
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rotary.reference import half_split
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.patches import fake_idiom
 from veomni_hook.cli.app import app
-from veomni_hook.kernels.registry import Kernel, Op, Variant, registry
+from veomni_hook.kernels.selection.registry import Kernel, Op, Variant, registry
 from veomni_hook.patches.idioms import recognise
 
 from .conftest import Command

@@ -6,8 +6,8 @@ import pytest
 
 from veomni_hook.cli import kernels
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.registry import registry
-from veomni_hook.kernels.system import System
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.selection.system import System
 
 from .conftest import Command
 

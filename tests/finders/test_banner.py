@@ -16,8 +16,8 @@ from veomni_hook.finders import banner
 from veomni_hook.finders.handle import activate_late
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.state import STATE as KERNELS
-from veomni_hook.kernels.state import set_active
+from veomni_hook.kernels.selection.state import STATE as KERNELS
+from veomni_hook.kernels.selection.state import set_active
 from veomni_hook.settings import BANNER_SHOWN
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
@@ -96,7 +96,7 @@ def test_names_of_families_modules_and_remote_code(
 
 
 def test_what_is_chosen_counts(patched: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
-    from veomni_hook.kernels.binding import use_kernels
+    from veomni_hook.kernels.selection.binding import use_kernels
 
     patched()
     with use_kernels("eager"):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from veomni_hook.kernels.choice import parse_choice
-from veomni_hook.kernels.registry import registry
-from veomni_hook.kernels.select import select
-from veomni_hook.kernels.system import System
+from veomni_hook.kernels.selection.choice import parse_choice
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.selection.select import select
+from veomni_hook.kernels.selection.system import System
 
 TABLE = Path(__file__).with_name("decisions.txt")
 SYSTEMS = ("cpu", "sm75", "sm80", "sm90", "sm100", "ascend")

@@ -13,17 +13,17 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from tests.kernels.batches import assert_batch_invariant
-from veomni_hook.kernels.activations import FUNCTIONS
 from veomni_hook.kernels.gated_mlp import reference as formulas
 from veomni_hook.kernels.gated_mlp.torch import gated_silu
 from veomni_hook.kernels.linear_cross_entropy import reference as losses
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
 from veomni_hook.kernels.linear_cross_entropy import weight_gradient
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rms_norm.torch import rms_norm
 from veomni_hook.kernels.rotary import reference
 from veomni_hook.kernels.rotary.torch import rotary
+from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.kernels.shared.activations import FUNCTIONS
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veomni_hook.errors import ConfigError, PatchTargetError
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.engine import Origin, applicable, patch_source
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.edit import Edit, apply_edits
 
 ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 UPSTREAM = '''\

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
 from veomni_hook.patches.render import header
-from veomni_hook.patches.text.wrap import WIDTH
 
 #: Guards of every op, one in the else of another, expressions in decorators, splices in long lines.
 FAMILIES = (

@@ -13,10 +13,10 @@ import pytest
 import transformers
 
 from veomni_hook.errors import IdiomError, PatchTargetError
+from veomni_hook.patches.code.reindent import reindent, string_lines
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.patches.text.reindent import reindent, string_lines
 
 FAMILIES = ("qwen3", "gemma3", "mixtral", "deepseek_v3", "doge")
 UPSTREAM = "def f(x):\n    return x\n\n\ndef g(x):\n    return x + 1\n"

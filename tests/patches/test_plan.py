@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin
 from veomni_hook.patches.plan import Plan, Step
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.patches.text.document import Document
 
 ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 

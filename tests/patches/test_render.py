@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
 from veomni_hook.patches.render import dump_text, header, unified_diff, with_header
 from veomni_hook.patches.report import AppliedPatch, MissedSite, PatchReport, YieldedPatch
 from veomni_hook.patches.spec import PatchConfig, SlotSpec
-from veomni_hook.patches.structure.fingerprint import fingerprint
-from veomni_hook.patches.text.document import Document
 
 MODULE = "pkg.models.fam.modeling_fam"
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from veomni_hook.errors import PatchConflictError, PatchError, PatchTargetError
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.engine import Origin, applicable, patch_source
 from veomni_hook.patches.selection import unapplied
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.patches.structure.fingerprint import fingerprint
-from veomni_hook.patches.text.document import Document
 
 HEAD = "from veomni_hook.patches.spec import *\nconfig = PatchConfig('pkg.*.up*')\n"
 ORIGIN = Origin("pkg.a.upstream", "/site/pkg/a/upstream.py", "pkg", "1.0")

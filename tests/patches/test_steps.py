@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.routes.config import routes
 from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.spec import SlotSpec
 from veomni_hook.patches.steps import patch_steps, surroundings
-from veomni_hook.patches.text.document import Document
 
 DOCUMENT = Document("import os\n\n\ndef f(x):\n    return x\n", "pkg.upstream")
 CODE = """

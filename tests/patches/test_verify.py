@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from veomni_hook.errors import PatchConflictError, PatchError
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit, place_edits
 from veomni_hook.patches.engine import Origin
 from veomni_hook.patches.plan import Plan, Step
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.edit import Edit, place_edits
 from veomni_hook.patches.verify import check_overlaps, check_text, untouched
 
 ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")

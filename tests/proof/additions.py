@@ -16,8 +16,8 @@ from torch import nn
 from tests.proof.build import build
 from tests.proof.inputs import Inputs
 from tests.proof.provers import MIXED, Proof, Tally, Unfit, Unreached, both, slots_of, typed
-from veomni_hook.patches.structure.runs import loaded
-from veomni_hook.patches.structure.scope import bound_names
+from veomni_hook.patches.code.runs import loaded
+from veomni_hook.patches.code.scope import bound_names
 
 __all__ = ["prove_addition"]
 

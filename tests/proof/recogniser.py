@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.recognise import idioms, recognise
 from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 __all__ = ["Site", "routed_in"]
 

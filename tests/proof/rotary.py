@@ -25,7 +25,7 @@ from tests.proof.provers import (
     class_prover,
     slots_of,
 )
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
 
 __all__ = ["prove_rotary"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.proof import build, runner
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
 

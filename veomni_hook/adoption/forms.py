@@ -27,10 +27,10 @@ from veomni_hook.finders.patched_form import patched_form
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.targets import SHARED, is_remote, is_target
-from veomni_hook.kernels.sites import FORM
-from veomni_hook.kernels.skipped import Recognised, making_slots_of
+from veomni_hook.kernels.explain.sites import FORM
+from veomni_hook.kernels.explain.standing import name_of
 from veomni_hook.kernels.slot import Slot
-from veomni_hook.kernels.standing import name_of
+from veomni_hook.kernels.slot.skipped import Recognised, making_slots_of
 from veomni_hook.patches.delta import BASES, ChangedClass, Delta, adopted_name, delta
 
 __all__ = ["Form", "Unchanged", "form_of", "is_in_question"]

@@ -54,9 +54,9 @@ def made(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> torch
 
 def beside(op: str, variant: str, device: str) -> dict[str, Side]:
     """The sides ``liger``, by our adapter, and ``ours``, what ``auto`` picks: those that run here."""
-    from veomni_hook.kernels.choice import Choice
-    from veomni_hook.kernels.registry import load_attribute
-    from veomni_hook.kernels.select import select, system_of
+    from veomni_hook.kernels.selection.choice import Choice
+    from veomni_hook.kernels.selection.registry import load_attribute
+    from veomni_hook.kernels.selection.select import select, system_of
 
     found = {}
     for name, choice in (("liger", Choice(ops={op: "liger"})), ("ours", Choice())):

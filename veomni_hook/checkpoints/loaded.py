@@ -1,8 +1,8 @@
 """Raise if `from_pretrained` left experts at their random initialisation; transformers only warns.
 
 The patched `transformers.modeling_utils` calls `give_list`, `before_loading` and `after_loading`;
-`veomni_hook.patches.idioms.expert_checkpoints` inserts these calls. They run both checks, or, if the caller
-requested the list of missing tensors, add to it.
+`veomni_hook.patches.idioms.moe_experts.checkpoints` inserts these calls. They run both checks, or, if the
+caller requested the list of missing tensors, add to it.
 
 * `check_names` runs before anything is loaded. transformers stacks single experts in the order of their
   numbers and ignores the numbers themselves: with expert 3 missing and one too many at the end, every expert

@@ -142,9 +142,9 @@ def supplied(rows: Iterable[Row]) -> list[Row]:
     """Return rows with status `no_kernel` instead of routed where no machine has a kernel."""
     from dataclasses import replace
 
-    from veomni_hook.kernels.choice import Choice
-    from veomni_hook.kernels.registry import registry
-    from veomni_hook.kernels.select import UNSUPPLIED, excluded
+    from veomni_hook.kernels.selection.choice import Choice
+    from veomni_hook.kernels.selection.registry import registry
+    from veomni_hook.kernels.selection.select import UNSUPPLIED, excluded
     from veomni_hook.patches.coverage import NO_KERNEL, ROUTED
 
     def told(row: Row) -> Row:

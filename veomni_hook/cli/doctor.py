@@ -216,7 +216,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
 def hardware(findings: Findings) -> dict[str, object]:
     """Return the system that kernels are selected for, and each op's kernels by formula; imports torch."""
     from veomni_hook.cli.kernels import chosen_for, detected
-    from veomni_hook.kernels.registry import registry
+    from veomni_hook.kernels.selection.registry import registry
 
     try:
         system = detected(None)

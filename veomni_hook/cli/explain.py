@@ -86,7 +86,7 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
 
 def _status(op: str, variant: str) -> str:
     """Whether a machine has a kernel for a slot, in the words of `coverage`."""
-    from veomni_hook.kernels.registry import registry
+    from veomni_hook.kernels.selection.registry import registry
     from veomni_hook.patches.coverage import NO_KERNEL, ROUTED
 
     known = op in registry.ops() and variant in registry.ops()[op].variants

@@ -16,8 +16,8 @@ from veomni_hook.cli.usage import FOUND, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from veomni_hook.kernels.select import Selection
-    from veomni_hook.kernels.system import System
+    from veomni_hook.kernels.selection.select import Selection
+    from veomni_hook.kernels.selection.system import System
 
 HEADERS = ("op", "variant", "backend", "chosen", "reason", "description")
 NONE = "none"
@@ -73,8 +73,8 @@ def kernels(
     What depends on a call (dtype, shapes, hooks) is decided at that call: `veomni_hook.explain(model)` shows
     it.
     """
-    from veomni_hook.kernels.choice import parse_choice
-    from veomni_hook.kernels.registry import registry
+    from veomni_hook.kernels.selection.choice import parse_choice
+    from veomni_hook.kernels.selection.registry import registry
 
     choice = str(parse_choice(_choice()))  # before torch is imported, to report an invalid choice at once
     place = on(device, system)
@@ -120,7 +120,7 @@ def on(device: str | None, system: str | None) -> System:
         KernelError: both are given, or there is no such system.
     """
     from veomni_hook.errors import KernelError
-    from veomni_hook.kernels.system import System
+    from veomni_hook.kernels.selection.system import System
 
     if system is None:
         return detected(device)
@@ -139,8 +139,8 @@ def selection(op: str, variant: str, choice: str, system: System) -> Selection:
     Raises:
         KernelError: the choice names something that does not exist.
     """
-    from veomni_hook.kernels.choice import parse_choice
-    from veomni_hook.kernels.select import select
+    from veomni_hook.kernels.selection.choice import parse_choice
+    from veomni_hook.kernels.selection.select import select
 
     return select(op, variant, parse_choice(choice), system)
 
@@ -162,7 +162,7 @@ def backend_of(selected: Selection) -> str:
 @cache
 def detected(device: str | None) -> System:
     """Return the system that kernels are selected for; imports torch."""
-    from veomni_hook.kernels.select import system_of
+    from veomni_hook.kernels.selection.select import system_of
 
     return system_of(device or accelerator.best())
 
@@ -198,7 +198,7 @@ def _tell_models(
 
 
 def _rows(op: str, variant: str, selected: Selection) -> list[dict[str, Any]]:
-    from veomni_hook.kernels.registry import registry
+    from veomni_hook.kernels.selection.registry import registry
 
     known = {kernel.backend: kernel for kernel in registry.kernels(op, variant)}
     first = backend_of(selected)

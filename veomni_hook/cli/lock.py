@@ -263,8 +263,8 @@ def _overrides(
 ) -> dict[str, tuple[Override, ...]]:
     """Return what the project's own configs override, by module; those modules are added to ``files``."""
     from veomni_hook.cli.spec_sources import BUILT_IN
+    from veomni_hook.patches.code.document import Document
     from veomni_hook.patches.lock import overrides_of
-    from veomni_hook.patches.text.document import Document
 
     configs = [c for source in sources if source.origin != BUILT_IN for c in source.configs]
     named: dict[str, str] = {}

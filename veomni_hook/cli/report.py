@@ -16,7 +16,7 @@ from veomni_hook.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from veomni_hook.finders.prepare import Prepared
-    from veomni_hook.kernels.system import System
+    from veomni_hook.kernels.selection.system import System
     from veomni_hook.report.benchmarks import Chart
     from veomni_hook.report.model import Answer, Module, Place
 
@@ -59,7 +59,7 @@ def report(
     For what really ran in a model, call `veomni_hook.explain(model).to_html("report.html")`.
     """
     from veomni_hook.cli.kernels import on
-    from veomni_hook.kernels.choice import parse_choice
+    from veomni_hook.kernels.selection.choice import parse_choice
     from veomni_hook.report.whole import Report, whole
     from veomni_hook.settings import resolve
 

@@ -13,12 +13,12 @@ from veomni_hook.cli.coverage import examined
 from veomni_hook.cli.kernels import NONE, backend_of, selection
 from veomni_hook.cli.sources import SHARED, source_tree
 from veomni_hook.cli.targets import family_folder
-from veomni_hook.kernels.registry import EAGER, registry
+from veomni_hook.kernels.selection.registry import EAGER, registry
 from veomni_hook.layout import counted
 from veomni_hook.patches.coverage import ERROR, ROUTED
 
 if TYPE_CHECKING:
-    from veomni_hook.kernels.system import System
+    from veomni_hook.kernels.selection.system import System
     from veomni_hook.patches.coverage import Row
 
 HEADERS = ("family", "target", "op", "variant", "backend", "reason")
@@ -155,8 +155,8 @@ def to_json(found: Report, *, summary: bool) -> dict[str, object]:
 
 def asked(op: str, variant: str, choice: str, system: System) -> tuple[str, str]:
     """Return the backend that a slot of a variant asks first, and why."""
-    from veomni_hook.kernels.choice import parse_choice
-    from veomni_hook.kernels.select import excluded
+    from veomni_hook.kernels.selection.choice import parse_choice
+    from veomni_hook.kernels.selection.select import excluded
 
     selected = selection(op, variant, choice, system)
     backend = backend_of(selected)

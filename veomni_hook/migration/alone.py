@@ -11,12 +11,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.report import Remark
 from veomni_hook.patches.spec import Patch, PatchConfig
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.names import listed, nearest
-from veomni_hook.patches.text.statements import blocks
 from veomni_hook.patches.verbs.imports import importable
 from veomni_hook.patches.verbs.targets import top_level
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from veomni_hook.migration.reduce import COVERED, KEPT, LEFT_OUT, Explained, Reduced
+from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.source import Snippet, read_snippet
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchType
-from veomni_hook.patches.text.edit import Edit, apply_edits
-from veomni_hook.patches.text.source import Snippet, read_snippet
 
 __all__ = ["emit"]
 

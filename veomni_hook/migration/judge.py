@@ -9,9 +9,9 @@ from veomni_hook.errors import PatchError
 from veomni_hook.migration.alone import lost_names, refused
 from veomni_hook.migration.covered import Coverage, coverage
 from veomni_hook.migration.served import GONE, MOVED, Served, served
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import Patch, PatchConfig
-from veomni_hook.patches.text.document import Document
 
 __all__ = ["APPLIES", "FAILS", "GONE", "MOVED", "UNNECESSARY", "Judgement", "absent", "judge"]
 

@@ -9,10 +9,10 @@ from veomni_hook.errors import NameMapError, SignatureError
 from veomni_hook.migration.alone import refused
 from veomni_hook.migration.judge import GONE, MOVED, UNNECESSARY, Judgement
 from veomni_hook.migration.needs import Needs, needs
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.source import read_snippet
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.source import read_snippet
 
 __all__ = ["COVERED", "KEPT", "LEFT_OUT", "Explained", "Reduced", "reduce"]
 

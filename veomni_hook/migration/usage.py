@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from veomni_hook.migration.vocabulary import CONFIG_SLOT, OP_SLOT
+from veomni_hook.patches.code.document import has_docstring
+from veomni_hook.patches.code.source import read_snippet
+from veomni_hook.patches.code.uses import global_uses
 from veomni_hook.patches.spec import Patch, PatchConfig
-from veomni_hook.patches.structure.uses import global_uses
-from veomni_hook.patches.text.document import has_docstring
-from veomni_hook.patches.text.source import read_snippet
 
 __all__ = ["Given", "Used", "definition", "given", "identifiers", "parameters", "replacement", "used"]
 

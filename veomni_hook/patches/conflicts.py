@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from veomni_hook.errors import PatchConflictError
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.plan import Origin, Step
 from veomni_hook.patches.report import YieldedPatch
 from veomni_hook.patches.routes.config import NAME
@@ -20,7 +21,6 @@ from veomni_hook.patches.routes.reliance import covered, relied_on
 from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.spec import PatchConfig, PatchType
 from veomni_hook.patches.steps import patch_steps, surroundings
-from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.verbs.guard import plan_guard
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
 from veomni_hook.patches.verbs.targets import plain

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 __all__ = ["ERROR", "NO_KERNEL", "ROUTED", "Row", "Total", "denominators", "examine", "totals"]
 

@@ -12,6 +12,9 @@ from typing import Any
 
 from veomni_hook.errors import ConfigError, IdiomError, PatchTargetError, VeomniHookError
 from veomni_hook.patches.adopt import adopt
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Placed, apply_edits, place_edits
+from veomni_hook.patches.code.names import listed
 from veomni_hook.patches.conflicts import declared_steps, same_config
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin, Plan
@@ -19,9 +22,6 @@ from veomni_hook.patches.report import AppliedPatch, PatchReport
 from veomni_hook.patches.routes.config import NAME, missed, routes
 from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.edit import Placed, apply_edits, place_edits
-from veomni_hook.patches.text.names import listed
 from veomni_hook.patches.verbs.additions import plan_additions
 from veomni_hook.patches.verbs.exclude import plan_exclusions
 from veomni_hook.patches.verbs.guard import plan_guard

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.wrap import wrapped
 from veomni_hook.patches.report import Remark, one_line
 from veomni_hook.patches.spec import Patch, PatchConfig
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.edit import Edit
-from veomni_hook.patches.text.wrap import wrapped
 
 __all__ = ["Origin", "Plan", "Step"]
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.relative import absolute_imports
 from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch, one_line
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.relative import absolute_imports
 
 if TYPE_CHECKING:
     from veomni_hook.patches.engine import PatchedSource

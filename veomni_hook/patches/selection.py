@@ -12,12 +12,12 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from veomni_hook.patches.adopt import adopt_patch
+from veomni_hook.patches.code.document import Definition, Document, FunctionNode
+from veomni_hook.patches.code.fingerprint import fingerprint
+from veomni_hook.patches.code.pattern import Pattern
+from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
-from veomni_hook.patches.structure.fingerprint import fingerprint
-from veomni_hook.patches.structure.pattern import Pattern
-from veomni_hook.patches.text.document import Definition, Document, FunctionNode
-from veomni_hook.patches.text.statements import blocks
 from veomni_hook.patches.verbs.imports import importable
 from veomni_hook.patches.verbs.targets import members, plain, top_level
 

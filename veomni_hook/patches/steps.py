@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from veomni_hook.patches.adopt import adopt_helper
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.plan import Step
 from veomni_hook.patches.routes.config import NAME
 from veomni_hook.patches.selection import is_present, selected
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType, SlotSpec
-from veomni_hook.patches.text.document import Document
 
 __all__ = ["patch_steps", "surroundings"]
 

@@ -12,16 +12,16 @@ from veomni_hook.errors import (
     PatchTargetError,
     UnresolvedNameError,
 )
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit, Placed
+from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.scope import bound_names
+from veomni_hook.patches.code.unresolved import provided_names, unresolved_names, unresolved_uses
+from veomni_hook.patches.code.uses import Use, global_bindings, global_uses, has_star_import
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.remedies import remedy
 from veomni_hook.patches.routes.config import NAME as ROUTES
 from veomni_hook.patches.spec import PatchConfig, PatchType
-from veomni_hook.patches.structure.scope import bound_names
-from veomni_hook.patches.structure.unresolved import provided_names, unresolved_names, unresolved_uses
-from veomni_hook.patches.structure.uses import Use, global_bindings, global_uses, has_star_import
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.edit import Edit, Placed
-from veomni_hook.patches.text.names import listed
 
 __all__ = ["check_names", "check_overlaps", "check_provided", "check_text", "untouched"]
 

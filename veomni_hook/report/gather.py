@@ -79,7 +79,7 @@ def unpatched(
 
 def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
     """Return every place in a patched module's text that asks one of the slots, in line order."""
-    from veomni_hook.kernels.registry import registry
+    from veomni_hook.kernels.selection.registry import registry
 
     named = {slot.name: slot for slot in slots}
     found = []
@@ -131,8 +131,8 @@ def _slots(report: PatchReport) -> Iterator[tuple[str, str, int]]:
 
 def _unsupplied(places: Iterable[Place]) -> Iterator[Unrouted]:
     """The places that ask a slot for whose formula no machine has a kernel."""
-    from veomni_hook.kernels.registry import registry
-    from veomni_hook.kernels.select import UNSUPPLIED
+    from veomni_hook.kernels.selection.registry import registry
+    from veomni_hook.kernels.selection.select import UNSUPPLIED
 
     for place in places:
         if place.formula and not registry.supplied(place.op, place.variant):

@@ -14,7 +14,7 @@ from veomni_hook.report.model import Answer, Module, Place
 from veomni_hook.report.whole import Report, whole
 
 if TYPE_CHECKING:
-    from veomni_hook.kernels.explanation import Explanation, Row
+    from veomni_hook.kernels.explain.explanation import Explanation, Row
 
 __all__ = ["live_page"]
 
@@ -68,7 +68,7 @@ def _module(name: str, rows: Sequence[Row]) -> Module:
 
 def _answers(place: Place, rows: Iterable[Row]) -> list[Answer]:
     """What the modules that ask a slot at a place got; modules with the same answer are grouped."""
-    from veomni_hook.kernels.explanation import Explanation
+    from veomni_hook.kernels.explain.explanation import Explanation
 
     asking = [
         row for row in rows if row.slot == place.slot and (not row.asked_in or place.target in row.asked_in)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels.registry import load_attribute, registry
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 __all__ = ["OPS", "Call"]
 

@@ -9,7 +9,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from veomni_hook.kernels import launch
+from veomni_hook.kernels.shared import launch
 
 __all__ = ["GPUS", "GPU", "Compiled", "pretend"]
 

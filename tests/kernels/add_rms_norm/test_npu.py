@@ -11,7 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.add_rms_norm import npu, reference
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 

@@ -10,7 +10,7 @@ from transformers.activations import ACT2FN
 
 from tests.kernels.matching import close
 from veomni_hook.kernels.gated_mlp import reference
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
 
 pytest.importorskip("triton")
 pytest.importorskip("liger_kernel")

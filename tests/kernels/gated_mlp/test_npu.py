@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.gated_mlp import npu, reference
-from veomni_hook.kernels.registry import load_attribute, registry
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 

@@ -9,9 +9,9 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.activations import FUNCTIONS
 from veomni_hook.kernels.gated_mlp import OP, reference
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.shared.activations import FUNCTIONS
 
 pytest.importorskip("triton")
 

@@ -21,10 +21,11 @@ from transformers import Qwen3Config
 from tests.kernels.patched_qwen3 import SIZES
 from tests.patches.idioms.applied import spliced
 from veomni_hook.kernels.slot import Slot
-from veomni_hook.patches.idioms import linear_cross_entropy, sequence_classification
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.linear_cross_entropy import find as linear_cross_entropy
+from veomni_hook.patches.idioms.linear_cross_entropy import sequence_classification
 from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 Models: TypeAlias = tuple[nn.Module, nn.Module]
 QWEN3 = "transformers.models.qwen3.modeling_qwen3"

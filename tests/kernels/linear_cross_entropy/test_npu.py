@@ -11,7 +11,7 @@ from veomni_hook.kernels.linear_cross_entropy import npu as kernels
 from veomni_hook.kernels.linear_cross_entropy import reference, rowwise
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, Wanted
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 

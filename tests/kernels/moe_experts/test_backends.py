@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from tests.kernels.matching import assert_matches, close, gradients
 from tests.kernels.moe_experts.backends import BACKENDS, COMPOSED, LAYOUTS, SOME_LAYOUTS, every
 from tests.kernels.moe_experts.formulas import CASES, EXPERTS, HIDDEN, LIMIT, SENTINEL, TOP_K
-from veomni_hook.kernels.activations import FUNCTIONS
 from veomni_hook.kernels.moe_experts import forms, reference
+from veomni_hook.kernels.shared.activations import FUNCTIONS
 
 #: Their activation is no operand.
 ALPHA = {name for name in CASES if "alpha" in name}

@@ -9,7 +9,7 @@ from torch.nn import functional
 from tests.kernels.matching import assert_matches
 from tests.kernels.moe_experts.formulas import CASES, SENTINEL, inputs
 from veomni_hook.kernels.moe_experts import reference
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
 
 pytest.importorskip("triton")
 pytest.importorskip("liger_kernel")

@@ -13,7 +13,7 @@ from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.matching import assert_matches, close, gradients
 from veomni_hook.kernels.moe_router import reference
 from veomni_hook.kernels.moe_router import torch as plain
-from veomni_hook.kernels.registry import load_attribute, registry
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 pytest.importorskip("triton")
 

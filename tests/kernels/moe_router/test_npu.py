@@ -7,7 +7,7 @@ import torch
 
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.moe_router import npu, reference
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.matching import close
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rms_norm import reference
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 pytest.importorskip("triton")
 pytest.importorskip("liger_kernel")

@@ -7,8 +7,8 @@ import torch
 
 from tests.kernels.matching import assert_matches
 from tests.kernels.rms_norm.variants import DTYPES, EPS, inputs, pair
-from veomni_hook.kernels.registry import registry
 from veomni_hook.kernels.rms_norm import npu
+from veomni_hook.kernels.selection.registry import registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 

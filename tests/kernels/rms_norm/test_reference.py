@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from tests.kernels.matching import close
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rms_norm import OP, reference
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 EPS = 1e-2
 GROUP = 4

@@ -11,10 +11,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm import torch as kernels
 from veomni_hook.kernels.rms_norm.torch import refuses, rms_norm
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -12,7 +12,7 @@ from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.matching import assert_matches
 from tests.kernels.rms_norm import variants
 from tests.kernels.rms_norm.variants import DTYPES, EPS
-from veomni_hook.kernels.registry import registry
+from veomni_hook.kernels.selection.registry import registry
 
 pytest.importorskip("triton")
 

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rms_norm import reference
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 __all__ = ["DTYPES", "EPS", "inputs", "pair"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from veomni_hook.kernels.registry import registry
 from veomni_hook.kernels.rotary import reference
+from veomni_hook.kernels.selection.registry import registry
 
 pytest.importorskip("triton")
 pytest.importorskip("liger_kernel")

@@ -7,8 +7,8 @@ import torch
 
 from tests.kernels.matching import assert_matches
 from tests.kernels.rotary.variants import call, states, tables
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rotary import npu, reference
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.kernels.matching import close
-from veomni_hook.kernels.registry import registry
 from veomni_hook.kernels.rotary import OP, reference
+from veomni_hook.kernels.selection.registry import registry
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 3, 5, 8
 Q, K = torch.float32, torch.bfloat16

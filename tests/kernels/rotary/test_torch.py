@@ -8,9 +8,9 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rotary import reference
 from veomni_hook.kernels.rotary.torch import loses, refuses, rotary
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

@@ -10,8 +10,8 @@ import torch
 from tests.kernels.matching import assert_matches
 from tests.kernels.rotary import variants
 from tests.kernels.rotary.variants import BROADCAST, COMPLEX, DEVICE, PARTIAL, at, states, tables
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rotary import calls, reference
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 pytest.importorskip("triton")
 

@@ -5,9 +5,9 @@ from types import MethodType
 import pytest
 import torch
 
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rotary import OP
 from veomni_hook.kernels.rotary.upstream import refuses, refuses_wide, replaced
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 
 def turn(q, k):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from veomni_hook.kernels.registry import load_attribute, registry
 from veomni_hook.kernels.rotary import reference
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 __all__ = ["BROADCAST", "COMPLEX", "DEVICE", "HALF_WIDTH", "PARTIAL", "at", "call", "states", "tables"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.graph import Form, Scope, Unknown, canonical
-from veomni_hook.patches.text.document import FunctionNode
 
 HEADER = """
 import torch

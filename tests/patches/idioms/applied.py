@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from veomni_hook.kernels.slot import Slot
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import apply_edits
 from veomni_hook.patches.routes.compose import composed
 from veomni_hook.patches.routes.config import routes
 from veomni_hook.patches.routes.site import Site
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.edit import apply_edits
 
 
 def spliced(source: str, sites: Iterable[Site]) -> str:

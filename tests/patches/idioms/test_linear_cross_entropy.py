@@ -8,13 +8,12 @@ import torch
 from tests.kernels.matching import close
 from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
-from veomni_hook.kernels.state import STATE, set_choice
-from veomni_hook.patches.idioms import linear_cross_entropy as idiom
-from veomni_hook.patches.idioms import load_balancing_loss
+from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.linear_cross_entropy import find as idiom
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 SLOT = "veomni_linear_cross_entropy_next_token"
 
@@ -532,14 +531,14 @@ def test_what_is_copied_asks_the_slots_of_other_sites(monkeypatch):
     places = [text.index("balance(hidden"), text.index("balance(router")]
     splices = tuple(Splice(at, at + len("balance"), f"{slot.name}.at(self, balance)") for at in places)
     other = Site("load_balancing_loss", "Tiny.forward", Status.ROUTED, splices=splices, slots=(slot,))
-    monkeypatch.setattr(load_balancing_loss, "find", lambda view: [other])
+    monkeypatch.setattr(idiom, "find_load_balancing_loss", lambda view: [other])
     site = site_of(ROUTED["auxiliary loss"])
     guard = site.splices[-1].text
     assert f"aux_loss = {slot.name}.at(self, balance)(hidden, 0.1)" in guard
     assert slot in site.slots
     assert slot not in site_of(ROUTED["plain"]).slots
     elsewhere = Site("load_balancing_loss", "squash", Status.ROUTED, splices=splices[1:], slots=(slot,))
-    monkeypatch.setattr(load_balancing_loss, "find", lambda view: [elsewhere])
+    monkeypatch.setattr(idiom, "find_load_balancing_loss", lambda view: [elsewhere])
     assert slot not in site_of(ROUTED["auxiliary loss"]).slots
 
 

@@ -10,11 +10,11 @@ import torch
 from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.load_balancing_loss import reference, spellings
-from veomni_hook.kernels.state import get_choice, set_choice
-from veomni_hook.patches.idioms import load_balancing_loss
+from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.load_balancing_loss import find as load_balancing_loss
 from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 HEAD = "import torch\nfrom torch.nn import functional\nLogits = object\n"
 MODEL = """

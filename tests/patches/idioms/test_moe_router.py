@@ -9,11 +9,11 @@ import torch
 
 from tests.kernels.matching import TOLERANCE, close, gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.state import get_choice, set_choice
-from veomni_hook.patches.idioms import moe_router
+from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.moe_router import find as moe_router
 from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 SETUP = """

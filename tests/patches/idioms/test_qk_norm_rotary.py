@@ -11,13 +11,13 @@ import torch
 
 from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.state import get_choice, set_choice
+from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
-from veomni_hook.patches.idioms import qk_norm_rotary
+from veomni_hook.patches.idioms.qk_norm_rotary import find as qk_norm_rotary
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.routes.site import Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 SLOT = "veomni_qk_norm_rotary_weight_before_cast_half_split"
 HEAD = """

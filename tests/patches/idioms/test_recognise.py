@@ -10,10 +10,10 @@ import pytest
 from tests.patches import doubling
 from tests.patches.idioms.applied import spliced
 from veomni_hook.errors import IdiomError
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.recognise import IDIOMS, idioms, recognise
 from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 
 def test_idioms_are_asked_in_their_order(idioms: Any) -> None:
@@ -61,7 +61,7 @@ def test_the_idiom_of_the_documents() -> None:
     text = (Path(__file__).parents[3] / "docs" / "patches.md").read_text(encoding="utf-8")
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "CANDIDATES" in b)
     names: dict[str, Any] = {}
-    modules = "graph routes.ask routes.site routes.splice routes.view records structure.scope".split()
+    modules = "graph routes.ask routes.site routes.splice routes.view records code.scope".split()
     for module in modules:
         exec(f"from veomni_hook.patches.{module} import *", names)
     exec("from __future__ import annotations\n" + block, names)

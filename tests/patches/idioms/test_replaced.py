@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.patches.idioms.replaced_module import SOURCE, module
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.routes.site import Site, Status
-from veomni_hook.patches.text.document import Document
 
 LINE = module("").count("\n")  # of the first line below the definitions
 

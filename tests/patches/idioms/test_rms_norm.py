@@ -11,11 +11,11 @@ from tests.kernels.matching import TOLERANCE, close
 from tests.patches.idioms.applied import executed, spliced
 from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, NORM_METHOD, near, norm
 from veomni_hook.kernels.rms_norm import OP
-from veomni_hook.kernels.state import get_choice, set_choice
-from veomni_hook.patches.idioms import rms_norm
+from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.rms_norm import find as rms_norm
 from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]

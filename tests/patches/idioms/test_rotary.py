@@ -8,15 +8,15 @@ from importlib.resources import files
 import pytest
 import torch
 
-from veomni_hook.kernels.arguments import binder_for
-from veomni_hook.kernels.registry import Kernel, registry
 from veomni_hook.kernels.rotary import OP as DECLARED
 from veomni_hook.kernels.rotary import reference
-from veomni_hook.kernels.state import STATE, set_choice
-from veomni_hook.patches.idioms import rotary
+from veomni_hook.kernels.selection.registry import Kernel, registry
+from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.slot.arguments import binder_for
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.rotary import find as rotary
 from veomni_hook.patches.routes.site import Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 HALVES = """
 def rotate_half(x):

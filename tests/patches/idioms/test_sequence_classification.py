@@ -8,13 +8,13 @@ from torch import nn
 
 from tests.kernels.matching import close
 from tests.patches.idioms.applied import executed, spliced
-from veomni_hook.kernels.state import STATE, set_choice
-from veomni_hook.patches.idioms import linear_cross_entropy
-from veomni_hook.patches.idioms import sequence_classification as idiom
+from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.linear_cross_entropy import find as linear_cross_entropy
+from veomni_hook.patches.idioms.linear_cross_entropy import sequence_classification as idiom
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.site import Status
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 SLOT = "veomni_linear_cross_entropy_last_token"
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.patches import fake_idiom
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.lock import Change, Lock, compare, dumps, loads, overrides_of, snapshot
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.patches.text.document import Document
 
 NORM = """
 def double(x):

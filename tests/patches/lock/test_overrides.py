@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.lock import Change, overrides_of
 from veomni_hook.patches.lock.changes import (
     FORMULA,
@@ -15,7 +16,6 @@ from veomni_hook.patches.lock.changes import (
     compare,
 )
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.patches.text.document import Document
 
 from .conftest import Compare, lock_of
 

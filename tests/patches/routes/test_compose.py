@@ -6,12 +6,12 @@ import ast
 
 import pytest
 
+from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.routes.compose import composed
 from veomni_hook.patches.routes.site import Splice
 from veomni_hook.patches.routes.splice import before_statement, in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document, FunctionNode
-from veomni_hook.patches.text.edit import Edit, apply_edits
 from veomni_hook.patches.verbs.inplace import mark_statement
 
 SOURCE = """\

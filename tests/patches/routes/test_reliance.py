@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.routes.reliance import covered, relied_on
 from veomni_hook.patches.routes.site import Site, Splice, Status
-from veomni_hook.patches.text.document import Document
 
 SOURCE = """\
 LIMIT = 1

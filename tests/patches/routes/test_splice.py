@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.routes import splice
 from veomni_hook.patches.routes.site import Splice
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.edit import Edit, apply_edits
 
 
 def view(text: str) -> ModuleView:

@@ -5,10 +5,10 @@ import ast
 import pytest
 
 from veomni_hook.errors import PatchError, PatchTargetError
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.fingerprint import fingerprint
+from veomni_hook.patches.code.pattern import Capture
 from veomni_hook.patches.spec import Patch, PatchType
-from veomni_hook.patches.structure.fingerprint import fingerprint
-from veomni_hook.patches.structure.pattern import Capture
-from veomni_hook.patches.text.document import Document
 from veomni_hook.patches.verbs.inplace import (
     check_body,
     effects,

@@ -5,9 +5,9 @@ import ast
 import pytest
 
 from veomni_hook.errors import SignatureError
+from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.plan import Origin, Plan, Step
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
-from veomni_hook.patches.text.document import Document, FunctionNode
 from veomni_hook.patches.verbs.signature import check_signature
 
 

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from veomni_hook.errors import PatchTargetError
-from veomni_hook.patches.text.document import Document
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.verbs.targets import class_named, members, resolve, top_level
 
 SOURCE = """\

@@ -15,9 +15,9 @@ import torch
 
 from veomni_hook.errors import KernelError
 from veomni_hook.integrations.veomni.upstream import attribute
-from veomni_hook.kernels.answers import Site
-from veomni_hook.kernels.registry import Kernel, load_attribute, registry
-from veomni_hook.kernels.select import system_of
+from veomni_hook.kernels.selection.registry import Kernel, load_attribute, registry
+from veomni_hook.kernels.selection.select import system_of
+from veomni_hook.kernels.slot.candidates import Site
 
 __all__ = ["BACKENDS", "Backend", "kernel_of", "name_of", "unmet"]
 

@@ -10,7 +10,7 @@ observes its calls (`calls`). A kernel computes unsupported operands with its re
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import NPU, REFERENCE, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import NPU, REFERENCE, Kernel, Op, Requirement, Variant
 
 _HERE = "veomni_hook.kernels.add_rms_norm"
 

@@ -1,6 +1,6 @@
 """Decides whether the call of a norm may be skipped: only if it is known to do nothing but compute.
 
-The slot has already checked that its class has the recognised forward (`veomni_hook.kernels.skipped`).
+The slot has already checked that its class has the recognised forward (`veomni_hook.kernels.slot.skipped`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from veomni_hook.kernels.binding import wanted_by
-from veomni_hook.kernels.choice import AUTO
-from veomni_hook.kernels.modules import call_is_seen
-from veomni_hook.kernels.operands import not_plain, untraceable
+from veomni_hook.kernels.selection.binding import wanted_by
+from veomni_hook.kernels.selection.choice import AUTO
+from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.slot.modules import call_is_seen
 
 __all__ = ["chosen_apart", "refuses"]
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels import ascend
 from veomni_hook.kernels.add_rms_norm import calls
 from veomni_hook.kernels.add_rms_norm.reference import added
-from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import npu as norms
+from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = [
     "cast_before_weight",

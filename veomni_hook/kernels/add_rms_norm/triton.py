@@ -22,9 +22,6 @@ from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.add_rms_norm import calls, reference
 from veomni_hook.kernels.add_rms_norm import device as kernels
-from veomni_hook.kernels.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.operands import not_plain
-from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import triton as norms
 from veomni_hook.kernels.rms_norm.device import backward
 from veomni_hook.kernels.rms_norm.tiles import (
@@ -38,7 +35,10 @@ from veomni_hook.kernels.rms_norm.tiles import (
     stages_of,
     summed,
 )
-from veomni_hook.kernels.rows import Rows, readable
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = [
     "cast_before_weight",

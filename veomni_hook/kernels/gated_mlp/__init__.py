@@ -8,7 +8,7 @@ activation is the module's own: a kernel refuses those that it does not support.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import NPU, Kernel, Op, Requirement, Variant
 
 _REFERENCE = "veomni_hook.kernels.gated_mlp.reference"
 _TRITON = "veomni_hook.kernels.gated_mlp.triton"

@@ -14,9 +14,9 @@ import torch
 from liger_kernel.ops.geglu import LigerGELUMulFunction
 from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
-from veomni_hook.kernels.activations import name_of, unknown
 from veomni_hook.kernels.gated_mlp import reference
-from veomni_hook.kernels.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.operands import not_plain, untraceable
 
 __all__ = ["product", "refuses"]
 

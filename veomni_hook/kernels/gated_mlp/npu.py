@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels import ascend
-from veomni_hook.kernels.activations import name_of, unknown
 from veomni_hook.kernels.gated_mlp import reference
-from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = ["BACKWARD", "FORWARD", "clamped", "product", "product_float32", "refuses"]
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels.activations import name_of, unknown
-from veomni_hook.kernels.again import computed_again
 from veomni_hook.kernels.gated_mlp import reference
-from veomni_hook.kernels.operands import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.shared.recompute import computed_again
 
 __all__ = [
     "clamped_after",

@@ -18,12 +18,12 @@ import torch
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.activations import name_of, unknown
 from veomni_hook.kernels.gated_mlp import device, reference
 from veomni_hook.kernels.gated_mlp.recomputed import Origin, product_of
-from veomni_hook.kernels.operands import not_plain, untraceable, wants_grad
-from veomni_hook.kernels.operators import define_op
-from veomni_hook.kernels.rows import Rows, readable
+from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = [
     "ACTIVATIONS",

@@ -12,7 +12,7 @@ computed inside the head's ``__call__``, `output` how ``logits`` stay available.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import NPU, Kernel, Op, Requirement, Variant
 
 _HERE = "veomni_hook.kernels.linear_cross_entropy"
 

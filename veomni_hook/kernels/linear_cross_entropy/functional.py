@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.choice import Choice
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
-from veomni_hook.kernels.operands import not_plain, untraceable
-from veomni_hook.kernels.registry import EAGER, REFERENCE, registry
-from veomni_hook.kernels.select import select, system_of
-from veomni_hook.kernels.state import STATE
+from veomni_hook.kernels.selection.choice import Choice
+from veomni_hook.kernels.selection.registry import EAGER, REFERENCE, registry
+from veomni_hook.kernels.selection.select import select, system_of
+from veomni_hook.kernels.selection.state import STATE
+from veomni_hook.kernels.shared.operands import not_plain, untraceable
 
 __all__ = ["linear_cross_entropy", "token_log_probs"]
 

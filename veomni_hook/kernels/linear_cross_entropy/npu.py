@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels import ascend
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Form
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.rowwise import Rows
 from veomni_hook.kernels.linear_cross_entropy.torch import chunked
-from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = [
     "causal_lm_output",

@@ -26,8 +26,8 @@ from veomni_hook.kernels.linear_cross_entropy import losses, output
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective
 from veomni_hook.kernels.linear_cross_entropy.options import OPEN
 from veomni_hook.kernels.linear_cross_entropy.sample import sample
-from veomni_hook.kernels.modules import call_is_seen, is_linear
-from veomni_hook.kernels.operands import not_plain
+from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.slot.modules import call_is_seen, is_linear
 
 if TYPE_CHECKING:
     from veomni_hook.kernels.linear_cross_entropy.causal_lm import Call
@@ -116,6 +116,6 @@ def _make_class(output_class: type) -> bool:
     return True
 
 
-# See `veomni_hook.kernels.compiled`.
+# See `veomni_hook.kernels.slot.compiled`.
 for _function in (_examine, _make_class):
     setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.binding import wanted_by
-from veomni_hook.kernels.choice import AUTO
-from veomni_hook.kernels.launch import power
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, device
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
 from veomni_hook.kernels.linear_cross_entropy.chunks import Sums, chunks, divisor
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
-from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.selection.binding import wanted_by
+from veomni_hook.kernels.selection.choice import AUTO
+from veomni_hook.kernels.shared.launch import power
+from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = [
     "causal_lm_output",

@@ -6,7 +6,7 @@ for each layer, and a mask ``[batch, length]`` with ``batch * length == tokens``
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import NPU, Kernel, Op, Requirement, Variant
 
 _UNASKED = "the model was never asked for this loss: output_router_logits is off"
 

@@ -20,10 +20,10 @@ import torch
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.launch import power
 from veomni_hook.kernels.load_balancing_loss import device
 from veomni_hook.kernels.load_balancing_loss.operands import kept_rows, loss_of, middle_of, refuses_operands
-from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.shared.launch import power
+from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = ["refuses", "softmax_topk", "softmax_topk_in_dtype"]
 

@@ -7,7 +7,7 @@ transformers' ``experts_implementation`` takes precedence over ``auto``.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import NPU, Kernel, Op, Requirement, Variant
 
 _HERE = "veomni_hook.kernels.moe_experts"
 

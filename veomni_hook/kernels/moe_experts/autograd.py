@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.activations import FUNCTIONS
 from veomni_hook.kernels.moe_experts import reference
 from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Operands, form_of, taken_apart
-from veomni_hook.kernels.operands import wants_grad
+from veomni_hook.kernels.shared.activations import FUNCTIONS
+from veomni_hook.kernels.shared.operands import wants_grad
 
 __all__ = ["Backend", "Gradients", "Needed", "experts"]
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.activations import name_of, unknown
-from veomni_hook.kernels.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.operands import not_plain, untraceable
 
 __all__ = [
     "LAYOUTS",

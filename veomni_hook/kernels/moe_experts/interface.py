@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from veomni_hook.errors import KernelError, VeomniHookWarning
-from veomni_hook.kernels.choice import AUTO
 from veomni_hook.kernels.moe_experts.provenance import OURS
+from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.slot import Slot
 
 __all__ = ["offer", "run_upstream"]

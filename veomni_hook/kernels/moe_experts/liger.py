@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
-from veomni_hook.kernels.activations import name_of
 from veomni_hook.kernels.moe_experts import forms
+from veomni_hook.kernels.shared.activations import name_of
 
 __all__ = ["gated", "refuses"]
 

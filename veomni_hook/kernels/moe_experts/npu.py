@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels import ascend
 from veomni_hook.kernels.gated_mlp import npu as gated_npu
 from veomni_hook.kernels.moe_experts import forms, torch_gating
 from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, experts
 from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
 from veomni_hook.kernels.moe_experts.operators import define_backend
+from veomni_hook.kernels.shared import ascend
 
 __all__ = [
     "alpha_gated",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from veomni_hook.kernels.moe_experts.autograd import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands
-from veomni_hook.kernels.operators import define_op, watched
+from veomni_hook.kernels.shared.operators import define_op, watched
 
 __all__ = ["define_backend"]
 

@@ -3,7 +3,7 @@
 The config's value cannot tell: transformers writes ``"grouped_mm"`` over None, and for the next model made
 from the config this looks like a choice. But defaults bypass the property ``_experts_implementation``, while
 users' values go through it or through ``set_experts_implementation``. Patched transformers records those two
-here (`veomni_hook.patches.idioms.experts_implementation` inserts the calls). The record is stored in the
+here (`veomni_hook.patches.idioms.moe_experts.implementation` inserts the calls). The record is stored in the
 config itself, survives deep copies and pickling, and is never written to ``config.json``.
 
 The user's choice overrides ``auto``. A kernel that ``VEOMNI_KERNELS`` selects by name overrides both.
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from veomni_hook.kernels.registry import EAGER
+from veomni_hook.kernels.selection.registry import EAGER
 
 __all__ = [
     "OURS",

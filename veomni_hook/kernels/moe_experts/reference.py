@@ -1,7 +1,7 @@
 """Experts by definition: one function a variant, which is its oracle and its backend ``reference``.
 
 The functions named ``*_expert`` hold the formula of one expert with its casts; their source text is also what
-the recogniser compares upstream code with (`veomni_hook.patches.idioms.moe_experts`).
+the recogniser compares upstream code with (`veomni_hook.patches.idioms.moe_experts.find`).
 
 Shapes, where nothing else is said: ``hidden_states`` [tokens, hidden], ``top_k_index`` and ``top_k_weights``
 [tokens, k], weights stacked over experts: ``gate_up_proj`` [E, 2I, H] (gate first), ``down_proj`` [E, H, I].

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.activations import FUNCTIONS
 from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form
+from veomni_hook.kernels.shared.activations import FUNCTIONS
 
 __all__ = ["backward", "forward"]
 

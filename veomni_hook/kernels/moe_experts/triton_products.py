@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.moe_experts import device, routing_device, triton_tiles
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 from veomni_hook.kernels.moe_experts.triton_tiles import TensorDescriptor, Tile, describable, grid
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
 __all__ = [
     "Expert",

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.moe_experts import routing_device
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
 __all__ = ["Routing", "numbers_of", "route", "routing_of"]
 

@@ -7,7 +7,7 @@ Upstream also casts and scales the weights afterwards.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import NPU, Kernel, Op, Requirement, Variant
 
 _REFERENCE = "veomni_hook.kernels.moe_router.reference"
 

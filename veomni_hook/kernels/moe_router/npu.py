@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels import ascend
 from veomni_hook.kernels.moe_router import operands, reference
 from veomni_hook.kernels.moe_router.operands import is_count
-from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = ["refuses", "refuses_in_autocast", "softmax_topk", "topk_softmax"]
 

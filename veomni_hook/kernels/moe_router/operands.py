@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from veomni_hook.kernels.activations import name_of
-from veomni_hook.kernels.modules import call_is_seen
-from veomni_hook.kernels.operands import not_plain
+from veomni_hook.kernels.shared.activations import name_of
+from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.slot.modules import call_is_seen
 
 __all__ = ["SIGMOID", "SOFTMAX", "SQRT_SOFTPLUS", "is_count", "refuses", "refuses_in_autocast", "score_of"]
 

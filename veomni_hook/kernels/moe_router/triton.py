@@ -32,13 +32,13 @@ import torch
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.launch import Launch, power
 from veomni_hook.kernels.moe_router import device as kernels
 from veomni_hook.kernels.moe_router import operands, reference
 from veomni_hook.kernels.moe_router.operands import SIGMOID, SOFTMAX, is_count, score_of
-from veomni_hook.kernels.operands import not_plain, untraceable
-from veomni_hook.kernels.operators import define_op
-from veomni_hook.kernels.rows import readable
+from veomni_hook.kernels.shared.launch import Launch, power
+from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.rows import readable
 
 __all__ = ["biased_topk", "grouped_topk", "refuses", "refuses_in_autocast", "softmax_topk", "topk_softmax"]
 

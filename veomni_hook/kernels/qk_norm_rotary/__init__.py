@@ -7,7 +7,7 @@ and the rotary function. It gets the operands of the variant's reference functio
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import REFERENCE, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import REFERENCE, Kernel, Op, Requirement, Variant
 
 # x32 = float32(x); xhat = x32 * rsqrt(mean(x32^2) + eps); turn(n) = (-n2, n1) on halves.
 _NORMS = {

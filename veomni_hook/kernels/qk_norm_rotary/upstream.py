@@ -2,7 +2,7 @@
 
 Nothing may depend on these calls: no hook, no other ``forward``, no class that a wrapper (FSDP2, a
 parametrisation) put in place of the recognised one. The slot has already checked that the code of classes and
-functions is the recognised one (`veomni_hook.kernels.skipped`).
+functions is the recognised one (`veomni_hook.kernels.slot.skipped`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import nn
 
-from veomni_hook.kernels.binding import wanted_by
-from veomni_hook.kernels.choice import AUTO
-from veomni_hook.kernels.modules import call_is_seen
-from veomni_hook.kernels.operands import not_plain, untraceable
 from veomni_hook.kernels.rotary.upstream import replaced
+from veomni_hook.kernels.selection.binding import wanted_by
+from veomni_hook.kernels.selection.choice import AUTO
+from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.slot.modules import call_is_seen
 
 __all__ = ["chosen_apart", "refuses"]
 

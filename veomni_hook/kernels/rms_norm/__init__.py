@@ -7,7 +7,7 @@ scale ``rsqrt(mean(x32^2) + eps)``.
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import NPU, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import NPU, Kernel, Op, Requirement, Variant
 
 _FORMULAS = {
     "cast_before_weight": "weight * (x32 * rs).to(x.dtype)",

@@ -24,10 +24,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.activations import name_of, unknown
-from veomni_hook.kernels.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.operands import not_plain
-from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import gated_device as kernels
 from veomni_hook.kernels.rms_norm import triton as plain
 from veomni_hook.kernels.rms_norm.tiles import (
@@ -42,7 +38,11 @@ from veomni_hook.kernels.rms_norm.tiles import (
     stages_of,
     summed,
 )
-from veomni_hook.kernels.rows import Rows, readable
+from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = [
     "cast_before_weight_gated",

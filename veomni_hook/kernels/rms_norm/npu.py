@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from veomni_hook.kernels import ascend
-from veomni_hook.kernels.operators import define_op
+from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = [
     "BACKWARD",

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import rounded_device as kernels
 from veomni_hook.kernels.rms_norm import triton as plain
 from veomni_hook.kernels.rms_norm.tiles import LARGE, NONE, WEIGHT
-from veomni_hook.kernels.rows import Rows, readable
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = ["inverse_rms", "unweighted_rounded_scale", "without_cast"]
 

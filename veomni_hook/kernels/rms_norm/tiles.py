@@ -7,8 +7,8 @@ from functools import cache, lru_cache
 import torch
 import triton.language as tl
 
-from veomni_hook.kernels.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.rms_norm import device as kernels
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 
 __all__ = [
     "DTYPES",

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels import again
-from veomni_hook.kernels.activations import name_of, unknown
-from veomni_hook.kernels.again import computed_again
-from veomni_hook.kernels.operands import not_plain
 from veomni_hook.kernels.rms_norm import reference
+from veomni_hook.kernels.shared import recompute as again
+from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.recompute import computed_again
 
 __all__ = [
     "cast_before_weight",

@@ -26,9 +26,6 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.operands import not_plain, untraceable
-from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rms_norm import device as kernels
 from veomni_hook.kernels.rms_norm.tiles import (
     DTYPES,
@@ -44,7 +41,10 @@ from veomni_hook.kernels.rms_norm.tiles import (
     stages_of,
     summed,
 )
-from veomni_hook.kernels.rows import Rows, readable
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = [
     "BACKWARD",

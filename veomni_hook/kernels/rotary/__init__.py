@@ -7,7 +7,7 @@ so that a kernel that transformers' own ``use_kernels`` put in its place is resp
 
 from __future__ import annotations
 
-from veomni_hook.kernels.registry import NPU, REFERENCE, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import NPU, REFERENCE, Kernel, Op, Requirement, Variant
 
 _REFERENCES = "veomni_hook.kernels.rotary.reference"
 

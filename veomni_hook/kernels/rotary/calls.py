@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.operands import not_plain, untraceable
 from veomni_hook.kernels.rotary.upstream import replaced
+from veomni_hook.kernels.shared.operands import not_plain, untraceable
 
 __all__ = [
     "MOST_COLUMNS",

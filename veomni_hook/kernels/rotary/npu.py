@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels import ascend
-from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rotary import calls, signatures
 from veomni_hook.kernels.rotary.forms import COUPLE, Form
+from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = [
     "refuses",

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
-from veomni_hook.kernels.launch import power
-from veomni_hook.kernels.operands import wants_grad
-from veomni_hook.kernels.operators import define_op
 from veomni_hook.kernels.rotary import device, signatures
 from veomni_hook.kernels.rotary.forms import FORMS, Form, steps
+from veomni_hook.kernels.shared.launch import power
+from veomni_hook.kernels.shared.operands import wants_grad
+from veomni_hook.kernels.shared.operators import define_op
 
 Tensor = torch.Tensor
 

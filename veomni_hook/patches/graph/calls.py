@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.graph import arithmetic, indexing, operations
 from veomni_hook.patches.graph.dtypes import dtype, dtype_of, is_dtype, is_number
 from veomni_hook.patches.graph.nodes import Node, constant, is_constant
 from veomni_hook.patches.graph.normal import normal
 from veomni_hook.patches.graph.operations import DTYPES, Operation
 from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, fresh, roots
-from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["Arguments", "Evaluate", "attribute", "call", "write"]
 

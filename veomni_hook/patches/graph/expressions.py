@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import arithmetic, indexing
 from veomni_hook.patches.graph.calls import attribute, call
 from veomni_hook.patches.graph.nodes import Node, constant
 from veomni_hook.patches.graph.operations import DTYPES
 from veomni_hook.patches.graph.state import Frame, Trace, UnclearError
-from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["evaluate", "unpacked"]
 

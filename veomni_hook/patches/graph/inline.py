@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.graph.calls import Arguments, Callee
 from veomni_hook.patches.graph.nodes import Node
 from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, roots
-from veomni_hook.patches.structure.scope import local_names
-from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = [
     "HARMLESS",

@@ -6,10 +6,10 @@ import ast
 import builtins
 from collections.abc import Iterator
 
-from veomni_hook.patches.structure.replacements import Replacements
-from veomni_hook.patches.text.document import FunctionNode
-from veomni_hook.patches.text.statements import module_statements
-from veomni_hook.patches.text.walk import walk_ast
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.replacements import Replacements
+from veomni_hook.patches.code.statements import module_statements
+from veomni_hook.patches.code.walk import walk_ast
 
 __all__ = ["Scope"]
 

@@ -7,27 +7,27 @@ from importlib import import_module
 from types import ModuleType
 
 from veomni_hook.errors import IdiomError
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.routes.settle import settled
 from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.text.document import Document
 
 __all__ = ["IDIOMS", "idioms", "recognise"]
 
-#: One module per op, in the order of listings; each has ``OP``, ``CANDIDATES`` and ``find``.
+#: Modules below this package, in the order of listings; each has ``OP``, ``CANDIDATES`` and ``find``.
 IDIOMS = (
-    "rms_norm",
-    "add_rms_norm",
-    "rotary",
-    "qk_norm_rotary",
-    "gated_mlp",
-    "moe_experts",
-    "experts_implementation",
-    "expert_checkpoints",
-    "moe_router",
-    "load_balancing_loss",
-    "linear_cross_entropy",
-    "sequence_classification",
+    "rms_norm.find",
+    "add_rms_norm.find",
+    "rotary.find",
+    "qk_norm_rotary.find",
+    "gated_mlp.find",
+    "moe_experts.find",
+    "moe_experts.implementation",
+    "moe_experts.checkpoints",
+    "moe_router.find",
+    "load_balancing_loss.find",
+    "linear_cross_entropy.find",
+    "linear_cross_entropy.sequence_classification",
 )
 
 

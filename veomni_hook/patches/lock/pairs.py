@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from veomni_hook.patches.code.names import distance
 from veomni_hook.patches.lock.records import LockedSite
-from veomni_hook.patches.text.names import distance
 
 __all__ = ["Placed", "moved", "pairs"]
 

@@ -6,8 +6,8 @@ import ast
 import copy
 from collections.abc import Iterator
 
-from veomni_hook.patches.text.document import FunctionNode
-from veomni_hook.patches.text.walk import walk_ast
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.walk import walk_ast
 
 __all__ = ["difference", "signature"]
 

@@ -7,6 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
+from veomni_hook.patches.code.document import Definition, Document, has_docstring
+from veomni_hook.patches.code.fingerprint import fingerprint
+from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import Scope, Unknown, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.lock.records import Body, LockedModule, LockedSite, Override
@@ -15,10 +19,6 @@ from veomni_hook.patches.routes.reliance import relied_on
 from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.selection import selected
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
-from veomni_hook.patches.structure.fingerprint import fingerprint
-from veomni_hook.patches.text.document import Definition, Document, has_docstring
-from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["overrides_of", "snapshot"]
 

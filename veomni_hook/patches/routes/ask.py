@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.routes.splice import free_name
-from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["ask", "tuple_of"]
 

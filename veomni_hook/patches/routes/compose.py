@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.placement import logical_line
+from veomni_hook.patches.code.reindent import string_lines
+from veomni_hook.patches.code.wrap import WIDTH, wrapped
 from veomni_hook.patches.routes.site import Splice
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.edit import Edit, apply_edits
-from veomni_hook.patches.text.placement import logical_line
-from veomni_hook.patches.text.reindent import string_lines
-from veomni_hook.patches.text.wrap import WIDTH, wrapped
 
 __all__ = ["composed"]
 

@@ -9,9 +9,9 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from veomni_hook.patches.code.document import Definition, Document, FunctionNode
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.site import Site, Splice
-from veomni_hook.patches.text.document import Definition, Document, FunctionNode
-from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["covered", "relied_on"]
 

@@ -9,13 +9,13 @@ import ast
 import copy
 from collections.abc import Sequence
 
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.placement import Place, at_start, before
+from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.scope import names_in
 from veomni_hook.patches.report import one_line
 from veomni_hook.patches.routes.site import Splice
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.structure.scope import names_in
-from veomni_hook.patches.text.document import FunctionNode
-from veomni_hook.patches.text.placement import Place, at_start, before
-from veomni_hook.patches.text.reindent import reindent
 
 __all__ = [
     "after_body",

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
+from veomni_hook.patches.code.runs import Run, loaded, put_together, target
+from veomni_hook.patches.code.scope import bound_names
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.site import Splice
 from veomni_hook.patches.routes.splice import before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.structure.runs import Run, loaded, put_together, target
-from veomni_hook.patches.structure.scope import bound_names
-from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["guard"]
 

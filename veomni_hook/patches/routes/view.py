@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from veomni_hook.patches.text.document import Document, FunctionNode
+from veomni_hook.patches.code.document import Document, FunctionNode
 
 if TYPE_CHECKING:
     from veomni_hook.patches.graph.scope import Scope

@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from veomni_hook.errors import PatchConflictError, PatchTargetError
+from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.source import Snippet
+from veomni_hook.patches.code.statements import import_anchor
+from veomni_hook.patches.code.wrap import wrapped
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import ImportSpec, PatchType, PositionedHelper, SlotSpec
-from veomni_hook.patches.text.names import listed, nearest
-from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.source import Snippet
-from veomni_hook.patches.text.statements import import_anchor
-from veomni_hook.patches.text.wrap import wrapped
 from veomni_hook.patches.verbs.snippets import block_text, imported_module, snippet_of
 from veomni_hook.patches.verbs.targets import top_level
 

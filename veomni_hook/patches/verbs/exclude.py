@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError
+from veomni_hook.patches.code.items import remove_items
+from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.statements import blocks, module_statements, removal
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
-from veomni_hook.patches.text.items import remove_items
-from veomni_hook.patches.text.names import listed, nearest
-from veomni_hook.patches.text.statements import blocks, module_statements, removal
-from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.targets import top_level
 
 __all__ = ["plan_exclusions"]

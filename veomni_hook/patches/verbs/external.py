@@ -13,13 +13,13 @@ from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, Pat
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import ReplacementError
-from veomni_hook.patches.structure.uses import global_bindings, has_star_import
-from veomni_hook.patches.text.names import listed, nearest
+from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.uses import global_bindings, has_star_import
 
 if TYPE_CHECKING:
     from veomni_hook.patches.plan import Plan
 
-from veomni_hook.patches.text.walk import walk_ast
+from veomni_hook.patches.code.walk import walk_ast
 
 __all__ = ["external_import", "known_names"]
 

@@ -10,18 +10,18 @@ import ast
 from collections.abc import Mapping
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.document import Definition, Document, FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.fingerprint import fingerprint
+from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.pattern import Capture, CaptureKind, Match, Pattern
+from veomni_hook.patches.code.placement import Place, at_start, before
+from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.scope import bound_names, local_names, parameter_names, used_names
+from veomni_hook.patches.code.source import function_body
+from veomni_hook.patches.code.substitute import find_places, substitute
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.spec import Patch
-from veomni_hook.patches.structure.fingerprint import fingerprint
-from veomni_hook.patches.structure.pattern import Capture, CaptureKind, Match, Pattern
-from veomni_hook.patches.structure.scope import bound_names, local_names, parameter_names, used_names
-from veomni_hook.patches.structure.substitute import find_places, substitute
-from veomni_hook.patches.text.document import Definition, Document, FunctionNode
-from veomni_hook.patches.text.edit import Edit
-from veomni_hook.patches.text.names import listed
-from veomni_hook.patches.text.placement import Place, at_start, before
-from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.source import function_body
-from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.inplace import (
     check_body,
     effects,

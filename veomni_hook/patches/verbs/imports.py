@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError
+from veomni_hook.patches.code.items import remove_items
+from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.statements import blocks, removal
 from veomni_hook.patches.plan import Plan
-from veomni_hook.patches.text.items import remove_items
-from veomni_hook.patches.text.names import listed, nearest
-from veomni_hook.patches.text.statements import blocks, removal
 
 __all__ = ["bound_name", "importable", "plan_drops"]
 

@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.edit import Edit, apply_edits
-from veomni_hook.patches.text.names import listed, nearest
-from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.signature import check_signature
 from veomni_hook.patches.verbs.snippets import snippet_of
 from veomni_hook.patches.verbs.targets import members

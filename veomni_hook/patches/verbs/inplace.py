@@ -10,15 +10,15 @@ import ast
 from collections.abc import Iterable
 
 from veomni_hook.errors import PatchError, PatchTargetError
+from veomni_hook.patches.code.document import Definition, Document, FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.fingerprint import check_relies_on, fingerprint
+from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.pattern import Capture
+from veomni_hook.patches.code.placement import statement_at
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.report import one_line
 from veomni_hook.patches.spec import Patch
-from veomni_hook.patches.structure.fingerprint import check_relies_on, fingerprint
-from veomni_hook.patches.structure.pattern import Capture
-from veomni_hook.patches.text.document import Definition, Document, FunctionNode
-from veomni_hook.patches.text.edit import Edit
-from veomni_hook.patches.text.names import listed
-from veomni_hook.patches.text.placement import statement_at
-from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.targets import resolve
 
 __all__ = [

@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
+from veomni_hook.patches.code.document import Document, has_docstring
+from veomni_hook.patches.code.names import is_near_miss, listed, nearest
+from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.source import Snippet
 from veomni_hook.patches.plan import Plan, Step
 from veomni_hook.patches.spec import PatchType
-from veomni_hook.patches.text.document import Document, has_docstring
-from veomni_hook.patches.text.names import is_near_miss, listed, nearest
-from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.source import Snippet
 from veomni_hook.patches.verbs.external import external_import
 from veomni_hook.patches.verbs.init import inherited_init, init_factory, plan_own_init
 from veomni_hook.patches.verbs.replace import replace_function_text

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.errors import ReplacementError
+from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.source import Snippet
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType
-from veomni_hook.patches.text.document import Document, FunctionNode
-from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.source import Snippet
 from veomni_hook.patches.verbs.external import external_import
 from veomni_hook.patches.verbs.signature import check_signature
 from veomni_hook.patches.verbs.snippets import snippet_of

@@ -10,15 +10,15 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.pattern import Match, Pattern, capture_name, dedented
+from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.scope import bound_names, nested_names, used_names
+from veomni_hook.patches.code.substitute import find_places, means, substitute, swapped
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.spec import Patch
-from veomni_hook.patches.structure.pattern import Match, Pattern, capture_name, dedented
-from veomni_hook.patches.structure.scope import bound_names, nested_names, used_names
-from veomni_hook.patches.structure.substitute import find_places, means, substitute, swapped
-from veomni_hook.patches.text.document import Document, FunctionNode
-from veomni_hook.patches.text.edit import Edit, apply_edits
-from veomni_hook.patches.text.names import listed
-from veomni_hook.patches.text.reindent import reindent
-from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.inplace import (
     check_body,
     effects,

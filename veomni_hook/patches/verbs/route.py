@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterator
 
 from veomni_hook.errors import IdiomError
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.scope import local_names, names_in, own_names
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.report import one_line
 from veomni_hook.patches.routes.compose import composed
 from veomni_hook.patches.routes.site import Site, Splice
 from veomni_hook.patches.spec import PatchType
-from veomni_hook.patches.structure.scope import local_names, names_in, own_names
-from veomni_hook.patches.text.document import FunctionNode
-from veomni_hook.patches.text.edit import Edit
-from veomni_hook.patches.text.names import listed
-from veomni_hook.patches.text.walk import walk_ast
 from veomni_hook.patches.verbs.inplace import mark_statement
 
 __all__ = ["plan_routes"]

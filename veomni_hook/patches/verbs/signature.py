@@ -10,10 +10,10 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.errors import SignatureError
+from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
-from veomni_hook.patches.text.document import Document, FunctionNode
-from veomni_hook.patches.text.names import listed
-from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["check_signature"]
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.relative import absolute_imports, absolute_name
+from veomni_hook.patches.code.source import Snippet, read_snippet
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType
-from veomni_hook.patches.text.document import Document
-from veomni_hook.patches.text.relative import absolute_imports, absolute_name
-from veomni_hook.patches.text.source import Snippet, read_snippet
 
 __all__ = ["block_text", "companions", "imported_module", "snippet_of"]
 

@@ -1,0 +1,135 @@
+"""Calls are counted by module, in training and in evaluation."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from tests.kernels.patched_qwen3 import batch, pair
+from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.slot import Outcome, Slot
+from veomni_hook.kernels.slot.record import Tally
+
+X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+LOSS = "linear_cross_entropy"
+
+
+class Norm(nn.Module):
+    """Asks a slot and computes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, x):
+        return SLOT.kernel(self, x, self.weight, self.variance_epsilon)
+
+
+SLOT = Slot("rms_norm", "cast_before_weight", __name__)
+
+
+def only(model, op="rms_norm"):
+    (row,) = (row for row in explain(model).rows if row.op == op)
+    return row
+
+
+def test_training_and_evaluation_apart():
+    set_choice("torch")
+    norm = Norm()
+    for _ in range(3):
+        norm(X)
+    with torch.no_grad():
+        norm(X)
+    norm.eval()
+    norm(X.double())
+    row = only(norm)
+    assert row.training == (("torch", "chosen", 3),)
+    assert [(each.backend, each.times) for each in row.evaluation] == [("torch", 1), ("eager", 1)]
+    assert (row.backend, row.reason) == (row.evaluation[-1].backend, row.evaluation[-1].reason)
+
+
+def test_the_last_call_speaks_whatever_it_was():
+    set_choice("torch")
+    norm = Norm()
+    norm.eval()(X.double())
+    norm.train()(X)
+    assert (only(norm).backend, only(norm).reason) == ("torch", "chosen")
+    norm.eval()(X.double())
+    assert only(norm).backend == "eager" and only(norm).training[-1].backend == "torch"
+
+
+def test_modules_have_counts_of_their_own_and_leave_none_behind():
+    set_choice("torch")
+    first, second = Norm(), Norm()
+    first(X)
+    second(X), second(X)
+    assert (only(first).training[0].times, only(second).training[0].times) == (1, 2)
+    held = len(SLOT._outcomes)
+    del first
+    gc.collect()
+    assert len(SLOT._outcomes) == held - 1
+
+
+def test_reasons_without_end_take_no_memory():
+    tally = Tally()
+    for size in range(1000):
+        tally.turn(Outcome("eager", f"{size} rows"))
+        tally.turn(Outcome("torch", "chosen"))
+    assert tally.calls() == (("eager", "999 rows", 1000), ("torch", "chosen", 1000))
+    assert len(tally._counts) == len(tally._reasons) == 2
+
+
+def test_a_loss_that_is_fused_in_training_alone(patched):
+    set_choice("torch")
+    _, model = pair(patched)
+    for _ in range(3):
+        model(**batch()).loss.backward()
+    model.eval()
+    model(**batch())
+    row = only(model, LOSS)
+    assert row.training == (("torch", "chosen", 3),)
+    ((backend, reason, times),) = row.evaluation
+    assert (backend, times) == ("eager", 1) and "eval" in reason
+    (line,) = (line for line in str(explain(model)).splitlines() if LOSS in line)
+    assert "in training: torch (chosen) 3 calls; 1 call in evaluation" in line
+
+
+def test_places_of_one_line_are_summed(patched):
+    set_choice("torch,qk_norm_rotary=eager,add_rms_norm=eager")
+    _, model = pair(patched)
+    model(**batch())
+    model(**batch())
+    text = str(explain(model))
+    assert "Qwen3RMSNorm x9: rms_norm/cast_before_weight: torch (chosen), 18 calls in training" in text
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_that_is_computed_again_is_called_again(reentrant):
+    set_choice("torch")
+    norm = Norm()
+    x = X.clone().requires_grad_()
+
+    def run(x):
+        return norm(x)(x, norm.weight, norm.variance_epsilon)
+
+    torch.utils.checkpoint.checkpoint(run, x, use_reentrant=reentrant).sum().backward()
+    times = [sum(each.times for each in calls) for calls in (only(norm).training, only(norm).evaluation)]
+    assert times == ([1, 1] if reentrant else [2, 0])
+
+
+def test_a_fused_op_speaks_for_the_mode_that_its_parts_did_not_see(patched):
+    set_choice("torch")
+    _, model = pair(patched)
+    model.train()
+    model(**batch())
+    model.eval()
+    model.model.layers[0].post_attention_layernorm(torch.randn(1, 2, 32))
+    found = {row.place: row for row in explain(model).rows if row.op == "rms_norm"}
+    row = found["model.layers.0.post_attention_layernorm"]
+    assert row.evaluation == (("torch", "chosen", 1),)
+    assert row.training == (("torch", "part of add_rms_norm", 1),)

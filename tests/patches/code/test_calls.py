@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from veomni_hook.patches.code.calls import Calls
+from veomni_hook.patches.code.document import Document
+
+FUNCTION = """
+def turn(q, k):
+    return q, k
+"""
+
+
+def calls(text, *names):
+    return Calls(Document(FUNCTION + textwrap.dedent(text)), names or ("turn",), notes="use_kernel")
+
+
+def found(text, name="turn"):
+    """Every use as (owner, where); a leak's owner is '!'."""
+    sites = calls(text).sites(name)
+    return [("!" if site.leak else site.owner, site.where) for site in sites]
+
+
+def in_method(body, head="class Attention(Module):", signature="def forward(self, q, k):"):
+    return f"{head}\n    {signature}\n" + textwrap.indent(textwrap.dedent(body), " " * 8)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return turn(q, k)",
+        "return turn(q=q, k=k)",
+        "return turn(*[q, k])",
+        "q, k = (\n    turn  # why\n)(q, **{'k': k})",
+        "fn = turn\nreturn fn(q, k)",
+        "fn: Callable = turn\nreturn fn(q, k)",
+        "fn = partial(turn, q)\nreturn fn(k=k)",
+        "return functools.partial(turn, q)(k)",
+        "return (turn if self.rotates else other)(q, k)",
+        "fn = turn if self.rotates else other\nreturn fn(q, k)",
+    ],
+)
+def test_calls_where_self_is_at_hand(body):
+    assert found(in_method(body)) == [("self", "Attention.forward")]
+
+
+def test_the_instance_may_have_another_name():
+    assert found(in_method("return turn(q, k)", signature="def forward(this, q, k):")) == [
+        ("this", "Attention.forward")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        ("def inner(q):\n    return turn(q, k)\nreturn inner(q)", "Attention.forward.<locals>.inner"),
+        ("return (lambda q: turn(q, k))(q)", "Attention.forward"),
+        ("return [turn(each, k) for each in q]", "Attention.forward"),
+    ],
+)
+def test_calls_in_functions_inside_a_method(body, where):
+    assert found(in_method(body)) == [("self", where)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def inner(self):\n    return turn(q, k)\nreturn inner(q)",
+        "return (lambda self: turn(self, k))(q)",
+        "return [turn(self, k) for self in q]",
+        "self = q\nreturn turn(q, k)",
+    ],
+)
+def test_another_self(body):
+    ((owner, _),) = found(in_method(body))
+    assert owner == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def run(module, q, k):\n    return turn(q, k)",
+        "rotated = turn(1, 2)",
+        in_method("return turn(q, k)", signature="@staticmethod\n    def forward(q, k):"),
+        in_method("return turn(q, k)", signature="@classmethod\n    def forward(cls, q, k):"),
+        in_method("return turn(q, k)", head="class Plain:"),
+        in_method("return f'{turn(q, k)}'"),
+        in_method("return fn(q)", signature="def forward(self, q, fn=lambda q: turn(q, q)):"),
+        in_method("return q", signature="@wrapped(lambda q: turn(q, q))\n    def forward(self, q):"),
+        in_method("return turn(q, k)", signature="def forward():"),
+    ],
+)
+def test_calls_without_a_module(text):
+    (site,) = calls(text).sites("turn")
+    assert not site.owner and site.reason and not site.leak
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        in_method("return self.inner(turn, q)"),
+        in_method("fn = turn\nreturn self.inner(fn)"),
+        in_method("global fn\nfn = turn\nreturn fn(q, k)"),
+        in_method("return turn"),
+        in_method("return (one if turn else other)(q, k)"),
+        in_method("return partial(other, turn)(q, k)"),
+        in_method("return wrapped(turn)(q, k)"),
+        in_method("return fn(q, k)", signature="def forward(self, q, k, fn=turn):"),
+        in_method("self.fn, x = turn, 1"),
+        in_method("other.fn = turn"),
+        "TABLE = {'rope': turn}",
+        "@decorated(turn)\nclass Attention(Module):\n    pass",
+        "class Attention(Module):\n    fn = staticmethod(turn)",
+    ],
+)
+def test_uses_that_are_not_followed_are_told(text):
+    (site,) = calls(text).sites("turn")
+    assert site.leak and site.reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        in_method("turn = self.turn\nreturn turn(q, k)"),
+        in_method("return turn(q, k)", signature="def forward(self, q, k, turn):"),
+        in_method("return [turn(q, k) for turn in self.all]"),
+        in_method("return self.turn(q, k)"),
+        in_method("return q", signature="def forward(self, q: 'turn'):"),
+        "@use_kernelized_func(turn)\nclass Attention(Module):\n    pass",
+        "@hub.use_kernelized_func([turn])\nclass Attention(Module):\n    pass",
+    ],
+)
+def test_what_is_no_use(text):
+    assert found(text) == []
+
+
+def test_decorated_class_with_calls():
+    text = "@use_kernelized_func(turn)\n" + in_method("return turn(q, k)")
+    assert found(text) == [("self", "Attention.forward")]
+
+
+def test_alias_of_the_module():
+    text = "rotate = turn\n" + in_method("return rotate(q, k)")
+    assert found(text) == [("self", "Attention.forward")]
+
+
+def test_alias_that_is_bound_twice_is_none():
+    text = "rotate = turn\nrotate = other\n" + in_method("return rotate(q, k)")
+    assert found(text) == [("!", "")]
+
+
+ATTRIBUTE = """
+class Attention(Module):
+    def __init__(self):
+        self.fn = turn
+
+    def forward(self, q, k):
+        return self.fn(q, k)
+
+
+class Local(Attention):
+    def forward(self, q, k):
+        return self.fn(k, q)
+
+
+class Elsewhere(Module):
+    def forward(self, q, k):
+        return self.fn(q, k)
+"""
+
+
+def test_an_attribute_is_followed_into_subclasses():
+    sites = calls(ATTRIBUTE).sites("turn")
+    assert [(site.owner, site.where, site.only_if) for site in sites] == [
+        ("self", "Attention.forward", "turn"),
+        ("self", "Local.forward", "turn"),
+    ]
+
+
+def test_an_attribute_of_a_distant_subclass_and_of_others():
+    text = ATTRIBUTE.replace("class Elsewhere(Module)", "class Elsewhere(Local)")
+    assert found(text)[-1] == ("self", "Elsewhere.forward")
+    text = ATTRIBUTE.replace("return self.fn(k, q)", "return q.fn(k)")
+    assert found(text) == [("self", "Attention.forward")]
+
+
+def test_an_attribute_that_is_handed_on_is_a_leak():
+    text = ATTRIBUTE + "\n    def other(self, q):\n        return 0\n"
+    text = text.replace("return self.fn(k, q)", "return self.run(self.fn)")
+    assert [site.leak for site in calls(text).sites("turn")] == [False, True]
+
+
+def test_an_attribute_for_two_functions_asks_for_one():
+    text = ATTRIBUTE.replace("self.fn = turn", "self.fn = turn\n        self.fn = other")
+    both = calls("def other(q, k):\n    return k, q\n" + text, "turn", "other")
+    assert [bool(site.owner) for name in ("turn", "other") for site in both.sites(name)] == [True] * 2 + [
+        False
+    ] * 2
+
+
+def test_several_calls_in_the_order_of_the_text():
+    text = in_method("q, k = turn(q, k)\nreturn turn(k, q)") + "\n" + in_method("turn(q, k)", "class B(M):")
+    assert found(text) == [("self", "Attention.forward")] * 2 + [("self", "B.forward")]
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [
+        ("", False),
+        ("turn = wrap(turn)", True),
+        ("if fast:\n    from hub import turn", True),
+        ("try:\n    import hub\nexcept ImportError:\n    def turn(q, k):\n        return q", True),
+        ("def other():\n    turn = 1", False),
+    ],
+)
+def test_a_second_binding(text, again):
+    assert bool(calls(text).rebound("turn")) is again

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veomni_hook.patches.code.document import Document, FunctionNode
+
+SAMPLE = '''\
+"""Module."""
+import os
+X: int = 1
+A, (B, *C) = range(3), []
+
+
+@first
+# between
+@(
+    # an @ in a comment
+    second
+)
+class K(object):
+    """Doc."""
+
+    attr = "ä"; other = "ö"
+
+    @property
+    def p(self): return self._p
+
+    @p.setter
+    def p(self, v): self._p = v
+
+    @p.deleter
+    def p(self): del self._p
+
+    class Inner:
+        async def m(self):
+            def deep(): pass
+            local = 1
+            return deep
+
+
+if X:
+    def maybe(): "doc"
+else:
+    try:
+        from a import maybe
+    except ImportError:
+        def maybe():
+            return 2  # why
+            # and more
+
+            # still deeper
+        # not deeper
+
+for i in X:
+    with i as j:
+        match j:
+            case 1:
+                def matched(): pass
+'''
+
+
+def node(document: Document, name: str, number: int = 0) -> ast.AST:
+    return document.find(name)[number].node
+
+
+def test_every_definition_has_its_qualname_and_kind() -> None:
+    found = [(d.qualname, d.kind, d.accessor) for d in Document(SAMPLE).definitions()]
+    assert found == [
+        ("X", "assignment", ""),
+        ("A", "assignment", ""),
+        ("B", "assignment", ""),
+        ("C", "assignment", ""),
+        ("K", "class", ""),
+        ("K.attr", "assignment", ""),
+        ("K.other", "assignment", ""),
+        ("K.p", "method", ""),
+        ("K.p.setter", "method", "setter"),
+        ("K.p.deleter", "method", "deleter"),
+        ("K.Inner", "class", ""),
+        ("K.Inner.m", "method", ""),
+        ("K.Inner.m.<locals>.deep", "function", ""),
+        ("maybe", "function", ""),
+        ("maybe", "function", ""),
+        ("matched", "function", ""),
+    ]
+
+
+def test_qualnames_are_pythons_own() -> None:
+    source = "class A:\n    def m(self):\n        def f(): pass\n        return f\n"
+    namespace: dict[str, type] = {}
+    exec(source, namespace)
+    real = namespace["A"]().m().__qualname__
+    assert real in [d.qualname for d in Document(source).definitions()]
+
+
+def test_locals_may_be_left_out() -> None:
+    document = Document(SAMPLE)
+    assert document.find("K.Inner.m.deep") == document.find("K.Inner.m.<locals>.deep") != []
+    assert document.find("nothing") == []
+
+
+def test_span_takes_decorators_in_with_their_at() -> None:
+    document = Document(SAMPLE)
+    text = document.text(node(document, "K"))
+    assert text.startswith("@first\n# between") and text.endswith("return deep")
+    assert SAMPLE[document.start(node(document, "K")) :].startswith("class K")
+    lone = Document("@(\n    # an @ in a comment\n    second\n)\nclass K: pass")
+    assert lone.span(lone.tree.body[0]) == (0, len(lone.source))
+
+
+def test_offsets_count_characters_not_bytes() -> None:
+    document = Document(SAMPLE)
+    assert document.text(node(document, "K.other")) == 'other = "ö"'
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+def test_line_endings(newline: str) -> None:
+    document = Document(SAMPLE.replace("\n", newline))
+    assert document.newline == ("\r\n" if newline == "\r\n" else "\n")
+    assert document.text(node(document, "K.other")) == 'other = "ö"'
+    deep = document.start(node(document, "K.Inner.m.deep"))
+    assert document.source[document.line_start(deep) : document.line_end(deep)].strip() == "def deep(): pass"
+    assert document.source[document.next_line(deep) :].lstrip().startswith("local = 1")
+
+
+def test_form_feed_ends_no_line_and_resets_indentation() -> None:
+    document = Document("class A:\n    x = 1\n\f    def f(self):\n        return 1\n\fy = 2\n")
+    assert document.lineno(document.start(node(document, "y"))) == 5
+    assert document.indent(node(document, "A.f")) == "    "
+    assert document.text(node(document, "y")) == "y = 2"
+
+
+@given(st.text(alphabet="a\n\r\f\t é𝒳", max_size=30), st.integers(0, 30))
+def test_lines_agree_with_pythons(text: str, offset: int) -> None:
+    document = Document("'''" + text + "'''")
+    offset = min(offset, len(document.source))
+    assert document.line_start(offset) <= offset <= document.next_line(offset)
+    assert document.line_start(offset) <= document.line_end(offset) <= document.next_line(offset)
+    assert document.end(document.tree.body[0]) == len(document.source)
+    assert document.lineno(len(document.source)) == document.tree.body[0].end_lineno
+
+
+def test_full_end_takes_what_belongs_to_the_body() -> None:
+    document = Document(SAMPLE)
+    last = node(document, "maybe", 1)
+    assert SAMPLE[document.end(last) : document.full_end(last)].split("\n") == [
+        "  # why",
+        "            # and more",
+        "",
+        "            # still deeper",
+    ]
+    attr = node(document, "K.attr")
+    assert document.full_end(attr) == document.end(attr)  # more code follows on the line
+
+
+@pytest.mark.parametrize(
+    ("source", "inline", "expected"),
+    [
+        ("def f():\n    return 1\n", False, "    return 1\n"),
+        ('def f():\n    """d"""\n\n    # c\n    return 1\n', False, "    return 1\n"),
+        ('def f():\n    """d"""\nx = 1\n', False, "x = 1\n"),
+        ('def f():\n    """d"""', False, ""),
+        ("def f():\n    @a\n    def g(): pass\n", False, "    @a\n    def g(): pass\n"),
+        ("def f(): return 1\n", True, None),
+        ('def f():\n    """d"""; return 1\n', True, None),
+        ('def f(): """d"""\n', True, None),
+    ],
+)
+def test_where_a_block_goes(source: str, inline: bool, expected: str | None) -> None:
+    document = Document(source)
+    function = document.tree.body[0]
+    assert isinstance(function, FunctionNode)
+    assert document.is_inline(function) is inline
+    if expected is not None:
+        assert source[document.body_start(function) :] == expected
+
+
+def test_nodes_without_position_are_refused() -> None:
+    with pytest.raises(ValueError, match="no position"):
+        Document("x").start(ast.Load())

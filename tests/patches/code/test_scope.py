@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import ast
+
+from veomni_hook.patches.code.scope import (
+    bound_names,
+    local_names,
+    nested_names,
+    own_names,
+    parameter_names,
+    used_names,
+)
+
+SOURCE = """
+def f(a, /, b=d0, *c, d=d1, **e):
+    global g
+    g = 1
+    import p.q, r as s
+    from t import u as v, w
+    x, (y, *z) = aa
+    aa2: T = 1
+    bb += 1
+    for cc in dd: pass
+    with ee as ff: pass
+    try: pass
+    except gg as hh: pass
+    match ii:
+        case {"k": jj, **kk}: pass
+        case [*ll] | mm: pass
+    [nn for nn in oo if (pp := nn)]
+    lambda qq, *rr: (ss := qq)
+    def tt(uu):
+        vv = 1
+    @ww((wx := 1))
+    class xx(yy):
+        zz = 1
+    del ab
+    ac.ad = ae["af"]
+    ag(ah=ai)
+"""
+(FUNCTION,) = ast.parse(SOURCE).body
+assert isinstance(FUNCTION, ast.FunctionDef)
+
+LOCALS = set("a b c d e p s v w x y z aa2 bb cc ff hh jj kk ll mm pp tt wx xx ab".split())
+INNER = set("nn qq rr ss uu vv zz".split())
+
+
+def test_parameters() -> None:
+    assert parameter_names(FUNCTION) == set("abcde")
+
+
+def test_locals_are_those_of_the_functions_own_scope() -> None:
+    assert local_names(FUNCTION) == LOCALS
+
+
+def test_bound_names_are_those_of_every_scope() -> None:
+    assert bound_names([FUNCTION]) == LOCALS | INNER | {"f", "g"}
+
+
+def test_used_names_are_bound_or_read_but_no_attributes_and_keywords() -> None:
+    read = set("d0 d1 aa T dd ee gg ii oo ww yy ac ae ag ai".split())
+    assert used_names([FUNCTION]) == LOCALS | INNER | {"f", "g"} | read
+
+
+def test_own_names_are_bound_where_the_statements_stand() -> None:
+    tree = ast.parse("x = [y for y in x]\nz = lambda a: (b := a)\n[(c := d) for d in x]\ndef f(e): g = 1\n")
+    assert own_names(tree.body) == set("xzcf")
+
+
+def test_nested_names_are_bound_in_scopes_inside() -> None:
+    tree = ast.parse("x = 1\n[y for y in x]\nlambda z, *w: z\ndef f(a=b):\n    c = 1\nclass D:\n    e = 1\n")
+    assert nested_names(tree) == set("yzwace")

@@ -1,0 +1,27 @@
+"""Walks over syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from veomni_hook.patches.code import document
+from veomni_hook.patches.code.walk import child_nodes, walk_ast
+
+LEFT_OUT = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+SOURCES = [document.__file__, ast.__file__, __file__]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: Path(path).name)
+def test_the_nodes_of_ast_walk_in_its_order(path) -> None:
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    assert list(walk_ast(tree)) == [node for node in ast.walk(tree) if not isinstance(node, LEFT_OUT)]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: Path(path).name)
+def test_the_children_of_ast(path) -> None:
+    for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
+        children = [each for each in ast.iter_child_nodes(node) if not isinstance(each, LEFT_OUT)]
+        assert child_nodes(node) == children

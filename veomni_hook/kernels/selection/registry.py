@@ -1,0 +1,357 @@
+"""The registry of ops, variants and kernels.
+
+Every op declares its variants and kernels in ``kernels/<op>/__init__.py``. More come from `register_kernel`,
+and from installed distributions through the entry point group ``veomni_hook.kernels``: each entry point names
+a `Kernel`, a tuple or list of them, or a module with ``KERNELS``. Nothing here imports torch: a kernel names
+its code as ``module:attribute`` and is loaded on first use.
+
+Every variant has the backend ``reference``: its formula in plain PyTorch, which the tests compare kernels
+with. ``auto`` never selects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.selection.system import System
+from veomni_hook.plugins import KERNELS, described, give_up, in_force, remedy
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = [
+    "EAGER",
+    "NPU",
+    "REFERENCE",
+    "Kernel",
+    "Op",
+    "Registry",
+    "Requirement",
+    "Variant",
+    "load_attribute",
+    "register_kernel",
+    "registry",
+]
+
+EAGER = "eager"
+REFERENCE = "reference"
+RESERVED = ("auto", EAGER)
+OP_PACKAGES = (
+    "rms_norm",
+    "add_rms_norm",
+    "rotary",
+    "qk_norm_rotary",
+    "gated_mlp",
+    "moe_experts",
+    "moe_router",
+    "load_balancing_loss",
+    "linear_cross_entropy",
+)
+
+_REFERENCE_DESCRIPTION = "the formula in plain PyTorch; for checking results, not for speed"
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a kernel needs from a `System`; empty fields mean no requirement.
+
+    ``distributions`` use pip's syntax, ``name`` or ``name>=version``.
+    """
+
+    devices: tuple[str, ...] = ()
+    min_capability: tuple[int, int] | None = None
+    triton: bool = False
+    distributions: tuple[str, ...] = ()
+
+    def unmet(self, system: System) -> str | None:
+        """Return why ``system`` does not meet the requirement (needed and found), or None if it does."""
+        if self.devices and system.device not in self.devices:
+            return f"needs a device of type {' or '.join(self.devices)}, found {system.device}"
+        if self.min_capability is not None and (system.capability or (0, 0)) < self.min_capability:
+            found = "none" if system.capability is None else ".".join(map(str, system.capability))
+            return f"needs compute capability {'.'.join(map(str, self.min_capability))}, found {found}"
+        if self.triton and system.triton is None:
+            return "needs triton, which is not installed"
+        return next(filter(None, map(system.lacks, self.distributions)), None)
+
+
+#: What kernels of the backend ``npu`` need: an Ascend device, and torch_npu from the oldest release that was
+#: checked against their calls (`python -m tests.ascend.releases`).
+NPU = Requirement(devices=("npu",), distributions=("torch_npu>=2.7.1",))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of one variant of one op.
+
+    ``load`` names the function that patched code calls. ``refuses`` names a function
+    ``(owner, *operands) -> str | None`` that is called at every call and returns why the kernel cannot take
+    this call. ``loses`` has the same form, is called under ``auto`` only, and returns a reason for calls on
+    which the kernel was measured slower than the upstream code. ``priority`` orders kernels under ``auto``,
+    higher first; a kernel that is not ``automatic`` runs only if its backend was chosen by name.
+
+    A ``traceable`` kernel and its ``refuses`` work under ``torch.compile(fullgraph=True)``: there the kernel
+    runs if its backend was chosen by name, and under ``auto`` if it ``beats_inductor``.
+    """
+
+    op: str
+    variant: str
+    backend: str
+    load: str
+    refuses: str | None = None
+    loses: str | None = None
+    requires: Requirement = field(default_factory=Requirement)
+    priority: int = 0
+    description: str = ""
+    automatic: bool = True
+    traceable: bool = False
+    beats_inductor: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"Kernel(op={self.op!r}, variant={self.variant!r}, backend={self.backend!r})"
+        if self.backend in RESERVED or not self.backend.isidentifier():
+            raise KernelError(
+                f"{self.backend!r} cannot name a backend",
+                where=where,
+                fix=f"use an identifier other than {RESERVED}",
+            )
+        for reference in (self.load, self.refuses, self.loses):
+            if reference is not None and (reference.count(":") != 1 or not all(reference.split(":"))):
+                raise KernelError(
+                    f"{reference!r} is not a code reference",
+                    where=where,
+                    fix="write 'package.module:attribute'",
+                )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One formula of an op.
+
+    ``formula`` states it in one line. ``reference`` names (``module:attribute``) a plain torch function that
+    computes it. ``operands`` are the names of a kernel's arguments, in order; empty: the parameters of the
+    reference. ``unasked`` says what it means if the modules below a site are called but the site is not;
+    empty: nothing in particular.
+    """
+
+    formula: str
+    reference: str
+    operands: tuple[str, ...] = ()
+    unasked: str = ""
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation and its variants by name.
+
+    ``yields`` names a function ``(owner, *operands) -> str | None`` that is called under ``auto`` before
+    every kernel of the op. It returns a reason if the user chose the upstream code there. ``parts`` are the
+    ops whose sites, at the same module and directly below it, a kernel of this op also computes. ``offers``
+    names a function ``(slot, module class)`` that is called for every class whose guard is below another
+    decorator: it may add kernels to the implementations that this decorator lets users choose from.
+    ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns which choice of the user has
+    no effect because the backend ``wanted`` was chosen by name.
+    """
+
+    name: str
+    variants: Mapping[str, Variant]
+    yields: str | None = None
+    parts: tuple[str, ...] = ()
+    offers: str | None = None
+    overrides: str | None = None
+
+
+class Registry:
+    """Ops and kernels by name; duplicate declarations are errors.
+
+    Every variant gets a kernel of backend ``reference`` that refuses no call; a declared one replaces it.
+    """
+
+    def __init__(self) -> None:
+        self._ops: dict[str, Op] = {}
+        self._derived: set[tuple[str, str, str]] = set()
+        self._kernels: dict[tuple[str, str, str], Kernel] = {}
+        self._loading = False
+        self._declared = 0
+        self._plugged: tuple[EntryPoint, ...] = ()
+        self._announced: dict[tuple[str, str, str], EntryPoint] = {}
+        self.version = 0
+
+    def add_op(self, op: Op) -> None:
+        """Declare ``op``. Raises KernelError if its name is taken."""
+        if op.name in self._ops:
+            raise KernelError(
+                f"op {op.name!r} is declared twice", where="kernel registry", fix="rename one of them"
+            )
+        self._ops[op.name] = op
+        for name, variant in op.variants.items():
+            self._derive(op.name, name, variant)
+
+    def add(self, kernel: Kernel) -> None:
+        """Declare ``kernel``. Raises KernelError for an unknown op or variant, and for a duplicate."""
+        self.check(kernel.op, kernel.variant)
+        key = (kernel.op, kernel.variant, kernel.backend)
+        if key in self._kernels and key not in self._derived:
+            raise KernelError(
+                f"{kernel.op}/{kernel.variant} already has a {kernel.backend!r} kernel",
+                where=self._kernels[key].load,
+                fix="register yours under another backend name",
+            )
+        self._derived.discard(key)
+        self._kernels[key] = kernel
+        self.version += 1
+
+    def announced_by(self, kernel: Kernel) -> EntryPoint | None:
+        """Return the entry point that added a kernel; None for built-in and registered ones."""
+        return self._announced.get((kernel.op, kernel.variant, kernel.backend))
+
+    def check(self, op: str, variant: str | None = None) -> None:
+        """Raise KernelError, with the valid names, unless ``op`` (and ``variant``) exist."""
+        ops = self.ops()
+        if op not in ops:
+            raise KernelError(f"there is no op {op!r}", where="kernel registry", fix=f"ops: {', '.join(ops)}")
+        if variant is not None and variant not in ops[op].variants:
+            names = ", ".join(ops[op].variants)
+            raise KernelError(
+                f"op {op!r} has no variant {variant!r}", where="kernel registry", fix=f"variants: {names}"
+            )
+
+    def ops(self) -> Mapping[str, Op]:
+        """Return every op by name."""
+        self._load_declarations()
+        return self._ops
+
+    def kernels(self, op: str | None = None, variant: str | None = None) -> list[Kernel]:
+        """Return the kernels of ``op`` and ``variant`` (None: all), in ``auto``'s order of preference."""
+        self._load_declarations()
+        found = [
+            kernel
+            for kernel in self._kernels.values()
+            if op in (None, kernel.op) and variant in (None, kernel.variant)
+        ]
+        return sorted(found, key=lambda kernel: (not kernel.automatic, -kernel.priority))
+
+    def supplied(self, op: str, variant: str) -> bool:
+        """Return whether any machine has a kernel: one for ``auto``, or code besides the reference."""
+        reference = self.ops()[op].variants[variant].reference
+        return any(kernel.automatic or kernel.load != reference for kernel in self.kernels(op, variant))
+
+    def backends(self, op: str | None = None) -> list[str]:
+        """Return the valid names in a choice for ``op`` (None: for all ops)."""
+        return [*RESERVED, *dict.fromkeys(kernel.backend for kernel in self.kernels(op))]
+
+    def distributions(self) -> list[str]:
+        """Return the names of all distributions that kernels require."""
+        return sorted({name for kernel in self.kernels() for name in kernel.requires.distributions})
+
+    def preset(self, backend: str) -> tuple[str, ...]:
+        """Return the ops that ``backend`` applies to as a preset: those it has kernels for."""
+        listed = {kernel.op for kernel in self.kernels() if kernel.backend == backend}
+        return tuple(op for op in self.ops() if op in listed)
+
+    def _load_declarations(self) -> None:
+        if self._loading:  # `add` asks for the declarations, too
+            return
+        self._loading = True
+        try:
+            for name in OP_PACKAGES[self._declared :]:
+                self._declared += 1
+                declaration = import_module(f"veomni_hook.kernels.{name}")
+                self.add_op(declaration.OP)
+                for kernel in declaration.KERNELS:
+                    self.add(kernel)
+            if in_force(KERNELS) != self._plugged:
+                self._plug(in_force(KERNELS))
+        finally:
+            self._loading = False
+
+    def _plug(self, points: tuple[EntryPoint, ...]) -> None:
+        """Replace the announced kernels by those of these entry points; one that fails adds none."""
+        for key in self._announced:
+            self._remove(*key)
+        self._announced, self._plugged = {}, ()
+        self.version += 1
+        for point in points:
+            self._add_announced(point)
+        self._plugged = in_force(KERNELS)  # without those that failed
+
+    def _add_announced(self, point: EntryPoint) -> None:
+        added: list[tuple[str, str, str]] = []
+        try:
+            for kernel in _announced_kernels(point):
+                self.add(kernel)
+                added.append((kernel.op, kernel.variant, kernel.backend))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, too: a plugin must not be able to end a script
+            for key in added:
+                self._remove(*key)
+            what = error.what if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
+            failure = KernelError(
+                f"{point.value} cannot be loaded: {what}", where=described(point), fix=remedy(point)
+            )
+            failure.__cause__ = error
+            give_up(point, failure)
+        else:
+            self._announced.update(dict.fromkeys(added, point))
+
+    def _remove(self, op: str, variant: str, backend: str) -> None:
+        del self._kernels[op, variant, backend]
+        if backend == REFERENCE:
+            self._derive(op, variant, self._ops[op].variants[variant])
+
+    def _derive(self, op: str, name: str, variant: Variant) -> None:
+        """Add the kernel of backend ``reference`` that a variant's declaration names."""
+        kernel = Kernel(
+            op=op,
+            variant=name,
+            backend=REFERENCE,
+            load=variant.reference,
+            description=_REFERENCE_DESCRIPTION,
+            automatic=False,
+        )
+        self._kernels[op, name, REFERENCE] = kernel
+        self._derived.add((op, name, REFERENCE))
+
+
+def _announced_kernels(point: EntryPoint) -> Iterable[Kernel]:
+    """Return the kernels that an entry point names; errors of its import propagate."""
+    found = point.load()
+    found = getattr(found, "KERNELS", found)
+    kernels = (found,) if isinstance(found, Kernel) else found
+    if not isinstance(kernels, tuple | list) or not all(isinstance(each, Kernel) for each in kernels):
+        raise KernelError(
+            "it is not a veomni_hook.Kernel, a tuple of them, or a module with KERNELS",
+            where=described(point),
+            fix=remedy(point),
+        )
+    return kernels
+
+
+registry = Registry()
+
+
+def register_kernel(kernel: Kernel) -> None:
+    """Register ``kernel`` in this process.
+
+    Raises KernelError if its op or variant does not exist (the message lists the valid names), or if its
+    backend already has a kernel for the variant.
+    """
+    registry.add(kernel)
+
+
+def load_attribute(reference: str) -> Callable[..., Any]:
+    """Import and return what ``reference`` (``module:attribute``) names; KernelError if it is not there."""
+    module_name, attribute = reference.split(":")
+    try:
+        return getattr(import_module(module_name), attribute)  # type: ignore[no-any-return]
+    except (Exception, SystemExit) as error:
+        raise KernelError(
+            f"kernel code {reference!r} cannot be loaded: {type(error).__name__}: {error}",
+            where="kernel registry",
+            fix="correct the kernel's load, refuses or loses, or install what it imports",
+        ) from error

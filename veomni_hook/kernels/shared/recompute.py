@@ -1,0 +1,69 @@
+"""A formula in plain PyTorch whose backward recomputes it, so that only its operands are saved.
+
+Autograd saves what every operation of a formula needs: for a bfloat16 RMSNorm two tensors in float32 and one
+in bfloat16, where the operand would be enough. Results, gradients and second derivatives are bitwise equal to
+the formula's. `torch.utils.checkpoint` does the same but takes several times as much host time per call,
+which matters for ops of some ten microseconds.
+
+Mutates: nothing. Saved: the operands.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
+
+__all__ = ["computed_again", "refuses"]
+
+
+class _ComputedAgain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, formula: Callable[..., torch.Tensor], *operands: Any) -> torch.Tensor:
+        ctx.save_for_backward(*(each if isinstance(each, torch.Tensor) else None for each in operands))
+        ctx.others = [None if isinstance(each, torch.Tensor) else each for each in operands]
+        ctx.formula = formula
+        ctx.device = next(each.device.type for each in operands if isinstance(each, torch.Tensor))
+        ctx.autocast = torch.is_autocast_enabled(ctx.device), torch.get_autocast_dtype(ctx.device)
+        return formula(*operands)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        twice = torch.is_grad_enabled()  # for a second derivative
+        wanted = ctx.needs_input_grad[1:]
+        operands = list(ctx.others)
+        for place, each in enumerate(ctx.saved_tensors):
+            if each is not None:
+                # One tensor may occur at two positions, each with its own gradient.
+                operands[place] = each.view_as(each) if twice else each.detach().requires_grad_(wanted[place])
+        leaves = [each for each, want in zip(operands, wanted, strict=True) if want]
+        enabled, dtype = ctx.autocast
+        with torch.enable_grad(), torch.autocast(ctx.device, dtype=dtype, enabled=enabled):
+            result = ctx.formula(*operands)
+        found = iter(torch.autograd.grad(result, leaves, grad, create_graph=twice))
+        return None, *(next(found) if want else None for want in wanted)
+
+
+def computed_again(formula: Callable[..., torch.Tensor], *operands: Any, **named: Any) -> torch.Tensor:
+    """Return ``formula(*operands, **named)``; if a gradient is needed, its backward recomputes the formula.
+
+    The result must be neither an operand nor a view of one. It must depend on every tensor among the operands
+    and on no other tensor that requires grad.
+    """
+    if named:
+        # Slots pass no keywords; tensors that other callers pass by keyword get gradients in the same way.
+        operands = inspect.signature(formula).bind(*operands, **named).args
+    # A compiler decides for itself what to save and what to recompute.
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    if torch.compiler.is_compiling() or not wants_grad(*tensors):
+        return formula(*operands)
+    return _ComputedAgain.apply(formula, *operands)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def refuses(owner: Any, *operands: Any) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    return not_plain(*(each for each in operands if isinstance(each, torch.Tensor))) or untraceable()

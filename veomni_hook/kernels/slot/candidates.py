@@ -1,0 +1,154 @@
+"""What a slot answers for one choice: one backend, or ``auto``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.selection.choice import AUTO, Choice
+from veomni_hook.kernels.selection.registry import EAGER, Kernel, load_attribute, registry
+from veomni_hook.kernels.selection.select import Selection, excluded, select, system_of
+from veomni_hook.kernels.selection.state import STATE
+from veomni_hook.plugins import described, give_up, remedy
+
+__all__ = ["REPLACED", "Answers", "Candidate", "Outcome", "Site"]
+
+#: Used as a backend: neither a kernel nor upstream's code runs, but code of another library or the user.
+REPLACED = "replaced"
+
+logger = logging.getLogger("veomni_hook.kernels")
+
+
+class Outcome(NamedTuple):
+    """What computed a module's last call: a backend (``eager``: upstream's code) or `REPLACED`, and why."""
+
+    backend: str
+    reason: str
+
+
+class Candidate(NamedTuple):
+    """A kernel to ask; it runs unless one of ``refusals`` returns a reason."""
+
+    run: Callable[..., Any]
+    refusals: tuple[Callable[..., str | None], ...]
+    backend: str
+    taken: Outcome
+
+
+class Site(NamedTuple):
+    """The place of a slot, and what it has already logged."""
+
+    op: str
+    variant: str
+    module_name: str
+    said: set[tuple[int, str]]
+
+    def say(self, level: int, message: str) -> None:
+        """Log a message about this site, once."""
+        if (level, message) not in self.said:
+            self.said.add((level, message))
+            logger.log(level, "%s: %s/%s%s", self.module_name, self.op, self.variant, message)
+
+
+class Answers:
+    """The kernels of a site under one choice, by the torch device type of the operands.
+
+    Attributes:
+        wanted: ``auto``, ``eager`` or a backend.
+        idle: the outcome of every call if no kernel is possible on any device; else None.
+    """
+
+    def __init__(self, site: Site, choice: Choice, idle: Outcome | None = None) -> None:
+        self.wanted = choice.backend(site.op)
+        self._site = site
+        self._choice = choice
+        self._candidates: dict[Any, tuple[Candidate, ...]] = {}
+        self._refusals: dict[tuple[str, str], Outcome] = {}
+        reason = None if idle is not None else excluded(site.op, site.variant, choice)
+        self.idle = idle if reason is None else Outcome(EAGER, reason)
+        if reason is not None:
+            site.say(logging.INFO, f": upstream's code runs: {reason}")
+            self._tell(None)
+
+    def selection(self, device: str) -> Selection:
+        """Return the selection for tensors of the torch device type ``device``, with every decision."""
+        return select(self._site.op, self._site.variant, self._choice, system_of(device))
+
+    def candidates(self, device: Any) -> tuple[Candidate, ...]:
+        """Return the kernels to ask, in order.
+
+        Raises:
+            KernelError: a backend chosen by name has no kernel for the variant, or cannot run there.
+        """
+        found = self._candidates.get(device)
+        return self._resolve(device) if found is None else found
+
+    def refused(self, backend: str, reason: str) -> Outcome:
+        """Return the outcome of a call that ``backend`` refused."""
+        found = self._refusals.get((backend, reason))
+        if found is None:
+            # A backend chosen by name that does not run deserves a warning; auto promised nothing.
+            level = logging.INFO if self.wanted == AUTO else logging.WARNING
+            self._site.say(level, f": upstream's code runs instead of {backend}: {reason}")
+            found = self._refusals[backend, reason] = Outcome(EAGER, reason)
+        return found
+
+    def _tell(self, device: str | None, *, compiled: bool = False) -> None:
+        if STATE.asked is not None:
+            STATE.asked(self._site.module_name, device, compiled)
+
+    def traceable(self, device: str) -> tuple[tuple[Any, tuple[Any, ...], str], ...]:
+        """Return the kernels to ask under ``torch.compile``, each with its refusals and its backend."""
+        if self.idle is not None or device == "meta":
+            return ()
+        selection = self.selection(device).checked(self._named())
+        self._tell(device, compiled=True)
+        kept = selection.compiled_in
+        if not kept and self.wanted != AUTO:
+            self._site.say(
+                logging.WARNING,
+                f": upstream's code runs under torch.compile, because {self.wanted} is not traceable",
+            )
+        return tuple((run, rules, each.backend) for each, run, rules in self._loaded(kept))
+
+    def _resolve(self, device: Any) -> tuple[Candidate, ...]:
+        if not isinstance(device, str) or device == "meta":
+            return ()  # a tracer's proxy, or nothing to compute
+        taken = "chosen" if self.wanted != AUTO else "picked by auto"
+        selection = self.selection(device).checked(self._named())
+        found = tuple(
+            Candidate(run, rules, each.backend, Outcome(each.backend, taken))
+            for each, run, rules in self._loaded(selection.candidates)
+        )
+        self._tell(device)
+        names = ", ".join(candidate.backend for candidate in found) or EAGER
+        self._site.say(logging.INFO, f" on {device}: {names} ({self.wanted})")
+        self._candidates[device] = found
+        return found
+
+    def _loaded(
+        self, kernels: Iterable[Kernel]
+    ) -> Iterator[tuple[Kernel, Callable[..., Any], tuple[Callable[..., Any], ...]]]:
+        """Return the kernels with their code and rules; under ``auto``, failing plugins are skipped."""
+        for each in kernels:
+            try:
+                yield each, load_attribute(each.load), self._rules(each)
+            except KernelError as error:
+                point = registry.announced_by(each)
+                if point is None:
+                    raise
+                failure = KernelError(error.what, where=described(point), fix=remedy(point))
+                if self.wanted != AUTO:  # chosen by name: it must run or raise
+                    raise failure from error
+                give_up(point, failure)
+
+    def _rules(self, kernel: Kernel) -> tuple[Callable[..., Any], ...]:
+        rules: tuple[str | None, ...] = (kernel.refuses,)
+        if self.wanted == AUTO:
+            rules = (registry.ops()[self._site.op].yields, kernel.refuses, kernel.loses)
+        return tuple(load_attribute(rule) for rule in rules if rule is not None)
+
+    def _named(self) -> str:
+        return f"{self._site.module_name}, kernels={self._choice}"

@@ -1,0 +1,170 @@
+"""What a slot answers under ``torch.compile``, in a form that dynamo can trace without a graph break.
+
+Compiled code depends on the module's binding and on the choice for the op; only changes of these recompile.
+Calls are not recorded, because this code does not run again. Instead, what dynamo compiles for a module is
+recorded during tracing. Other modules that run the same compiled code are not traced again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from veomni_hook.kernels.selection.binding import BINDING
+from veomni_hook.kernels.selection.choice import AUTO
+from veomni_hook.kernels.selection.registry import EAGER
+from veomni_hook.kernels.selection.state import STATE
+from veomni_hook.kernels.slot.candidates import Answers, Outcome
+from veomni_hook.kernels.slot.skipped import Skipped
+
+__all__ = ["Compiled", "device_of"]
+
+
+def device_of(operands: tuple[Any, ...]) -> Any:
+    """Return the torch device type for selecting kernels: that of the first operand or its first tensor."""
+    first = operands[0]
+    device = getattr(first, "device", None)
+    if device is None and isinstance(first, (tuple, list)) and first:
+        device = getattr(first[0], "device", None)
+    return None if device is None else device.type
+
+
+Binder = Callable[..., tuple[Any, ...]]
+_LEFT = Outcome(EAGER, "left to Inductor")
+#: Why no kernel was asked. While dynamo traces, it is not known which definition was replaced.
+_REPLACED = "a function or method that a kernel would not call was replaced"
+
+
+class Notes:
+    """What dynamo compiled, by choice: per module, and the most recent."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, WeakKeyDictionary[Any, Outcome]] = {}
+        self._last: dict[str, Outcome] = {}
+        self._complete = True
+
+    def add(self, wanted: str, outcome: Outcome) -> None:
+        """Record what is being compiled; call it while dynamo traces `Compiled.kernel`."""
+        self._last[wanted] = outcome
+        owner = _traced_owner()
+        if owner is None:
+            self._complete = False
+        else:
+            self._owners.setdefault(wanted, WeakKeyDictionary())[owner] = outcome
+
+    def of(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
+        """Return the note of a module; if it is ``compiled`` or modules are unknown, else the last note."""
+        found = self._owners.get(wanted, {}).get(owner)
+        return self._last.get(wanted) if found is None and (compiled or not self._complete) else found
+
+
+def _traced_owner() -> Any:
+    """Return the ``owner`` of the `Compiled.kernel` that dynamo is tracing, or None if torch hides it.
+
+    As an argument, dynamo would guard on it and compile every layer separately.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        local: Any = InstructionTranslator.current_tx().output.current_tx.symbolic_locals["owner"]
+        return local.realize().value
+    except (AttributeError, KeyError):  # these are private APIs
+        return None
+
+
+class Compiled:
+    """The compiled form of one slot.
+
+    ``answers_to`` returns the slot's answers for a chosen backend. ``binder`` returns the function that maps
+    arguments to operands. ``skipped`` checks the definitions whose calls the kernels skip.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        answers_to: Callable[[str], Answers],
+        binder: Callable[[], Binder],
+        skipped: Skipped,
+    ) -> None:
+        self._op = op
+        self._skipped = skipped
+        self._binder: Binder
+        #: By choice and device type: kernels, each with its refusals.
+        self._kernels: dict[tuple[str, str], Any] = {}
+        notes = self._notes = Notes()
+
+        def look_up(wanted: str, device: str) -> bool:
+            found = () if device is None else answers_to(wanted).traceable(device)
+            self._kernels[wanted, device] = found
+            if not found:
+                notes.add(wanted, _LEFT)
+            return bool(found)
+
+        def note(wanted: str, backend: str, refusing: str) -> bool:
+            why = f"{refusing} refused the call" if refusing else _REPLACED
+            left = Outcome(EAGER, f"{_LEFT.reason}: {why}")
+            notes.add(wanted, Outcome(backend, "compiled in") if backend else left)
+            return True
+
+        def prepare() -> bool:
+            self._binder = binder()
+            return True
+
+        def named(kind: type) -> tuple[tuple[str, str, str], ...]:
+            return skipped.named(kind)
+
+        # Same as torch.compiler.assume_constant_result, which imports dynamo: during tracing, the results of
+        # these calls are constants. Functions cannot be, because guards need their source.
+        for function in (look_up, note, prepare, named):
+            setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
+        self._look_up = look_up
+        self._note = note
+        self._prepare = prepare
+        self._named = named
+
+    def kernel(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return the kernel that computes this call, or None: run the upstream code."""
+        wanted, device = self._wanted(owner), device_of(operands)
+        if wanted == EAGER or not self._look_up(wanted, device):
+            return None
+        if self._skipped.changed_traced(self._named(type(owner)), owner, operands):
+            self._note(wanted, "", "")
+            return None
+        refusing = ""
+        for run, refusals, backend in self._kernels[wanted, device]:
+            for refusal in refusals:
+                if refusal(owner, *operands) is not None:
+                    refusing = backend
+                    break
+            else:
+                self._note(wanted, backend, "")
+                return run  # type: ignore[no-any-return]
+        self._note(wanted, "", refusing)
+        return None
+
+    def traced(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
+        """Return what dynamo compiled for ``owner`` under the choice ``wanted``, or None if unknown.
+
+        ``compiled``: the module is known to be compiled, so notes of other modules apply to it.
+        """
+        return self._notes.of(owner, wanted, compiled=compiled)
+
+    def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what to call instead of ``upstream``, with the same arguments."""
+        if self._wanted(owner) == EAGER or self._skipped.changed_function_traced(upstream):
+            return upstream
+        return partial(self._call, owner, upstream)
+
+    def _call(self, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self._prepare()
+        operands = self._binder(*args, **kwargs)
+        run = self.kernel(owner, (*operands, upstream))
+        return upstream(*args, **kwargs) if run is None else run(*operands)
+
+    def _wanted(self, owner: Any) -> str:
+        # `getattr`, because dynamo detects new attributes but not new keys of `__dict__`.
+        bound = getattr(owner, BINDING, None)
+        wanted = None if bound is None or not STATE.active else bound.get(self._op)
+        return STATE.wanted.get(self._op, AUTO) if wanted is None else wanted

@@ -1,0 +1,69 @@
+"""Counts of how the calls of one module at one slot were computed, in training and in evaluation.
+
+Training is a call of a module in training mode with gradients enabled. Everything else is evaluation: eval
+mode, ``torch.no_grad()``, and so the first pass of a reentrant checkpoint (its second pass is training). A
+forward that a checkpoint recomputes counts as another call.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import ref
+
+from veomni_hook.kernels.slot.candidates import Outcome
+
+__all__ = ["Calls", "Record", "Tally"]
+
+
+class Calls(NamedTuple):
+    """How many calls one backend got (``eager``: the upstream code), and the reason for the last one."""
+
+    backend: str
+    reason: str
+    times: int
+
+
+class Tally:
+    """The calls of one mode; a call that repeats the previous outcome writes only `last` and `run`.
+
+    Attributes:
+        last: the outcome of the last call; None before the first.
+        run: how many consecutive calls had this outcome.
+    """
+
+    __slots__ = ("_counts", "_reasons", "last", "run")
+
+    def __init__(self) -> None:
+        self.last: Outcome | None = None
+        self.run = 0
+        # By backend: reasons may contain shapes, so their number is unbounded.
+        self._counts: dict[str, int] = {}
+        self._reasons: dict[str, str] = {}
+
+    def turn(self, outcome: Outcome) -> None:
+        """Count a call whose outcome differs from that of the previous call."""
+        if (last := self.last) is not None:
+            self._counts[last.backend] = self._counts.get(last.backend, 0) + self.run
+            self._reasons[last.backend] = last.reason
+        self.last, self.run = outcome, 1
+
+    def calls(self) -> tuple[Calls, ...]:
+        """Return the calls by backend, that of the last call last."""
+        if (last := self.last) is None:
+            return ()
+        before = self._counts.get(last.backend, 0)
+        others = ((name, count) for name, count in self._counts.items() if name != last.backend)
+        earlier = (Calls(name, self._reasons[name], count) for name, count in others)
+        return (*earlier, Calls(last.backend, last.reason, before + self.run))
+
+
+class Record:
+    """The calls of the module that ``owner`` refers to; ``latest`` is the tally of its last call."""
+
+    __slots__ = ("evaluation", "latest", "owner", "training")
+
+    def __init__(self, owner: ref[Any]) -> None:
+        self.owner = owner
+        self.training = Tally()
+        self.evaluation = Tally()
+        self.latest = self.evaluation

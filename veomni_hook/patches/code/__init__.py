@@ -1,0 +1,1 @@
+"""Reading and editing Python source: documents, patterns, fingerprints, and edits by character offsets."""

@@ -1,0 +1,348 @@
+"""Patterns: Python code with holes that is matched against a function by structure.
+
+``{name}`` captures any expression, ``**{name}`` in a call all remaining keyword arguments, ``*{name}`` all
+remaining positional ones. Explicit keywords match in any order; a capture used twice must match the same
+code twice; annotations, comments, layout and brackets do not count. F-strings are never searched, because
+Python 3.11 has no positions inside them. A pattern cannot contain a set of one name.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from tokenize import TokenError
+from typing import Literal, TypeAlias
+
+from veomni_hook.errors import PatchError, PatchTargetError
+from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.fingerprint import serialise, significant_fields
+from veomni_hook.patches.code.reindent import reindent
+
+__all__ = ["Capture", "CaptureKind", "Match", "Pattern", "capture_name", "dedented"]
+
+CaptureKind: TypeAlias = Literal["expression", "keywords", "positionals"]
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
+_Bound: TypeAlias = "dict[str, Capture]"
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """The code that a hole of a pattern matched: an expression, or any number of arguments of a call."""
+
+    kind: CaptureKind
+    nodes: tuple[ast.expr | ast.keyword, ...]
+
+    def code(self) -> str:
+        """A text that is equal for two captures if and only if they are the same code."""
+        return serialise(list(self.nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One match of a pattern: an expression, or consecutive statements of one block."""
+
+    nodes: tuple[ast.AST, ...]
+    captures: Mapping[str, Capture]
+
+    def span(self, document: Document) -> tuple[int, int]:
+        """Character range from the first node, decorators included, to the end of the last."""
+        return document.span(self.nodes[0])[0], document.end(self.nodes[-1])
+
+
+class Pattern:
+    """A parsed pattern.
+
+    Args:
+        text: the pattern; common indentation is ignored.
+        where: the location for error messages.
+        target: the patch's target, for error messages.
+
+    Attributes:
+        captures: name of each hole to the kind of code that it captures.
+        expression: the expression to find, or None for a pattern of statements.
+        statements: the pattern as statements.
+
+    Raises:
+        PatchError: the text is not a valid pattern.
+    """
+
+    def __init__(self, text: str, *, where: str, target: str = "") -> None:
+        self.where = where
+        self.target = target
+        self.text = dedented(text)
+        try:
+            self.statements = ast.parse(self.text).body
+        except SyntaxError as error:
+            raise self._error(
+                f"the pattern is not valid Python: {error.msg} (its line {error.lineno})",
+                "write Python code in which {name} stands for an expression; a hole cannot be assigned to",
+            ) from error
+        if not self.statements:
+            raise self._error("the pattern is empty", "write the code to find")
+        only = self.statements[0] if len(self.statements) == 1 else None
+        self.expression = only.value if isinstance(only, ast.Expr) else None
+        self.captures: dict[str, CaptureKind] = {}
+        for statement in self.statements:
+            self._collect(statement)
+
+    def find(self, function: FunctionNode) -> list[Match]:
+        """Every match in a function, of expressions or of statements, depending on the pattern."""
+        return self.find_statements(function) if self.expression is None else self.find_expressions(function)
+
+    def find_expressions(self, function: FunctionNode) -> list[Match]:
+        """Every expression of ``function``'s body that the pattern's expression matches, in text order."""
+        found = []
+        for node in _expressions(function.body):
+            bound: _Bound = {}
+            loads = isinstance(getattr(node, "ctx", None), ast.Load | None)
+            if self.expression is not None and loads and _matches(self.expression, node, bound):
+                found.append(Match((node,), bound))
+        return sorted(found, key=lambda match: _position(match.nodes[0]))
+
+    def find_statements(self, function: FunctionNode, *, nested: bool = True) -> list[Match]:
+        """Every run of consecutive statements that the pattern matches, in text order.
+
+        With ``nested=False``, functions and classes defined in ``function`` are not searched.
+        """
+        found = []
+        size = len(self.statements)
+        for block in _blocks(function, nested=nested):
+            for start in range(len(block) - size + 1):
+                bound: _Bound = {}
+                if _matches_all(self.statements, block[start : start + size], bound):
+                    found.append(Match(tuple(block[start : start + size]), bound))
+        return sorted(found, key=lambda match: _position(match.nodes[0]))
+
+    def require(
+        self, document: Document, function: FunctionNode, found: Sequence[Match], count: int | None
+    ) -> None:
+        """Check that there are exactly ``count`` matches, or at least one for None, without overlaps.
+
+        Raises:
+            PatchTargetError: otherwise, with the number and the lines of the matches.
+        """
+        lines = [document.lineno(match.span(document)[0]) for match in found]
+        if len(found) != count and (count is not None or not found):
+            told = f" (line {', '.join(map(str, lines))})" if lines else self._nearly(document, function)
+            raise PatchTargetError(
+                f"the pattern {self._first_line()!r} has to match "
+                f"{'at least once' if count is None else _times(count)} in {self.target}, "
+                f"it matches {_times(len(found))}{told}",
+                where=self.where,
+                fix="make the pattern describe the installed code"
+                + (f", or set matches={len(found)} if every one of them is meant" if lines else ""),
+                target=self.target,
+            )
+        spans = [match.span(document) for match in found]
+        for (_, end), (start, _) in pairwise(spans):
+            if start < end:
+                raise PatchTargetError(
+                    f"matches of the pattern {self._first_line()!r} overlap in {self.target} "
+                    f"(line {', '.join(map(str, lines))})",
+                    where=self.where,
+                    fix="make the pattern more specific, so that its matches do not overlap",
+                    target=self.target,
+                )
+
+    def _first_line(self) -> str:
+        first, *rest = self.text.splitlines()
+        return f"{first} ..." if rest else first
+
+    def _nearly(self, document: Document, function: FunctionNode) -> str:
+        # Patch authors need this after an upgrade: how far the pattern still matches.
+        best, at = 0, 0
+        for block in _blocks(function, nested=True):
+            for start in range(len(block)):
+                bound: _Bound = {}
+                same = 0
+                for pattern, node in zip(self.statements, block[start:], strict=False):
+                    if not _matches(pattern, node, bound):
+                        break
+                    same += 1
+                if same > best:
+                    best, at = same, document.lineno(document.start(block[start]))
+        if best:
+            return f"; only the first {best} of its {len(self.statements)} statements match, at line {at}"
+        if isinstance(self.expression, ast.Call):
+            callee = serialise(self.expression.func)
+            calls = [node for node in _expressions(function.body) if isinstance(node, ast.Call)]
+            same_callee = sorted({node.lineno for node in calls if serialise(node.func) == callee})
+            if same_callee:
+                return f"; the callee has other arguments at line {', '.join(map(str, same_callee))}"
+        return ""
+
+    def _collect(self, pattern: ast.AST) -> None:
+        if isinstance(pattern, ast.Call):
+            rests = [*map(_rest, pattern.args), *map(_rest, pattern.keywords)]
+            for kind in ("positionals", "keywords"):
+                if sum(rest is not None and rest[0] == kind for rest in rests) > 1:
+                    raise self._error(
+                        f"a call in the pattern captures the remaining {kind} twice", "drop one of them"
+                    )
+            items: tuple[ast.expr | ast.keyword, ...] = (*pattern.args, *pattern.keywords)
+            for item, rest in zip(items, rests, strict=True):
+                if rest is None:
+                    self._collect(item)
+                else:
+                    self._add(rest[1], rest[0])
+            self._collect(pattern.func)
+        elif (name := capture_name(pattern)) is not None:
+            self._add(name, "expression")
+        else:
+            for child in ast.iter_child_nodes(pattern):
+                self._collect(child)
+
+    def _add(self, name: str, kind: CaptureKind) -> None:
+        if self.captures.setdefault(name, kind) != kind:
+            raise self._error(
+                f"the pattern captures {name} as {kind} and as {self.captures[name]}",
+                "give the two different names",
+            )
+
+    def _error(self, what: str, fix: str) -> PatchError:
+        return PatchError(what, where=self.where, fix=fix, target=self.target)
+
+
+def dedented(text: str) -> str:
+    """Code as a config quotes it, without its common indentation and the blank lines around it."""
+    text = _BLANK_LINES.sub("", text).rstrip()
+    try:
+        return reindent(text, text[: len(text) - len(text.lstrip(" \t"))], "")
+    except (SyntaxError, TokenError):
+        return textwrap.dedent(text)  # not valid Python: the parser reports why
+
+
+def capture_name(node: ast.AST) -> str | None:
+    """The name in ``{name}``, or None if ``node`` is not a hole."""
+    if isinstance(node, ast.Set) and len(node.elts) == 1 and isinstance(node.elts[0], ast.Name):
+        return node.elts[0].id
+    return None
+
+
+def _rest(argument: ast.expr | ast.keyword) -> tuple[CaptureKind, str] | None:
+    if isinstance(argument, ast.keyword):
+        name = capture_name(argument.value) if argument.arg is None else None
+        return None if name is None else ("keywords", name)
+    name = capture_name(argument.value) if isinstance(argument, ast.Starred) else None
+    return None if name is None else ("positionals", name)
+
+
+def _bind(name: str, capture: Capture, bound: _Bound) -> bool:
+    return bound.setdefault(name, capture).code() == capture.code()
+
+
+def _matches(pattern: object, node: object, bound: _Bound) -> bool:
+    if not isinstance(pattern, ast.AST) or not isinstance(node, ast.AST):
+        return type(pattern) is type(node) and serialise(pattern) == serialise(node)
+    name = capture_name(pattern)
+    if name is not None:
+        return (
+            isinstance(node, ast.expr)
+            and not isinstance(node, ast.Starred)
+            and _bind(name, Capture("expression", (node,)), bound)
+        )
+    if isinstance(pattern, ast.Call) and isinstance(node, ast.Call):
+        return (
+            _matches(pattern.func, node.func, bound)
+            and _matches_positionals(pattern.args, node.args, bound)
+            and _matches_keywords(pattern.keywords, node.keywords, bound)
+        )
+    return _kind(pattern) is _kind(node) and _matches_fields(pattern, node, bound)
+
+
+def _matches_fields(pattern: ast.AST, node: ast.AST, bound: _Bound) -> bool:
+    wanted, given = dict(significant_fields(pattern)), dict(significant_fields(node))
+    if wanted.keys() != given.keys():
+        return False
+    for field, value in wanted.items():
+        if isinstance(value, list) and isinstance(given[field], list):
+            if not _matches_all(value, given[field], bound):
+                return False
+        elif not _matches(value, given[field], bound):
+            return False
+    return True
+
+
+def _matches_all(patterns: Sequence[object], nodes: Sequence[object], bound: _Bound) -> bool:
+    return len(patterns) == len(nodes) and all(
+        _matches(pattern, node, bound) for pattern, node in zip(patterns, nodes, strict=True)
+    )
+
+
+def _matches_positionals(patterns: list[ast.expr], nodes: list[ast.expr], bound: _Bound) -> bool:
+    for index, pattern in enumerate(patterns):
+        rest = _rest(pattern)
+        if rest is None:
+            continue
+        after = len(patterns) - index - 1
+        if len(nodes) < index + after:
+            return False
+        stop = len(nodes) - after
+        return (
+            _matches_all(patterns[:index], nodes[:index], bound)
+            and _bind(rest[1], Capture("positionals", tuple(nodes[index:stop])), bound)
+            and _matches_all(patterns[index + 1 :], nodes[stop:], bound)
+        )
+    return _matches_all(patterns, nodes, bound)
+
+
+def _matches_keywords(patterns: list[ast.keyword], nodes: list[ast.keyword], bound: _Bound) -> bool:
+    left = list(nodes)
+    rest: tuple[CaptureKind, str] | None = None
+    for pattern in patterns:
+        if (hole := _rest(pattern)) is not None:
+            rest = hole
+            continue
+        for node in left:
+            attempt = dict(bound)
+            if node.arg == pattern.arg and _matches(pattern.value, node.value, attempt):
+                bound.update(attempt)
+                left.remove(node)
+                break
+        else:
+            return False
+    if rest is None:
+        return not left
+    return _bind(rest[1], Capture("keywords", tuple(left)), bound)
+
+
+def _kind(node: ast.AST) -> type[ast.AST]:
+    return ast.Assign if isinstance(node, ast.AnnAssign) and node.value is not None else type(node)
+
+
+def _expressions(nodes: Sequence[ast.AST]) -> Iterator[ast.expr]:
+    pending: list[object] = list(nodes)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending.extend(node)
+        elif isinstance(node, ast.AST):
+            if isinstance(node, ast.expr):
+                yield node
+            if not isinstance(node, ast.JoinedStr):
+                pending.extend(value for _, value in significant_fields(node))
+
+
+def _blocks(node: ast.AST, *, nested: bool) -> Iterator[list[ast.stmt]]:
+    for _, value in ast.iter_fields(node):
+        if not isinstance(value, list):
+            continue
+        if value and isinstance(value[0], ast.stmt):
+            yield value
+        for child in value:
+            holds = isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
+            if holds and (nested or not isinstance(child, _SCOPES)):
+                yield from _blocks(child, nested=nested)
+
+
+def _position(node: ast.AST) -> tuple[int, int]:
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -1,0 +1,1 @@
+"""A residual addition followed by an RMSNorm of the sum."""

@@ -1,0 +1,169 @@
+"""A residual addition followed by an RMSNorm of the sum: two or three statements, computed by one kernel.
+
+    hidden_states = residual + hidden_states
+    residual = hidden_states
+    hidden_states = self.norm(hidden_states)
+
+``self.norm`` is a module that ``__init__`` creates from a class of the same file, whose ``forward`` is one of
+the formulas of `veomni_hook.kernels.add_rms_norm`. A kernel skips the call of that module, so the guard
+passes the module and the class to the slot, which checks at every call that the object is a plain instance
+of the class. If no kernel is used, upstream's statements run unchanged in the guard's ``else``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from veomni_hook.patches.code.attributes import name_of_own
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.runs import at_hand, target
+from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.add_rms_norm.read import Added, added_runs, has_self, is_the_call
+from veomni_hook.patches.idioms.inherited import called_otherwise, defining, initialised_by
+from veomni_hook.patches.idioms.rms_norm.find import sites as rms_norm_sites
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.site import Site, Splice, Status, skipped_at_calls, slot_name
+from veomni_hook.patches.routes.splice import free_name
+from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "add_rms_norm"
+CANDIDATES = (
+    "every method that assigns a sum to a name and in the next statement, or after one that copies the name, "
+    "calls one of its own RMSNorms with it: a module that __init__ creates from a class of the file whose "
+    "name contains RMSNorm, or which is a candidate of rms_norm"
+)
+
+_VARIANTS: tuple[str, ...] = ("cast_before_weight", "weight_before_cast", "cast_to_weight")
+_VARIANTS += ("one_plus_weight", "one_plus_weight_rounded")
+_OPERANDS = ("weight", "eps")
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """A norm's class, and the code for its formula's operands."""
+
+    class_name: str
+    site: Site
+
+    def operands(self, module: str) -> list[str]:
+        """Weight and eps of the object ``module``, as code."""
+        own = (name_of_own(ast.parse(self.site.captures[name], mode="eval").body) for name in _OPERANDS)
+        return [f"{module}.{attribute}" for attribute in own]
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    normalising = {site.target.partition(".")[0] for site in rms_norm_sites(view)}
+    normalising.update(name for name in view.classes if "RMSNorm" in name)
+    if not normalising:
+        return
+    for owner in view.classes.values():
+        for name, method in view.methods(owner).items():
+            if name != "__init__" and has_self(method) and (found := list(added_runs(method))):
+                norms = _norms(view, owner)
+                found = [added for added in found if added.attribute in norms]
+                if found:
+                    yield _site(view, owner, method, found, norms)
+
+
+def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, _Norm | str]:
+    """The attributes that are RMSNorms of this file, each with its formula or the reason why it has none."""
+    made: dict[str, set[str]] = {}
+    for attribute, value in initialised_by(view, owner):
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in view.classes:
+            made.setdefault(attribute, set()).add(value.func.id)
+    sites = {site.target: site for site in rms_norm_sites(view)} if made else {}
+    found: dict[str, _Norm | str] = {}
+    for attribute, names in made.items():
+        norms = [(name, sites.get(f"{defining(view, name)}.forward")) for name in sorted(names)]
+        if any(site is None and "RMSNorm" not in name for name, site in norms):
+            continue
+        found[attribute] = _norm(view, attribute, norms)
+    return found
+
+
+def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]) -> _Norm | str:
+    if len(norms) > 1:
+        return f"self.{attribute} may be one of {', '.join(name for name, _ in norms)}"
+    name, site = norms[0]
+    if site is None or site.status is not Status.ROUTED:
+        return f"{name} has no formula of rms_norm{view.scope.why_refused(defining(view, name))}"
+    if site.variant not in _VARIANTS:
+        return f"{name} is {site.variant}, which has no form with an addition"
+    forward = view.methods(view.classes[defining(view, name)])["forward"]
+    checks = any(isinstance(node, ast.Raise | ast.Assert) for node in walk_ast(forward))
+    if other := called_otherwise(view, name) or (f"{name} checks its arguments" if checks else ""):
+        return other
+    for operand in _OPERANDS:
+        if not name_of_own(ast.parse(site.captures[operand], mode="eval").body):
+            return f"the {operand} of {name} is {site.captures[operand]}"
+    return _Norm(name, site)
+
+
+def _site(
+    view: ModuleView,
+    owner: ast.ClassDef,
+    method: FunctionNode,
+    found: list[Added],
+    norms: Mapping[str, _Norm | str],
+) -> Site:
+    routed: list[tuple[_Norm, tuple[Splice, ...]]] = []
+    reasons = []
+    for added in found:
+        norm = norms[added.attribute]
+        made = norm if isinstance(norm, str) else _splices(view, method, added, norm)
+        if isinstance(norm, str) or isinstance(made, str):
+            reasons.append(f"{made} (line {added.lineno})")
+        else:
+            routed.append((norm, made))
+    where = f"{owner.name}.{method.name}"
+    if not routed:
+        return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=found[0].lineno)
+    variants = list(dict.fromkeys(norm.site.variant for norm, _ in routed))
+    relied = (name for norm, _ in routed for name in (norm.site.target, *norm.site.relies_on))
+    skipped = tuple(dict.fromkeys(name for norm, _ in routed for name in skipped_at_calls(norm.site)))
+    return Site(
+        op=OP,
+        target=where,
+        status=Status.ROUTED,
+        variant="|".join(variants),
+        reason="; ".join(reasons),
+        form="|".join(norm.site.form for norm, _ in routed),
+        captures={"norm": ", ".join(dict.fromkeys(norm.class_name for norm, _ in routed))},
+        splices=tuple(splice for _, splices in routed for splice in splices),
+        slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
+        relies_on=tuple(dict.fromkeys(relied)),
+        skips={where: skipped},
+        lineno=found[0].lineno,
+    )
+
+
+def _splices(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) -> tuple[Splice, ...] | str:
+    """The guard for a run, or why there is none."""
+    total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
+    normalised = target(added.run.statements[-1])
+    if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
+        return "the sum is made in place"
+    if normalised is None or not isinstance(call, ast.Call) or not is_the_call(call, added):
+        return "the normalised sum is part of an expression"
+    if len(call.args) > 1 or call.keywords:
+        return "the norm is called with more than the sum"
+    local = local_names(method)
+    tensors = [name for side in (total.left, total.right) if (name := at_hand(side)) in local - {"self"}]
+    if not tensors or norm.class_name in local:
+        return "no summand is a local known before the sum, or a local hides the norm's class"
+    kernel, module = free_name(method, "kernel"), free_name(method, "norm")
+    slot = slot_name(OP, norm.site.variant)
+    given = [ast.unparse(total.left), ast.unparse(total.right), *norm.operands(module)]
+    answer = added.assigned(normalised, f"{kernel}({', '.join(given)})")
+    asked = f"self, {tensors[0]}, {tensors[-1]}, {module} := {ast.unparse(call.func)}, {norm.class_name}"
+    condition = f"(\n    {kernel} := {slot}.kernel(\n        {asked}\n    )\n) is not None"
+    comment = f"{OP}/{norm.site.variant}: the sum and its norm"
+    made = guard(view, added.run, condition, answer, comment, returns=False)
+    return made if made is not None else "the code around it does not allow a guard here"

@@ -1,0 +1,228 @@
+"""Gated MLPs: ``activation(gate) * up`` and its clamped variants, regardless of the code around it.
+
+Only the elementwise part goes to a kernel, so projections may be fused, biased, quantised or wrapped, and
+the code that follows (dropout, norm, multipliers) stays upstream's. The kernel checks the activation.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.runs import Run, at_hand, blocks, called, put_together, target
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import (
+    ANY,
+    FUNCTION,
+    NUMBER,
+    Difference,
+    Form,
+    Node,
+    Rule,
+    match,
+    reference_form,
+    source,
+    walk,
+)
+from veomni_hook.patches.idioms.gated_mlp.read import (
+    ACTIVATIONS,
+    gated_products,
+    holds_experts,
+    is_activation,
+)
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.method import Method
+from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "gated_mlp"
+CANDIDATES = (
+    "Every class, other than experts, that uses gate_proj, up_proj and down_proj, or a fused gate_up "
+    "projection, and an activation; or that multiplies an activated projection with a projection."
+)
+
+_REFERENCE = "kernels/gated_mlp/reference.py"
+# The most specific formula comes first: each of them is also a product.
+_VARIANTS = ("scaled_sigmoid", "clamped", "clamped_after", "product_float32", "product")
+_LONGEST = 6
+_PROJECTIONS = {"gate_proj", "up_proj", "down_proj"}
+_OWN = re.compile(r"\bself\.(\w+)")
+_ACTIVATES = re.compile(rf"\bself\.\w*act|\b({'|'.join(sorted(ACTIVATIONS))}|sigmoid)\b")
+
+
+def _is_activation(node: Node) -> bool:
+    if node.op == "global":
+        return str(node.value).rpartition(".")[2] in ACTIVATIONS
+    if node.op == "attribute":
+        return is_activation(ast.parse(source(node), mode="eval").body)
+    return node.op in ("index", "item") and FUNCTION.accepts(node) and "ACT2" in source(node)
+
+
+_RULES = {
+    "gate": ANY,
+    "up": ANY,
+    "activation": Rule("an activation", _is_activation),
+    "limit": NUMBER,
+    "alpha": NUMBER,
+}
+
+
+def _multiplies(node: ast.AST) -> bool:
+    return (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)) or (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("mul", "multiply")
+    )
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    for owner in view.classes.values():
+        text = view.text(owner)
+        if _ACTIVATES.search(text) is None or holds_experts(owner):
+            continue
+        methods = [
+            method
+            for name, method in view.methods(owner).items()
+            if name != "__init__" and _may_be_gated(view.text(method))
+        ]
+        products = gated_products(owner, methods) if methods else []
+        attributes = set(_OWN.findall(text))
+        fused = any("gate_up" in name for name in attributes)
+        if products or fused or attributes >= _PROJECTIONS:
+            yield from _sites(view, owner, methods, products)
+
+
+def _may_be_gated(text: str) -> bool:
+    return (" * " in text or "mul(" in text) and _ACTIVATES.search(text) is not None
+
+
+def _sites(
+    view: ModuleView, owner: ast.ClassDef, methods: Sequence[FunctionNode], products: Sequence[ast.expr]
+) -> Iterator[Site]:
+    routed, reasons = [], []
+    for method in methods:
+        search = _Search(view, owner, method, products)
+        site = search.site()
+        if site is not None:
+            routed.append(site)
+        reasons += search.differences
+    yield from (replace(site, counted=number == 0) for number, site in enumerate(routed))
+    if not routed:
+        nearest = max(reasons, key=lambda difference: difference.depth, default=None)
+        yield Site(
+            op=OP,
+            target=f"{owner.name}.forward",
+            status=Status.MISSED,
+            reason=nearest.text if nearest is not None else "no product of an activation is computed here",
+            lineno=owner.lineno,
+        )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A product, and the statements that compute it."""
+
+    run: Run
+    variant: str
+    operands: Mapping[str, ast.expr]
+    taken: ast.expr
+    inlined: tuple[str, ...]
+
+
+class _Search(Method):
+    """Looks for gated products in one method."""
+
+    def __init__(
+        self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode, products: Sequence[ast.expr]
+    ) -> None:
+        super().__init__(view, owner, method)
+        self.products = products
+        self.differences: list[Difference] = []
+
+    def site(self) -> Site | None:
+        """The method as a site, if a product in it is routed."""
+        places = ((block, index) for block in blocks(self.method) for index in range(len(block)))
+        found = [one for place in places if (one := self.at(*place)) is not None]
+        routed = [(one, made) for one in found if (made := self.route(one, returns=one is found[-1]))]
+        if not routed:
+            return None
+        variants = list(dict.fromkeys(one.variant for one, _ in routed))
+        inlined = tuple(dict.fromkeys(name for one, _ in routed for name in one.inlined))
+        return Site(
+            op=OP,
+            target=self.target,
+            status=Status.ROUTED,
+            variant="|".join(variants),
+            form=self.digest(),
+            captures={name: ast.unparse(operand) for name, operand in routed[0][0].operands.items()},
+            splices=tuple(splice for _, made in routed for splice in made),
+            slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
+            skips={self.target: inlined} if inlined else {},
+            lineno=self.method.lineno,
+        )
+
+    def at(self, block: list[ast.stmt], index: int) -> _Found | None:
+        """The product that a statement computes, alone or together with assignments before it."""
+        value = getattr(block[index], "value", None)
+        if not isinstance(value, ast.expr) or not any(map(_multiplies, walk_ast(value))):
+            return None
+        runs = [(run, self.form(run)) for run in Run(self.method, block, index, index).longer(_LONGEST)]
+        inside = set(walk_ast(value))
+        for variant in _VARIANTS:
+            pattern = reference_form(_REFERENCE, variant)
+            for run, form in runs:
+                if form is None:
+                    continue
+                for node in walk(form.result):
+                    operands = self.operands(pattern, node) if node.origin in inside else None
+                    if operands is not None and node.origin is not None:
+                        return _Found(run, variant, operands, node.origin, form.inlined)
+        return None
+
+    def form(self, run: Run) -> Form | None:
+        form = self.form_of(run)
+        if isinstance(form, Form):
+            return form
+        self.differences.append(Difference(f"{form.reason} (line {form.lineno})", 0.0, form.lineno))
+        return None
+
+    def operands(self, pattern: Form, node: Node) -> dict[str, ast.expr] | None:
+        """The operands of a formula that matches a node, as upstream's expressions."""
+        wanted = not self.products or any(inner.origin in self.products for inner in walk(node))
+        if node.op != pattern.result.op or not wanted:
+            return None
+        found = match(pattern.result, node, _RULES)
+        if isinstance(found, Difference):
+            self.differences.append(found)
+            return None
+        bound = {name: self.expression(found.bindings[name]) for name in pattern.arguments}
+        said = {name: operand for name, operand in bound.items() if operand is not None}
+        return said if len(said) == len(bound) else None
+
+    def route(self, found: _Found, *, returns: bool) -> tuple[Splice, ...]:
+        """The guard for a product; empty if the code around it does not allow one."""
+        result = put_together(found.run.statements, found.taken, found.operands, self.kernel)
+        last = found.run.statements[-1]
+        name = target(last)
+        made = None
+        if result is not None and (name is not None or isinstance(last, ast.Return)):
+            store = ast.Return(result) if name is None else ast.Assign([ast.Name(name, ast.Store())], result)
+            gate = at_hand(called(result, self.kernel, "gate")) or self.method.args.args[1].arg
+            asked = [self.receiver, gate]
+            asked += [ast.unparse(found.operands[n]) for n in ("activation",) if n in found.operands]
+            slot = slot_name(OP, found.variant)
+            condition = f"({self.kernel} := {slot}.kernel({', '.join(asked)})) is not None"
+            comment = f"{OP}/{found.variant}: the product of activation and projection"
+            made = guard(self.view, found.run, condition, [store], comment, returns=returns)
+        if made is None:
+            line = found.taken.lineno
+            text = f"{found.variant}: the code around line {line} cannot be reordered"
+            self.differences.append(Difference(text, 1.0, line))
+        return made or ()

@@ -1,0 +1,123 @@
+"""The loss of a language model: the end of a ``forward`` that calls a head and ``self.loss_function``.
+
+The guard is inserted before the statement that calls the head. If its slot has a kernel, the loss is computed
+inside the head without materialising all logits, and the forward ends with upstream's own statements and
+output; ``logits`` in the output are computed when they are read.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import partial
+from hashlib import blake2b
+
+from veomni_hook.patches.code.attributes import initialised
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.fingerprint import serialise
+from veomni_hook.patches.code.plain import Unclear, chain
+from veomni_hook.patches.idioms.inherited import linear_otherwise
+from veomni_hook.patches.idioms.linear_cross_entropy.guard import guard, operands
+from veomni_hook.patches.idioms.linear_cross_entropy.read import (
+    Tail,
+    loss_calls,
+    passes_vocabulary,
+    read_tail,
+)
+from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification import (
+    is_candidate as classifies_sequences,
+)
+from veomni_hook.patches.idioms.load_balancing_loss.find import find as find_load_balancing_loss
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.routes.splice import before_statement
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["CANDIDATES", "NOT_CAUSAL", "OP", "find"]
+
+OP = "linear_cross_entropy"
+VARIANT = "next_token"
+#: Losses that get a vocabulary size, and the others.
+PARTS = ("causal_lm", "other_loss")
+#: The beginning of the reason for a loss that is not a loss of tokens.
+NOT_CAUSAL = "not a causal-LM loss"
+CANDIDATES = (
+    "Every forward that calls self.loss_function. Those that pass a vocabulary size (keyword vocab_size, or "
+    "a third positional argument named *_size) are the causal-LM loss tails (part causal_lm); the others "
+    f"(detection, CTC, classification of images: part other_loss) are missed because each is {NOT_CAUSAL}."
+)
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every forward that calls ``self.loss_function``, except those that `sequence_classification` lists."""
+    for owner, forward in view.forwards():
+        calls = loss_calls(forward) if ".loss_function" in view.text(forward) else ()
+        if calls and not classifies_sequences(forward):
+            yield _site(view, owner, forward, calls)
+
+
+def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: Sequence[ast.Call]) -> Site:
+    target = f"{owner.name}.forward"
+    causal = [call for call in calls if passes_vocabulary(call)]
+    part = PARTS[0] if causal else PARTS[1]
+    missed = partial(Site, op=OP, target=target, status=Status.MISSED, part=part)
+    if not causal:
+        given = [*map(ast.unparse, calls[0].args), *(f"{k.arg}=" for k in calls[0].keywords if k.arg)]
+        return missed(reason=f"{NOT_CAUSAL}: it is given {', '.join(given)}", lineno=calls[0].lineno)
+    lines = " and ".join(str(call.lineno) for call in calls)
+    if len(calls) > 1:
+        return missed(reason=f"nearest is {VARIANT}: several losses (lines {lines})", lineno=causal[0].lineno)
+    try:
+        tail = read_tail(forward, causal[0], view.scope.dotted)
+        _check_head(view, owner, tail)
+        return _routed(view, target, forward, tail)
+    except (Unclear, ValueError) as reason:
+        return missed(reason=f"nearest is {VARIANT}: {reason}", lineno=causal[0].lineno)
+
+
+def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) -> Site:
+    slot = SlotSpec(slot_name(OP, VARIANT), OP, VARIANT)
+    splices: list[Splice] = []
+    slots = [slot]
+    for other in find_load_balancing_loss(view) if tail.copied else ():
+        here = [one for one in other.splices if any(_within(view, one, node) for node in tail.copied)]
+        splices += here
+        slots += other.slots if here else ()
+    code = guard(view, forward, tail, slot.name, splices)
+    comment = f"{OP}/{VARIANT}: logits are computed when they are read"
+    return Site(
+        op=OP,
+        target=target,
+        status=Status.ROUTED,
+        variant=VARIANT,
+        form=_form(tail),
+        captures=operands(view, tail),
+        splices=before_statement(view, forward, tail.statement, code, comment),
+        slots=tuple(dict.fromkeys(slots)),
+        part=PARTS[0],
+        lineno=tail.statement.lineno,
+    )
+
+
+def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
+    """Skip a head that is the module's own Linear class: no kernel knows what it computes."""
+    for name, value in initialised(owner):
+        made = chain(value.func) if chain(tail.head) == f"self.{name}" and isinstance(value, ast.Call) else ""
+        if other := linear_otherwise(view, made):
+            raise Unclear(f"self.{name} is a {made}, a Linear with a {other} of its own", value)
+
+
+def _within(view: ModuleView, splice: Splice, node: ast.stmt) -> bool:
+    return view.document.start(node) <= splice.start and splice.end <= view.document.end(node)
+
+
+def _form(tail: Tail) -> str:
+    keywords = sorted("**" if keyword.arg is None else keyword.arg for keyword in tail.keywords)
+    said = [
+        ",".join(tail.transform),
+        ",".join(keywords),
+        str(tail.before_head is not None),
+        str(len(tail.conditions)),
+        serialise(list(tail.copied)),
+    ]
+    return blake2b("\n".join(said).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,110 @@
+"""The text of a loss guard: asks the slot and, if it has a kernel, ends the ``forward`` as upstream does."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.wrap import WIDTH
+from veomni_hook.patches.idioms.linear_cross_entropy.read import Tail
+from veomni_hook.patches.routes.site import Splice
+from veomni_hook.patches.routes.splice import free_name
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["guard", "operands"]
+
+
+def operands(view: ModuleView, tail: Tail) -> dict[str, str]:
+    """The kernel's arguments, as source text by operand name."""
+    found = {
+        "hidden_states": _text(view, tail.hidden_states),
+        "head": _text(view, tail.head),
+        "labels": _text(view, tail.labels),
+        "vocab_size": _text(view, tail.vocabulary),
+        "loss_kwargs": _keywords(view, tail.keywords),
+    }
+    options = [f"{name}={_text(view, value)}" for name, value in tail.transform.items()]
+    if tail.before_head is not None:
+        options.append(f"before_head={_text(view, tail.before_head)}")
+    if options:
+        found["options"] = f"dict({', '.join(options)})"
+    return found
+
+
+def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, inside: Sequence[Splice]) -> str:
+    """The statements of the guard, without indentation.
+
+    Args:
+        view: the module.
+        function: the ``forward``.
+        tail: what the reader found in it.
+        slot: the name of the slot.
+        inside: splices of other sites; they also apply to statements that the guard repeats.
+    """
+    asked, kernel, finish = (free_name(function, name) for name in ("asked", "kernel", "finish"))
+    line = f"{asked} = ({', '.join(['self', *operands(view, tail).values()])})"
+    given = _spliced(view, tail.output, inside)
+    inner = [
+        f"{tail.loss}, {tail.logits}, {finish} = {kernel}(*{asked})",
+        *(_spliced(view, statement, inside) for statement in tail.copied),
+        f"return {finish}({given})",
+    ]
+    lines = [
+        line,
+        f"if ({kernel} := {slot}.kernel(*{asked})) is not None:",
+        *(_indented(one) for one in inner),
+    ]
+    if not (conditions := (*tail.conditions, *tail.numbers)):
+        return "\n".join(lines)
+    several = len(conditions) > 1
+    tests = [_test(view, test, several=several) for test in conditions]
+    test = " and ".join(tests)
+    # Brackets allow a long line to be wrapped.
+    test = f"({test})" if several and len(test) > WIDTH - 20 else test
+    return "\n".join([f"if {test}:", *(_indented(one) for one in lines)])
+
+
+def _keywords(view: ModuleView, keywords: Sequence[ast.keyword]) -> str:
+    if not keywords:
+        return "{}"
+    if len(keywords) == 1 and keywords[0].arg is None:
+        return _text(view, keywords[0].value)
+    # A keyword added here is overridden by the caller's; one of upstream's together with the caller's raises.
+    made = any(not hasattr(keyword, "lineno") for keyword in keywords)
+    items = []
+    for keyword in keywords:
+        name = "**" if keyword.arg is None else f'"{keyword.arg}": ' if made else f"{keyword.arg}="
+        items.append(name + _text(view, keyword.value))
+    return f"{{{', '.join(items)}}}" if made else f"dict({', '.join(items)})"
+
+
+def _test(view: ModuleView, test: ast.expr, *, several: bool) -> str:
+    text = _text(view, test)
+    loose = isinstance(test, ast.BoolOp | ast.IfExp | ast.Lambda | ast.NamedExpr)
+    return f"({text})" if several and loose else text
+
+
+def _text(view: ModuleView, node: ast.expr) -> str:
+    """The text of an expression on one line: upstream's text, unless this package built the expression."""
+    if all(hasattr(inner, "lineno") for inner in walk_ast(node) if isinstance(inner, ast.expr)):
+        text = view.text(node)
+        if "\n" not in text and ast.dump(ast.parse(text, mode="eval").body) == ast.dump(node):
+            return text
+    return ast.unparse(node)
+
+
+def _spliced(view: ModuleView, node: ast.stmt | ast.expr, inside: Sequence[Splice]) -> str:
+    document = view.document
+    start, end = document.start(node), document.end(node)
+    text, at = "", start
+    for splice in sorted((s for s in inside if start <= s.start and s.end <= end), key=lambda s: s.start):
+        text += document.source[at : splice.start] + splice.text
+        at = splice.end
+    return reindent(text + document.source[at:end], document.indent(node), "")
+
+
+def _indented(text: str) -> str:
+    return reindent(text, "", "    ")

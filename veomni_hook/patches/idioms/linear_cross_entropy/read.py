@@ -1,0 +1,367 @@
+"""Read the end of a language model's ``forward``, from the head to the output.
+
+The reader accepts code in which logits are only transformed elementwise, passed to one loss and put into the
+output. Code before the loss must be plain; code after it may do anything that does not use logits. A branch
+that uses logits otherwise is allowed if its test can be evaluated beforehand.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.fingerprint import serialise
+from veomni_hook.patches.code.plain import Unclear, binding, chain, holds, is_plain
+from veomni_hook.patches.code.scope import bound_names, used_names
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.linear_cross_entropy.logits import Logits, Step, is_not_none, needed, options
+
+__all__ = ["Tail", "loss_calls", "passes_vocabulary", "read_tail"]
+
+_OPERANDS = ("logits", "labels", "vocab_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a guard needs to know.
+
+    Attributes:
+        statement: the statement that calls the head; the guard is inserted before it.
+        conditions: tests that must all hold.
+        numbers: tests that the numbers which scale logits are not None.
+        loss: the name that the loss is bound to.
+        logits: the name of the logits in ``output``.
+        head: the module that computes logits.
+        hidden_states: the argument of ``head``, or of ``before_head`` if there is one.
+        before_head: a module that is applied to hidden states in the argument of the head.
+        labels: the labels that the loss function gets.
+        vocabulary: the vocabulary size that the loss function gets.
+        keywords: its other keywords; one without a position is overridden by the same keyword of the caller.
+        transform: the steps applied to logits, as options of the kernel.
+        copied: statements between the loss and the output.
+        output: the call that creates the output.
+    """
+
+    statement: ast.stmt
+    conditions: tuple[ast.expr, ...]
+    numbers: tuple[ast.expr, ...]
+    loss: str
+    logits: str
+    head: ast.expr
+    hidden_states: ast.expr
+    before_head: ast.expr | None
+    labels: ast.expr
+    vocabulary: ast.expr
+    keywords: tuple[ast.keyword, ...]
+    transform: Mapping[str, ast.expr]
+    copied: tuple[ast.stmt, ...]
+    output: ast.Call
+
+
+def loss_calls(function: FunctionNode) -> list[ast.Call]:
+    """Every call of ``self.loss_function`` in ``function``, in text order."""
+    calls = [node for node in walk_ast(function) if isinstance(node, ast.Call)]
+    found = [call for call in calls if chain(call.func) == "self.loss_function"]
+    return sorted(found, key=lambda call: (call.lineno, call.col_offset))
+
+
+def passes_vocabulary(call: ast.Call) -> bool:
+    """Whether a loss gets a vocabulary size, as the loss of a language model does."""
+    if any(keyword.arg == "vocab_size" for keyword in call.keywords):
+        return True
+    third = call.args[2] if len(call.args) > 2 else None
+    return str(getattr(third, "attr", getattr(third, "id", ""))).endswith("_size")
+
+
+def read_tail(function: FunctionNode, call: ast.Call, resolve: Callable[[ast.expr], str]) -> Tail:
+    """Read what ``function`` does around its ``call`` of the loss.
+
+    Args:
+        function: a ``forward``.
+        call: its only call of ``self.loss_function`` that passes a vocabulary size.
+        resolve: returns the full name of an expression according to the module's imports, or nothing.
+
+    Raises:
+        Unclear: something is not understood.
+    """
+    return _Reader(function, call, Logits(resolve)).read()
+
+
+class _Reader:
+    def __init__(self, function: FunctionNode, call: ast.Call, logits: Logits) -> None:
+        self._body = function.body
+        self._call = call
+        self._logits = logits
+        self._conditions: list[ast.expr] = []
+        # Locals of the form ``kwargs.pop(key, default)``: (kwargs, key, default).
+        self._popped: dict[str, tuple[str, str, ast.expr]] = {}
+        self._plain: list[ast.stmt] = []
+        self._left_out: list[ast.stmt] = []
+        self._copied: list[ast.stmt] = []
+
+    def read(self) -> Tail:
+        body = self._body
+        at = self._at(body)
+        branch = body[at]
+        inside = branch.body if isinstance(branch, ast.If) else [branch]
+        at_call = self._at(inside)
+        loss, value = binding(inside[at_call])
+        if value is not self._call:
+            raise Unclear("the loss is computed in a nested branch, or not bound to a name", self._call)
+        origin = self._origin(body[:at])
+        self._bind(body[origin])
+        for statement in body[origin + 1 : at]:
+            self._before_loss(statement)
+        if isinstance(branch, ast.If):
+            self._conditions.insert(0, self._known(branch.test))
+        for statement in inside[:at_call]:
+            self._before_loss(statement)
+        labels, vocabulary, keywords = self._operands()
+        output = self._after_loss([*inside[at_call + 1 :], *body[at + 1 :]], loss)
+        steps = self._steps_of(output)
+        transform = options(steps, output)
+        head, hidden_states, before_head = self._head()
+        logits = self._returned(output)
+        return Tail(
+            statement=body[origin],
+            conditions=tuple(self._conditions),
+            numbers=tuple(needed(steps)),
+            loss=loss,
+            logits=logits,
+            head=head,
+            hidden_states=hidden_states,
+            before_head=before_head,
+            labels=labels,
+            vocabulary=vocabulary,
+            keywords=keywords,
+            transform=transform,
+            copied=self._needed(output, {loss, logits}),
+            output=output,
+        )
+
+    # Before the loss
+
+    def _at(self, block: Sequence[ast.stmt]) -> int:
+        for index, statement in enumerate(block):
+            if holds(statement, self._call):
+                return index
+        raise Unclear("the loss is computed in an else", self._call)
+
+    def _origin(self, before: Sequence[ast.stmt]) -> int:
+        """The index of the statement that the loss's first argument comes from."""
+        given = self._argument(0)
+        if not isinstance(given, ast.Name):
+            raise Unclear(f"the loss is not computed from logits but from {ast.unparse(given)}", given)
+        for index in range(len(before) - 1, -1, -1):
+            statement = before[index]
+            name, value = binding(statement)
+            if value is not None and name == given.id:
+                if name not in used_names([value]):
+                    return index
+            elif given.id in bound_names([statement]) and not isinstance(statement, ast.If):
+                raise Unclear(f"{given.id} is bound in a {type(statement).__name__.lower()}", statement)
+        raise Unclear(f"{given.id} does not come from a statement of the forward itself", given)
+
+    def _bind(self, statement: ast.stmt) -> None:
+        self._logits.bind(statement)
+        self._left_out.append(statement)
+
+    def _before_loss(self, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.If):
+            self._conditional(statement)
+            return
+        name, value = binding(statement)
+        if value is None:
+            used = "logits are used in another way" if self._logits.mentioned(statement) else "not plain"
+            raise Unclear(f"a statement between the head and the loss: {used}", statement)
+        value = self._moved(value)
+        if self._logits.mentioned(value):
+            self._bind(statement)
+        elif (popped := _popped(value)) is not None:
+            keywords, key, default = popped
+            self._popped[name] = keywords, key, self._known(default)
+            self._left_out.append(statement)
+        else:
+            self._logits.locals[name] = self._known(value)
+            self._logits.held.pop(name, None)
+            self._plain.append(statement)
+
+    def _conditional(self, statement: ast.If) -> None:
+        """Read ``if cap is not None:`` around steps with ``cap``; upstream handles any other branch."""
+        if not self._logits.mentioned(statement):
+            raise Unclear("a branch between the head and the loss", statement)
+        found = None if statement.orelse else _optional(self._logits.copy(), statement)
+        if found is None:
+            self._avoid(statement)
+        else:
+            self._logits = found
+            self._left_out.append(statement)
+
+    def _avoid(self, statement: ast.stmt, late: Collection[str] = ()) -> None:
+        """Add the condition that a call skips this branch; ``late`` names are unknown when the guard runs."""
+        if isinstance(statement, ast.If) and not statement.orelse:
+            test: ast.expr = ast.UnaryOp(op=ast.Not(), operand=statement.test)
+            if isinstance(statement.test, ast.UnaryOp) and isinstance(statement.test.op, ast.Not):
+                test = statement.test.operand
+            if is_plain(test) and not self._logits.mentioned(test) and used_names([test]).isdisjoint(late):
+                self._conditions.append(self._known(test))
+                return
+        raise Unclear("logits are used in another way", statement)
+
+    def _known(self, node: ast.expr) -> ast.expr:
+        if not self._popped.keys().isdisjoint(used_names([node])):
+            raise Unclear(f"{ast.unparse(node)} uses a value popped from the keywords", node)
+        return self._logits.known(node)
+
+    def _moved(self, node: ast.expr) -> ast.expr:
+        """``x`` for ``x.to(logits.device)``: kernels move labels to the right device."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+            to = chain(node.args[0]) if len(node.args) == 1 and not node.keywords else ""
+            name, _, attribute = to.partition(".")
+            if name in self._logits.held and attribute == "device":
+                return node.func.value
+        return node
+
+    # The loss
+
+    def _argument(self, position: int) -> ast.expr:
+        for keyword in self._call.keywords:
+            if keyword.arg == _OPERANDS[position]:
+                return keyword.value
+        if len(self._call.args) > position:
+            return self._call.args[position]
+        raise Unclear(f"the loss is called without {_OPERANDS[position]}", self._call)
+
+    def _operands(self) -> tuple[ast.expr, ast.expr, tuple[ast.keyword, ...]]:
+        if len(self._call.args) > 3 or any(isinstance(given, ast.Starred) for given in self._call.args):
+            raise Unclear("the loss is called with other positional arguments", self._call)
+        others = [keyword for keyword in self._call.keywords if keyword.arg not in _OPERANDS]
+        labels, vocabulary = self._moved(self._argument(1)), self._argument(2)
+        return self._known(labels), self._known(vocabulary), tuple(self._keywords(others))
+
+    def _keywords(self, given: Sequence[ast.keyword]) -> Iterator[ast.keyword]:
+        forwarded = {chain(keyword.value) for keyword in given if keyword.arg is None}
+        for keyword in given:
+            popped = self._popped.get(chain(keyword.value))
+            if popped is None:
+                yield ast.keyword(arg=keyword.arg, value=self._known(keyword.value), lineno=keyword.lineno)
+                continue
+            keywords, key, default = popped
+            if keyword.arg != key or keywords not in forwarded:
+                raise Unclear(f"{key} was popped from {keywords} and is passed as {keyword.arg}", self._call)
+            yield ast.keyword(arg=key, value=default)
+
+    def _head(self) -> tuple[ast.expr, ast.expr, ast.expr | None]:
+        """The head, its argument, and a module that is applied to the argument first."""
+        head = self._logits.head
+        if head is None:
+            raise Unclear("no head is called", self._call)
+        argument = _only_argument(head)
+        before_head = argument.func if isinstance(argument, ast.Call) else None
+        if before_head is not None and chain(before_head).startswith("self.") and not is_plain(argument):
+            argument = _only_argument(argument)
+        else:
+            before_head = None
+        if not is_plain(argument):
+            raise Unclear(f"{ast.unparse(argument)} is not plain", argument)
+        return head.func, argument, before_head
+
+    # After the loss
+
+    def _after_loss(self, statements: list[ast.stmt], loss: str) -> ast.Call:
+        """Read what follows the loss; return the call that creates the output."""
+        *rest, end = statements or [self._body[-1]]
+        output = end.value if isinstance(end, ast.Return) else None
+        name, value = binding(rest[-1]) if rest else ("", None)
+        if isinstance(output, ast.Name) and output.id == name:
+            output = value
+            del rest[-1]
+        if not isinstance(output, ast.Call) or not chain(output.func)[:1].isupper():
+            raise Unclear("the forward does not end by creating an output", end)
+        for statement in rest:
+            if self._logits.mentioned(statement):
+                self._avoid(statement, {loss, *bound_names(self._copied)})
+            else:
+                self._copied.append(statement)
+        return output
+
+    def _returned(self, output: ast.Call) -> str:
+        logits = next((keyword.value for keyword in output.keywords if keyword.arg == "logits"), None)
+        others = [*output.args, *(keyword.value for keyword in output.keywords if keyword.arg != "logits")]
+        if not isinstance(logits, ast.Name) or any(map(self._logits.mentioned, others)):
+            raise Unclear("the output does not contain the logits, or not only as logits", output)
+        return logits.id
+
+    def _steps_of(self, output: ast.Call) -> tuple[Step, ...]:
+        steps = self._logits.steps(self._argument(0))
+        if steps is None or self._logits.held.get(self._returned(output)) != steps:
+            raise Unclear("the output and the loss use different logits", output)
+        return steps
+
+    def _needed(self, output: ast.Call, bound: set[str]) -> tuple[ast.stmt, ...]:
+        """The statements that the guard repeats: those after the loss, and plain ones that they need."""
+        copied = self._copied
+        needed = used_names([*copied, output])
+        for statement in reversed(self._plain):
+            if (name := binding(statement)[0]) in needed and name not in bound:
+                copied = [statement, *copied]
+                needed |= used_names([statement])
+        popped_from = {keywords for keywords, _, _ in self._popped.values()}
+        lost = (bound_names(self._left_out) | popped_from) & needed
+        lost -= {*bound, *(binding(statement)[0] for statement in copied)}
+        if lost:
+            raise Unclear(f"{', '.join(sorted(lost))} is used after the loss", output)
+        return tuple(copied)
+
+
+def _optional(logits: Logits, statement: ast.If) -> Logits | None:
+    """The logits after ``if value is not None:``, if kernels skip its steps for None; else None."""
+    value = is_not_none(statement.test)
+    before = dict(logits.held)
+    try:
+        if isinstance(value, ast.NamedExpr):
+            logits.locals[value.target.id] = logits.known(value.value)
+            value = value.value
+        if value is None:
+            return None
+        value = logits.known(value)
+        for one in statement.body:
+            logits.bind(one)
+    except Unclear:
+        return None
+    if logits.held.keys() != before.keys():
+        return None
+    for name, steps in logits.held.items():
+        done = len(before[name])
+        added = [_only_with(value, step) for step in steps[done:]]
+        if steps[:done] != before[name] or None in added:
+            return None
+        logits.held[name] = (*steps[:done], *(step for step in added if step is not None))
+    return logits
+
+
+def _only_with(value: ast.expr, step: Step) -> Step | None:
+    """The step in a form that is skipped if ``value`` is None; None if kernels would not skip it."""
+    if step.kind == "dtype" and step.operand is not None:
+        test = ast.Compare(left=value, ops=[ast.IsNot()], comparators=[ast.Constant(None)])
+        return Step("dtype", ast.IfExp(test=test, body=step.operand, orelse=ast.Constant(None)))
+    if step.operand is None:
+        return step
+    return replace(step, optional=True) if step.code == serialise(value) else None
+
+
+def _only_argument(call: ast.expr) -> ast.expr:
+    if isinstance(call, ast.Call) and len(call.args) == 1 and not call.keywords:
+        return call.args[0]
+    raise Unclear(f"{ast.unparse(call)[:60]} takes more than hidden states", call)
+
+
+def _popped(node: ast.expr) -> tuple[str, str, ast.expr] | None:
+    """The parts of ``kwargs.pop("key", default)``."""
+    if not isinstance(node, ast.Call) or len(node.args) != 2 or node.keywords:
+        return None
+    mapping, _, method = chain(node.func).rpartition(".")
+    key = getattr(node.args[0], "value", None)
+    return (mapping, key, node.args[1]) if method == "pop" and isinstance(key, str) else None

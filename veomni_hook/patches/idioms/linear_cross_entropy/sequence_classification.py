@@ -1,0 +1,137 @@
+"""Sequence classifiers: all positions are scored, but only one position's score per row is used."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import partial
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.plain import Unclear, chain, is_plain
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
+from veomni_hook.patches.routes.splice import free_name, in_place
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
+
+OP = "linear_cross_entropy"
+VARIANT = "last_token"
+CANDIDATES = (
+    "Every forward that binds pooled_logits to something made of logits: it scores all positions of a "
+    "sequence and classifies by one of them, or by a mean."
+)
+#: A part of the op's candidates.
+PART = "sequence_classification"
+_POOLED = "pooled_logits"
+
+
+def is_candidate(forward: FunctionNode) -> bool:
+    """Whether ``forward`` pools scores of positions."""
+    return _pooling(forward) is not None
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every forward that pools scores of positions."""
+    for owner, forward in view.forwards():
+        pooling = _pooling(forward) if _POOLED in view.text(forward) else None
+        if pooling is None:
+            continue
+        site = partial(Site, OP, f"{owner.name}.forward", part=PART)
+        try:
+            call, logits = _scored(forward, pooling)
+        except Unclear as reason:
+            yield site(Status.MISSED, reason=f"nearest is {VARIANT}: {reason}", lineno=pooling.lineno)
+            continue
+        slot = SlotSpec(slot_name(OP, VARIANT), OP, VARIANT)
+        yield site(
+            Status.ROUTED,
+            variant=VARIANT,
+            form=VARIANT,
+            captures={
+                "score": view.text(call.func),
+                "hidden_states": view.text(call.args[0]),
+                "logits": logits,
+            },
+            splices=_splices(view, forward, call, slot.name),
+            slots=(slot,),
+            lineno=call.lineno,
+        )
+
+
+def _pooling(forward: FunctionNode) -> ast.Assign | None:
+    """The statement that pools."""
+    for node in walk_ast(forward):
+        if isinstance(node, ast.Assign) and chain(node.targets[0]) == _POOLED and _reads_logits(node.value):
+            return node
+    return None
+
+
+def _reads_logits(node: ast.AST) -> bool:
+    names = {name.id for name in walk_ast(node) if isinstance(name, ast.Name)}
+    return any(name.endswith("logits") for name in names - {_POOLED})
+
+
+def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
+    """The call that scores all positions, and the name of what it returns."""
+    picked = pooling.value
+    if pooling not in forward.body:
+        raise Unclear("scores are pooled in a branch", pooling)
+    if not isinstance(picked, ast.Subscript) or not isinstance(picked.value, ast.Name):
+        raise Unclear(f"scores are computed, not selected: {ast.unparse(picked)[:60]}", picked)
+    index = picked.slice.elts if isinstance(picked.slice, ast.Tuple) else []
+    if len(index) != 2 or not isinstance(index[0], ast.Call) or not chain(index[0].func).endswith(".arange"):
+        raise Unclear("scores are not selected by position for every row", picked)
+    name = picked.value.id
+    bindings = [node for node in _uses(forward, name) if not isinstance(node.ctx, ast.Load)]
+    assigned = (s for s in forward.body if isinstance(s, ast.Assign) and s.targets[0] in bindings)
+    statement = next(assigned, None)
+    if len(bindings) != 1 or statement is None or len(statement.targets) != 1:
+        raise Unclear(f"{name} is bound more than once, or in a branch", pooling)
+    call = statement.value
+    if not isinstance(call, ast.Call) or not chain(call.func).startswith("self."):
+        raise Unclear(f"{name} is not the result of a module", statement)
+    if len(call.args) != 1 or call.keywords or not is_plain(call.args[0]):
+        raise Unclear(f"{ast.unparse(call.func)} takes more than hidden states", call)
+    allowed = {id(picked.value), *map(id, bindings), *_harmless(forward, name)}
+    for node in _uses(forward, name):
+        if id(node) not in allowed:
+            raise Unclear(f"{name} is used in another way", node)
+    return call, name
+
+
+def _uses(forward: FunctionNode, name: str) -> list[ast.Name]:
+    return [node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id == name]
+
+
+def _harmless(forward: FunctionNode, name: str) -> Iterator[int]:
+    """Uses of all scores that need no scores: their device, the number of rows, an argument of the loss.
+
+    The kernel checks whether the loss is the one that uses pooled scores only.
+    """
+    for node in walk_ast(forward):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
+            rows = isinstance(node.slice, ast.Constant) and node.slice.value == 0
+            if rows and node.value.attr == "shape" and chain(node.value.value) == name:
+                yield id(node.value.value)
+        if isinstance(node, ast.Attribute) and node.attr == "device" and chain(node.value) == name:
+            yield id(node.value)
+        if isinstance(node, ast.Call) and chain(node.func) == "self.loss_function":
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            if chain(given.get(_POOLED, node)) == _POOLED and chain(given.get("logits", node)) == name:
+                yield id(given["logits"])
+
+
+def _splices(view: ModuleView, forward: FunctionNode, call: ast.Call, slot: str) -> tuple[Splice, ...]:
+    kernel = free_name(forward, "kernel")
+    hidden_states, score = view.text(call.args[0]), view.text(call.func)
+    indent = view.document.indent(call)
+    lines = (
+        "(",
+        f"    {kernel}({hidden_states}, {score})",
+        f"    if ({kernel} := {slot}.kernel(self, {hidden_states}, {score})) is not None",
+        f"    else {view.text(call)}",
+        ")",
+    )
+    return (in_place(view, call, f"\n{indent}".join(lines)),)

@@ -1,0 +1,1 @@
+"""The load-balancing loss of a mixture of experts."""

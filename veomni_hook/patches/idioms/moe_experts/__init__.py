@@ -1,0 +1,1 @@
+"""Experts: the loop over them, who chooses their implementation, and the loading of their checkpoints."""

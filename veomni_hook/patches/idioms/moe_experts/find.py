@@ -1,0 +1,344 @@
+"""Experts: classes that send tokens through stacked weights, distinguished by what one expert computes.
+
+`idioms.moe_experts.read` reads the loop; the computation of one expert is compared with the
+functions ``*_expert`` of the op's reference. Experts without such a loop are compared as a whole. The guard
+calls a kernel with operands in the order of the variant's reference.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import blake2b
+
+from veomni_hook.patches.code.attributes import initialised, statements_of_init
+from veomni_hook.patches.code.document import FunctionNode, has_docstring
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import (
+    FUNCTION,
+    NUMBER,
+    TENSOR,
+    Difference,
+    Form,
+    Node,
+    Rule,
+    Unknown,
+    canonical,
+    digest,
+    match,
+    recognised,
+    reference_form,
+    source,
+    walk,
+)
+from veomni_hook.patches.graph.nodes import constant, rebuild
+from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES, Loop, OtherLoop, read_loop
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.ask import ask
+from veomni_hook.patches.routes.site import Site, Status, slot_name
+from veomni_hook.patches.routes.splice import as_lambda, before_body, decorate
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "moe_experts"
+CANDIDATES = (
+    "a class whose name ends in Experts or NaiveMoe, or that holds a parameter of three dimensions "
+    "of which the first is named after experts"
+)
+
+_PARAMETER = re.compile(r"(torch\.)?nn\.Parameter\(torch\.\w+\(.+\)\)", re.DOTALL)
+_STACKED = 3
+_NUMBERED = re.compile(r"for (\w+) in range\([\w.]+\):\n    self\[f'\w*\{\1\}'\]")
+_REFERENCE = "kernels/moe_experts/reference.py"
+#: Variants with one formula for every expert, and the dtype in which results are summed.
+_UNIFORM = {
+    "gated": "hidden",
+    "gated_clamped": "hidden",
+    "gated_clamped_after": "hidden",
+    "gated_float32_product": "hidden",
+    "gated_jointly": "float32",
+    "gated_normalised": "hidden",
+    "gated_transposed": "hidden",
+    "alpha_gated": "hidden",
+    "biased_interleaved_alpha_gated": "hidden",
+    "biased_alpha_gated_float32": "float32",
+    "ungated": "weights",
+}
+_RULES: Mapping[str, Rule] = {
+    "act_fn": FUNCTION,
+    "norm": FUNCTION,
+    "alpha": NUMBER,
+    "limit": NUMBER,
+}
+#: Variants that are recognised as a whole.
+_WHOLE = ("batched_gated", "shared_gated")
+_WHOLE_RULES: Mapping[str, Rule] = {**_RULES, "hidden_size": NUMBER, "num_experts": NUMBER}
+_GROUPED = re.compile(
+    r"(?P<rows>\w+) = (?P<inputs>\w+)\.split\((?P<expert_size>\w+), dim=0\)\n"
+    r"(?P<parts>\w+) = \[\]\n"
+    r"for (?P<number>\w+) in range\((?P<count>[\w.]+)\):\n"
+    r"    (?P=parts)\.append\(torch\.nn\.functional\.linear"
+    r"\((?P=rows)\[(?P=number)\], self\.(?P<weight>\w+)\[(?P=number)\]\)\)\n"
+    r"(?P<result>\w+) = torch\.cat\((?P=parts), dim=0\)\n"
+    r"return (?P=result)"
+)
+
+
+class _Miss(Exception):
+    """No variant computes the same; the message names the nearest variant and the first difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A recognised formula: ``operands`` are the kernel's arguments, as source text."""
+
+    variant: str
+    operands: Mapping[str, str]
+    form: str
+    inlined: tuple[str, ...] = ()
+    relies_on: tuple[str, ...] = ()
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every experts class of a module."""
+    for owner in view.classes.values():
+        named = owner.name.endswith(("Experts", "NaiveMoe"))
+        if not named and ("Parameter(" not in (text := view.text(owner)) or "expert" not in text):
+            continue
+        shapes = _parameters(owner)
+        if not named and not any(
+            len(shape) == _STACKED and "expert" in shape[0] for shape in shapes.values()
+        ):
+            continue
+        forward = view.methods(owner).get("forward")
+        target = f"{owner.name}.forward" if forward is not None else owner.name
+        try:
+            if forward is None:
+                raise _Miss("it defines no forward")
+            found = _recognised(view, owner, forward, shapes)
+        except _Miss as miss:
+            yield Site(OP, target, Status.MISSED, reason=str(miss), lineno=owner.lineno)
+        else:
+            yield _routed(view, owner, forward, found)
+
+
+def _parameters(owner: ast.ClassDef) -> dict[str, list[str]]:
+    """The parameters that ``__init__`` creates, with their dimensions as source text.
+
+    A dimension that ``__init__`` also stores has the attribute's name: ``self.num_experts``.
+    """
+    shapes: dict[str, list[str]] = {}
+    kept: dict[str, str] = {}
+    for name, value in initialised(owner):
+        if _PARAMETER.fullmatch(ast.unparse(value)) is None:
+            kept[ast.unparse(value)] = f"self.{name}"
+        elif isinstance(value, ast.Call) and isinstance(made_of := value.args[0], ast.Call):
+            sizes = made_of.args
+            if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
+                sizes = sizes[0].elts
+            if sizes:
+                shapes[name] = [ast.unparse(size) for size in sizes]
+    return {name: [kept.get(size, size) for size in shape] for name, shape in shapes.items()}
+
+
+def _recognised(
+    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, shapes: Mapping[str, list[str]]
+) -> _Found:
+    if (grouped := _GROUPED.fullmatch(_plain_text(view, forward))) is not None:
+        return _grouped(grouped, shapes)
+    form = canonical(forward, view.scope, owner)
+    if isinstance(form, Unknown):
+        raise _Miss(f"it is not followed: {form.reason} (line {form.lineno})")
+    if form.receiver != "self":
+        raise _Miss("its first parameter is not self")
+    if all(node.op != "loop" for node in walk(form.result)):
+        return _as_a_whole(form)
+    try:
+        loop = read_loop(form)
+    except OtherLoop as other:
+        raise _Miss(f"nearest is gated: {other}") from None
+    ways = [_with_floats(way.node) for way in loop.ways]
+    if len(ways) == 2:
+        variant, operands = _or_identity(view, owner, shapes, loop)
+    elif len(ways) > 2:
+        raise _Miss("nearest is gated_or_identity: it has more than two branches")
+    elif loop.count is None:
+        variant, operands = _by_mask(view, owner, loop)
+    else:
+        variant, operands = _uniform(loop, shapes)
+    routing = {"hidden_states": loop.hidden, "top_k_index": loop.index, "top_k_weights": loop.weights}
+    text = " ".join([loop.dtype, *map(digest, ways)])
+    hashed = blake2b(text.encode(), digest_size=8).hexdigest()
+    return _Found(variant, routing | operands, hashed, form.inlined, (f"{owner.name}.__init__",))
+
+
+def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str, str]]:
+    """One formula for every expert."""
+    differences: list[tuple[int, float, str]] = []
+    for variant, dtype in _UNIFORM.items():
+        bound = _bound(f"{variant}_expert", loop, 0)
+        if isinstance(bound, Difference):
+            pattern = _pattern(f"{variant}_expert").result
+            other = abs(len([*walk(pattern)]) - len([*walk(loop.ways[0].node)]))
+            differences.append((-other, bound.depth, f"nearest is {variant}: {bound.text}"))
+            continue
+        if dtype != loop.dtype:
+            raise _Miss(f"nearest is {variant}: results are summed in {loop.dtype}, not {dtype}")
+        for held in loop.stacked.values():
+            # The mask needs one row for every expert, besides the sentinel's row.
+            count = shapes.get(str(held.value), ["something unknown"])[0]
+            if not loop.holds(count):
+                raise _Miss(f"nearest is {variant}: self.{held.value} is stacked over {count}")
+        return variant, bound
+    raise _Miss(max(differences)[-1])
+
+
+def _or_identity(
+    view: ModuleView, owner: ast.ClassDef, shapes: Mapping[str, list[str]], loop: Loop
+) -> tuple[str, dict[str, str]]:
+    """Real experts below a number, and identity experts from this number on."""
+    gated, same, module = _bound("gated_expert", loop, 1), _bound("identity_expert", loop, 0), "None"
+    if isinstance(same, Difference):
+        same = _bound("module_expert", loop, 0, {"module": FUNCTION})
+        module = same["module"] if isinstance(same, dict) else module
+    if isinstance(gated, Difference) or isinstance(same, Difference):
+        text = gated.text if isinstance(gated, Difference) else same.text  # type: ignore[union-attr]
+        raise _Miss(f"nearest is gated_or_identity: {text}")
+    if module != "None" and not _is_identity(view, owner, module):
+        raise _Miss(f"nearest is gated_or_identity: {module} is not an Identity")
+    test = loop.ways[0].tests[0][0]
+    past, absent = test.args if test.op == "or" and len(test.args) == 2 else (test, test)
+    number = source(past.args[0]) if past.op == "le" and past.args[1] == EXPERT else ""
+    if (
+        absent.op != "is"
+        or source(absent.args[0]) != gated["gate_up_proj"]
+        or absent.args[1] != constant(None)
+    ):
+        number = ""
+    counts = [
+        shapes.get(gated[name].removeprefix("self."), [""])[0] for name in ("gate_up_proj", "down_proj")
+    ]
+    if not loop.holds(counts[0]) or counts[1] != number or loop.dtype != "hidden":
+        raise _Miss(f"nearest is gated_or_identity: another choice of experts (line {test.lineno})")
+    return "gated_or_identity", {**gated, "num_experts": number, "identity": module}
+
+
+def _is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
+    made = [
+        view.scope.dotted(value.func)
+        for name, value in initialised(owner)
+        if isinstance(value, ast.Call) and f"self.{name}" == attribute
+    ]
+    return made == ["torch.nn.Identity"]
+
+
+def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop) -> tuple[str, dict[str, str]]:
+    """Experts that are modules in a dictionary, selected by a mask."""
+    bound = _bound("module_expert", loop, 0)
+    if isinstance(bound, Difference):
+        raise _Miss(f"nearest is modules: {bound.text}")
+    if not _is_numbered(view, owner) or loop.dtype != "hidden":
+        raise _Miss("nearest is modules: they are not a dictionary's only values, in order")
+    return "modules", {"experts": "self.values()"}
+
+
+def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
+    """Whether ``__init__`` fills a ``ModuleDict`` only with numbered modules, in order."""
+    nodes = list(statements_of_init(owner))
+    loops = [node for node in nodes if isinstance(node, ast.For)]
+    stored = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    assigned = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)]
+    others = [node for node in assigned if node.targets != stored]
+    return (
+        [view.scope.dotted(base) for base in owner.bases] == ["torch.nn.ModuleDict"]
+        and len(loops) == len(stored) == 1
+        and not others
+        and _NUMBERED.match(ast.unparse(loops[0])) is not None
+    )
+
+
+def _as_a_whole(form: Form) -> _Found:
+    """Experts without a loop."""
+    made = recognised(_REFERENCE, form, _WHOLE_RULES, names=_WHOLE, otherwise=TENSOR)
+    if isinstance(made, Difference):
+        raise _Miss(made.text)
+    variant, bound = made
+    arguments = reference_form(_REFERENCE, variant).arguments
+    operands = {name: source(bound.bindings[name], form.receiver) for name in arguments}
+    return _Found(variant, operands, digest(form), form.inlined)
+
+
+def _plain_text(view: ModuleView, forward: FunctionNode) -> str:
+    """The body of a function as normalised source text, with full names of torch's functions."""
+    body = forward.body[1:] if has_docstring(forward) else forward.body
+    copied = ast.parse("\n".join(map(ast.unparse, body)))
+    for node in walk_ast(copied):
+        if isinstance(node, ast.Call) and view.scope.dotted(node.func).startswith("torch."):
+            node.func = ast.Name(view.scope.dotted(node.func))
+    return ast.unparse(copied)
+
+
+def _grouped(found: re.Match[str], shapes: Mapping[str, list[str]]) -> _Found:
+    """Experts that use lists of rows and results, which the graph does not follow."""
+    weight, count = found["weight"], found["count"]
+    if shapes.get(weight, [""])[0] != count:
+        raise _Miss(f"nearest is grouped_linear: self.{weight} is not stacked over {count}")
+    operands = {"inputs": found["inputs"], "expert_size": found["expert_size"], "weight": f"self.{weight}"}
+    return _Found("grouped_linear", operands, digest(reference_form(_REFERENCE, "grouped_linear")))
+
+
+def _bound(
+    pattern: str, loop: Loop, way: int, more: Mapping[str, Rule] | None = None
+) -> dict[str, str] | Difference:
+    """The operands of one expert's formula, as source text for all experts; else the difference."""
+    share = Rule("an expert's share", lambda node: node.op == "argument" and node.value in loop.stacked)
+    rules = {"states": Rule("the rows", STATES.__eq__), "routing": Rule("their weights", ROUTING.__eq__)}
+    formula = _pattern(pattern)
+    rules |= {name: _RULES.get(name, share) for name in formula.arguments[2:]} | dict(more or {})
+    made = match(formula.result, _with_floats(loop.ways[way].node), rules)
+    if isinstance(made, Difference):
+        return made
+    held = {name: made.bindings[name] for name in formula.arguments[2:]}
+    return {name: source(loop.stacked.get(str(node.value), node)) for name, node in held.items()}
+
+
+@cache
+def _pattern(function: str) -> Form:
+    form = reference_form(_REFERENCE, function)
+    return replace(form, result=_with_floats(form.result))
+
+
+def _with_floats(node: Node) -> Node:
+    """The graph with floats for integer literals: experts compute everything from floating-point rows."""
+
+    def as_float(inner: Node) -> Node | None:
+        return constant(float(inner.value), inner.origin) if type(inner.value) is int else None
+
+    return rebuild(node, as_float, lambda changed: changed)
+
+
+def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: _Found) -> Site:
+    slot = slot_name(OP, found.variant)
+    code = ask(forward, slot, "self", list(found.operands.values()))
+    splices = before_body(view, forward, code, f"{OP}/{found.variant}")
+    if owner.decorator_list:
+        comment = f"{OP}/{found.variant}: calls that a kernel takes reach the guard in forward"
+        taking = as_lambda(forward, list(found.operands.values()))
+        splices = (*decorate(view, owner, f"{slot}.reached({taking})", comment), *splices)
+    return Site(
+        OP,
+        f"{owner.name}.forward",
+        Status.ROUTED,
+        variant=found.variant,
+        form=found.form,
+        captures=dict(found.operands),
+        splices=splices,
+        slots=(SlotSpec(slot, OP, found.variant),),
+        relies_on=(*found.relies_on, *found.inlined),
+        skips={f"{owner.name}.forward": found.inlined} if found.inlined else {},
+        lineno=forward.lineno,
+    )

@@ -1,0 +1,1 @@
+"""Attention that normalises queries and keys per head and then rotates them."""

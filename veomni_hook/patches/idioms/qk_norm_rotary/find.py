@@ -1,0 +1,175 @@
+"""Attention that normalises queries and keys per head and then rotates them: both in one kernel.
+
+The idioms of `rms_norm` and `rotary` find the norms and the rotary function in the same module. The guard is
+inserted before the run of statements from the first norm to the rotation. If a kernel takes the call, the
+same statements run without the norms, and the kernel replaces the rotary function.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+
+from veomni_hook.patches.code.attributes import initialised
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.plain import is_plain
+from veomni_hook.patches.code.runs import target
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import Node, digest
+from veomni_hook.patches.graph.nodes import constant
+from veomni_hook.patches.idioms.inherited import called_otherwise
+from veomni_hook.patches.idioms.qk_norm_rotary.read import TurnedNorms
+from veomni_hook.patches.idioms.rms_norm import find as rms_norm
+from veomni_hook.patches.idioms.rotary import find as rotary
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.ask import tuple_of
+from veomni_hook.patches.routes.method import Method
+from veomni_hook.patches.routes.site import Site, Status, skipped_at_calls, slot_name
+from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "qk_norm_rotary"
+CANDIDATES = (
+    "every forward that passes two locals to a function whose name matches apply.*(rotary|rope), where both"
+    " hold results of norms: attributes that __init__ creates from classes with an rms_norm candidate"
+)
+
+_ROTARY = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
+_NORMS = ("cast_before_weight", "weight_before_cast", "one_plus_weight")
+_ROTATIONS = ("half_split", "half_split_cast_out", "half_split_partial")
+_ATTRIBUTE = re.compile(r"self(\.\w+)")
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    if "apply" not in view.document.source:
+        return
+    for owner, forward in view.forwards():
+        text = view.text(forward)
+        # In most files, a case-insensitive search takes ten times as long as everything else.
+        if "apply" not in text or not _ROTARY.search(text):
+            continue
+        classes = {site.target.partition(".")[0]: site for site in _sites(view, rms_norm)}
+        norms = {
+            name: classes[node.func.id]
+            for name, value in initialised(owner)
+            for node in walk_ast(value)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes
+        }
+        site = _Search(view, owner, forward, norms).site() if norms else None
+        if site is not None:
+            yield site
+
+
+def _sites(view: ModuleView, idiom: ModuleType) -> tuple[Site, ...]:
+    """The sites of another idiom in the module."""
+    if idiom.__name__ not in view.found:
+        view.found[idiom.__name__] = tuple(idiom.find(view))
+    return view.found[idiom.__name__]
+
+
+class _Search(Method):
+    """Looks for the run in one forward; ``norms`` are the sites of the attributes' classes."""
+
+    def __init__(
+        self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode, norms: Mapping[str, Site]
+    ) -> None:
+        super().__init__(view, owner, method)
+        self.norms = norms
+
+    def site(self) -> Site | None:
+        """The forward as a site; None if it is not a candidate."""
+        nodes = list(walk_ast(self.method))
+        normed = [n for n in nodes if isinstance(n, ast.Assign) and any(map(self.norm, walk_ast(n)))]
+        reasons = []
+        for node in nodes:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and _ROTARY.search(node.func.id)
+            ):
+                values = [*node.args, *(keyword.value for keyword in node.keywords)]
+                given = {target(each) for each in normed if each.lineno < node.lineno}
+                if len({getattr(each, "id", None) for each in values} & given) > 1:
+                    found = self.at(node, node.func.id)
+                    if isinstance(found, Site):
+                        return found
+                    reasons.append(found)
+        if not reasons:
+            return None
+        return Site(OP, self.target, Status.MISSED, reason=reasons[0], lineno=self.method.lineno)
+
+    def norm(self, node: ast.AST) -> str:
+        """The attribute if a node calls one of the module's norms with one tensor; else empty."""
+        one = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
+        callee = node.func if isinstance(node, ast.Call) and one else None
+        own = isinstance(callee, ast.Attribute) and getattr(callee.value, "id", "") == self.receiver
+        return callee.attr if own and isinstance(callee, ast.Attribute) and callee.attr in self.norms else ""
+
+    def at(self, call: ast.Call, name: str) -> Site | str:
+        """The site of a call of a rotary function, or why there is none."""
+        turn = next(
+            (site for site in _sites(self.view, rotary) if site.target == name and site.counted), None
+        )
+        if turn is None or turn.variant not in _ROTATIONS:
+            return f"{name} is not one of {', '.join(_ROTATIONS)}"
+        given = self.operands(call, turn)
+        if given is None or given["unsqueeze_dim"] != "1":
+            return f"{name} does not get heads before positions, or gets more than plain names"
+        found = TurnedNorms.around(self.method, call, (given["q"], given["k"]), self.norm)
+        return found if isinstance(found, str) else self.route(found, call, given, turn)
+
+    def operands(self, call: ast.Call, turn: Site) -> dict[str, str] | None:
+        """The call's arguments as text, by operand name; None if they are not plain expressions."""
+        function = self.view.functions[turn.target].args
+        names = [parameter.arg for parameter in function.args]
+        given = dict(zip(reversed(names), reversed(function.defaults), strict=False))
+        given |= dict(zip(names, call.args, strict=False))
+        given |= {keyword.arg or "": keyword.value for keyword in call.keywords}
+        if "" in given or not all(map(is_plain, given.values())):
+            return None
+        said = {name: turn.captures.get(name, name) for name in ("q", "k", "cos", "sin", "unsqueeze_dim")}
+        return {name: ast.unparse(given[text]) if text in given else text for name, text in said.items()}
+
+    def route(self, found: TurnedNorms, call: ast.Call, given: Mapping[str, str], turn: Site) -> Site | str:
+        """The site of a run, or why there is none."""
+        attributes = [self.norm(node) for node in found.norms]
+        norm, other = (self.norms[attribute] for attribute in attributes)
+        weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
+        if norm is not other or norm.variant not in _NORMS or weight is None or eps is None:
+            why = self.view.scope.why_refused(norm.target.partition(".")[0])
+            return f"the norms do not share one class that computes one of {', '.join(_NORMS)}{why}"
+        if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
+            return reason
+        variant = f"{norm.variant}_{turn.variant}"
+        slot = SlotSpec(slot_name(OP, variant), OP, variant)
+        norms = [f"{self.receiver}.{attribute}" for attribute in attributes]
+        asked = [self.receiver, found.tensor, *norms, norm.target.partition(".")[0], turn.target]
+        asked.append(found.tables(given["cos"], given["sin"]))
+        tests = dict.fromkeys(f"({ast.unparse(test)})" for test in found.tests)
+        asks = f"({self.kernel} := {slot.name}.kernel{tuple_of(asked)}) is not None"
+        operands = [given["q"], given["k"], *(f"{each}{weight[1]}" for each in norms)]
+        operands += [*(f"{each}{eps[1]}" for each in norms), given["cos"], given["sin"]]
+        fused = ast.parse(f"{self.kernel}({', '.join(operands)})", mode="eval").body
+        comment = f"{OP}/{variant}: norms of queries and keys, and their rotation"
+        answer = found.without_norms(call, fused)
+        splices = guard(self.view, found.run, " and ".join([*tests, asks]), answer, comment, returns=False)
+        if splices is None:
+            return "a statement does not begin its own line"
+        return Site(
+            OP,
+            self.target,
+            Status.ROUTED,
+            variant,
+            form=digest(Node("tuple", (constant(norm.form), constant(turn.form)))),
+            captures={"q_norm": norms[0], "k_norm": norms[1], "rotary": turn.target},
+            splices=splices,
+            slots=(slot,),
+            relies_on=(norm.target, *norm.relies_on, turn.target),
+            skips={self.target: (*skipped_at_calls(norm), *skipped_at_calls(turn))},
+            lineno=self.method.lineno,
+        )

@@ -1,0 +1,1 @@
+"""RMSNorm, plain, gated, and with other roundings."""

@@ -1,0 +1,234 @@
+"""Rotary embedding: which formula each rotary function computes, and a kernel slot at each of its calls.
+
+A function is recognised by what it computes, including everything that it calls. This distinguishes halves
+from pairs, signs and casts even if the text is the same. Only the callee of a call changes, to
+``slot.at(self, callee)``, so every form of call works. A method has a guard before its body.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from veomni_hook.patches.code.calls import Calls, CallSite
+from veomni_hook.patches.code.document import Definition, FunctionNode
+from veomni_hook.patches.code.parameters import parameters_as
+from veomni_hook.patches.code.statements import module_statements
+from veomni_hook.patches.graph import (
+    TENSOR,
+    Difference,
+    Node,
+    Rule,
+    Unknown,
+    canonical,
+    digest,
+    recognised,
+    reference_form,
+    source,
+)
+from veomni_hook.patches.graph.inline import receiver_name
+from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.routes.ask import ask
+from veomni_hook.patches.routes.site import Site, Status, slot_name
+from veomni_hook.patches.routes.splice import before_body, in_place
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "rotary"
+CANDIDATES = "Every function and method whose name matches apply.*(rotary|rope)."
+
+_NAME = re.compile(r"apply.*(rotary|rope)", re.IGNORECASE)
+_MENTIONED = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
+_REFERENCE = "kernels/rotary/reference.py"
+# Prefix of transformers' decorators that record a function for its own kernels.
+_NOTES = "use_kernel"
+# Some functions hard-code this value, others get it as an argument.
+_PLACE = Rule("an argument or a literal", lambda node: node.op in ("argument", "constant"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A formula and the nodes of its operands."""
+
+    variant: str
+    form: str
+    bindings: Mapping[str, Node]
+    parameters: str = ""
+    inlined: tuple[str, ...] = ()
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every rotary function of a module, and every call of one."""
+    if not _MENTIONED.search(view.document.source):
+        return
+    yield from _imported(view)
+    found = [d for d in view.document.definitions() if isinstance(d.node, FunctionNode) and _is_rotary(d)]
+    functions = [d for d in found if d.parents == (view.document.tree,)]
+    known = {d.qualname: _known(view, d) for d in found}
+    calls = Calls(view.document, [d.qualname for d in functions], notes=_NOTES)
+    slots = _Slots()
+    for definition in found:
+        formula = known[definition.qualname]
+        if isinstance(formula, Site):
+            yield formula
+        elif definition.kind == "method":
+            yield _method(view, definition, formula)
+        else:
+            called = calls.sites(definition.qualname)
+            yield _function(definition, formula, called, known)
+            slot = slots.named(definition.qualname, formula)
+            yield from (_call(view, definition, formula, slot, site) for site in called)
+
+
+class _Slots:
+    """The slots of a module; functions with the same formula but other parameters get separate slots."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, SlotSpec] = {}
+
+    def named(self, function: str, known: _Known) -> SlotSpec:
+        wanted = slot_name(OP, known.variant)
+        for name in (wanted, f"{wanted}_{function}"):
+            spec = SlotSpec(name, OP, known.variant, known.parameters)
+            if self._by_name.setdefault(name, spec) == spec:
+                break
+        return spec
+
+
+def _function(
+    definition: Definition, known: _Known, called: list[CallSite], formulas: Mapping[str, _Known | Site]
+) -> Site:
+    """The site of a function: routed, or unbound with the reason."""
+    leaks = [site for site in called if site.leak]
+    callers = {site.where for site in called}
+    status, reason = Status.ROUTED, ""
+    if leaks:
+        status, reason = Status.UNBOUND, f"{leaks[0].reason} (line {leaks[0].node.lineno})"
+    elif not called:
+        reason = "nothing calls it"
+    elif not any(site.owner for site in called):
+        if all(isinstance(formulas.get(caller), _Known) for caller in callers):
+            reason = f"nothing calls it but {', '.join(sorted(callers))}, whose own calls count"
+        else:
+            status, reason = Status.UNBOUND, f"{called[0].reason} (line {called[0].node.lineno})"
+    return replace(_site(definition, known), status=status, reason=reason)
+
+
+def _call(view: ModuleView, definition: Definition, known: _Known, slot: SlotSpec, site: CallSite) -> Site:
+    """The site of a call: the new callee asks the slot."""
+    row = replace(
+        _site(definition, known),
+        target=site.where or definition.qualname,
+        counted=False,
+        lineno=site.node.lineno,
+    )
+    callee = ast.unparse(site.node)
+    if not site.owner:
+        return replace(row, status=Status.UNBOUND, reason=site.reason)
+    text = f"{slot.name}.at({site.owner}, {callee})"
+    if site.only_if:
+        text = f"({text} if {callee} is {site.only_if} else {callee})"
+    return replace(
+        row,
+        splices=(in_place(view, site.node, text),),
+        slots=(slot,),
+        relies_on=(definition.qualname,),
+    )
+
+
+def _method(view: ModuleView, definition: Definition, known: _Known) -> Site:
+    """The site of a method, with a guard before its body."""
+    node = definition.node
+    assert isinstance(node, FunctionNode)  # noqa: S101
+    receiver = receiver_name(node)
+    slot = SlotSpec(slot_name(OP, known.variant), OP, known.variant)
+    operands = [source(bound, receiver) for bound in known.bindings.values()]
+    code = ask(node, slot.name, receiver, operands)
+    return replace(
+        _site(definition, known),
+        splices=before_body(view, node, code, f"{OP}/{known.variant}"),
+        slots=(slot,),
+    )
+
+
+def _site(definition: Definition, known: _Known) -> Site:
+    captures = {name: source(node) for name, node in known.bindings.items() if source(node) != name}
+    return Site(
+        OP,
+        definition.qualname,
+        Status.ROUTED,
+        known.variant,
+        form=known.form,
+        captures=captures,
+        skips={definition.qualname: known.inlined},
+        lineno=definition.node.lineno,
+    )
+
+
+def _known(view: ModuleView, definition: Definition) -> _Known | Site:
+    """What a candidate computes, or a missed site with the reason."""
+    node = definition.node
+    assert isinstance(node, FunctionNode)  # noqa: S101
+    owner = definition.parents[-1]
+    missed = Site(OP, definition.qualname, Status.MISSED, lineno=node.lineno)
+    reason = _unsuited(view, definition)
+    if reason:
+        return replace(missed, reason=reason)
+    form = canonical(node, view.scope, owner if isinstance(owner, ast.ClassDef) else None)
+    if isinstance(form, Unknown):
+        return replace(missed, reason=f"{form.reason} (line {form.lineno})")
+    found = recognised(_REFERENCE, form, {"unsqueeze_dim": _PLACE}, otherwise=TENSOR)
+    if isinstance(found, Difference):
+        return replace(missed, reason=found.text, form=digest(form))
+    name, made = found
+    bindings = {operand: made.bindings[operand] for operand in reference_form(_REFERENCE, name).arguments}
+    parameters = "" if form.receiver else _parameters(node, bindings)
+    if parameters is None:
+        return replace(missed, reason=f"it is {name}, but its parameters do not define every operand")
+    return _Known(name.partition("__")[0], digest(form), bindings, parameters, form.inlined)
+
+
+def _unsuited(view: ModuleView, definition: Definition) -> str:
+    """Why a candidate is not analysed; empty if it is."""
+    node, parent = definition.node, definition.parents[-1]
+    assert isinstance(node, FunctionNode)  # noqa: S101
+    for decorator in node.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if not ast.unparse(called).rpartition(".")[2].startswith(_NOTES):
+            return f"it is decorated with {ast.unparse(decorator)}"
+    if isinstance(parent, ast.ClassDef):
+        return "" if receiver_name(node) else "a method without an instance"
+    if view.scope.functions.get(node.name) is not node:
+        return "it is not the only definition of its name, at the top level"
+    return ""
+
+
+def _parameters(function: FunctionNode, bindings: Mapping[str, Node]) -> str | None:
+    """Upstream's parameter list with the names of operands; None if it does not define all operands."""
+    arguments: dict[str, str] = {}
+    for operand, node in bindings.items():
+        if node.op == "argument" and arguments.setdefault(str(node.value), operand) != operand:
+            return None  # one argument for two operands
+    fixed = {operand: node.value for operand, node in bindings.items() if node.op == "constant"}
+    return parameters_as(function, arguments, fixed)
+
+
+def _is_rotary(definition: Definition) -> bool:
+    return bool(_NAME.search(definition.qualname.rpartition(".")[2]))
+
+
+def _imported(view: ModuleView) -> Iterator[Site]:
+    """Rotary functions imported from other files, whose code is not in this text."""
+    for statement in module_statements(view.document.tree):
+        if isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                if _NAME.search(alias.name):
+                    home = "." * statement.level + (statement.module or "")
+                    reason = f"it is defined in {home}, and its calls here are not followed"
+                    name = alias.asname or alias.name
+                    yield Site(
+                        OP, name, Status.UNBOUND, reason=reason, counted=False, lineno=statement.lineno
+                    )

@@ -1,1 +1,0 @@
-"""The structure of code: patterns, captures, fingerprints, names and their uses."""

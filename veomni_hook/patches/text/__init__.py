@@ -1,1 +1,0 @@
-"""Source text: documents with positions, edits, and helpers that read or insert code."""
