@@ -24,7 +24,7 @@ from veomni_hook.cache.inventory import (
     open_root,
     size_of,
 )
-from veomni_hook.cache.trust import Defect, Root
+from veomni_hook.cache.trusted_folder import Defect, Root
 
 __all__ = ["ClearResult", "clear"]
 

@@ -15,7 +15,7 @@ from types import CodeType
 
 from veomni_hook.cache.key import file_digest
 from veomni_hook.cache.results import Hit
-from veomni_hook.cache.trust import Defect, Root
+from veomni_hook.cache.trusted_folder import Defect, Root
 
 # Commands import this module before they know that they need the cache. So functions import json and
 # importlib.util, here and in the modules beside it.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from veomni_hook.cache import entry, lease
 from veomni_hook.cache.key import interpreter_tag
-from veomni_hook.cache.trust import TEMPORARY_SUFFIX, Defect, Root, Vanished, write_problem
+from veomni_hook.cache.trusted_folder import TEMPORARY_SUFFIX, Defect, Root, Vanished, write_problem
 from veomni_hook.errors import CacheError
 
 if TYPE_CHECKING:

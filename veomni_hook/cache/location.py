@@ -10,7 +10,7 @@ import os
 import sys
 
 from veomni_hook.cache import lease
-from veomni_hook.cache.trust import Defect, Root
+from veomni_hook.cache.trusted_folder import Defect, Root
 from veomni_hook.ownership import swap_problem
 
 __all__ = ["NOWHERE", "Location", "choose", "make_temporary"]

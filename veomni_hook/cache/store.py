@@ -13,7 +13,7 @@ import time
 from veomni_hook.cache import entry, lease, location
 from veomni_hook.cache.key import interpreter_tag
 from veomni_hook.cache.results import Hit, Miss, NotStored, Unpatched
-from veomni_hook.cache.trust import Defect, Root, Vanished, write_problem
+from veomni_hook.cache.trusted_folder import Defect, Root, Vanished, write_problem
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:

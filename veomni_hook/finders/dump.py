@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import decode_source
 
-from veomni_hook.cache.trust import Defect, Root
+from veomni_hook.cache.trusted_folder import Defect, Root
 from veomni_hook.finders.build import patch_with_idioms, stored_form
 from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.log import say, warn
