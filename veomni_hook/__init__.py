@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from veomni_hook.errors import VeomniHookWarning as VeomniHookWarning
     from veomni_hook.finders.handle import Handle as Handle
     from veomni_hook.finders.handle import activate as activate
-    from veomni_hook.finders.handle import register as register
+    from veomni_hook.finders.registration import register as register
     from veomni_hook.kernels.explain import explain as explain
     from veomni_hook.kernels.linear_cross_entropy.functional import (
         linear_cross_entropy as linear_cross_entropy,
@@ -45,7 +45,7 @@ _HOME = {
     "explain": "veomni_hook.kernels.explain",
     "linear_cross_entropy": "veomni_hook.kernels.linear_cross_entropy.functional",
     "loss_options": "veomni_hook.kernels.linear_cross_entropy.options",
-    "register": "veomni_hook.finders.handle",
+    "register": "veomni_hook.finders.registration",
     "register_kernel": "veomni_hook.kernels.selection.registry",
     "token_log_probs": "veomni_hook.kernels.linear_cross_entropy.functional",
     "use_kernels": "veomni_hook.kernels.selection.binding",

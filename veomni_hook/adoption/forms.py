@@ -20,12 +20,13 @@ from typing import Any
 
 from veomni_hook.adoption import live
 from veomni_hook.adoption.classes import with_copies
-from veomni_hook.finders import early, pipeline
-from veomni_hook.finders.finder import SHARED, is_remote, is_target
-from veomni_hook.finders.handle import current_settings
+from veomni_hook.finders.already_imported import is_patched
 from veomni_hook.finders.loader import PatchedLoader, virtual_path
-from veomni_hook.finders.outcome import Outcome
+from veomni_hook.finders.outcome import NOTHING, Outcome
+from veomni_hook.finders.patched_form import patched_form
+from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
+from veomni_hook.finders.targets import SHARED, is_remote, is_target
 from veomni_hook.kernels.explain.sites import FORM
 from veomni_hook.kernels.explain.standing import name_of
 from veomni_hook.kernels.slot import Slot
@@ -92,13 +93,7 @@ def is_in_question(name: str) -> bool:
     """Return whether classes of the module ``name`` may be adopted, judging by the name alone."""
     if name in SHARED and name != _LAYERS:
         return False  # their code has already run when a model is loaded
-    finder = STATE.finder
-    return (
-        is_target(name)
-        or is_remote(name)
-        or (finder is not None and name in finder.registered)
-        or (finder is not None and any(applies(name) for applies in finder.patterns))
-    )
+    return is_target(name) or is_remote(name) or STATE.is_registered(name)
 
 
 def form_of(name: str) -> Form | Unchanged:
@@ -111,14 +106,14 @@ def form_of(name: str) -> Form | Unchanged:
     spec = getattr(module, "__spec__", None)
     if module is None or spec is None:
         return Unchanged(f"its module {name} is not in sys.modules any more")
-    if early.is_patched(module):
+    if is_patched(module):
         return Unchanged(patched=True)
     if is_remote(name) and not current_settings().remote_code:
         return Unchanged("it is remote code, which is patched only under VEOMNI_REMOTE_CODE=1")
-    found = pipeline.patched_form(name, spec)
-    if isinstance(found, str):
-        return Unchanged("" if found == pipeline.NOTHING else found)
-    return _form(module, spec, *found)
+    patched = patched_form(name, spec)
+    if isinstance(patched, str):
+        return Unchanged("" if patched == NOTHING else patched)
+    return _form(module, spec, *patched)
 
 
 def _form(module: ModuleType, spec: ModuleSpec, loader: PatchedLoader, outcome: Outcome) -> Form | Unchanged:

@@ -40,7 +40,7 @@ def live_page(explanation: Explanation, *, notes: Sequence[str] = ()) -> str:
 
 
 def _module(name: str, rows: Sequence[Row]) -> Module:
-    from veomni_hook.finders.handle import current_settings
+    from veomni_hook.finders.settings_in_force import current_settings
     from veomni_hook.finders.state import STATE
     from veomni_hook.patches.report import PatchReport
 

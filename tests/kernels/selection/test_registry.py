@@ -233,7 +233,7 @@ class TestEntryPoints:
 
     def test_an_activation_switches_them(self, announce):
         code = (
-            "import veomni_hook\nfrom veomni_hook.finders.handle import current_settings\n"
+            "import veomni_hook\nfrom veomni_hook.finders.settings_in_force import current_settings\n"
             "from veomni_hook.kernels.selection.registry import registry\n"
             "def known(): current_settings(); return 'theirs' in registry.backends(), registry.version\n"
             "print(known()[0], end=' ')\n"
@@ -245,7 +245,7 @@ class TestEntryPoints:
 
     def test_a_reference_of_theirs_gives_ours_back(self, announce):
         code = (
-            "import veomni_hook\nfrom veomni_hook.finders.handle import current_settings\n"
+            "import veomni_hook\nfrom veomni_hook.finders.settings_in_force import current_settings\n"
             "from veomni_hook.kernels.selection.registry import registry\n"
             "def load(): current_settings(); return next(k.load for k in registry.kernels('rms_norm', 'unweighted') "
             "if k.backend == 'reference')\n"

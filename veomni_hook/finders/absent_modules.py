@@ -14,9 +14,10 @@ from fnmatch import fnmatchcase
 from itertools import chain
 
 from veomni_hook.errors import ConfigError
-from veomni_hook.finders.finder import SHARED, is_remote, is_target
 from veomni_hook.finders.locate import locate
 from veomni_hook.finders.log import warn_once
+from veomni_hook.finders.settings_in_force import current_settings
+from veomni_hook.finders.targets import SHARED, is_remote, is_target
 from veomni_hook.patches.spec import PatchConfig, is_pattern
 
 __all__ = ["Absent", "absent", "problem", "report"]
@@ -26,26 +27,22 @@ Absent = tuple[str, str]
 
 _OWN = "veomni_hook."
 _MODELS = "transformers.models"
-
-
 _FIX = "correct its source_module, or remove the config"
 
 
 def absent(configs: Iterable[PatchConfig]) -> list[Absent]:
     """The configs that match no installed module; built-in ones may be for other releases."""
     named = dict.fromkeys((config.name, config.source_module) for config in configs)
-    return [each for each in named if not each[0].startswith(_OWN) and problem(each[1])]
+    return [(name, module) for name, module in named if not name.startswith(_OWN) and problem(module)]
 
 
-def report(found: Iterable[Absent], *, registered: bool = False) -> None:
+def report(configs: Iterable[Absent], *, registered: bool = False) -> None:
     """Warn once per process about each of these configs that still matches no installed module.
 
     Raises:
         ConfigError: in strict mode.
     """
-    from veomni_hook.finders.handle import current_settings
-
-    for name, module in found:
+    for name, module in configs:
         why = problem(module, registered=registered)
         if why and current_settings().strict:
             raise ConfigError(why, where=f"config {name}", fix=_FIX)

@@ -9,7 +9,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import AlreadyImportedError, AlreadyImportedWarning
+from veomni_hook.finders.loader import PatchedLoader
+from veomni_hook.finders.log import note
+from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
+from veomni_hook.finders.targets import PREFIX
+from veomni_hook.layout import shortened
 
 if TYPE_CHECKING:
     from veomni_hook.patches.spec import PatchConfig
@@ -26,8 +31,6 @@ _IN_A_NOTEBOOK = (
 
 def is_patched(module: ModuleType) -> bool:
     """Whether this module runs patched source."""
-    from veomni_hook.finders.loader import PatchedLoader
-
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
     return isinstance(getattr(loader, "patched", loader), PatchedLoader)
 
@@ -41,25 +44,6 @@ def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
         )
         names.update(dict.fromkeys(matching))
     return list(names)
-
-
-def affected() -> list[str]:
-    """Names of the loaded, unpatched modules that would be patched if they were imported now.
-
-    Looks in the cache; on a miss, patches the module without executing it.
-    """
-    from veomni_hook.finders.finder import is_remote, is_target
-    from veomni_hook.finders.handle import current_settings
-    from veomni_hook.finders.pipeline import would_patch
-
-    remote = current_settings().remote_code
-    found = []
-    for name, module in list(sys.modules.items()):
-        if is_target(name) or (remote and is_remote(name)):
-            spec = getattr(module, "__spec__", None)
-            if spec is not None and not is_patched(module) and would_patch(name, spec):
-                found.append(name)
-    return found
 
 
 def _is_notebook() -> bool:
@@ -77,10 +61,6 @@ def report(names: Iterable[str]) -> None:
     Raises:
         AlreadyImportedError: in strict mode.
     """
-    from veomni_hook.finders.handle import current_settings
-    from veomni_hook.finders.log import note
-    from veomni_hook.layout import shortened
-
     loaded = [
         name
         for name in dict.fromkeys(names)
@@ -102,8 +82,6 @@ def report(names: Iterable[str]) -> None:
 
 def _families(names: Iterable[str]) -> list[str]:
     """Return the families of modules, then the modules that belong to none."""
-    from veomni_hook.finders.finder import PREFIX
-
     ordered = sorted(names, key=lambda name: not name.startswith(PREFIX))
     return list(
         dict.fromkeys(

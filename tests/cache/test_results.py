@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veomni_hook.cache.outcome import Hit, Miss, NotStored, Unpatched
+from veomni_hook.cache.results import Hit, Miss, NotStored, Unpatched
 
 
 def _hit() -> Hit:

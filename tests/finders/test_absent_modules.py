@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.finders.conftest import DATA, TINY, Python
-from veomni_hook.finders.installed import problem
+from veomni_hook.finders.absent_modules import problem
 
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 RUN = f"import sys; sys.path.insert(0, '.'); import veomni_hook.install\n{SHOW}\nimport transformers.models.still.modeling_still"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from veomni_hook import ownership
-from veomni_hook.cache import trust
-from veomni_hook.cache.trust import Defect, Root, Vanished
+from veomni_hook.cache import trusted_folder
+from veomni_hook.cache.trusted_folder import Defect, Root, Vanished
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_system_without_user_ids_has_no_ownership_rules(
 def test_system_without_folder_descriptors_works_by_full_paths(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "_BY_DESCRIPTOR", False)
+    monkeypatch.setattr(trusted_folder, "_BY_DESCRIPTOR", False)
     opened = Root.create(str(root))
     assert opened.descriptor is None
     opened.make_folders("a/b")

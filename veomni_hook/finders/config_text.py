@@ -10,9 +10,10 @@ import re
 import sys
 from functools import cache
 
-from veomni_hook.finders.finder import is_target
+from veomni_hook.finders.locate import locate
+from veomni_hook.finders.targets import is_target
 
-__all__ = ["half_made", "may_be_for"]
+__all__ = ["half_imported", "is_being_imported", "may_be_for"]
 
 _MADE = re.compile(r"\bPatchConfig\(")
 _SOURCE = re.compile(r"""\bPatchConfig\(\s*(?:source_module\s*=\s*)?(["'])([\w.]+)\1""")
@@ -41,25 +42,28 @@ def may_be_for(name: str, target: str) -> bool:
     return sources is None or target in sources
 
 
-def half_made(name: str) -> str:
+def half_imported(name: str) -> str:
     """The first module that a config made for patchgen imports and that is being imported now; usually empty.
 
     Other configs are loaded in any case: what imports the target may keep its classes and would never see the
     patched ones.
     """
     for imported in _imports(name.partition(":")[0], tuple(sys.path)):
-        spec = getattr(sys.modules.get(imported), "__spec__", None)
-        if getattr(spec, "_initializing", False):
+        if is_being_imported(imported):
             return imported
     return ""
+
+
+def is_being_imported(module: str) -> bool:
+    """Whether a module is in `sys.modules` but not complete."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
 
 
 @cache
 def _sources(module: str, path: tuple[str, ...]) -> frozenset[str] | None:
     """The modules that the configs of a config module are for; None if its text does not tell."""
-    from veomni_hook.finders.locate import locate
-
-    found: set[str] = set()
+    patched: set[str] = set()
     seen: set[str] = set()
     pending = [module]
     while pending:  # configs may be taken from other modules, also in a circle, which loading them reports
@@ -68,11 +72,11 @@ def _sources(module: str, path: tuple[str, ...]) -> frozenset[str] | None:
         told = _told(_text(here, path))
         if told is None:
             return None
-        found |= told[0]
+        patched |= told[0]
         pending += told[1] - seen
     # A config for a module that is not installed is loaded, so that a warning can say so.
-    known = all(is_target(name) and locate(name) is not None for name in found)
-    return frozenset(found) if known else None
+    known = all(is_target(name) and locate(name) is not None for name in patched)
+    return frozenset(patched) if known else None
 
 
 def _told(text: str | None) -> tuple[set[str], set[str]] | None:
@@ -95,14 +99,12 @@ def _imports(module: str, path: tuple[str, ...]) -> tuple[str, ...]:
     text = _text(module, path) or ""
     if _PATCHGEN not in text:
         return ()
-    names = dict.fromkeys(one or other for one, other in _IMPORTED.findall(text))
+    names = dict.fromkeys(taken_from or imported for taken_from, imported in _IMPORTED.findall(text))
     return tuple(name for name in names if not name.startswith(("transformers", "torch")))
 
 
 @cache
 def _text(module: str, path: tuple[str, ...]) -> str | None:
-    from veomni_hook.finders.locate import locate
-
     spec = locate(module)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return None

@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this n
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["TEMPORARY_SUFFIX", "Defect", "Root", "Vanished"]
+__all__ = ["TEMPORARY_SUFFIX", "Defect", "Root", "Vanished", "write_problem"]
 
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 # Without O_NONBLOCK, a named pipe instead of a file would block the import until someone writes to it.
@@ -218,6 +218,11 @@ class Root:
 
     def _at(self, name: str) -> str:
         return name if self.descriptor is not None else self.full(name)
+
+
+def write_problem(path: str) -> str:
+    """Why an existing folder cannot be written; empty when it can."""
+    return "" if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written"
 
 
 def _kind(mode: int) -> str:

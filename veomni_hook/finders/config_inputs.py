@@ -28,9 +28,9 @@ _PINNED = ("transformers", "torch", "veomni_hook", "numpy")
 def input_files(loaded: Iterable[Loaded]) -> dict[str, str]:
     """Return the digest of every file that these configs were read from, by path."""
     paths: set[str] = set()
-    for one in loaded:
-        paths.update(_module_files(one.module, set()))
-        for config in one.configs:
+    for config_module in loaded:
+        paths.update(_module_files(config_module.module, set()))
+        for config in config_module.configs:
             paths.update(_replacement_files(config))
     return {path: file_digest(path) for path in sorted(paths)}
 
@@ -66,9 +66,9 @@ def _texts(value: Any) -> Iterator[str]:
         yield repr(value)
 
 
-def _source(found: Any) -> str:
+def _source(definition: Any) -> str:
     try:
-        return inspect.getsource(inspect.unwrap(found))
+        return inspect.getsource(inspect.unwrap(definition))
     except (OSError, TypeError):
         return ""  # the engine raises ReplacementError when it needs this source
 
@@ -76,8 +76,8 @@ def _source(found: Any) -> str:
 def _replacement_files(config: PatchConfig) -> Iterator[str]:
     objects = [patch.replacement for patch in config.patches]
     objects += [*config.helpers, *(positioned.helper for positioned in config.positioned_helpers)]
-    for found in objects:
-        module = sys.modules.get(getattr(found, "__module__", None) or "")
+    for definition in objects:
+        module = sys.modules.get(getattr(definition, "__module__", None) or "")
         if module is not None and _watched(module):
             yield from _file(module)
     for patch in config.patches:
