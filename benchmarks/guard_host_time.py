@@ -75,7 +75,7 @@ def measured() -> tuple[dict[str, float], dict[str, Any]]:
 
     import veomni_hook
     from tests.kernels.patched_qwen3 import load
-    from veomni_hook.kernels.selection.state import set_choice
+    from veomni_hook.kernels.selection.process_choice import set_choice
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     set_choice("triton" if device == "cuda" else "torch")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.ascend import double
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.kernels.selection.state import STATE
 from veomni_hook.kernels.selection.system import System
 from veomni_hook.kernels.shared import ascend
 

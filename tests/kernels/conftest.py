@@ -9,8 +9,8 @@ import torch._dynamo
 from tests.ascend.fixtures import called, on_ascend, operators  # noqa: F401 - fixtures
 from tests.kernels.interpreter import hasten
 from tests.kernels.patched_qwen3 import load
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import Requirement, registry
-from veomni_hook.kernels.selection.state import STATE
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,7 +18,7 @@ from torch import nn
 from tests.proof.build import Unbuildable, build
 from tests.proof.compare import Differs, Run, agree, meaningful, run
 from tests.proof.inputs import Calls, Inputs
-from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.kernels.slot import Slot
 
 __all__ = [

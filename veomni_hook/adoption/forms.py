@@ -26,9 +26,9 @@ from veomni_hook.finders.handle import current_settings
 from veomni_hook.finders.loader import PatchedLoader, virtual_path
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.explain.sites import FORM
-from veomni_hook.kernels.explain.standing import name_of
+from veomni_hook.kernels.explain.replacements import name_of
 from veomni_hook.kernels.slot import Slot
+from veomni_hook.kernels.slot.guards import FORM
 from veomni_hook.kernels.slot.skipped import Recognised, making_slots_of
 from veomni_hook.patches.delta import BASES, ChangedClass, Delta, adopted_name, delta
 

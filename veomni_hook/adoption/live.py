@@ -7,7 +7,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from veomni_hook.kernels.explain.standing import home_of, name_of
+from veomni_hook.kernels.explain.replacements import home_of, name_of
 
 __all__ = ["code_like", "definition", "definitions", "replaced", "set_class_cell"]
 

@@ -12,7 +12,7 @@ from veomni_hook.adoption.report import Adoption
 from veomni_hook.errors import AdoptionError
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.explain import places_of
-from veomni_hook.kernels.explain.standing import name_of
+from veomni_hook.kernels.explain.replacements import name_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -105,8 +105,8 @@ def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool =
 
 
 def _asked_first(op: str, variant: str, device: str, *, compiled: bool) -> str:
+    from veomni_hook.kernels.selection.process_choice import STATE as KERNELS
     from veomni_hook.kernels.selection.select import select, system_of
-    from veomni_hook.kernels.selection.state import STATE as KERNELS
 
     selected = select(op, variant, KERNELS.effective, system_of(device))
     if selected.failure is not None:
@@ -119,8 +119,8 @@ def _asked_first(op: str, variant: str, device: str, *, compiled: bool) -> str:
 
 def _has_kernels(patch: Mapping[str, Any]) -> bool:
     """Whether any device has a kernel for a route."""
+    from veomni_hook.kernels.selection.process_choice import STATE as KERNELS
     from veomni_hook.kernels.selection.select import excluded
-    from veomni_hook.kernels.selection.state import STATE as KERNELS
 
     if patch["kind"] != _ROUTE:
         return False

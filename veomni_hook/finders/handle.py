@@ -267,14 +267,14 @@ def bind_slots() -> None:
     Raises:
         KernelError: the kernel choice names an unknown op or backend.
     """
-    if "veomni_hook.kernels.selection.state" not in sys.modules:
+    if "veomni_hook.kernels.selection.process_choice" not in sys.modules:
         return
-    from veomni_hook.kernels.selection import state
+    from veomni_hook.kernels.selection import process_choice
 
     if STATE.handles:
-        state.STATE.asked = _first_asked
-        state.set_choice(current_settings().kernels)
-    state.set_active(active=bool(STATE.handles))
+        process_choice.STATE.asked = _first_asked
+        process_choice.set_choice(current_settings().kernels)
+    process_choice.set_active(active=bool(STATE.handles))
 
 
 def _first_asked(module: str, device: str | None, compiled: bool) -> None:  # noqa: FBT001

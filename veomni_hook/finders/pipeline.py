@@ -148,7 +148,7 @@ def _loader_of(
     found: tuple[Outcome, str | None, CodeType | None],
     settings: Settings,
 ) -> PatchedLoader:
-    import veomni_hook.kernels.selection.state  # noqa: F401 - the first patched module brings the first slots
+    import veomni_hook.kernels.selection.process_choice  # noqa: F401 - the first patched module brings the first slots
 
     bind_slots()
     outcome, text, code = found

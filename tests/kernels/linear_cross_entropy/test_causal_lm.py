@@ -13,7 +13,7 @@ from tests.kernels.linear_cross_entropy.routed import batch, pair, with_decoder
 from tests.kernels.matching import close
 from veomni_hook.kernels.linear_cross_entropy import causal_lm
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from veomni_hook.kernels.linear_cross_entropy.options import loss_options
 from veomni_hook.kernels.linear_cross_entropy.output import HELD
 from veomni_hook.kernels.linear_cross_entropy.traced import TracedLogits
 from veomni_hook.kernels.selection.binding import bind
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 OP = "veomni_hook.linear_cross_entropy"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

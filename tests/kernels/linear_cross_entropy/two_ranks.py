@@ -19,7 +19,7 @@ from tests.kernels.matching import close
 from veomni_hook.kernels.explain import explain
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits, logits_are_read
 from veomni_hook.kernels.selection.binding import bind
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,8 @@ from veomni_hook.finders import state as finders
 from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.kernels.explain import explain
 from veomni_hook.kernels.selection.binding import BINDING, bind, binding_of, use_kernels
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.kernels.selection.registry import Op, Variant, registry
-from veomni_hook.kernels.selection.state import STATE, set_choice
 
 
 def backends(model, op="rms_norm"):

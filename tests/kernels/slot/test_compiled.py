@@ -8,8 +8,8 @@ import torch._dynamo.testing
 from torch import nn
 
 from veomni_hook.kernels.selection.binding import bind, use_kernels
+from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.kernels.selection.registry import Kernel, Op, Requirement, Variant, registry
-from veomni_hook.kernels.selection.state import set_active, set_choice
 from veomni_hook.kernels.slot import Slot
 
 X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))

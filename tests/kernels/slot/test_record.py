@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.kernels.explain import explain
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.slot import Outcome, Slot
 from veomni_hook.kernels.slot.record import Tally
 

@@ -16,8 +16,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.rms_norm.torch import rms_norm
+from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.kernels.selection.registry import Kernel, Op, Requirement, Variant, load_attribute, registry
-from veomni_hook.kernels.selection.state import set_active, set_choice
 from veomni_hook.kernels.slot import Outcome, Slot
 
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.explain.explanation import MODES, UNASKED, Explanation, Row
-from veomni_hook.kernels.explain.sites import Guard, guards_in, guards_of, slots_in
-from veomni_hook.kernels.explain.stacked import warn_of_stacked
-from veomni_hook.kernels.explain.standing import Standing, home_of, name_of, overridden, standing
+from veomni_hook.kernels.explain.replacements import Standing, home_of, name_of, overridden, standing
 from veomni_hook.kernels.selection.binding import binding_of
 from veomni_hook.kernels.selection.choice import AUTO
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import EAGER, load_attribute, registry
-from veomni_hook.kernels.selection.state import STATE
 from veomni_hook.kernels.slot import Outcome, Slot
 from veomni_hook.kernels.slot.candidates import REPLACED
+from veomni_hook.kernels.slot.guards import Guard, guards_in, guards_of, slots_in
+from veomni_hook.kernels.slot.liger_warning import warn_of_stacked
 
 if TYPE_CHECKING:
     from torch import nn

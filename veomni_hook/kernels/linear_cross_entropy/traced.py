@@ -26,8 +26,8 @@ from veomni_hook.kernels.linear_cross_entropy import losses, output
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective
 from veomni_hook.kernels.linear_cross_entropy.options import OPEN
 from veomni_hook.kernels.linear_cross_entropy.sample import sample
-from veomni_hook.kernels.shared.operands import not_plain
-from veomni_hook.kernels.slot.modules import call_is_seen, is_linear
+from veomni_hook.kernels.shared.module_calls import call_is_seen, is_linear
+from veomni_hook.kernels.shared.operand_checks import not_plain
 
 if TYPE_CHECKING:
     from veomni_hook.kernels.linear_cross_entropy.causal_lm import Call

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.choice import AUTO, Choice, choice_of
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.select import excluded
-from veomni_hook.kernels.selection.state import STATE
 from veomni_hook.layout import counted, shortened
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def bind(model: nn.Module, preset: str | None = None, /, **ops: str | None) -> N
         registry.check(op)
         changes[op] = None
     _check_sites(model, choice)
-    from veomni_hook.kernels.explain.stacked import warn_of_stacked
+    from veomni_hook.kernels.slot.liger_warning import warn_of_stacked
 
     warn_of_stacked(model)
     for module in model.modules():
@@ -137,7 +137,7 @@ def _binding_what_is_made() -> list[RemovableHandle]:
 def _check_sites(model: nn.Module, choice: Choice) -> None:
     """Raise KernelError if ``choice`` names a backend that has no kernel for a slot in ``model``."""
     from veomni_hook.kernels.explain import places_of
-    from veomni_hook.kernels.explain.unpatched import no_slots
+    from veomni_hook.kernels.explain.no_slots import no_slots
 
     modules = list(model.named_modules())
     known = {kind: places_of(kind) for kind in dict.fromkeys(type(module) for _, module in modules)}

@@ -21,8 +21,8 @@ from weakref import ref
 
 from veomni_hook.kernels.selection.binding import BINDING
 from veomni_hook.kernels.selection.choice import Choice
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import EAGER, load_attribute, registry
-from veomni_hook.kernels.selection.state import STATE
 from veomni_hook.kernels.slot.candidates import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.slot.compiled import Compiled, device_of
 from veomni_hook.kernels.slot.record import Record
@@ -279,7 +279,7 @@ class Slot:
     def _replaced_by(self, function: Any) -> Outcome:
         """Return the outcome of a call of ``function``, which replaces upstream's."""
         if self._replacement[0] is not function:
-            from veomni_hook.kernels.explain.standing import name_of
+            from veomni_hook.kernels.explain.replacements import name_of
 
             self._replacement = (function, Outcome(REPLACED, f"replaced by {name_of(function)}"))
         return self._replacement[1]
@@ -302,7 +302,7 @@ class Slot:
         """Create the record of a module at its first call."""
         key = id(owner)
         held = self._outcomes[key] = Record(ref(owner, lambda _: self._outcomes.pop(key, None)))
-        from veomni_hook.kernels.explain.stacked import warn_of_first_call
+        from veomni_hook.kernels.slot.liger_warning import warn_of_first_call
 
         warn_of_first_call(self.module_name, owner)
         return held

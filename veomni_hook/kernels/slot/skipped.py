@@ -331,7 +331,7 @@ def _own_of_operands(kind: type, name: str, operands: tuple[Any, ...]) -> Any:
 
 
 def _said(name: str, standing: Any) -> str:
-    from veomni_hook.kernels.slot.modules import written_in  # imports torch, which is loaded by now
+    from veomni_hook.kernels.shared.module_calls import written_in  # imports torch, which is loaded by now
 
     return f"{name}, which a kernel would not call, was replaced by {'.'.join(written_in(standing))}"
 

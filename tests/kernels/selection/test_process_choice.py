@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from veomni_hook.errors import KernelError
+from veomni_hook.kernels.selection.process_choice import STATE, get_choice, set_active, set_choice
 from veomni_hook.kernels.selection.registry import Kernel, register_kernel, registry
-from veomni_hook.kernels.selection.state import STATE, get_choice, set_active, set_choice
 
 
 def test_a_choice_is_read_back():

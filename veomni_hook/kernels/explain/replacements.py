@@ -12,7 +12,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from veomni_hook.kernels.explain.sites import Guard, module_of, slots_in
+from veomni_hook.kernels.slot.guards import Guard, module_of, slots_in
 
 __all__ = ["Standing", "home_of", "name_of", "standing"]
 

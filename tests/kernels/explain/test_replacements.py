@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.kernels.explain import explain
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.slot import Slot
 
 X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
