@@ -11,10 +11,10 @@ import pytest
 from tests.kernels.liger_double import Liger, step
 from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.errors import VeomniHookWarning
-from veomni_hook.kernels.explain import explain
-from veomni_hook.kernels.selection.binding import bind
+from veomni_hook.kernels.bind import bind
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.slot import Slot, liger_warning
+from veomni_hook.report.explanation import explain
 
 NORM = "liger_kernel.transformers.rms_norm.LigerRMSNorm"
 ROTARY = "liger_kernel.transformers.rope.liger_rotary_pos_emb"

@@ -14,13 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from veomni_hook.kernels.shared.module_calls import (
-    call_is_seen,
-    has_code,
-    is_as_written,
-    place_of,
-    written_in,
-)
+from veomni_hook.kernels.shared.module_calls import call_is_seen, has_code, is_as_written, place_of
+from veomni_hook.kernels.shared.origin import written_in
 
 __all__ = ["FUNCTIONS", "name_of", "unknown"]
 

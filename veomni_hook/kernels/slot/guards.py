@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from veomni_hook.kernels.slot import Slot
+from veomni_hook.kernels.slot.slot import Slot
 
 __all__ = ["FORM", "Guard", "guards_in", "guards_of", "module_of", "slots_in"]
 
