@@ -29,13 +29,14 @@ __all__ = ["rows_of_model", "rows_of_module"]
 
 
 def rows_of_module(module: ModuleType, device: str) -> list[Row]:
-    """Return a row for each slot of a modeling module; what it would select is told for ``device``."""
+    """Return a row for each slot of a modeling module, with what it would select on ``device``."""
     return [_of_module(module, name, slot, device) for name, slot in slots_in(module).items()]
 
 
 def rows_of_model(model: nn.Module, device: str) -> list[Row]:
-    """Return a row for each slot of each module; what slots not asked yet would select is told for ``device``."""
-    return list(with_unasked(list(with_parts(list(_rows_of(model, device))))))
+    """Return a row for each slot of each module; slots not asked yet: with what they would select."""
+    rows = list(with_parts(list(_rows_of(model, device))))
+    return list(with_unasked(rows))
 
 
 def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
