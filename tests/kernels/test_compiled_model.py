@@ -6,8 +6,8 @@ import torch._dynamo.testing
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import batch, pair
-from veomni_hook.kernels.selection.binding import bind
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.bind import bind
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 pytest.importorskip("triton")
 

@@ -27,9 +27,10 @@ from veomni_hook.finders.patched_form import patched_form
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.targets import SHARED, is_remote, is_target
-from veomni_hook.kernels.explain.sites import FORM
-from veomni_hook.kernels.explain.standing import name_of
+from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.slot import Slot
+from veomni_hook.kernels.slot.comparison import definition
+from veomni_hook.kernels.slot.guards import FORM
 from veomni_hook.kernels.slot.skipped import Recognised, making_slots_of
 from veomni_hook.patches.delta import BASES, ChangedClass, Delta, adopted_name, delta
 
@@ -196,7 +197,7 @@ class _Build:
         names: dict[str, Any] = {BASES: tuple(bases)}
         exec(code, vars(self._module), names)
         made = names[change.name]
-        if not live.set_class_cell(made, live.definition(code, change.name), kind):
+        if not live.set_class_cell(made, definition(code, change.name), kind):
             self._form.refused[change.name] = "it calls super() where a decorator hides the call"
             return
         setattr(made, FORM, self._homes)
@@ -207,7 +208,7 @@ class _Build:
         """Return the code of a recognised definition: from the changed class, or from the loaded module."""
         if (code := self._codes.get(place)) is not None:
             return code
-        written = live.definition(self._written, place)
+        written = definition(self._written, place)
         return None if written is None else live.code_like(written, self._found(place))
 
     def _found(self, place: str) -> Any:

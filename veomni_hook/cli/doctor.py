@@ -187,8 +187,8 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
     """Return every config module with its origin and, if loaded, the modules that it patches."""
     from veomni_hook.cli.spec_sources import BUILT_IN, load_sources, names
     from veomni_hook.cli.target_options import import_from_here
-    from veomni_hook.finders.configs import PluginError
     from veomni_hook.finders.absent_modules import problem
+    from veomni_hook.finders.configs import PluginError
     from veomni_hook.patches.routes.config import NAME
     from veomni_hook.plugins import note_failure
 

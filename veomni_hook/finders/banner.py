@@ -17,8 +17,8 @@ from veomni_hook.finders.log import say
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.targets import PREFIX
+from veomni_hook.kernels.selection.process_choice import STATE as KERNELS
 from veomni_hook.kernels.selection.select import excluded, select, system_of
-from veomni_hook.kernels.selection.state import STATE as KERNELS
 from veomni_hook.settings import BANNER_SHOWN
 
 __all__ = ["kernels_are_chosen", "module_is_patched"]

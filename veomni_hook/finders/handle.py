@@ -181,7 +181,7 @@ def _mentions(path: str, word: bytes) -> bool:
 
 
 def _bind_slots() -> None:
-    if "veomni_hook.kernels.selection.state" in sys.modules:  # otherwise there is no slot yet
+    if "veomni_hook.kernels.selection.process_choice" in sys.modules:  # otherwise there is no slot yet
         from veomni_hook.finders.slots import bind_slots
 
         bind_slots()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from veomni_hook.finders.banner import kernels_are_chosen
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.selection import state as kernels
+from veomni_hook.kernels.selection import process_choice as kernels
 
 __all__ = ["bind_slots"]
 

@@ -11,8 +11,8 @@ import torch._dynamo.testing
 from tests.kernels.matching import close
 from tests.kernels.moe_router.test_models import FAMILIES
 from tests.kernels.patched_qwen3 import load
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.kernels.selection.state import set_choice
 
 pytest.importorskip("triton")
 

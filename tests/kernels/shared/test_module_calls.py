@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from veomni_hook.kernels.slot.modules import call_is_seen
+from veomni_hook.kernels.shared.module_calls import call_is_seen
 
 
 def test_a_call_that_only_computes():

@@ -11,10 +11,10 @@ import pytest
 from tests.kernels.liger_double import Liger, step
 from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.errors import VeomniHookWarning
-from veomni_hook.kernels.explain import explain, stacked
-from veomni_hook.kernels.selection.binding import bind
-from veomni_hook.kernels.selection.state import set_choice
-from veomni_hook.kernels.slot import Slot
+from veomni_hook.kernels.bind import bind
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.kernels.slot import Slot, liger_warning
+from veomni_hook.report.explanation import explain
 
 NORM = "liger_kernel.transformers.rms_norm.LigerRMSNorm"
 ROTARY = "liger_kernel.transformers.rope.liger_rotary_pos_emb"
@@ -25,9 +25,9 @@ MLP = "liger_kernel.transformers.swiglu.LigerSwiGLUMLP.forward"
 @pytest.fixture
 def liger(monkeypatch):
     set_choice("torch")
-    stacked.forget()
+    liger_warning.forget()
     yield Liger(monkeypatch)
-    stacked.forget()
+    liger_warning.forget()
 
 
 def reasons(model, op):
@@ -117,6 +117,6 @@ class TestWarning:
         exec("class Norm:\n    pass", vars(module))
         vars(module)["slot"] = Slot("rms_norm", "cast_before_weight", "made_in_memory")
         monkeypatch.setitem(sys.modules, "made_in_memory", module)
-        monkeypatch.setitem(sys.modules, stacked.LIGER, ModuleType(stacked.LIGER))
-        stacked.forget()
-        stacked.warn_of_first_call("made_in_memory", module.Norm())
+        monkeypatch.setitem(sys.modules, liger_warning.LIGER, ModuleType(liger_warning.LIGER))
+        liger_warning.forget()
+        liger_warning.warn_of_first_call("made_in_memory", module.Norm())

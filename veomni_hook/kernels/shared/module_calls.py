@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as module_globals
 
+from veomni_hook.kernels.shared.origin import written_in
+
 __all__ = [
     "call_is_overridden",
     "call_is_seen",
@@ -16,7 +18,6 @@ __all__ = [
     "is_linear",
     "parameter",
     "place_of",
-    "written_in",
 ]
 
 _GLOBAL_FORWARD, _GLOBAL_FORWARD_PRE, _GLOBAL_BACKWARD, _GLOBAL_BACKWARD_PRE = (
@@ -66,19 +67,6 @@ def call_is_overridden(module: nn.Module) -> str | None:
     if type(module).__call__ is not _CALL:
         return f"has a __call__ that is not torch's ({type(module).__name__})"
     return None
-
-
-def written_in(function: Any) -> tuple[str, str]:
-    """Return the module in which a function was written, and its name there.
-
-    Read from its code and globals, because decorators change ``__module__`` and ``__qualname__``. For objects
-    that are not functions, the class is used.
-    """
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return str(type(function).__module__), type(function).__qualname__
-    return str(function.__globals__.get("__name__", "")), str(code.co_qualname)
 
 
 def is_as_written(kind: type[nn.Module]) -> bool:

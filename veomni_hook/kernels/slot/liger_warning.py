@@ -13,8 +13,8 @@ from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import VeomniHookWarning
-from veomni_hook.kernels.explain.sites import guards_in, slots_in
-from veomni_hook.kernels.explain.standing import home_of, name_of
+from veomni_hook.kernels.shared.origin import home_of, name_of
+from veomni_hook.kernels.slot.guards import guards_in, slots_in
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 from veomni_hook.kernels.selection.choice import Choice, parse_choice
-from veomni_hook.kernels.selection.registry import EAGER, registry
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.registry import registry
 
 __all__ = ["STATE", "State", "get_choice", "set_active", "set_choice"]
 
 
 class State:
-    """Mutable process state of `veomni_hook.kernels`; tests make their own or restore this one.
+    """Mutable process state of `veomni_hook.kernels`; tests restore it.
 
     Attributes:
         choice: the choice in the settings.
@@ -39,16 +41,26 @@ class State:
     @property
     def effective(self) -> Choice:
         """The choice for unbound modules."""
-        found = self.choice
+        effective = self.choice
         for choice in self.contexts:
-            found = choice.over(found)
-        return found
+            effective = choice.over(effective)
+        return effective
 
     def changed(self) -> None:
         """Make slots look their kernels up again."""
         effective = self.effective
         self.wanted = {op: effective.backend(op) if self.active else EAGER for op in registry.ops()}
         self.epoch += 1
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Undo, at the end of the block, what is chosen or switched in it, as tests do."""
+        before = self.choice, self.contexts, self.active
+        try:
+            yield
+        finally:
+            self.choice, self.contexts, self.active = before
+            self.changed()
 
 
 STATE = State()

@@ -1,7 +1,7 @@
 """The guards in a patched module, read from its source because its classes may have been changed since.
 
 A class whose ``forward`` was replaced no longer names its slot. So the source shows what was patched, and the
-class and the instance show what would run (`veomni_hook.kernels.explain.standing`).
+class and the instance show what would run (`veomni_hook.kernels.explain.replacements`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from veomni_hook.kernels.slot import Slot
+from veomni_hook.kernels.slot.slot import Slot
 
 __all__ = ["FORM", "Guard", "guards_in", "guards_of", "module_of", "slots_in"]
 

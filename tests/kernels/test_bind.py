@@ -17,10 +17,12 @@ from tests.kernels.patched_qwen3 import UPSTREAM, batch, pair, tiny_config
 from veomni_hook.errors import KernelError
 from veomni_hook.finders import state as finders
 from veomni_hook.finders.finder import PatchFinder
-from veomni_hook.kernels.explain import explain
-from veomni_hook.kernels.selection.binding import BINDING, bind, binding_of, use_kernels
-from veomni_hook.kernels.selection.registry import Op, Variant, registry
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.bind import bind
+from veomni_hook.kernels.selection.binding import BINDING, binding_of, use_kernels
+from veomni_hook.kernels.selection.declaration import Op, Variant
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.report.explanation import explain
 
 
 def backends(model, op="rms_norm"):
@@ -72,10 +74,11 @@ class TestBind:
         bind(model, rotary="eager")
         assert binding_of(model.model.norm) == {"rms_norm": "reference", "rotary": "eager"}
 
-    def test_a_preset_says_something_of_every_op(self, models, monkeypatch):
+    def test_a_preset_says_something_of_every_op(self, models):
         model, _ = models
-        monkeypatch.setitem(registry.ops(), "toy", Op("toy", {"only": Variant("x", f"{__name__}:run")}))
-        bind(model, "torch", rotary="eager")
+        with registry.restored():
+            registry.add_op(Op("toy", {"only": Variant("x", f"{__name__}:run")}))
+            bind(model, "torch", rotary="eager")
         bound = binding_of(model)
         assert bound["rms_norm"] == "torch" and bound["rotary"] == "eager"
         assert bound["toy"] == "eager"  # torch has no kernel for it

@@ -4,7 +4,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx import symbolic_trace
 
-from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
 
 def test_tensors_and_parameters_are_plain():

@@ -12,9 +12,10 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from veomni_hook.kernels.explain.sites import Guard, module_of, slots_in
+from veomni_hook.kernels.shared.origin import home_of, name_of, underlying
+from veomni_hook.kernels.slot.guards import Guard, module_of, slots_in
 
-__all__ = ["Standing", "home_of", "name_of", "standing"]
+__all__ = ["Replacement", "replacement_of"]
 
 #: Packages whose decorators wrap methods in installed modeling code.
 _UPSTREAM = ("torch", "transformers", "veomni_hook")
@@ -24,14 +25,14 @@ _REACH = 200
 _NAMED = 2
 
 
-class Standing(NamedTuple):
+class Replacement(NamedTuple):
     """A function that replaces a guarded one: its full name, and whether it refers to the guarded one."""
 
     name: str
     reaches: bool
 
 
-def standing(guard: Guard, base: type, kind: type, owner: Any = None) -> Standing | None:
+def replacement_of(guard: Guard, base: type, kind: type, owner: Any = None) -> Replacement | None:
     """Return what replaces ``guard``, patched into ``base``, for modules of class ``kind``.
 
     Args:
@@ -49,7 +50,7 @@ def standing(guard: Guard, base: type, kind: type, owner: Any = None) -> Standin
         if first is base or not _is_patched(first):
             own = vars(first).get(guard.method)
     if own is not None and not _is_upstream(own, guard):
-        return Standing(name_of(own), _leads(own, guard, kind, owner))
+        return Replacement(name_of(own), _leads(own, guard, kind, owner))
     module = sys.modules.get(base.__module__)
     return _called(guard, module) if guard.function and module is not None else None
 
@@ -59,23 +60,6 @@ def overridden(guard: Guard, base: type, kind: type) -> bool:
     first = _first(guard, base, kind)
     method = vars(first).get(guard.method)
     return first is not base and _is_patched(first) and not _leads(method, guard, kind, None)
-
-
-def name_of(function: Any) -> str:
-    """Return ``module.qualname`` of a callable's code, independent of what ``functools.wraps`` copied."""
-    function = _peeled(function)
-    if isinstance(function, FunctionType):
-        return f"{home_of(function)}.{function.__code__.co_qualname}"
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def home_of(function: Any) -> str:
-    """Return the name of the module that defines a callable's code, or a class."""
-    function = _peeled(function)
-    if isinstance(function, FunctionType):
-        return str(function.__globals__.get("__name__", "?"))
-    return str(getattr(function, "__module__", None) or "?")
 
 
 def _first(guard: Guard, base: type, kind: type) -> type:
@@ -88,20 +72,14 @@ def _is_patched(kind: type) -> bool:
     return module is not None and bool(slots_in(module))
 
 
-def _called(guard: Guard, module: ModuleType) -> Standing | None:
+def _called(guard: Guard, module: ModuleType) -> Replacement | None:
     """Return what replaces the function whose calls the slot wraps, or None; it is called as it is."""
     function = vars(module).get(guard.function)
     if not isinstance(function, FunctionType) or function.__globals__ is vars(module):
         return None
     if function.__module__ == module.__name__ and _root(function) in (*_UPSTREAM, "kernels"):
         return None  # an upstream decorator
-    return Standing(name_of(function), reaches=False)
-
-
-def _peeled(function: Any) -> Any:
-    while isinstance(function, (MethodType, partial, staticmethod, classmethod)):
-        function = function.func if isinstance(function, partial) else function.__func__
-    return function
+    return Replacement(name_of(function), reaches=False)
 
 
 def _root(function: Any) -> str:
@@ -118,12 +96,12 @@ def _is_guarded(function: Any, guard: Guard) -> bool:
 
 def _is_upstream(found: Any, guard: Guard) -> bool:
     """Return whether ``found`` is the guarded function, possibly below upstream decorators only."""
-    function = _peeled(found)
+    function = underlying(found)
     while not _is_guarded(function, guard):
         inner = getattr(function, "__wrapped__", None)
         if inner is None or isinstance(found, partial) or _root(function) not in _UPSTREAM:
             return False
-        function = _peeled(inner)
+        function = underlying(inner)
     return True
 
 
@@ -135,7 +113,7 @@ def _leads(found: Any, guard: Guard, kind: type, owner: Any) -> bool:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        if _is_guarded(_peeled(one), guard):
+        if _is_guarded(underlying(one), guard):
             return True
         waiting += [(each, depth) for each in _wrapped(one) if callable(each)]
         if isinstance(one, FunctionType) and depth < _NAMED:
