@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from veomni_hook.finders.settings_in_force import current_settings
+from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.explain.rows import Row, grouped
+from veomni_hook.patches.report import PatchReport
 from veomni_hook.report.gather import Texts, gathered, unpatched
 from veomni_hook.report.model import Answer, Module, Place
 from veomni_hook.report.whole import Report, whole
@@ -38,10 +42,6 @@ def live_page(subject: str, rows: Sequence[Row], modules: Sequence[str], *, note
 
 
 def _module(name: str, rows: Sequence[Row]) -> Module:
-    from veomni_hook.finders.settings_in_force import current_settings
-    from veomni_hook.finders.state import STATE
-    from veomni_hook.patches.report import PatchReport
-
     module = sys.modules.get(name)
     outcome = STATE.outcomes.get(name)
     label = name.rpartition(".")[2].removeprefix("modeling_")
@@ -89,8 +89,6 @@ def _upstream(path: str) -> str | None:
 
 
 def _version(module: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     package = module.partition(".")[0]
     try:
         return f"{package} {version(package)}"
