@@ -15,7 +15,7 @@ import pytest
 
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
 from veomni_hook.patches.idioms import recognise
-from veomni_hook.patches.routes.site import Site
+from veomni_hook.patches.site import Site
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.spec import PatchConfig
 

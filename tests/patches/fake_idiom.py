@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 from types import ModuleType
 
-from veomni_hook.patches.routes.site import Site, Splice, Status
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
 
 OP = "scaling"
@@ -37,7 +38,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             variant="" if status is Status.MISSED else next(VARIANTS[o] for o in VARIANTS if o in operators),
             reason=reason,
             form=SALT + "-".join(operators),
-            splices=(Splice(start, start, ""),)
+            edits=(Edit(start, start, ""),)
             if status is Status.ROUTED and "Whole" not in owner.name
             else (),
             counted="call" not in owner.name.lower(),

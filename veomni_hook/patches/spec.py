@@ -19,11 +19,10 @@ from veomni_hook.patches.records import (
     Patch,
     PatchType,
     PositionedHelper,
-    SlotHandle,
-    SlotSpec,
     create_patch_from_external,
     place_of_caller,
 )
+from veomni_hook.patches.slots import SlotHandle, SlotSpec
 
 __all__ = [
     "ImportSpec",

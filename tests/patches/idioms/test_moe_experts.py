@@ -20,7 +20,7 @@ from tests.patches.idioms.experts_lookalikes import (
 from veomni_hook.kernels.selection.state import STATE, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.moe_experts import find as moe_experts
-from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
 
 COUNT, WIDTH, INNER, TOKENS, TOP_K = 5, 8, 6, 19, 3
@@ -48,7 +48,7 @@ def site_of(source: str) -> Site:
 
 def reason_of(source: str) -> str:
     site = site_of(source)
-    assert site.status is Status.MISSED and not site.splices
+    assert site.status is Status.MISSED and not site.edits
     return site.reason
 
 
