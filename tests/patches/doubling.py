@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import slot_name
 from veomni_hook.patches.routes.insertion import before_body, free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import slot_name
 from veomni_hook.patches.spec import SlotSpec
 
 DOUBLE = SlotSpec(slot_name("double", "times_two"), "double", "times_two")
@@ -82,6 +82,4 @@ def turn(view: ModuleView) -> Iterator[Site]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "turn":
                 edit = in_place(view, node.func, f"{TURN.name}.at(self, turn)")
                 target = f"{owner.name}.forward"
-                yield Site(
-                    "turn", target, Status.ROUTED, "half", edits=(edit,), slots=(TURN,), counted=False
-                )
+                yield Site("turn", target, Status.ROUTED, "half", edits=(edit,), slots=(TURN,), counted=False)

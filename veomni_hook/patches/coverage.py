@@ -8,8 +8,8 @@ from types import ModuleType
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import recognise as recogniser
-from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 __all__ = ["ERROR", "NO_KERNEL", "ROUTED", "Row", "Total", "denominators", "examine", "totals"]
 

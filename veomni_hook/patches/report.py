@@ -5,7 +5,6 @@ Built from what was applied, never from what was declared. Plain data that survi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from veomni_hook.patches.spec import SlotSpec
 
 __all__ = ["AppliedPatch", "MissedSite", "PatchReport", "Remark", "YieldedPatch"]
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ import ast
 import pytest
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.captures import find_places, substitute
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.pattern import Capture, Pattern
-from veomni_hook.patches.code.captures import find_places, substitute
 
 
 def captures_of(pattern: str, code: str) -> tuple[Document, dict[str, Capture]]:

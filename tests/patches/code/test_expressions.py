@@ -7,7 +7,6 @@ import pytest
 from veomni_hook.patches.code.expressions import chain, decorator_name, is_plain, last_name, own_attribute
 
 
-
 def expression(text):
     return ast.parse(text, mode="eval").body
 
@@ -54,7 +53,9 @@ def test_attributes_of_self() -> None:
     assert [own_attribute(ast.parse(text, mode="eval").body) for text in texts] == ["a", "", "", "", ""]
 
 
-@pytest.mark.parametrize(("text", "name"), [("a.b.c", "c"), ("c", "c"), ("f().c", "c"), ("c()", ""), ("c[0]", "")])
+@pytest.mark.parametrize(
+    ("text", "name"), [("a.b.c", "c"), ("c", "c"), ("f().c", "c"), ("c()", ""), ("c[0]", "")]
+)
 def test_last_name(text, name):
     assert last_name(expression(text)) == name
 

@@ -4,8 +4,13 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.code.statements import binding, blocks, initialised, module_statements, statements_of_init
-
+from veomni_hook.patches.code.statements import (
+    binding,
+    blocks,
+    initialised,
+    module_statements,
+    statements_of_init,
+)
 
 SOURCE = """\
 import a
@@ -58,7 +63,10 @@ def forward(self, x, flag):
 """
 
 
-@pytest.mark.parametrize(("nested", "texts"), [(False, ["a = self.f(x)", "a = x", "b = a"]), (True, ["a = self.f(x)", "return 1", "a = x", "b = a"])])
+@pytest.mark.parametrize(
+    ("nested", "texts"),
+    [(False, ["a = self.f(x)", "a = x", "b = a"]), (True, ["a = self.f(x)", "return 1", "a = x", "b = a"])],
+)
 def test_blocks_of_a_function(nested: bool, texts: list[str]) -> None:
     (function,) = ast.parse(FUNCTION).body
     first, *inner = blocks(function, nested=nested)

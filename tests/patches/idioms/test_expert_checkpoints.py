@@ -6,8 +6,8 @@ from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.checkpoints import CheckpointError, loaded
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.moe_experts import checkpoints as expert_checkpoints
-from veomni_hook.patches.site import Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Status
 
 SOURCE = """
 def convert_and_load_state_dict_in_model(model, state_dict):

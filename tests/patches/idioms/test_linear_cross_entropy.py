@@ -10,11 +10,11 @@ from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.selection.state import STATE, set_choice
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.linear_cross_entropy import find as idiom
-from veomni_hook.patches.slots import SlotSpec
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.idioms.linear_cross_entropy import find as idiom
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import SlotSpec
 
 SLOT = "veomni_linear_cross_entropy_next_token"
 

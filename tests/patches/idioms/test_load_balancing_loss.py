@@ -13,8 +13,8 @@ from veomni_hook.kernels.load_balancing_loss import reference, spellings
 from veomni_hook.kernels.selection.state import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.load_balancing_loss import find as load_balancing_loss
-from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 HEAD = "import torch\nfrom torch.nn import functional\nLogits = object\n"
 MODEL = """

@@ -12,8 +12,8 @@ from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.selection.state import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.moe_router import find as moe_router
-from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 SETUP = """

@@ -16,8 +16,8 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.qk_norm_rotary import find as qk_norm_rotary
 from veomni_hook.patches.idioms.recognise import recognise
-from veomni_hook.patches.site import Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Status
 
 SLOT = "veomni_qk_norm_rotary_weight_before_cast_half_split"
 HEAD = """

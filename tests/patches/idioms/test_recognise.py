@@ -12,8 +12,8 @@ from tests.patches.idioms.applied import spliced
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.recognise import IDIOMS, idioms, recognise
-from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 
 def test_idioms_are_asked_in_their_order(idioms: Any) -> None:

@@ -14,8 +14,8 @@ from veomni_hook.kernels.rms_norm import OP
 from veomni_hook.kernels.selection.state import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.rms_norm import find as rms_norm
-from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]

@@ -15,8 +15,8 @@ from veomni_hook.kernels.selection.state import STATE, set_choice
 from veomni_hook.kernels.slot.arguments import binder_for
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.rotary import find as rotary
-from veomni_hook.patches.site import Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Status
 
 HALVES = """
 def rotate_half(x):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from veomni_hook.errors import IdiomError
-from veomni_hook.patches.routes.config import NAME, missed, routes
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.routes.config import NAME, missed, routes
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import PatchType, SlotSpec
 

@@ -87,13 +87,13 @@ def test_newlines_are_the_documents() -> None:
 BASE = "def f(x, *, eps=1e-6):\n    y = x + 1\n    return g(y, eps)\n"
 
 
-def digest(source: str) -> str:
+def digest_of(source: str) -> str:
     return fingerprint(Document(source).definitions()[0].node)
 
 
 def test_relies_on_accepts_known_code() -> None:
     document = Document(BASE, "m")
-    known = digest(BASE)
+    known = digest_of(BASE)
     check_relies_on(document, {}, "here")
     check_relies_on(document, {"f": known}, "here")
     check_relies_on(document, {"f": ["0" * 16, known]}, "here")
@@ -102,7 +102,7 @@ def test_relies_on_accepts_known_code() -> None:
 def test_relies_on_shows_the_new_digest() -> None:
     with pytest.raises(PatchTargetError) as caught:
         check_relies_on(Document(f"\n{BASE}", "m"), {"f": ["0" * 16]}, "here")
-    assert digest(BASE) in caught.value.what and digest(BASE) in caught.value.fix
+    assert digest_of(BASE) in caught.value.what and digest_of(BASE) in caught.value.fix
     assert "line 2 of m" in caught.value.what and "0" * 16 in caught.value.what
     assert caught.value.where == "here" and caught.value.target == "f"
 
@@ -115,6 +115,6 @@ def test_relies_on_names_the_nearest_definitions() -> None:
 
 def test_relies_on_checks_every_definition_of_the_name() -> None:
     source = "if a:\n    def f(): return 1\nelse:\n    def f(): return 2\n"
-    first = digest("def f(): return 1\n")
+    first = digest_of("def f(): return 1\n")
     with pytest.raises(PatchTargetError, match="line 4"):
         check_relies_on(Document(source, "m"), {"f": [first]}, "here")

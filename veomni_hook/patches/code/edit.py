@@ -26,7 +26,7 @@ class Edit:
         patch: index of the applied patch that the edit belongs to; -1 if none.
         marker: the edit only adds comments, which the text for ``diff`` omits.
         indents: nothing is replaced: the text is put before every line of the range, including lines that
-            other edits insert. Only routes have such edits; `veomni_hook.patches.routes.compose` resolves them.
+            other edits insert. Only routes write such edits; `routes.compose` turns them into others.
     """
 
     start: int
@@ -90,7 +90,7 @@ def apply_edits(source: str, edits: Iterable[Edit], *, markers: bool = True) -> 
 
 
 def marker_comment(label: str, text: str) -> str:
-    """The comment that marks an edit in the patched text: ``# [LABEL] text``, without indentation and newline."""
+    """The comment ``# [LABEL] text`` that marks an edit in the patched text, without a newline."""
     return "# " + one_line(f"[{label}] {text}")
 
 

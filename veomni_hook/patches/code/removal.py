@@ -1,4 +1,4 @@
-"""Remove code from source text: whole statements, or items of a list such as imported names or ``__all__``."""
+"""Remove code from source text: statements, or items of a list such as imported names or ``__all__``."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def remove_items(
             yield Edit(end, end, ",")
 
 
-def _removal(
-    document: Document, items: Sequence[ast.AST], number: int, *, after_gap: bool
-) -> Iterator[Edit]:
+def _removal(document: Document, items: Sequence[ast.AST], number: int, *, after_gap: bool) -> Iterator[Edit]:
     source = document.source
     start, end = document.start(items[number]), document.end(items[number])
     line_start, line_end = document.line_start(start), document.line_end(end)

@@ -1,7 +1,7 @@
 """Find the names that code binds and uses: in one function, in any scope, and as globals of the module.
 
-Inserted code must not collide with them. The results depend on the tree alone and are the same on every Python
-release (`symtable` changed its results for comprehensions in 3.12).
+Inserted code must not collide with them. The results depend on the tree alone and are the same on every
+Python release (`symtable` changed its results for comprehensions in 3.12).
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ class Use:
 def global_uses(tree: ast.Module, names: Iterable[str]) -> list[Use]:
     """Every use of one of the module-level ``names``, in text order.
 
-    A name that a parameter, a local or the variable of a comprehension hides does not count. Quoted annotations
-    count.
+    A name that a parameter, a local or the variable of a comprehension hides does not count. Quoted
+    annotations count.
     """
     wanted = frozenset(names)
     found = [use for node in tree.body for use in _uses(node, wanted, wanted)]

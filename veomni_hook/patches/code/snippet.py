@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from veomni_hook.errors import NameMapError, ReplacementError
-from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode, has_docstring
 from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.name_map import apply_name_map
 from veomni_hook.patches.code.reindent import reindent
-from veomni_hook.patches.code.scope import global_uses
+from veomni_hook.patches.code.scope import global_uses, parameters
 
 __all__ = ["Snippet", "function_body", "read_snippet"]
 

@@ -94,7 +94,8 @@ def put_together(
         None if something would be computed twice or not at all, or if the order of calls would change.
     """
     value = getattr(statements[-1], "value", None)
-    if not isinstance(value, ast.expr) or _opaque(statements[-1]) or None in map(simple_target, statements[:-1]):
+    simple = all(simple_target(statement) is not None for statement in statements[:-1])
+    if not isinstance(value, ast.expr) or _opaque(statements[-1]) or not simple:
         return None
     builder = _Builder()
     for statement in statements[:-1]:

@@ -35,4 +35,5 @@ def substituted(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
     """``node`` with names replaced by expressions; the same object if there is nothing to replace."""
     names = (inner for inner in walk_ast(node) if isinstance(inner, ast.Name) and inner.id in values)
     swaps = {id(name): (values[name.id],) for name in names}
-    return swapped(node, swaps) if swaps else node
+    result: ast.expr = swapped(node, swaps) if swaps else node
+    return result

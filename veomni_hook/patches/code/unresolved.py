@@ -12,8 +12,7 @@ import symtable
 from collections.abc import Iterator
 from typing import TypeGuard
 
-from veomni_hook.patches.code.scope import own_names
-from veomni_hook.patches.code.scope import Use, global_uses, has_star_import
+from veomni_hook.patches.code.scope import Use, global_uses, has_star_import, own_names
 from veomni_hook.patches.code.walk import FUNCTIONS, walk_ast
 
 __all__ = ["provided_names", "unresolved_names", "unresolved_uses"]

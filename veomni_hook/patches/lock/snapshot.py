@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 
 from veomni_hook.patches.code.document import Definition, Document, has_docstring
@@ -16,8 +15,8 @@ from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.lock.records import Body, LockedModule, LockedSite, Override
 from veomni_hook.patches.lock.signatures import signature
 from veomni_hook.patches.routes.reliance import relied_on
-from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.selection import selected
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 
 __all__ = ["overrides_of", "snapshot"]

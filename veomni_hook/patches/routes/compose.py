@@ -1,7 +1,7 @@
 """Combine the edits of all routes of a module into compatible ones.
 
-Each idiom writes as if it were alone. This module indents edits that are inside the ``else`` of another route's
-guard, and wraps lines that become too long.
+Each idiom writes as if it were alone. This module indents edits that are inside the ``else`` of another
+route's guard, and wraps lines that become too long.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def composed(
 
     Args:
         document: the module.
-        routed: the edits of routes, in order of application. If several are at the beginning of an ``indents``
-            edit, those before it stay outside of it.
+        routed: the edits of routes, in order of application. If several are at the beginning of an
+            ``indents`` edit, those before it stay outside of it.
         marks: comments directly above statements, wherever these move.
         others: edits that do not belong to routes; lines that they touch are not wrapped.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit, marker_comment
 from veomni_hook.patches.code.placement import Place, at_start, before
 from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.scope import names_in
-from veomni_hook.patches.code.edit import Edit, marker_comment
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = [
@@ -47,7 +47,7 @@ def after_body(view: ModuleView, function: FunctionNode, code: str, comment: str
     indent = document.indent(last)
     at = document.next_line(document.end(last))
     text = "".join(f"{indent}{line}\n" if line else "\n" for line in code.splitlines())
-    return Edit(at, at, f"{indent}{marker_comment("ROUTED", comment)}\n", marker=True), Edit(at, at, text)
+    return Edit(at, at, f"{indent}{marker_comment('ROUTED', comment)}\n", marker=True), Edit(at, at, text)
 
 
 def before_statement(
@@ -89,7 +89,7 @@ def decorate(view: ModuleView, owner: ast.ClassDef, text: str, comment: str) -> 
     line = document.line_start(document.span(owner)[0])
     indent = document.indent(owner)
     return (
-        Edit(line, line, f"{indent}{marker_comment("ROUTED", comment)}\n", marker=True),
+        Edit(line, line, f"{indent}{marker_comment('ROUTED', comment)}\n", marker=True),
         Edit(line, line, f"{indent}@{text}\n"),
     )
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.site import Site
 
 __all__ = ["covered", "relied_on"]
@@ -23,12 +23,15 @@ def covered(document: Document, site: Site) -> list[tuple[int, int]]:
     """Return the ranges of the source that a route covers.
 
     A replacement covers the code that it replaces. An inserted statement covers all that follows it in its
-    function, because it may return.
+    function, because it may return. A site without edits is recognised as a whole, and routed where it is
+    called: it covers its function.
     """
     function = _function(document, site.target)
     if function is None:
         return [(edit.start, edit.end) for edit in site.edits if not edit.marker]
     first, last = document.span(function)
+    if not site.edits:
+        return [(document.start(function), last)]
     return [
         (max(edit.start, first), last if _inserts(document, edit) else edit.end)
         for edit in site.edits
@@ -40,18 +43,15 @@ def relied_on(document: Document, site: Site) -> tuple[str, ...]:
     """Return the definitions of the module that a route relies on, sorted.
 
     These are the definitions that its site names, and those that the covered code uses, directly or through
-    other functions of the module. A site without edits is recognised as a whole, and routed where it is called.
+    other functions of the module.
     """
     function = _function(document, site.target)
     owner = site.target.rpartition(".")[0]
     names = {
-        name
-        for edit in site.edits
-        if not edit.marker
-        for name in _uses(_words(edit.text), owner, document)
+        name for edit in site.edits if not edit.marker for name in _uses(_words(edit.text), owner, document)
     }
     if function is not None:
-        ranges = covered(document, site) if site.edits else [(document.start(function), document.end(function))]
+        ranges = covered(document, site)
         inside = (node for node in walk_ast(function) if _lies_in(document, node, ranges))
         names.update(_uses(_referred(inside), owner, document))
     found: set[str] = set()

@@ -59,7 +59,7 @@ def as_lambda(function: FunctionNode, values: Sequence[str]) -> str:
 def parameters_as(
     function: FunctionNode, operands: Mapping[str, str], fixed: Mapping[str, object] | None = None
 ) -> str | None:
-    """The ``parameters`` of a slot: a function's, with the kernel's names: ``query->q, cos, unsqueeze_dim=1``.
+    """A function's parameters as a slot takes them, with the kernel's names: ``query->q, cos, dim=1``.
 
     Args:
         function: upstream's function.

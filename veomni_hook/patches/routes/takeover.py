@@ -9,11 +9,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from veomni_hook.patches.code.scope import loaded
-from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
-from veomni_hook.patches.code.scope import bound_names
-from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.scope import bound_names, loaded
+from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -64,7 +63,9 @@ def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
     found = [each for each in run.statements if bound_names([each]) & names]
     bound = bound_names(run.statements)
     for each in found:
-        if simple_target(each) is None or bound & set(loaded([each])) - {simple_target(each)} or _calls_module(run, each):
+        name = simple_target(each)
+        needed = bound & set(loaded([each])) - {name}
+        if name is None or needed or _calls_module(run, each):
             return []
     targets = [simple_target(each) for each in found]
     # With two assignments to one name, the second one counts, but it may read the first.

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.captures import find_places, substitute
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.fingerprint import fingerprint
@@ -20,7 +21,6 @@ from veomni_hook.patches.code.placement import Place, at_start, before
 from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.scope import bound_names, local_names, parameter_names, used_names
 from veomni_hook.patches.code.snippet import function_body
-from veomni_hook.patches.code.captures import find_places, substitute
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.spec import Patch
 from veomni_hook.patches.verbs.inplace import (

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
-from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.walk import walk_ast
@@ -151,8 +151,6 @@ def _as_init(document: Document, function: ast.FunctionDef) -> Iterator[Edit]:
 
 def _marker(plan: Plan, index: int) -> str:
     return plan.marker(index, "MODIFIED INIT", f"{plan.steps[index].target}.__init__")
-
-
 
 
 def _can_inherit_init(document: Document, node: ast.ClassDef, seen: set[str]) -> bool:

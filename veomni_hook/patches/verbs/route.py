@@ -18,7 +18,6 @@ from veomni_hook.patches.code.scope import local_names, names_in, own_names
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.routes.compose import composed
-from veomni_hook.patches.code.edit import Edit, marker_comment
 from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.verbs.inplace import mark_statement
@@ -117,7 +116,7 @@ def _taken(plan: Plan, site: Site) -> set[str]:
 
 
 def _parsed(text: str) -> ast.Module | None:
-    """The tree of an edit's text: statements, possibly continued by upstream's (``else:``), or an expression."""
+    """The tree of an edit: statements, possibly continued by upstream's (``else:``), or an expression."""
     for form in (f"if 1:\n{text}", f"if 1:\n{text.rstrip()} pass", f"({text.strip()}\n)"):
         try:
             return ast.parse(form)

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.statement_runs import Run, simple_target
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import walk_ast

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.statement_runs import Run, at_hand, called, put_together, simple_target
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import walk_ast
@@ -35,10 +36,9 @@ from veomni_hook.patches.idioms.gated_mlp.read import (
     is_activation,
 )
 from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import formula_slot, slot_name
 from veomni_hook.patterns import pattern_file
 

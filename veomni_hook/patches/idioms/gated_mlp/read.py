@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from veomni_hook.patches.code.expressions import own_attribute
-from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import last_name, own_attribute
+from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.walk import walk_ast
 
 __all__ = ["ACTIVATIONS", "gated_products", "holds_experts", "is_activation"]
@@ -105,5 +105,3 @@ class _Flow:
 def _makes_projection(value: ast.expr) -> bool:
     calls = (node for node in walk_ast(value) if isinstance(node, ast.Call))
     return any(_PROJECTION.search(last_name(call.func)) for call in calls)
-
-

@@ -12,14 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import chain, is_plain, last_name
 from veomni_hook.patches.code.fingerprint import serialise
-from veomni_hook.patches.code.expressions import chain, is_plain
-from veomni_hook.patches.site import Missed
-from veomni_hook.patches.code.statements import binding
-from veomni_hook.patches.code.walk import contains
 from veomni_hook.patches.code.scope import bound_names, used_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.statements import binding
+from veomni_hook.patches.code.walk import contains, walk_ast
 from veomni_hook.patches.idioms.linear_cross_entropy.logits import Logits, Step, is_not_none, needed, options
+from veomni_hook.patches.site import Missed
 
 __all__ = ["Tail", "loss_calls", "passes_vocabulary", "read_tail"]
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import chain, is_plain
-from veomni_hook.patches.site import Missed
-from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.code.expressions import chain, is_plain
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
 from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find", "is_candidate"]

@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from veomni_hook.patches.code.calls import Calls, CallSite
-from veomni_hook.patches.idioms.load_balancing_loss.read import OP, forms, spellings
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.routes.slot_code import parameters_as
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.graph import (
     ARGUMENT,
@@ -25,9 +23,11 @@ from veomni_hook.patches.graph import (
     digest,
     match,
 )
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.idioms.load_balancing_loss.read import OP, forms, spellings
 from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.slot_code import parameters_as
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import SlotSpec, formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]

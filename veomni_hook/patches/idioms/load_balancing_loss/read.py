@@ -1,7 +1,7 @@
-"""Read a function that may compute the loss: its form in each case, without the branches that are decided there.
+"""Read a function that may compute the loss: its form in each case, without the branches decided there.
 
-List comprehensions also become loops, and in-place additions to a new tensor become out-of-place ones, so that
-the canonical form can follow them.
+List comprehensions also become loops, and in-place additions to a new tensor become out-of-place ones, so
+that the canonical form can follow them.
 """
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ from veomni_hook.patches.graph import (
 from veomni_hook.patches.graph.nodes import constant, rebuild
 from veomni_hook.patches.idioms.moe_experts.members import is_identity, is_numbered, parameter_shapes
 from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES, Loop, read_loop
-from veomni_hook.patches.routes.slot_code import as_lambda, ask
-from veomni_hook.patches.site import Missed, Site, Status
 from veomni_hook.patches.routes.insertion import before_body, decorate
+from veomni_hook.patches.routes.slot_code import as_lambda, ask
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
 from veomni_hook.patches.slots import formula_slot
 from veomni_hook.patterns import pattern_file
 

@@ -16,11 +16,11 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import after_body, before_body
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 

@@ -29,8 +29,8 @@ from veomni_hook.patches.idioms.moe_router.read import (
     patterns,
 )
 from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]

@@ -11,22 +11,22 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import is_plain
 from veomni_hook.patches.code.statement_runs import simple_target
+from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import Node, digest
 from veomni_hook.patches.graph.nodes import constant
-from veomni_hook.patches.routes.inherited import called_otherwise
 from veomni_hook.patches.idioms.qk_norm_rotary.read import TurnedNorms
 from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
 from veomni_hook.patches.idioms.rotary.find import find as find_rotations
-from veomni_hook.patches.routes.slot_code import tuple_of
+from veomni_hook.patches.routes.inherited import called_otherwise
 from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.site import Site, Status, skipped_at_calls
+from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status, skipped_at_calls
 from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]

@@ -30,10 +30,10 @@ from veomni_hook.patches.graph import (
     source,
 )
 from veomni_hook.patches.graph.text import can_be_said
-from veomni_hook.patches.routes.slot_code import ask
-from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.insertion import before_body, before_statement
+from veomni_hook.patches.routes.slot_code import ask
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import formula_slot, slot_name
 from veomni_hook.patterns import pattern_file
 

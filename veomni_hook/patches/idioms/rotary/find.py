@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.calls import Calls, CallSite
-from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.document import Definition, FunctionNode
-from veomni_hook.patches.routes.slot_code import parameters_as
+from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.statements import module_statements
 from veomni_hook.patches.graph import (
     TENSOR,
@@ -30,10 +29,10 @@ from veomni_hook.patches.graph import (
     source,
 )
 from veomni_hook.patches.graph.inline import receiver_name
-from veomni_hook.patches.routes.slot_code import ask
-from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.routes.insertion import before_body, in_place
+from veomni_hook.patches.routes.slot_code import ask, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import SlotSpec, formula_slot, slot_name
 from veomni_hook.patterns import pattern_file
 
