@@ -65,7 +65,7 @@ def examined_once(
 
 def forget(store: Store) -> int:
     """Remove the cached results; return the number of bytes freed."""
-    from veomni_hook.cache.trust import Defect, Root
+    from veomni_hook.cache.trusted_folder import Defect, Root
 
     freed = 0
     try:
@@ -105,7 +105,7 @@ def _kept(seal: str, rows: Any) -> dict[str, Any]:
 
 def _read(store: Store, name: str) -> dict[str, dict[str, Any]]:
     """The cached results; empty if they cannot be read or another user could have written them."""
-    from veomni_hook.cache.trust import Defect, Root
+    from veomni_hook.cache.trusted_folder import Defect, Root
 
     if store.mode != "disk":
         return {}
@@ -119,7 +119,7 @@ def _read(store: Store, name: str) -> dict[str, dict[str, Any]]:
 
 
 def _write(store: Store, name: str, kept: Mapping[str, object]) -> None:
-    from veomni_hook.cache.trust import Defect, Root
+    from veomni_hook.cache.trusted_folder import Defect, Root
 
     try:
         with Root.create(store.root) as root:

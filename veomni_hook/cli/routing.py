@@ -13,7 +13,8 @@ from veomni_hook.cli.coverage import examined
 from veomni_hook.cli.kernels import NONE, backend_of, selection
 from veomni_hook.cli.sources import SHARED, source_tree
 from veomni_hook.cli.targets import family_folder
-from veomni_hook.kernels.selection.registry import EAGER, registry
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.layout import counted
 from veomni_hook.patches.coverage import ERROR, ROUTED
 

@@ -77,7 +77,7 @@ def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
 
 def _load(origin: str, name: str) -> Source:
     from veomni_hook.finders.configs import load, points_in_force
-    from veomni_hook.plugins import ALL
+    from veomni_hook.settings import ALL
 
     try:
         (loaded,) = load([name], points_in_force(ALL) if origin.startswith(ENTRY_POINT) else {})

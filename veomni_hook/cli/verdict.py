@@ -19,7 +19,7 @@ from veomni_hook.patches.routes.config import NAME
 from veomni_hook.patches.spec import PatchType
 
 if TYPE_CHECKING:
-    from veomni_hook.finders.pipeline import Upstream
+    from veomni_hook.finders.upstream import Upstream
     from veomni_hook.patches.report import AppliedPatch, PatchReport
     from veomni_hook.patches.spec import Patch, PatchConfig
 
