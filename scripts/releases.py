@@ -21,7 +21,7 @@ from pathlib import Path
 
 from veomni_hook.cli.coverage import examined
 from veomni_hook.patches.coverage import ERROR, ROUTED, Row, Total, totals
-from veomni_hook.patches.routes.site import Status
+from veomni_hook.patches.site import Status
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "releases.md"

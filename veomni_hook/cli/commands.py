@@ -186,7 +186,7 @@ def _is_program(path: str) -> bool:
 
 
 def _not_found(name: str) -> UsageError:
-    from veomni_hook.patches.code.names import nearest
+    from veomni_hook.patches.code.nearest_names import nearest
 
     looked = [f"the file {os.path.abspath(name)}"]
     known = {one.name for one in os.scandir() if one.name.endswith(".py")}

@@ -77,7 +77,7 @@ def config_rows(
 
 
 def _routed(module: str, sites: Sequence[Row]) -> dict[str, Any]:
-    from veomni_hook.patches.routes.site import slot_name
+    from veomni_hook.patches.slots import slot_name
 
     edited = [row for row in sites if row.edited]
     return {

@@ -73,7 +73,7 @@ class SourceTree:
         return {(module := f"{MODELS}.{home}.{file}"): self.path(module) for home, file in names}
 
     def _unknown(self, given: str) -> UsageError:
-        from veomni_hook.patches.code.names import nearest
+        from veomni_hook.patches.code.nearest_names import nearest
 
         known = families(models=self.models)
         stems = {file.removeprefix("modeling_") for held in known.values() for file in held}

@@ -118,7 +118,7 @@ def complete_family(incomplete: str) -> list[str]:
 
 
 def _suggestion(given: str, known: set[str]) -> str:
-    from veomni_hook.patches.code.names import nearest
+    from veomni_hook.patches.code.nearest_names import nearest
 
     near = nearest(given.lower().replace("-", "_"), known)
     start = f"nearest names: {', '.join(near)}; " if near else ""

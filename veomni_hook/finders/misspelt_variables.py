@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from veomni_hook.errors import SettingsError
 from veomni_hook.finders.log import warn_once
-from veomni_hook.patches.code.names import distance, is_near_miss
+from veomni_hook.patches.code.nearest_names import distance, is_near_miss
 from veomni_hook.settings import ENVIRONMENT
 
 __all__ = ["meant", "report"]

@@ -8,8 +8,8 @@ from types import ModuleType
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import recognise as recogniser
-from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 __all__ = ["ERROR", "NO_KERNEL", "ROUTED", "Row", "Total", "denominators", "examine", "totals"]
 
@@ -132,7 +132,7 @@ def _one_by_one(document: Document) -> Iterator[Row]:
     view = ModuleView(document)
     for idiom in recogniser.idioms():
         try:
-            sites = list(idiom.find(view))
+            sites = view.sites(idiom.find)
         except Exception as error:
             yield failure(document.module, _told(idiom, error), idiom.OP)
             continue
@@ -159,7 +159,7 @@ def _row(module: str, site: Site) -> Row:
         lineno=site.lineno,
         counted=site.counted,
         part=site.part,
-        edited=bool(site.splices),
+        edited=bool(site.edits),
     )
 
 

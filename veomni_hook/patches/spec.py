@@ -20,10 +20,9 @@ from veomni_hook.patches.records import (
     Patch,
     PatchType,
     PositionedHelper,
-    SlotHandle,
-    SlotSpec,
     create_patch_from_external,
 )
+from veomni_hook.patches.slots import SlotHandle, SlotSpec
 
 __all__ = [
     "ImportSpec",

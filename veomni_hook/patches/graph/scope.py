@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.replacements import Replacements
+from veomni_hook.patches.code.redefinitions import Redefinitions
 from veomni_hook.patches.code.statements import module_statements
 from veomni_hook.patches.code.walk import walk_ast
 
@@ -42,7 +42,7 @@ class Scope:
         self.functions: dict[str, FunctionNode] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         self.cache: dict[tuple[int, int], object] = {}
-        self.replaced = Replacements(tree, source)
+        self.replaced = Redefinitions(tree, source)
         self.refused: dict[str, str] = {}
         self._meanings: dict[str, str | None] = {}
         self._star = False

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.runs import Run
+from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import Form, Node, Unknown, canonical, digest, source
 from veomni_hook.patches.graph.text import can_be_said
-from veomni_hook.patches.routes.splice import free_name
+from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["Method"]

@@ -1,19 +1,65 @@
-"""A function's parameters under the kernel's names: the ``parameters`` of a slot."""
+"""The code with which a patched module asks a slot: guards, and the parameters that a slot takes."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.routes.insertion import free_name
 
-__all__ = ["parameters_as"]
+__all__ = ["as_lambda", "ask", "parameters_as", "tuple_of"]
+
+_LINE = 80
+
+
+def ask(
+    function: FunctionNode, slot: str, receiver: str, operands: Sequence[str], tests: Sequence[str] = ()
+) -> str:
+    """Statements that return a kernel's result, if the slot has a kernel; without indentation.
+
+    Args:
+        function: the function that gets the statements.
+        slot: the slot's name.
+        receiver: the function's name for its module.
+        operands: the arguments for the slot and the kernel, as source text.
+        tests: preconditions; operands are evaluated only if all of them hold.
+    """
+    kernel, given = free_name(function, "kernel"), free_name(function, "operands")
+    lines = [
+        f"{given} = {tuple_of(operands)}",
+        f"if ({kernel} := {slot}.kernel({receiver}, *{given})) is not None:",
+        f"    return {kernel}(*{given})",
+    ]
+    code = "\n".join(lines)
+    if not tests:
+        return code
+    said = [f"({test})" if len(tests) > 1 and " or " in test else test for test in tests]
+    indented = "\n".join(f"    {line}" for line in code.splitlines())
+    return f"if {' and '.join(said)}:\n{indented}"
+
+
+def tuple_of(values: Sequence[str]) -> str:
+    """A tuple, on one line if it is short."""
+    text = f"({', '.join(values)}{',' if len(values) == 1 else ''})"
+    return text if len(text) <= _LINE else "(\n" + "".join(f"    {value},\n" for value in values) + ")"
+
+
+def as_lambda(function: FunctionNode, values: Sequence[str]) -> str:
+    """A lambda with the parameters of a function and a tuple of ``values``, which are code, as its result."""
+    arguments = copy.deepcopy(function.args)
+    for each in ast.walk(arguments):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    body = ast.Tuple([ast.parse(value, mode="eval").body for value in values], ast.Load())
+    return ast.unparse(ast.fix_missing_locations(ast.Lambda(arguments, body)))
 
 
 def parameters_as(
     function: FunctionNode, operands: Mapping[str, str], fixed: Mapping[str, object] | None = None
 ) -> str | None:
-    """The parameter list with the kernel's names: ``query->q, cos, unsqueeze_dim=1``.
+    """A function's parameters as a slot takes them, with the kernel's names: ``query->q, cos, dim=1``.
 
     Args:
         function: upstream's function.

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.routes.ask import ask, tuple_of
+from veomni_hook.patches.routes.slot_code import ask, parameters_as, tuple_of
 
 
 def function(text: str) -> ast.FunctionDef:
@@ -70,3 +70,44 @@ def test_a_long_tuple_has_a_line_each() -> None:
     long = ["a" * 50, "b" * 50]
     assert ast.literal_eval(tuple_of([repr(text) for text in long])) == tuple(long)
     assert tuple_of(long).count("\n") == 3
+
+
+def said(signature: str, operands: dict[str, str], **fixed: object) -> str | None:
+    (function,) = ast.parse(f"def f({signature}): pass").body
+    assert isinstance(function, ast.FunctionDef)
+    return parameters_as(function, operands, fixed)
+
+
+@pytest.mark.parametrize(
+    ("signature", "operands", "expected"),
+    [
+        ("q, k", {"q": "q", "k": "k"}, "q, k"),
+        ("query, k, dim=1", {"query": "q", "k": "k"}, "query->q, k, dim=1"),
+        ("q, /, *, k=None", {"q": "q", "k": "k"}, "q, /, *, k=None"),
+        ("q, *rest, k, **more", {"q": "q", "k": "k"}, "q, *rest, k, **more"),
+        ("q, scale=(1, 2)", {"q": "q"}, "q, scale=(1, 2)"),
+    ],
+)
+def test_names_defaults_and_kinds_are_kept(signature, operands, expected) -> None:
+    assert said(signature, operands) == expected
+
+
+def test_a_fixed_operand_is_a_keyword_with_its_value() -> None:
+    assert said("q", {"q": "q"}, unsqueeze_dim=2) == "q, *, unsqueeze_dim=2"
+    assert said("q, *, k", {"q": "q", "k": "k"}, dim="x") == "q, *, k, dim='x'"
+
+
+@pytest.mark.parametrize(
+    ("signature", "operands"),
+    [
+        ("q, scale=SCALE", {"q": "q"}),  # the default is not known here
+        ("q", {"q": "q", "k": "k"}),  # k is missing
+        ("states, q", {"states": "q"}),  # another parameter has the name q
+    ],
+)
+def test_what_does_not_say_the_operands(signature, operands) -> None:
+    assert said(signature, operands) is None
+
+
+def test_a_parameter_with_the_name_of_a_fixed_operand() -> None:
+    assert said("q, dim=1", {"q": "q"}, dim=2) is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from veomni_hook.errors import ReplacementError
-from veomni_hook.patches.code.source import function_body, read_snippet
+from veomni_hook.patches.code.snippet import function_body, read_snippet
 
 
 def read(replacement: Any, **options: Any) -> str:

@@ -19,9 +19,10 @@ from typing import Any
 from veomni_hook.errors import NameMapError, ReplacementError
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode, has_docstring
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.names import apply_name_map
+from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.name_map import apply_name_map
 from veomni_hook.patches.code.reindent import reindent
-from veomni_hook.patches.code.uses import global_uses
+from veomni_hook.patches.code.scope import global_uses, parameters
 
 __all__ = ["Snippet", "function_body", "read_snippet"]
 
@@ -104,7 +105,8 @@ def read_snippet(
     node = definition.node
     begin, end = document.span(node)[0], document.full_end(node)
     indent = document.indent(node)
-    comments = reindent(_comments_above(document, begin), indent, "")
+    above = document.source[document.comments_above(begin) : document.line_start(begin)].rstrip("\r\n")
+    comments = reindent(above, indent, "")
     text = reindent(document.source[document.line_start(begin) : end], indent, "")
     # A name map applies to identifiers of the replacement, not of the config that declares it.
     text = _without_verbs(text)
@@ -132,15 +134,7 @@ def function_body(replacement: Any, *, where: str = "", target: str = "") -> tup
             fix="decorate a function",
             target=target,
         )
-    arguments = node.args
-    given = (
-        *arguments.posonlyargs,
-        *arguments.args,
-        arguments.vararg,
-        *arguments.kwonlyargs,
-        arguments.kwarg,
-    )
-    return tuple(argument.arg for argument in given if argument is not None), body_text(document, node)
+    return tuple(parameter.arg for parameter in parameters(node)), body_text(document, node)
 
 
 def body_text(document: Document, node: FunctionNode) -> str:
@@ -259,28 +253,12 @@ def _is_blank_or_comment(document: Document, offset: int) -> bool:
     return not line or line.startswith("#")
 
 
-def _comments_above(document: Document, begin: int) -> str:
-    end = start = document.line_start(begin)
-    while start:
-        above = document.line_start(start - 1)
-        if not document.source[above:start].lstrip().startswith("#"):
-            break
-        start = above
-    return document.source[start:end].rstrip("\r\n")
-
-
 def _without_verbs(text: str) -> str:
     document = Document(text)
     node = document.tree.body[0]
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return apply_edits(text, [Edit(*decorator_lines(document, d), "") for d in decorators if _is_verb(d)])
-
-
-def _is_verb(decorator: ast.expr) -> bool:
-    while isinstance(decorator, ast.Call):
-        decorator = decorator.func
-    name = decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
-    return name in VERBS
+    verbs = [decorator for decorator in decorators if decorator_name(decorator) in VERBS]
+    return apply_edits(text, [Edit(*decorator_lines(document, verb), "") for verb in verbs])
 
 
 def _after_keyword(document: Document, node: FunctionNode | ast.ClassDef) -> int:

@@ -10,13 +10,12 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from veomni_hook.patches.code.expressions import decorator_name, last_name
 from veomni_hook.patches.code.statements import blocks, module_statements
-from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.code.walk import DEFINITIONS, FUNCTIONS, child_nodes, walk_ast
 
-__all__ = ["Replacements"]
+__all__ = ["Redefinitions"]
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 #: Decorators of classes that change neither helpers nor what ``forward`` computes.
 _HARMLESS = frozenset(
     "auto_docstring dataclass requires use_experts_implementation use_kernel_forward_from_hub "
@@ -36,7 +35,7 @@ _ALL = "*"
 _AROUND = "@"
 
 
-class Replacements:
+class Redefinitions:
     """The definitions that a module itself replaces, with the lines that do so.
 
     Args:
@@ -48,12 +47,12 @@ class Replacements:
         self._tree = tree
         self._lines: dict[str, int] = {}
         statements = list(module_statements(tree))
-        definitions = [node for node in statements if isinstance(node, _DEFINITIONS)]
+        definitions = [node for node in statements if isinstance(node, DEFINITIONS)]
         self._classes = {node.name: node for node in definitions if isinstance(node, ast.ClassDef)}
-        self._functions = {node.name for node in definitions if isinstance(node, _FUNCTIONS)}
+        self._functions = {node.name for node in definitions if isinstance(node, FUNCTIONS)}
         self._imported = set[str]()
         for statement in statements:
-            nodes = [] if isinstance(statement, _DEFINITIONS) else list(_header(statement))
+            nodes = [] if isinstance(statement, DEFINITIONS) else list(_header(statement))
             self._bind(statement, nodes)
             self._read(nodes, top=True)
         for owner in self._classes.values():
@@ -104,7 +103,7 @@ class Replacements:
             self._imported |= names - defined
             above = (node for node in self._tree.body if node.lineno < statement.lineno)
             if _ALL in names:
-                names = {node.name for node in above if isinstance(node, _DEFINITIONS)}
+                names = {node.name for node in above if isinstance(node, DEFINITIONS)}
         else:
             names = _stored(nodes) | _caught(statement)
         for name in names & defined:
@@ -112,17 +111,16 @@ class Replacements:
 
     def _read_class(self, owner: ast.ClassDef) -> None:
         """Record methods that the class's own body binds again, or a decorator or metaclass may replace."""
-        methods = {node.name: node for node in owner.body if isinstance(node, _FUNCTIONS)}
+        methods = {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
         # All blocks, because a conditional definition is not certain to be the class's method.
-        for block in blocks(ast.Module(owner.body, [])):
+        for block in blocks(owner):
             for statement in block:
-                bound = _stored(_header(statement)) if not isinstance(statement, _DEFINITIONS) else set()
+                bound = _stored(_header(statement)) if not isinstance(statement, DEFINITIONS) else set()
                 for name in bound or {getattr(statement, "name", "")}:
                     if name in methods and statement.lineno > methods[name].lineno:
                         self._note(f"{owner.name}.{name}", statement)
         for node in (*owner.decorator_list, *(keyword.value for keyword in owner.keywords)):
-            called = node.func if isinstance(node, ast.Call) else node
-            named = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            named = decorator_name(node)
             if named in self._functions or (named not in (*_HARMLESS, *_METACLASSES) and not _is_plain(node)):
                 self._note(f"{owner.name}.{_AROUND}", node)
 
@@ -160,7 +158,7 @@ class Replacements:
 
     def _call(self, call: ast.Call, *, top: bool) -> None:
         function, args = call.func, call.args
-        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        name = last_name(function)
         if name in _SETTERS and len(args) > 1:
             self._set(call, args[0], _literal(args[1]), top=top)
         elif isinstance(function, ast.Attribute) and _is_namespace(function.value):

@@ -1,4 +1,4 @@
-"""Compare and rename names: edit distance, nearest names for messages, and ``name_map``.
+"""``name_map``: rename identifiers in the text of a replacement.
 
 A name map renames identifiers that are equal to one of its keys, or that begin with one at a word boundary.
 An identifier that already begins with the replacement stays, so applying a map twice has no further effect.
@@ -7,49 +7,15 @@ An identifier that already begins with the replacement stays, so applying a map 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from veomni_hook.errors import NameMapError
+from veomni_hook.patches.code.nearest_names import listed, nearest
 
-__all__ = ["apply_name_map", "distance", "is_near_miss", "listed", "nearest"]
+__all__ = ["apply_name_map"]
 
-NEAR_MISS = 2
 _WORD = r"\w+"
-
-
-def distance(one: str, other: str) -> int:
-    """Edit distance: insertions, deletions and substitutions of single characters."""
-    previous = list(range(len(other) + 1))
-    for row, left in enumerate(one, start=1):
-        current = [row]
-        for column, right in enumerate(other, start=1):
-            current.append(min(previous[column] + 1, current[-1] + 1, previous[column - 1] + (left != right)))
-        previous = current
-    return previous[-1]
-
-
-def is_near_miss(name: str, existing: str) -> bool:
-    """Whether ``name`` is so close to another name that it is probably a typo."""
-    return (
-        name != existing
-        and abs(len(name) - len(existing)) <= NEAR_MISS
-        and distance(name, existing) <= NEAR_MISS
-    )
-
-
-def nearest(name: str, names: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """Up to ``limit`` of the closest ``names``, best first, without names that have little in common.
-
-    Letters that differ only in case count half. A dotted name is also compared by its last part.
-    """
-    ranked = sorted((*_cost(name, other), other) for other in set(names) if other != name)
-    return tuple(other for cost, length, other in ranked if cost < length * 0.7)[:limit]
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for a message: ``a, b, c``, or ``none``."""
-    return ", ".join(names) or "none"
 
 
 def apply_name_map(
@@ -131,19 +97,3 @@ def _edge(character: str, *, after: bool = False) -> str:
     if not (character.isalnum() or character == "_"):
         return ""
     return r"(?!\w)" if after else r"(?<!\w)"
-
-
-def _cost(name: str, other: str) -> tuple[float, int]:
-    """The distance of two names, and the length by which to normalise it."""
-    cost, length = _folded(name, other), max(len(name), len(other))
-    owner, _, last = name.rpartition(".")
-    other_owner, _, other_last = other.rpartition(".")
-    if owner and other_owner:
-        return min(cost, _folded(owner, other_owner) * 2 + _folded(last, other_last)), length
-    if other_owner and (by_last := _folded(last, other_last) + 1) < cost:
-        return by_last, max(len(last), len(other_last))
-    return cost, length
-
-
-def _folded(name: str, other: str) -> float:
-    return (distance(name, other) + distance(name.lower(), other.lower())) / 2

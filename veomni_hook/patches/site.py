@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from veomni_hook.patches.records import SlotSpec
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.slots import SlotSpec
 
-__all__ = ["Site", "Splice", "Status", "skipped_at_calls", "slot_name"]
+__all__ = ["Missed", "Site", "Status", "skipped_at_calls"]
 
 
 class Status(StrEnum):
@@ -22,19 +24,16 @@ class Status(StrEnum):
     MISSED = "missed"
 
 
-@dataclass(frozen=True, slots=True)
-class Splice:
-    """Text that replaces ``source[start:end]``; ``start == end`` inserts.
+class Missed(Exception):
+    """A candidate is not recognised.
 
-    ``marker`` says that the text is only a comment, which ``diff`` omits. With ``indents`` nothing is
-    replaced: the text is put before every line of the range, including lines that other splices insert.
+    Args:
+        reason: where its code differs; it becomes the site's reason.
+        node: the code, whose line the reason then names.
     """
 
-    start: int
-    end: int
-    text: str
-    marker: bool = False
-    indents: bool = False
+    def __init__(self, reason: str, node: ast.AST | None = None) -> None:
+        super().__init__(reason if node is None else f"{reason} (line {getattr(node, 'lineno', '?')})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ class Site:
         reason: why it is not routed: the nearest idiom and the first difference; else a remark or empty.
         form: digest of what the code computes, the same in all releases that compute the same.
         captures: the source text for each operand of the formula.
-        splices: the edits that route it.
-        slots: the slots that the splices name.
+        edits: the edits that route it.
+        slots: the slots that the edits name.
         relies_on: definitions of the module that the route assumes unchanged, besides those named in the code
             that it covers (`veomni_hook.patches.routes.reliance` finds these).
         skips: definitions of the module that a kernel computes without calling them, by the place that asks:
@@ -68,7 +67,7 @@ class Site:
     reason: str = ""
     form: str = ""
     captures: Mapping[str, str] = field(default_factory=dict)
-    splices: tuple[Splice, ...] = ()
+    edits: tuple[Edit, ...] = ()
     slots: tuple[SlotSpec, ...] = ()
     relies_on: tuple[str, ...] = ()
     skips: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -80,8 +79,3 @@ class Site:
 def skipped_at_calls(site: Site) -> tuple[str, ...]:
     """What is skipped if a kernel replaces a call of the method or function of ``site``."""
     return (site.target, *site.skips.get(site.target, ()))
-
-
-def slot_name(op: str, variant: str) -> str:
-    """The global of a patched module that holds the slot of ``op``/``variant``."""
-    return f"veomni_{op}_{variant}"

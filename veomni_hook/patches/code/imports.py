@@ -1,4 +1,4 @@
-"""Make relative imports absolute, without changing the number of lines."""
+"""Imports in source text: make relative ones absolute, and find where to add others."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import re
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import walk_ast
 
-__all__ = ["absolute_imports", "absolute_name"]
+__all__ = ["absolute_imports", "absolute_name", "import_anchor"]
 
 _BLANK = r"(?:[ \t\f]|\\(?:\r\n|\r|\n))*"
 _FROM = re.compile(
@@ -71,3 +72,31 @@ def _absolute(document: Document, node: ast.ImportFrom, module: str) -> Edit:
     if not joins and document.source[found.end() : found.end() + 1].isalpha():
         text += " "
     return Edit(found.start("module"), found.end("module"), text)
+
+
+def import_anchor(document: Document, *, future: bool = False) -> int:
+    """Offset of the end of the line after which imports are added; -1 to add them before the first line.
+
+    That is the last import before the first class or function (including one in an ``if`` or ``try``), or
+    else the module's docstring; with ``future``, the docstring and ``__future__`` imports.
+    """
+    body = document.tree.body
+    last: int | None = None
+    for number, statement in enumerate(body):
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            break
+        is_docstring = number == 0 and ast.get_docstring(document.tree, clean=False) is not None
+        is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+        if is_docstring or is_future or (not future and _imports(statement)):
+            last = number
+    if last is None:
+        return -1
+    # Statements on the same line stay together.
+    while last + 1 < len(body) and not document.begins_line(body[last + 1]):
+        last += 1
+    return document.line_end(document.end(body[last]))
+
+
+def _imports(statement: ast.stmt) -> bool:
+    statements = [statement, *(inner for block in blocks(statement) for inner in block)]
+    return any(isinstance(each, ast.Import | ast.ImportFrom) for each in statements)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.scope import loaded, local_names
+from veomni_hook.patches.code.statements import binding
 from veomni_hook.patches.code.walk import child_nodes, walk_ast
 
-__all__ = ["Run", "at_hand", "blocks", "called", "loaded", "put_together", "replaced", "target"]
+__all__ = ["Run", "at_hand", "called", "put_together", "simple_target"]
 
 _OPAQUE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda, ast.comprehension)
 _COMPUTES = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
@@ -46,7 +47,7 @@ class Run:
     def longer(self, limit: int) -> Iterator[Run]:
         """The run, then runs of up to ``limit`` statements, each starting one assignment earlier."""
         for first in range(self.first, max(self.last - limit, -1), -1):
-            if first != self.first and target(self.block[first]) is None:
+            if first != self.first and simple_target(self.block[first]) is None:
                 return
             yield Run(self.function, self.block, first, self.last)
 
@@ -69,27 +70,10 @@ class Run:
         return ast.copy_location(made, self.function)
 
 
-def blocks(function: FunctionNode) -> Iterator[list[ast.stmt]]:
-    """Every list of statements of a function, except in nested functions and classes."""
-    pending: list[list[ast.stmt]] = [function.body]
-    while pending:
-        block = pending.pop()
-        yield block
-        for statement in block:
-            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                inner = (getattr(statement, name, None) for name in ("body", "orelse", "finalbody"))
-                pending += [each for each in inner if each]
-
-
-def target(statement: ast.stmt) -> str | None:
+def simple_target(statement: ast.stmt) -> str | None:
     """The name that a statement assigns a simple expression to; None if it does anything else."""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        name = statement.targets[0]
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        name = statement.target
-    else:
-        return None
-    return name.id if isinstance(name, ast.Name) and not _opaque(statement) else None
+    name, _ = binding(statement)
+    return name if name and not _opaque(statement) else None
 
 
 def put_together(
@@ -110,7 +94,8 @@ def put_together(
         None if something would be computed twice or not at all, or if the order of calls would change.
     """
     value = getattr(statements[-1], "value", None)
-    if not isinstance(value, ast.expr) or _opaque(statements[-1]) or None in map(target, statements[:-1]):
+    simple = all(simple_target(statement) is not None for statement in statements[:-1])
+    if not isinstance(value, ast.expr) or _opaque(statements[-1]) or not simple:
         return None
     builder = _Builder()
     for statement in statements[:-1]:
@@ -154,13 +139,6 @@ def at_hand(node: ast.expr) -> str | None:
     return next((found for each in inner if (found := at_hand(each)) is not None), None)
 
 
-def replaced(whole: ast.expr, part: ast.expr, by: ast.expr) -> ast.expr:
-    """A copy of an expression with ``part`` replaced by ``by``."""
-    builder = _Builder()
-    made = builder.build(whole)
-    return _replace(made, builder.built[part], by)
-
-
 class _Builder:
     """Copies expressions and replaces names by the values assigned to them."""
 
@@ -173,7 +151,7 @@ class _Builder:
         self._depth = 0
 
     def assign(self, statement: ast.stmt) -> None:
-        name = target(statement)
+        name = simple_target(statement)
         value = getattr(statement, "value", None)
         if name is not None and isinstance(value, ast.expr):
             self.known[name] = self.build(value)
@@ -251,15 +229,3 @@ def _replace(node: _Node, old: _Node, new: _Node) -> _Node:
 
 def _opaque(node: ast.AST) -> bool:
     return any(isinstance(each, _OPAQUE) for each in walk_ast(node))
-
-
-def loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]:
-    """Every name that the code reads, in text order."""
-    found: list[str] = []
-    for node in nodes:
-        if any(node is each for each in skip):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            found.append(node.id)
-        found += loaded(child_nodes(node), skip)
-    return found

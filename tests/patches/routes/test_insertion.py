@@ -7,8 +7,7 @@ import pytest
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.routes import splice
-from veomni_hook.patches.routes.site import Splice
+from veomni_hook.patches.routes import insertion
 from veomni_hook.patches.routes.view import ModuleView
 
 
@@ -16,8 +15,7 @@ def view(text: str) -> ModuleView:
     return ModuleView(Document(text))
 
 
-def spliced(module: ModuleView, *splices: Splice, markers: bool = True) -> str:
-    edits = [Edit(s.start, s.end, s.text, marker=s.marker) for s in splices]
+def edited(module: ModuleView, *edits: Edit, markers: bool = True) -> str:
     return apply_edits(module.document.source, edits, markers=markers)
 
 
@@ -49,27 +47,27 @@ BODIES = [
 @pytest.mark.parametrize(("text", "wanted"), BODIES)
 def test_before_body(text: str, wanted: str) -> None:
     module = view(text)
-    splices = splice.before_body(module, function(module), "go()\n", "why")
-    assert spliced(module, *splices) == wanted
-    bare = spliced(module, *splices, markers=False)
+    edits = insertion.before_body(module, function(module), "go()\n", "why")
+    assert edited(module, *edits) == wanted
+    bare = edited(module, *edits, markers=False)
     assert "why" not in bare and ast.dump(ast.parse(bare)) == ast.dump(ast.parse(wanted))
 
 
 def test_after_body_at_its_end() -> None:
     module = view("def f(x):\n    if x:\n        x = 1  # c\n\n\ny = 2\n")
     wanted = "def f(x):\n    if x:\n        x = 1  # c\n    # [ROUTED] why\n    import a\n\n    a.go()\n\n\ny = 2\n"
-    made = splice.after_body(module, function(module), "import a\n\na.go()", "why")
-    assert spliced(module, *made) == wanted
+    made = insertion.after_body(module, function(module), "import a\n\na.go()", "why")
+    assert edited(module, *made) == wanted
     short = view("def f(x): x = 1\n")
     with pytest.raises(ValueError, match="line 1 does not begin with the statement"):
-        splice.after_body(short, function(short), "go()", "why")
+        insertion.after_body(short, function(short), "go()", "why")
 
 
 def test_before_statement_at_its_indentation() -> None:
     module = view("def f(x):\n    if x:\n        # c\n        y = 1\n    return x\n")
     statement = function(module).body[0].body[0]
-    splices = splice.before_statement(module, function(module), statement, "if x:\n    go()", "why @a")
-    assert spliced(module, *splices) == (
+    edits = insertion.before_statement(module, function(module), statement, "if x:\n    go()", "why @a")
+    assert edited(module, *edits) == (
         "def f(x):\n    if x:\n        # [ROUTED] why a\n        if x:\n            go()\n"
         "        # c\n        y = 1\n    return x\n"
     )
@@ -90,7 +88,7 @@ def test_no_statement_can_be_put_in_the_middle_of_a_line(text: str) -> None:
     if isinstance(last, ast.If):
         last = (last.orelse or last.body)[0]
     with pytest.raises(ValueError, match="does not begin"):
-        splice.before_statement(module, found, last, "go()", "why")
+        insertion.before_statement(module, found, last, "go()", "why")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_no_statement_can_be_put_in_the_middle_of_a_line(text: str) -> None:
 def test_in_place_is_one_operand_wherever_it_stands(text: str, written: str) -> None:
     module = view("y = -x ** 2\n")
     node = next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.Name) and n.id == "x")
-    result = spliced(module, splice.in_place(module, node, text))
+    result = edited(module, insertion.in_place(module, node, text))
     assert result == f"y = -{written} ** 2\n"
     power = ast.parse(result).body[0].value.operand  # type: ignore[attr-defined]
     assert ast.dump(power.left) == ast.dump(ast.parse(text, mode="eval").body)
@@ -121,21 +119,21 @@ def test_in_place_is_one_operand_wherever_it_stands(text: str, written: str) -> 
 def test_in_place_takes_expressions_only() -> None:
     module = view("y = x\n")
     with pytest.raises(SyntaxError):
-        splice.in_place(module, module.document.tree.body[0], "a = 1")  # type: ignore[arg-type]
+        insertion.in_place(module, module.document.tree.body[0], "a = 1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("decorators", ["", "@a\n@b(1)\n"])
 def test_decorate_goes_above_all_others(decorators: str) -> None:
     module = view(f"x = 1\n{decorators}class A: pass\n")
-    splices = splice.decorate(module, module.classes["A"], "slot.reached", "why")
-    assert spliced(module, *splices) == f"x = 1\n# [ROUTED] why\n@slot.reached\n{decorators}class A: pass\n"
+    edits = insertion.decorate(module, module.classes["A"], "slot.reached", "why")
+    assert edited(module, *edits) == f"x = 1\n# [ROUTED] why\n@slot.reached\n{decorators}class A: pass\n"
 
 
 def test_decorate_at_the_indentation_of_the_class() -> None:
     module = view("if 1:\n    class A: pass\n")
     owner = next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.ClassDef))
-    splices = splice.decorate(module, owner, "slot.reached", "why")
-    assert "    # [ROUTED] why\n    @slot.reached\n    class A: pass" in spliced(module, *splices)
+    edits = insertion.decorate(module, owner, "slot.reached", "why")
+    assert "    # [ROUTED] why\n    @slot.reached\n    class A: pass" in edited(module, *edits)
 
 
 @pytest.mark.parametrize(
@@ -150,4 +148,4 @@ def test_decorate_at_the_indentation_of_the_class() -> None:
     ],
 )
 def test_free_name(body: str, name: str) -> None:
-    assert splice.free_name(function(view(f"def f(x):\n    {body}\n")), "kernel") == name
+    assert insertion.free_name(function(view(f"def f(x):\n    {body}\n")), "kernel") == name

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.fingerprint import serialise
+from veomni_hook.patches.code.fingerprint import means
 from veomni_hook.patches.code.pattern import Capture, capture_name
+from veomni_hook.patches.code.substitution import swapped
 from veomni_hook.patches.code.walk import walk_ast
 
-__all__ = ["Place", "find_places", "means", "substitute", "swapped"]
+__all__ = ["CapturePlace", "find_places", "substitute"]
 
 _COMMA = re.compile(r"(?:[\s)]|#[^\r\n]*[\r\n])*(,)[ \t]*")
 _LINE_LIMIT = 119
@@ -29,7 +30,7 @@ _Argument: TypeAlias = ast.expr | ast.keyword
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CapturePlace:
     """A use of a capture: ``node`` is the expression, ``*`` argument or ``**`` keyword that it replaces.
 
     ``call`` is the call around it if it represents several arguments. ``in_string`` marks a place in an
@@ -42,7 +43,7 @@ class Place:
     in_string: bool = False
 
 
-def find_places(tree: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> list[Place]:
+def find_places(tree: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> list[CapturePlace]:
     """Every place in ``tree`` that uses a capture, in the order of the tree.
 
     Args:
@@ -106,7 +107,7 @@ def substitute(
 
 
 def _misplaced(
-    code: Document, place: Place, capture: Capture, upstream: Document, *, where: str, target: str
+    code: Document, place: CapturePlace, capture: Capture, upstream: Document, *, where: str, target: str
 ) -> PatchError:
     line = code.line_start(code.start(place.node))
     used = code.source[line : code.line_end(line)].strip()
@@ -131,26 +132,26 @@ _USES = {
 }
 
 
-def _places(node: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> Iterator[Place]:
+def _places(node: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> Iterator[CapturePlace]:
     if isinstance(node, ast.JoinedStr):
         for inner in walk_ast(node):
             name = _name(inner, holes=holes)
             if name in captures and isinstance(inner, ast.expr):
-                yield Place(name, inner, in_string=True)
+                yield CapturePlace(name, inner, in_string=True)
         return
     if isinstance(node, ast.Call):
         arguments: tuple[_Argument, ...] = (*node.args, *node.keywords)
         for argument in arguments:
             name = _name(_starred_value(argument), holes=holes)
             if name in captures and captures[name].kind != "expression":
-                yield Place(name, argument, node)
+                yield CapturePlace(name, argument, node)
             else:
                 yield from _places(argument, captures, holes=holes)
         yield from _places(node.func, captures, holes=holes)
         return
     name = _name(node, holes=holes)
     if name in captures and isinstance(node, ast.expr):
-        yield Place(name, node)
+        yield CapturePlace(name, node)
         return
     for child in ast.iter_child_nodes(node):
         yield from _places(child, captures, holes=holes)
@@ -171,7 +172,7 @@ def _name(node: ast.AST | None, *, holes: bool) -> str:
 
 
 def _candidates(
-    code: Document, place: Place, capture: Capture, upstream: Document, empty: frozenset[int]
+    code: Document, place: CapturePlace, capture: Capture, upstream: Document, empty: frozenset[int]
 ) -> Iterator[list[Edit]]:
     start, end = code.start(place.node), code.end(place.node)
     texts = [upstream.source[upstream.start(node) : upstream.end(node)] for node in capture.nodes]
@@ -219,34 +220,6 @@ def _removal(code: Document, argument: _Argument, call: ast.Call, empty: frozens
     if not code.source[before.end(1) : start].strip():
         return [Edit(before.start(1), end, "")]
     return [Edit(before.start(1), before.end(1), ""), Edit(start, end, "")]
-
-
-def means(text: str, tree: ast.AST) -> bool:
-    """Whether ``text`` parses to the same code as the module ``tree``."""
-    try:
-        return serialise(ast.parse(text)) == serialise(tree)
-    except SyntaxError:
-        return False
-
-
-def swapped(value: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Any:
-    """A copy of a tree (or of a field's value) with some nodes replaced.
-
-    Args:
-        swaps: ``id`` of a node to its replacement; in a list it may be several nodes or none.
-    """
-    if isinstance(value, list):
-        return [new for item in value for new in (swaps.get(id(item)) or _kept(item, swaps))]
-    if not isinstance(value, ast.AST):
-        return value
-    if id(value) in swaps:
-        return swaps[id(value)][0]
-    return type(value)(**{name: swapped(getattr(value, name, None), swaps) for name in value._fields})
-
-
-def _kept(item: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Sequence[Any]:
-    # An empty capture removes its place.
-    return () if id(item) in swaps else (swapped(item, swaps),)
 
 
 def _refuse_repeated_keywords(text: str, *, where: str, target: str) -> None:

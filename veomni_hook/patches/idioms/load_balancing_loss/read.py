@@ -1,4 +1,4 @@
-"""Specialise a function for one case: drop the branches that known outcomes of tests rule out.
+"""Read a function that may compute the loss: its form in each case, without the branches decided there.
 
 List comprehensions also become loops, and in-place additions to a new tensor become out-of-place ones, so
 that the canonical form can follow them.
@@ -9,12 +9,54 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Mapping
+from functools import cache
 
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import Form, Scope, Unknown, canonical
+from veomni_hook.patches.graph.forms import reference_scope
+from veomni_hook.patterns import pattern_file
 
-__all__ = ["Case"]
+__all__ = ["OP", "Case", "forms", "spellings"]
 
+OP = "load_balancing_loss"
 _IN_PLACE = "scatter_add_"
+# Whether the logits are None, whether they are a tuple, whether the mask is None.
+_CASES = ((True, False, True), (False, False, True), (False, True, True), (False, True, False))
+
+
+@cache
+def spellings() -> tuple[tuple[str, tuple[Form, ...]], ...]:
+    """The forms of every spelling, each with its variant."""
+    found = []
+    for path, variant in (("reference.py", ""), ("spellings.py", "softmax_topk")):
+        scope = reference_scope(pattern_file(OP, path))
+        for name, function in scope.functions.items():
+            made = forms(function, scope)
+            if not isinstance(made, Unknown):
+                found.append((variant or name, made))
+    return tuple(found)
+
+
+def forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
+    """The forms of a function for each case of `_CASES`: kinds of logits, with and without a mask."""
+    parameters = [parameter.arg for parameter in function.args.args]
+    if len(parameters) < 2:
+        return Unknown("it takes no logits and mask", function.lineno)
+    found = []
+    for absent, is_tuple, unmasked in _CASES:
+        facts = {
+            f"{parameters[0]} is None": absent,
+            f"isinstance({parameters[0]}, tuple)": is_tuple,
+            f"{parameters[-1]} is None": unmasked,
+        }
+        special = copy.copy(function)
+        special.body = Case(facts).block(function.body)
+        form = canonical(special, scope, body=special.body)
+        if isinstance(form, Unknown):
+            return form
+        found.append(form)
+    return tuple(found)
 
 
 class Case(ast.NodeTransformer):

@@ -7,40 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veomni_hook.errors import NameMapError
-from veomni_hook.patches.code.names import apply_name_map, distance, is_near_miss, nearest
+from veomni_hook.patches.code.name_map import apply_name_map
 
 words = st.text(alphabet="abcAB1_", min_size=1, max_size=8)
 
 
 def mapped(text: str, name_map: dict[str, str]) -> str:
     return apply_name_map(text, name_map, where="here")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [("", "", 0), ("a", "", 1), ("forward", "forwrad", 2), ("kitten", "sitting", 3)],
-)
-def test_distance(one: str, other: str, expected: int) -> None:
-    assert distance(one, other) == distance(other, one) == expected
-
-
-@given(words, words, words)
-def test_distance_is_a_metric(one: str, other: str, third: str) -> None:
-    assert (distance(one, other) == 0) is (one == other)
-    assert distance(one, third) <= distance(one, other) + distance(other, third)
-
-
-def test_near_misses() -> None:
-    assert is_near_miss("forwrad", "forward")
-    assert not is_near_miss("forward", "forward")
-    assert not is_near_miss("dummy_forward", "forward")
-
-
-def test_nearest_ranks_and_leaves_strangers_out() -> None:
-    names = ["Qwen3RMSNorm", "Qwen3MLP", "Qwen3Attention", "Qwen3RMSNorm.forward"]
-    assert nearest("Qwen3RMSNrom", names)[0] == "Qwen3RMSNorm"
-    assert nearest("Qwen3RMSnorm.forwrad", names)[0] == "Qwen3RMSNorm.forward"
-    assert nearest("zzz", names) == ()
 
 
 @pytest.mark.parametrize(
@@ -70,6 +43,8 @@ def test_name_map(text: str, name_map: dict[str, str], expected: str) -> None:
 
 
 prefixes = st.from_regex(r"[A-C][ab]{0,2}1?", fullmatch=True)  # as in class names: Qwen3, Llama
+
+
 suffixes = st.from_regex(r"[A-C][ab]+", fullmatch=True)  # a word of a class name: Moe, Text
 
 

@@ -5,9 +5,9 @@ import ast
 import pytest
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.captures import find_places, substitute
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.pattern import Capture, Pattern
-from veomni_hook.patches.code.substitute import find_places, means, substitute, swapped
 
 
 def captures_of(pattern: str, code: str) -> tuple[Document, dict[str, Capture]]:
@@ -173,13 +173,3 @@ def test_places_are_uses_only() -> None:
         ("kw", True),
     ]
     assert [place.name for place in find_places(ast.parse("g({h}, h, {x})"), captures, holes=True)] == ["h"]
-
-
-def test_swapped_copies_and_leaves_the_tree_alone() -> None:
-    tree = ast.parse("f(a, b)\ng()")
-    call = tree.body[0].value
-    assert isinstance(call, ast.Call)
-    new = swapped(tree, {id(call.args[0]): (), id(tree.body[1]): tuple(ast.parse("x\ny").body)})
-    assert ast.unparse(new) == "f(b)\nx\ny"
-    assert ast.unparse(tree) == "f(a, b)\ng()"
-    assert means("f(b)\nx ; y", new) and not means("f(b)", new) and not means("f(", new)
