@@ -14,8 +14,8 @@ from veomni_hook import accelerator
 from veomni_hook.bench import limits, record, run, timing
 from veomni_hook.bench.problem import Problem
 from veomni_hook.bench.problems import problems
-from veomni_hook.cli import kernels
 from veomni_hook.cli.bench import bench
+from veomni_hook.cli.kernels import command as kernels
 
 
 class Double:
@@ -208,6 +208,6 @@ def test_a_launch_is_on_the_device_of_its_operand() -> None:
 
 
 def test_importing_it_loads_no_torch() -> None:
-    code = "import sys, veomni_hook.accelerator, veomni_hook.cli.probe; print('torch' in sys.modules)"
+    code = "import sys, veomni_hook.accelerator, veomni_hook.cli.demo.probe; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

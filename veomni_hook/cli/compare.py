@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.commands import command_of
-from veomni_hook.cli.forwarding import ForwardingCommand
-from veomni_hook.cli.interpreter import python
-from veomni_hook.cli.target_options import JsonOption
+from veomni_hook.cli.inputs.options import JsonOption
+from veomni_hook.cli.run.forwarding import ForwardingCommand
+from veomni_hook.cli.run.interpreter import python
+from veomni_hook.cli.run.program import command_of
 from veomni_hook.cli.usage import FOUND, UsageError
 
 if TYPE_CHECKING:

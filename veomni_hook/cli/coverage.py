@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JobsOption, JsonOption
-from veomni_hook.cli.targets import complete_family, family_of
+from veomni_hook.cli.inputs.options import JobsOption, JsonOption
+from veomni_hook.cli.inputs.targets import complete_family, family_of
 from veomni_hook.cli.usage import FOUND, UsageError
 from veomni_hook.layout import counted
 
@@ -124,8 +124,8 @@ def examined(families: Sequence[str], source: str | None, jobs: int | None) -> l
     Raises:
         UsageError: a family or the source folder does not exist.
     """
-    from veomni_hook.cli.sources import source_tree
-    from veomni_hook.cli.survey import survey
+    from veomni_hook.cli.inputs.sources import source_tree
+    from veomni_hook.cli.sites.survey import survey
     from veomni_hook.errors import VeomniHookError
     from veomni_hook.patches.coverage import examine, failure
 

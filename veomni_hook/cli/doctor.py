@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JsonOption
+from veomni_hook.cli.inputs.options import JsonOption
 from veomni_hook.cli.usage import FOUND, UsageError
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.layout import counted
@@ -129,7 +129,7 @@ def hook(findings: Findings, settings: Settings) -> dict[str, object]:
 
 def _note_unreadable(findings: Findings) -> None:
     """Look at one modeling module as the hook would: can its source be found and read?"""
-    from veomni_hook.cli.targets import MODELS, families, transformers_folder
+    from veomni_hook.cli.inputs.targets import MODELS, families, transformers_folder
     from veomni_hook.finders.locate import locate
     from veomni_hook.finders.pipeline import read_upstream
 
@@ -184,8 +184,8 @@ def cache(findings: Findings, settings: Settings) -> dict[str, object]:
 
 def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[str, object]]:
     """Return every config module with its origin and, if loaded, the modules that it patches."""
-    from veomni_hook.cli.spec_sources import BUILT_IN, load_sources, names
-    from veomni_hook.cli.target_options import import_from_here
+    from veomni_hook.cli.inputs.configs import BUILT_IN, load_sources, names
+    from veomni_hook.cli.inputs.options import import_from_here
     from veomni_hook.finders.configs import PluginError
     from veomni_hook.finders.installed import problem
     from veomni_hook.patches.routes.config import NAME
@@ -214,7 +214,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
 
 def hardware(findings: Findings) -> dict[str, object]:
     """Return the system that kernels are selected for, and each op's kernels by formula; imports torch."""
-    from veomni_hook.cli.kernels import chosen_for, detected
+    from veomni_hook.cli.kernels.command import chosen_for, detected
     from veomni_hook.kernels.selection.registry import registry
 
     try:

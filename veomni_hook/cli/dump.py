@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.pager import PagerOption, show
-from veomni_hook.cli.target_options import (
+from veomni_hook.cli.inputs.options import (
     ConfigOption,
     DeviceOption,
     JsonOption,
@@ -17,6 +16,7 @@ from veomni_hook.cli.target_options import (
     facts_of,
     prepared,
 )
+from veomni_hook.cli.pager import PagerOption, show
 from veomni_hook.cli.usage import UsageError
 
 

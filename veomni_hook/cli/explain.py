@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import (
+from veomni_hook.cli.inputs.options import (
     ConfigOption,
     DeviceOption,
     JsonOption,
@@ -78,7 +78,7 @@ def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
     facts.update(found.report.to_dict())
     facts["slots"] = [{**slot, "status": _status(slot["op"], slot["variant"])} for slot in facts["slots"]]
     if select and facts["slots"]:
-        from veomni_hook.cli.kernels import chosen_for
+        from veomni_hook.cli.kernels.command import chosen_for
 
         facts["slots"] = [{**slot, **chosen_for(slot["op"], slot["variant"])} for slot in facts["slots"]]
     return facts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JsonOption, import_from_here
+from veomni_hook.cli.inputs.options import JsonOption, import_from_here
 from veomni_hook.cli.usage import FOUND, UsageError
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def migrate(
 
 def _reduced(name: str, written: str | None) -> tuple[Reduced, str, str, Upstream]:
     """Judge the config against the installed release; the releases are the installed and the one made for."""
-    from veomni_hook.cli.release import Releases
-    from veomni_hook.cli.sources import read_source, source_tree
+    from veomni_hook.cli.inputs.release import Releases
+    from veomni_hook.cli.inputs.sources import read_source, source_tree
     from veomni_hook.migration.judge import judge
     from veomni_hook.migration.reduce import reduce
     from veomni_hook.migration.written import written_for
@@ -118,7 +118,7 @@ def _reduced(name: str, written: str | None) -> tuple[Reduced, str, str, Upstrea
 
 def _one(name: str) -> PatchConfig:
     """Load the one config that the user named."""
-    from veomni_hook.cli.spec_sources import OPTION, load_sources
+    from veomni_hook.cli.inputs.configs import OPTION, load_sources
     from veomni_hook.patches.spec import PatchType
 
     (source,) = load_sources([(OPTION, name)])
@@ -165,7 +165,7 @@ def _text(reduced: Reduced, release: str, made: str) -> str:
 
 def _checked(text: str, upstream: Upstream) -> list[str]:
     """Load the text as a config and judge it as `veomni-hook check` does; return what fails."""
-    from veomni_hook.cli.verdict import FAILS, judge
+    from veomni_hook.cli.check.verdict import FAILS, judge
     from veomni_hook.errors import ConfigError
     from veomni_hook.finders.configs import load
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import ConfigOption, Device, DeviceOption, prepared
-from veomni_hook.cli.targets import complete_family, family_of
+from veomni_hook.cli.inputs.options import ConfigOption, Device, DeviceOption, prepared
+from veomni_hook.cli.inputs.targets import complete_family, family_of
 from veomni_hook.cli.usage import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def report(
 
     For what really ran in a model, call `veomni_hook.explain(model).to_html("report.html")`.
     """
-    from veomni_hook.cli.kernels import on
+    from veomni_hook.cli.kernels.command import on
     from veomni_hook.kernels.selection.choice import parse_choice
     from veomni_hook.report.whole import Report, whole
     from veomni_hook.settings import resolve
@@ -93,8 +93,8 @@ def _device_on(system: str) -> Device | None:
 
 
 def _answers(choice: str, system: System) -> Callable[[Place], list[Answer]]:
-    from veomni_hook.cli.kernels import selection
-    from veomni_hook.cli.routing import asked
+    from veomni_hook.cli.kernels.command import selection
+    from veomni_hook.cli.kernels.places import asked
     from veomni_hook.report.model import Answer
 
     @cache
