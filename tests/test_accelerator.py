@@ -15,7 +15,7 @@ from veomni_hook.bench import limits, record, run, timing
 from veomni_hook.bench.problem import Problem
 from veomni_hook.bench.problems import problems
 from veomni_hook.cli.bench import bench
-from veomni_hook.cli.kernels import command as kernels
+from veomni_hook.cli.sites import kernel
 
 
 class Double:
@@ -83,9 +83,9 @@ def test_the_best_is_the_accelerator_that_is_there(
     monkeypatch.setattr(npu, "is_available", lambda: "npu" in there)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert accelerator.best() == expected
-    kernels.detected.cache_clear()
-    assert kernels.detected(None).device == expected
-    kernels.detected.cache_clear()
+    kernel.detected.cache_clear()
+    assert kernel.detected(None).device == expected
+    kernel.detected.cache_clear()
 
 
 def test_the_best_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.inputs.options import JsonOption, import_from_here
-from veomni_hook.cli.inputs.targets import complete_family, module_name
+from veomni_hook.cli.inputs.options import JsonOption, families_argument, import_from_here
+from veomni_hook.cli.inputs.targets import module_name
 from veomni_hook.cli.usage import FOUND
 from veomni_hook.errors import CacheError, VeomniHookError
 from veomni_hook.layout import counted
@@ -115,11 +115,8 @@ def clear(
 def warm(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="Families or modules. Default: every module that a built-in or your own config names.",
-            autocompletion=complete_family,
-            show_default=False,
+        families_argument(
+            "Families or modules. Default: every module that a built-in or your own config names.", "TARGET"
         ),
     ] = None,
     *,

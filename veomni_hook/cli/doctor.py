@@ -214,7 +214,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
 
 def hardware(findings: Findings) -> dict[str, object]:
     """Return the system that kernels are selected for, and each op's kernels by formula; imports torch."""
-    from veomni_hook.cli.kernels.command import chosen_for, detected
+    from veomni_hook.cli.sites.kernel import asked, chosen, detected
     from veomni_hook.kernels.selection.registry import registry
 
     try:
@@ -224,12 +224,11 @@ def hardware(findings: Findings) -> dict[str, object]:
         return {"system": None}
     found: dict[str, object] = {"system": str(system)}
     try:
+        choice = chosen()
         for op in registry.ops().values():
-            chosen = Counter(str(chosen_for(op.name, name)["kernel"]) for name in op.variants)
-            known = len(op.variants)
-            found[op.name] = [
-                f"{kernel} for {count} of {counted(known, 'formula')}" for kernel, count in chosen.items()
-            ]
+            backends = Counter(asked(op.name, name, choice, system).backend for name in op.variants)
+            formulas = counted(len(op.variants), "formula")
+            found[op.name] = [f"{backend} for {count} of {formulas}" for backend, count in backends.items()]
     except VeomniHookError as error:
         findings.problems.append(_one_line(error))
     return found

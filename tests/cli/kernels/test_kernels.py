@@ -5,7 +5,9 @@ import json
 import pytest
 
 from veomni_hook.cli.kernels import command as kernels
+from veomni_hook.cli.sites import kernel
 from veomni_hook.errors import KernelError
+from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.system import System
 
@@ -17,7 +19,7 @@ CPU = System("cpu", torch="2.13.0")
 def test_every_kernel_is_listed_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kernels, "detected", lambda device: CPU)
+    monkeypatch.setattr(kernel, "detected", lambda device: CPU)
     kernels.kernels(as_json=True)
     report = json.loads(capfd.readouterr().out)
     rows = report["kernels"]
@@ -32,10 +34,10 @@ def test_every_kernel_is_listed_with_a_reason(
 
 
 def test_the_choice_of_the_settings_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "detected", lambda device: CPU)
     monkeypatch.setenv("VEOMNI_KERNELS", "rms_norm=eager")
-    assert kernels.chosen_for("rms_norm", "cast_before_weight")["kernel"] == "eager"
-    assert kernels.chosen_for("rotary", "half_split")["kernel"] == "torch"
+    choice = kernel.chosen()
+    assert kernel.asked("rms_norm", "cast_before_weight", choice, CPU).backend == "eager"
+    assert kernel.asked("rotary", "half_split", choice, CPU).backend == "torch"
 
 
 def test_a_choice_that_cannot_run_is_wrong_use(tiny: Command) -> None:
@@ -43,7 +45,7 @@ def test_a_choice_that_cannot_run_is_wrong_use(tiny: Command) -> None:
     assert (done.status, done.out) == (2, "")
     assert "tritn" in done.err and "torch" in done.err
     with pytest.raises(KernelError):
-        kernels.selection("rms_norm", "no_such_variant", "auto", CPU)
+        kernel.asked("rms_norm", "no_such_variant", Choice(), CPU)
 
 
 def test_another_system_needs_no_such_machine(capfd: pytest.CaptureFixture[str]) -> None:

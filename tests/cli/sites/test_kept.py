@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from veomni_hook.cache.store import Store
-from veomni_hook.cli.sites import kept
+from veomni_hook.cli.sites import kept, table
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.patches.coverage import ERROR, Row
 
@@ -23,7 +23,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         modules.extend(files)
         return [_examined(module) for module in files]
 
-    monkeypatch.setattr(kept, "survey", survey)
+    monkeypatch.setattr(table, "survey", survey)
     return modules
 
 

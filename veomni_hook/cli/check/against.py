@@ -6,19 +6,17 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from veomni_hook.cli import output
+from veomni_hook.cli.inputs.configs import BUILT_IN, Source
 from veomni_hook.cli.inputs.release import Releases
 from veomni_hook.cli.inputs.sources import SourceTree, read_source, source_tree
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.migration.judge import FAILS, MOVED, Judgement, absent, judge
 from veomni_hook.migration.written import written_for
 from veomni_hook.patches.plan import Origin
-
-if TYPE_CHECKING:
-    from veomni_hook.cli.inputs.configs import Source
-    from veomni_hook.patches.spec import PatchConfig
+from veomni_hook.patches.spec import PatchConfig
 
 AGAINST = "--against"
 WRITTEN_FOR = "--written-for"
@@ -88,49 +86,46 @@ def judged(
         ReplacementError: the code of a patch cannot be read.
     """
     configs = [config for source in sources for config in source.configs]
-    found: list[Judged] = []
+    judgements: list[Judged] = []
     with Releases() as releases:
         tree = releases.get(release, AGAINST)
         for config in configs:
             base = _base(config, releases, written)
             modules = [module for module in _modules(config, tree, base) if not wanted or module in wanted]
-            found += [_judged(config, module, tree, base) for module in output.track(modules, "judging")]
-    if not found:
+            judgements += [_judged(config, module, tree, base) for module in output.track(modules, "judging")]
+    if not judgements:
         raise UsageError(
             "there is no config to judge",
             where=f"the command line: {AGAINST} {release}",
             fix="name one: --config PACKAGE.MODULE; targets must be modules that it patches",
         )
-    return found
+    return judgements
 
 
-def show(found: Sequence[Judged], *, diffs: bool) -> None:
+def show(configs: Sequence[Judged], *, diffs: bool) -> None:
     """Print the judgements by config, the diffs of what moved, and the number of each verdict."""
-    for one in found:
+    for one in configs:
         place = f"{one.module}, written for transformers {one.written_for}, in {one.release}"
         output.emit_heading(f"{one.config.name} ({place})")
-        rows = [(each.verdict, each.target, each.kind, _short(each)) for each in one.judgements]
+        rows = [(patch.verdict, patch.target, patch.kind, _short(patch)) for patch in one.judgements]
         output.emit_table(HEADERS, rows)
         output.emit("\n")
-    for one in found:
-        for each in one.judgements:
-            if each.verdict == FAILS:
-                output.emit_text(
-                    f"{FAILS} {one.config.name}: {each.target}\n  {each.detail}\n  fix: {each.fix}\n\n"
-                )
-            if each.diff and (each.verdict == MOVED or diffs):
-                output.emit_heading(f"{each.verdict}: {one.config.name}: {each.target}")
-                output.emit_code(each.diff, "diff")
+    for one in configs:
+        for patch in one.judgements:
+            place = f"{one.config.name}: {patch.target}"
+            if patch.verdict == FAILS:
+                output.emit_text(f"{FAILS} {place}\n  {patch.detail}\n  fix: {patch.fix}\n\n")
+            if patch.diff and (patch.verdict == MOVED or diffs):
+                output.emit_heading(f"{patch.verdict}: {place}")
+                output.emit_code(patch.diff, "diff")
                 output.emit("\n")
-    counts = Counter(each.verdict for one in found for each in one.judgements)
+    counts = Counter(patch.verdict for one in configs for patch in one.judgements)
     said = [f"{count} {v if count == 1 else PLURALS.get(v, v)}" for v, count in counts.items()]
     output.emit_text((", ".join(said) or "no patches") + "\n")
 
 
 def made_elsewhere(sources: Sequence[Source]) -> list[str]:
     """Return a line for each of the user's configs that was made for another release than the installed."""
-    from veomni_hook.cli.inputs.configs import BUILT_IN
-
     configs = [config for source in sources if source.origin != BUILT_IN for config in source.configs]
     made = {config.name: release for config in configs if (release := written_for(config))}
     installed = source_tree().version if made else ""
@@ -148,8 +143,8 @@ def _short(one: Judgement) -> str:
 
 def _base(config: PatchConfig, releases: Releases, written: str | None) -> SourceTree:
     """The release that a config was made for."""
-    given = written or written_for(config)
-    return releases.get(given, WRITTEN_FOR) if given else source_tree()
+    release = written or written_for(config)
+    return releases.get(release, WRITTEN_FOR) if release else source_tree()
 
 
 def _modules(config: PatchConfig, tree: SourceTree, base: SourceTree) -> list[str]:
@@ -172,5 +167,5 @@ def _judged(config: PatchConfig, module: str, tree: SourceTree, base: SourceTree
         return Judged(config, module, base.version, tree.version, absent(config, module, release))
     origin = Origin(module, path, "transformers", tree.version)
     before = read_source(old) if os.path.isfile(old) else None
-    found = judge(config, read_source(path), origin, base=before, base_version=base.version)
-    return Judged(config, module, base.version, tree.version, found)
+    judgements = judge(config, read_source(path), origin, base=before, base_version=base.version)
+    return Judged(config, module, base.version, tree.version, judgements)

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.inputs.options import JobsOption, JsonOption, import_from_here
+from veomni_hook.cli.inputs.options import (
+    JobsOption,
+    JsonOption,
+    WrittenForOption,
+    families_argument,
+    import_from_here,
+)
 from veomni_hook.cli.inputs.sources import source_tree
-from veomni_hook.cli.inputs.targets import complete_family
 from veomni_hook.cli.usage import FOUND, UsageError
 
 if TYPE_CHECKING:
@@ -28,11 +33,8 @@ HEADERS = ("verdict", "target", "kind", "detail", "config", "device")
 def check(  # noqa: PLR0913 - the options of a command
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="Only these families or modules. Also checks what is routed to kernels there.",
-            autocompletion=complete_family,
-            show_default=False,
+        families_argument(
+            "Only these families or modules. Also checks what is routed to kernels there.", "TARGET"
         ),
     ] = None,
     config: Annotated[
@@ -61,15 +63,7 @@ def check(  # noqa: PLR0913 - the options of a command
             show_default=False,
         ),
     ] = None,
-    written_for: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RELEASE",
-            help="With --against: the release that the configs were made for. Default: what a config or the"
-            " file that patchgen generated beside it says; otherwise the installed release.",
-            show_default=False,
-        ),
-    ] = None,
+    written_for: WrittenForOption = None,
     jobs: JobsOption = None,
     *,
     write_lock: Annotated[
@@ -90,7 +84,8 @@ def check(  # noqa: PLR0913 - the options of a command
     another signature, with the diff.
 
     With --against, each patch of the configs in the settings, of plugins and of --config has one of these
-    verdicts. Nothing is patched, and built-in patches and the lock are left out.
+    verdicts, compared with the release that its config was made for (--written-for). Nothing is patched, and
+    built-in patches and the lock are left out.
 
     applies: upstream's code is what the patch was written for, or computes the same.
 
@@ -170,12 +165,12 @@ def _against(
     for source in sources:
         if source.error is not None:
             raise source.error
-    found = judged(sources, release, written, [module_name(target) for target in targets])
+    configs_judged = judged(sources, release, written, [module_name(target) for target in targets])
     if as_json:
-        output.emit_json([row for one in found for row in one.rows()])
+        output.emit_json([row for one in configs_judged for row in one.rows()])
     else:
-        show(found, diffs=diffs)
-    if not all(one.is_fine for one in found):
+        show(configs_judged, diffs=diffs)
+    if not all(one.is_fine for one in configs_judged):
         raise typer.Exit(FOUND)
 
 
@@ -201,20 +196,20 @@ def _verdicts(sources: Sequence[Source], wanted: Collection[str], settings: Sett
     for source in sources:
         if source.error is not None:
             yield failure("-", source.name, source.error)
-    held = [(source, config) for source in sources for config in source.configs]
+    configs = [(source, config) for source in sources for config in source.configs]
     reports: list[PatchReport] = []
-    modules = list(wanted) or modules_of(config for _, config in held)
+    modules = list(wanted) or modules_of(config for _, config in configs)
     for module in output.track(modules, "checking"):
-        fitting = [(source, config) for source, config in held if config.applies_to(module)]
+        fitting = [(source, config) for source, config in configs if config.applies_to(module)]
         spec = locate(module)
         upstream, reason = (None, "not installed") if spec is None else read_upstream(module, spec)
         if upstream is None:
             yield from _unreadable(module, fitting, reason, installed=spec is not None)
             continue
-        found, made = judge(upstream, [c for _, c in fitting], idioms=asks_idioms(upstream, settings))
-        yield from found
-        reports += made
-    for _, config in held:
+        verdicts, applied = judge(upstream, [c for _, c in fitting], idioms=asks_idioms(upstream, settings))
+        yield from verdicts
+        reports += applied
+    for _, config in configs:
         if config.is_pattern and not wanted:
             yield from nowhere(config, [r for r in reports if config.applies_to(r.module)])
 

@@ -7,36 +7,49 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from veomni_hook.cache.key import engine_digest
 from veomni_hook.cli import output
+from veomni_hook.cli.inputs.configs import BUILT_IN, Source
 from veomni_hook.cli.inputs.sources import SourceTree, read_source, source_tree
 from veomni_hook.cli.inputs.targets import family_of
+from veomni_hook.cli.sites.survey import survey
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.errors import LockError, VeomniHookError
 from veomni_hook.layout import counted
 from veomni_hook.ownership import swap_problem
-
-if TYPE_CHECKING:
-    from veomni_hook.cli.inputs.configs import Source
-    from veomni_hook.patches.lock import Change, Lock, LockedModule, Override
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.lock import (
+    LINE,
+    Change,
+    Lock,
+    LockedModule,
+    Override,
+    compare,
+    dumps,
+    loads,
+    overrides_of,
+    snapshot,
+)
+from veomni_hook.settings import resolve
 
 NAME = "veomni-hook.lock"
 HEADERS = ("result", "kind", "target", "detail")
 FIX = "read the diff; if the project is still correct, update the lock: veomni-hook check --write-lock"
 
 
-def find_lock(given: str | None) -> str | None:
-    """Return the path of the lock file: the one given, or the nearest upward from the working directory.
+def find_lock(named: str | None) -> str | None:
+    """Return the path of the lock file: the one named, or the nearest upward from the working directory.
 
     Raises:
-        LockError: the file that was given does not exist.
+        LockError: the file that was named does not exist.
     """
-    if given is not None:
-        if not os.path.isfile(given):
-            fix = f"name another file, or write it: veomni-hook check --write-lock --lock {given}"
-            raise LockError("there is no such lock file", where=given, fix=fix)
-        return given
+    if named is not None:
+        if not os.path.isfile(named):
+            fix = f"name another file, or write it: veomni-hook check --write-lock --lock {named}"
+            raise LockError("there is no such lock file", where=named, fix=fix)
+        return named
     try:
         folder = os.getcwd()
     except OSError:  # it was deleted
@@ -56,8 +69,6 @@ def read_lock(path: str) -> Lock:
     Raises:
         LockError: it cannot be read, or is not a lock.
     """
-    from veomni_hook.patches.lock import loads
-
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -83,8 +94,6 @@ def write_lock(path: str, lock: Lock) -> None:
     Raises:
         LockError: it cannot be written.
     """
-    from veomni_hook.patches.lock import dumps
-
     kept = {name: held for name, held in lock.modules.items() if held.sites or held.overrides}
     text = dumps(replace(lock, modules=kept))
     try:
@@ -122,11 +131,6 @@ def taken(
     Raises:
         UsageError: there is no such family, and the old lock does not have it either.
     """
-    from veomni_hook.cache.key import engine_digest
-    from veomni_hook.cli.sites.survey import survey
-    from veomni_hook.patches.lock import Lock
-    from veomni_hook.settings import resolve
-
     tree = source_tree()
     files = _files(tree, families, old)
     overrides = _overrides(tree, sources, files)
@@ -138,11 +142,11 @@ def taken(
     work = partial(_snapshot, overrides=overrides, known=known, idioms=resolve().settings.idioms)
     modules: dict[str, LockedModule] = {}
     errors: dict[str, VeomniHookError] = {}
-    for name, found in zip(files, survey(work, files, "recording", jobs=jobs), strict=True):
-        if isinstance(found, VeomniHookError):
-            errors[name] = found
+    for name, recorded in zip(files, survey(work, files, "recording", jobs=jobs), strict=True):
+        if isinstance(recorded, VeomniHookError):
+            errors[name] = recorded
         else:
-            modules[name] = found
+            modules[name] = recorded
     return Lock(tree.version, engine_digest(), tuple(sorted(families)), modules), errors
 
 
@@ -171,19 +175,17 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the changes as `check --json` shows them: the fields of a verdict, `matters` and `diff`."""
-        found = []
+        rows = []
         for change in self.changes:
             fields = asdict(change)
             fields["verdict"] = fields.pop("result")
             fields["diff"] = "".join(fields.pop("diffs"))
             fix = FIX if change.matters else ""
-            found.append({"device": "any", "config": os.path.basename(self.path), "fix": fix, **fields})
-        return found
+            rows.append({"device": "any", "config": os.path.basename(self.path), "fix": fix, **fields})
+        return rows
 
     def show(self, *, diffs: bool) -> None:
         """Print the changes; with ``diffs``, also print the diffs of those that do not matter."""
-        from veomni_hook.patches.lock import LINE
-
         releases = f"transformers {self.old.transformers}, now {self.new.transformers}"
         output.emit_heading(f"{os.path.basename(self.path)} ({releases})")
         rows = [change for change in self.changes if change.result != LINE]
@@ -222,9 +224,6 @@ def compared(
     Raises:
         LockError: the file cannot be read.
     """
-    from veomni_hook.patches.lock import compare
-    from veomni_hook.settings import resolve
-
     old = read_lock(path)
     if not resolve().settings.idioms:
         old = replace(old, modules={name: replace(held, sites=()) for name, held in old.modules.items()})
@@ -262,10 +261,6 @@ def _overrides(
     tree: SourceTree, sources: Sequence[Source], files: dict[str, str]
 ) -> dict[str, tuple[Override, ...]]:
     """Return what the project's own configs override, by module; those modules are added to ``files``."""
-    from veomni_hook.cli.inputs.configs import BUILT_IN
-    from veomni_hook.patches.code.document import Document
-    from veomni_hook.patches.lock import overrides_of
-
     configs = [c for source in sources if source.origin != BUILT_IN for c in source.configs]
     named: dict[str, str] = {}
     for config in configs:
@@ -288,11 +283,9 @@ def _snapshot(
     known: Mapping[str, Mapping[str, str]],
     idioms: bool,
 ) -> LockedModule | VeomniHookError:
-    from veomni_hook.patches.lock import snapshot
-
     try:
-        given = overrides.get(module, ())
-        return snapshot(module, text, overrides=given, known=known.get(module, {}), idioms=idioms)
+        own = overrides.get(module, ())
+        return snapshot(module, text, overrides=own, known=known.get(module, {}), idioms=idioms)
     except VeomniHookError as error:
         return error
     except SyntaxError as error:

@@ -11,17 +11,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import decode_source
-from typing import TYPE_CHECKING
 
 from veomni_hook.errors import IdiomError, PatchError, VeomniHookError
+from veomni_hook.finders import build
+from veomni_hook.finders.upstream import Upstream
 from veomni_hook.layout import counted
+from veomni_hook.patches.coverage import missed
+from veomni_hook.patches.report import AppliedPatch, PatchReport
 from veomni_hook.patches.routes.config import NAME
-from veomni_hook.patches.spec import PatchType
-
-if TYPE_CHECKING:
-    from veomni_hook.finders.pipeline import Upstream
-    from veomni_hook.patches.report import AppliedPatch, PatchReport
-    from veomni_hook.patches.spec import Patch, PatchConfig
+from veomni_hook.patches.selection import unapplied
+from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 
 APPLIES = "applies"
 YIELDS = "yields"
@@ -97,10 +96,8 @@ def failure(module: str, config: str, error: VeomniHookError, *, device: str = "
 def _judge(
     upstream: Upstream, configs: Sequence[PatchConfig], device: str, shown: str, *, idioms: bool
 ) -> tuple[list[Verdict], PatchReport | None]:
-    from veomni_hook.finders.build import patch, stored_form
-
     try:
-        patched = patch(upstream, configs, device, idioms=idioms)
+        patched = build.patch(upstream, configs, device, idioms=idioms)
     except IdiomError as error:  # the configs' own verdicts come from a run without idioms
         found, report = _judge(upstream, configs, device, shown, idioms=False)
         return [failure(upstream.module, NAME, error, device=shown), *found], report
@@ -110,7 +107,7 @@ def _judge(
             together = " + ".join(config.name for config in configs)
             found.append(failure(upstream.module, together, error, device=shown))
         return found, None
-    report = stored_form(patched).report if patched is not None else _nothing(upstream, idioms=idioms)
+    report = build.stored_form(patched).report if patched is not None else _nothing(upstream, idioms=idioms)
     return [
         *(verdict for config in configs for verdict in _declared(config, report, shown)),
         *_remarks(report, shown),
@@ -120,14 +117,8 @@ def _judge(
 
 def _nothing(upstream: Upstream, *, idioms: bool) -> PatchReport:
     """The report for a module that nothing applies to: what idioms missed there."""
-    from veomni_hook.patches.coverage import ROUTED, examine
-    from veomni_hook.patches.report import MissedSite, PatchReport
-
-    rows = examine(upstream.module, decode_source(upstream.data)) if idioms else []
-    missed = tuple(
-        MissedSite(row.op, row.target, row.status, row.reason) for row in rows if row.status != ROUTED
-    )
-    return PatchReport(upstream.module, upstream.version, missed=missed)
+    sites = missed(upstream.module, decode_source(upstream.data)) if idioms else ()
+    return PatchReport(upstream.module, upstream.version, missed=sites)
 
 
 def _remarks(report: PatchReport, shown: str) -> Iterator[Verdict]:
@@ -186,8 +177,6 @@ def _declared_kind(config: PatchConfig, applied: AppliedPatch) -> str:
 
 def nowhere(config: PatchConfig, reports: Sequence[PatchReport]) -> list[Verdict]:
     """Return a failure for each patch of a config for a pattern that applied to none of the modules."""
-    from veomni_hook.patches.selection import unapplied
-
     modules = config.source_module
     count = len(reports)
     none = f"does not apply to the one module that {modules} matches"
@@ -210,11 +199,9 @@ def nowhere(config: PatchConfig, reports: Sequence[PatchReport]) -> list[Verdict
 
 
 def _probe(upstream: Upstream, config: PatchConfig, device: str, shown: str) -> list[Verdict]:
-    from veomni_hook.finders.build import patch, stored_form
-
     try:
-        patched = patch(upstream, [config], device)
-        return _declared(config, stored_form(patched).report, shown) if patched is not None else []
+        patched = build.patch(upstream, [config], device)
+        return _declared(config, build.stored_form(patched).report, shown) if patched is not None else []
     except PatchError as error:
         found = [_probe_patch(upstream, config, declared, device, shown) for declared in config.patches]
         if all(verdict.verdict != FAILS for verdict in found):
@@ -225,15 +212,13 @@ def _probe(upstream: Upstream, config: PatchConfig, device: str, shown: str) -> 
 def _probe_patch(
     upstream: Upstream, config: PatchConfig, declared: Patch, device: str, shown: str
 ) -> Verdict:
-    from veomni_hook.finders.build import patch
-
     # Dropped imports and excluded names are valid only together with all patches.
     alone = copy.copy(config)
     alone.patches, alone.exclude, alone.drop_imported_names = [declared], [], set()
     alone.label = config.name
     kind = declared.patch_type.value
     try:
-        patch(upstream, [alone], device)
+        build.patch(upstream, [alone], device)
     except PatchError as error:
         detail = f"{error.what} ({error.where})"
         return Verdict(upstream.module, shown, config.name, kind, declared.target, FAILS, detail, error.fix)

@@ -6,13 +6,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from veomni_hook.cli.inputs.sources import source_tree
+from veomni_hook.cli.usage import UsageError
 from veomni_hook.errors import VeomniHookError
-
-if TYPE_CHECKING:
-    from veomni_hook.patches.spec import PatchConfig
-    from veomni_hook.settings import Settings
+from veomni_hook.finders.configs import load, points_in_force
+from veomni_hook.finders.locate import locate
+from veomni_hook.migration.written import beside
+from veomni_hook.patches import models
+from veomni_hook.patches.spec import PatchConfig
+from veomni_hook.plugins import ALL, distribution
+from veomni_hook.settings import Settings
 
 BUILT_IN = "built-in"
 SETTINGS = "settings"
@@ -39,12 +43,8 @@ class Source:
 
 def names(settings: Settings) -> list[tuple[str, str]]:
     """Return (origin, name) of every config module, without loading one."""
-    from veomni_hook.finders.configs import points_in_force
-    from veomni_hook.patches.models import all_spec_modules
-    from veomni_hook.plugins import distribution
-
     return [
-        *((BUILT_IN, name) for name in all_spec_modules()),
+        *((BUILT_IN, name) for name in models.all_spec_modules()),
         *((SETTINGS, name) for name in settings.patches),
         *(
             (f"{ENTRY_POINT} of {distribution(point)}", name)
@@ -68,17 +68,12 @@ def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
     named = [config.source_module for config in found if not config.is_pattern]
     patterns = [config for config in found if config.is_pattern]
     if patterns:
-        from veomni_hook.cli.inputs.sources import source_tree
-
         known = source_tree().files()
         named += [module for module in known if any(config.applies_to(module) for config in patterns)]
     return [*dict.fromkeys(named)]
 
 
 def _load(origin: str, name: str) -> Source:
-    from veomni_hook.finders.configs import load, points_in_force
-    from veomni_hook.plugins import ALL
-
     try:
         (loaded,) = load([name], points_in_force(ALL) if origin.startswith(ENTRY_POINT) else {})
     except VeomniHookError as error:
@@ -88,11 +83,6 @@ def _load(origin: str, name: str) -> Source:
 
 def _with_release(name: str, error: VeomniHookError) -> VeomniHookError:
     """The error of a config that cannot be loaded, with the release it was made for if it is another one."""
-    from veomni_hook.cli.inputs.sources import source_tree
-    from veomni_hook.cli.usage import UsageError
-    from veomni_hook.finders.locate import locate
-    from veomni_hook.migration.written import beside
-
     spec = locate(name.partition(":")[0])
     made = beside(spec.origin) if spec is not None and spec.origin else ""
     try:

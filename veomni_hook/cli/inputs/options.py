@@ -1,4 +1,4 @@
-"""Code shared by `dump`, `diff` and `explain`: select a target, patch it without importing, return facts."""
+"""The options and arguments of several commands, and the module that they select, patched."""
 
 from __future__ import annotations
 
@@ -20,12 +20,24 @@ if TYPE_CHECKING:
     from veomni_hook.finders.prepare import Prepared
     from veomni_hook.patches.spec import PatchConfig
 
+SYSTEMS = ("cpu", "sm80", "sm90", "sm100", "ascend")
+
 
 class Device(StrEnum):
     """The kind of accelerator that configs apply to."""
 
     gpu = "gpu"
     npu = "npu"
+
+
+def complete_system(incomplete: str) -> list[str]:
+    """Complete the name of a system for the shell."""
+    return [name for name in SYSTEMS if name.startswith(incomplete)]
+
+
+def families_argument(help_: str, metavar: str = "FAMILY") -> Any:
+    """Return the argument of a command that takes several families or modules."""
+    return typer.Argument(metavar=metavar, help=help_, autocompletion=complete_family, show_default=False)
 
 
 TargetArgument = Annotated[
@@ -56,6 +68,37 @@ TypeOption = Annotated[
         "--device",
         metavar="TYPE",
         help="A torch device type (cpu, cuda, npu). Default: the best one on this machine.",
+        show_default=False,
+    ),
+]
+SystemOption = Annotated[
+    str | None,
+    typer.Option(
+        "--system",
+        metavar="NAME",
+        help="Choose kernels for another machine with all packages: cpu, sm80, sm90, sm100 or ascend.",
+        autocompletion=complete_system,
+        show_default=False,
+    ),
+]
+SourceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        metavar="FOLDER",
+        help="Read the transformers package in this folder (an unpacked wheel or a checkout), not the"
+        " installed one.",
+        show_default=False,
+    ),
+]
+WrittenForOption = Annotated[
+    str | None,
+    typer.Option(
+        "--written-for",
+        metavar="RELEASE",
+        help="The transformers release that a config was made for: a version, a wheel, or a folder. Default:"
+        " what the config or the file that patchgen generated beside it says; otherwise the installed"
+        " release.",
         show_default=False,
     ),
 ]

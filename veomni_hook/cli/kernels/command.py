@@ -2,57 +2,43 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from veomni_hook import accelerator
 from veomni_hook.cli import output
-from veomni_hook.cli.inputs.options import JobsOption, JsonOption, TypeOption
-from veomni_hook.cli.inputs.targets import complete_family
+from veomni_hook.cli.inputs.options import (
+    JobsOption,
+    JsonOption,
+    SourceOption,
+    SystemOption,
+    TypeOption,
+    families_argument,
+)
 from veomni_hook.cli.usage import FOUND, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from veomni_hook.kernels.selection.select import Selection
+    from veomni_hook.cli.sites.kernel import Asked
+    from veomni_hook.cli.sites.table import Table
+    from veomni_hook.kernels.selection.choice import Choice
+    from veomni_hook.kernels.selection.registry import Op
     from veomni_hook.kernels.selection.system import System
 
 HEADERS = ("op", "variant", "backend", "chosen", "reason", "description")
-NONE = "none"
-SYSTEMS = ("cpu", "sm80", "sm90", "sm100", "ascend")
 
 
 def kernels(
     families: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="FAMILY",
-            help="Show which kernel each routed place of these families, modules or Python files gets.",
-            autocompletion=complete_family,
-            show_default=False,
+        families_argument(
+            "Show which kernel each routed place of these families, modules or Python files gets."
         ),
     ] = None,
     device: TypeOption = None,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Show it for another machine with all packages: cpu, sm80, sm90, sm100 or ascend.",
-            autocompletion=complete_system,
-            show_default=False,
-        ),
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Read the transformers package in this folder (an unpacked wheel or a checkout), not the"
-            " installed one.",
-            show_default=False,
-        ),
-    ] = None,
+    system: SystemOption = None,
+    source: SourceOption = None,
     jobs: JobsOption = None,
     *,
     models: Annotated[
@@ -73,13 +59,15 @@ def kernels(
     What depends on a call (dtype, shapes, hooks) is decided at that call: `veomni_hook.explain(model)` shows
     it.
     """
-    from veomni_hook.kernels.selection.choice import parse_choice
+    from veomni_hook.cli.sites.kernel import asked, chosen, machine
+    from veomni_hook.cli.sites.table import site_table
     from veomni_hook.kernels.selection.registry import registry
 
-    choice = str(parse_choice(_choice()))  # before torch is imported, to report an invalid choice at once
-    place = on(device, system)
+    choice = chosen()  # before torch is imported, to report an invalid choice at once
+    place = machine(device, system)
     if families or models:
-        _tell_models(families or (), choice, place, source, jobs, models=models, as_json=as_json)
+        table = site_table(families or (), source, jobs)
+        _tell_models(table, choice, place, models=models, as_json=as_json)
         return
     if source is not None or jobs is not None:
         raise UsageError(
@@ -91,11 +79,11 @@ def kernels(
         row
         for op in registry.ops().values()
         for variant in op.variants
-        for row in _rows(op.name, variant, selection(op.name, variant, choice, place))
+        for row in _rows(op, variant, asked(op.name, variant, choice, place))
     ]
     presets = {name: registry.preset(name) for name in registry.backends()[2:]}
     if as_json:
-        output.emit_json({"system": str(place), "choice": choice, "presets": presets, "kernels": rows})
+        output.emit_json({"system": str(place), "choice": str(choice), "presets": presets, "kernels": rows})
         return
     show(rows, presets, f"{place}; kernels = {choice}")
 
@@ -108,110 +96,39 @@ def show(rows: Sequence[Mapping[str, Any]], presets: Mapping[str, Sequence[str]]
     output.emit_fields({name: ", ".join(ops) for name, ops in presets.items()})
 
 
-def complete_system(incomplete: str) -> list[str]:
-    """Complete the name of a system for the shell."""
-    return [name for name in SYSTEMS if name.startswith(incomplete)]
-
-
-def on(device: str | None, system: str | None) -> System:
-    """Return the system that options name.
-
-    Raises:
-        KernelError: both are given, or there is no such system.
-    """
-    from veomni_hook.errors import KernelError
-    from veomni_hook.kernels.selection.system import System
-
-    if system is None:
-        return detected(device)
-    if device is not None:
-        raise KernelError(
-            "--device and --system name two different systems",
-            where="veomni-hook kernels",
-            fix="give one of the two options",
-        )
-    return System.named(system)
-
-
-def selection(op: str, variant: str, choice: str, system: System) -> Selection:
-    """Return the selection for an op's variant.
-
-    Raises:
-        KernelError: the choice names something that does not exist.
-    """
-    from veomni_hook.kernels.selection.choice import parse_choice
-    from veomni_hook.kernels.selection.select import select
-
-    return select(op, variant, parse_choice(choice), system)
-
-
-def chosen_for(op: str, variant: str) -> dict[str, object]:
-    """Return the kernel that a slot asks first on this machine, with the decision about each backend."""
-    selected = selection(op, variant, _choice(), detected(None))
-    decisions = [f"{one.backend}: {one.reason}" for one in selected.decisions]
-    return {"kernel": backend_of(selected), "decisions": decisions}
-
-
-def backend_of(selected: Selection) -> str:
-    """Return the backend that a slot asks first; ``eager``: upstream's code, ``none``: a call raises."""
-    if selected.failure is not None:
-        return NONE
-    return selected.kernel.backend if selected.kernel else "eager"
-
-
-@cache
-def detected(device: str | None) -> System:
-    """Return the system that kernels are selected for; imports torch."""
-    from veomni_hook.kernels.selection.select import system_of
-
-    return system_of(device or accelerator.best())
-
-
-def _choice() -> str:
-    from veomni_hook.settings import resolve
-
-    return resolve().settings.kernels
-
-
 def _tell_models(
-    families: Sequence[str],
-    choice: str,
-    place: System,
-    source: str | None,
-    jobs: int | None,
-    *,
-    models: bool,
-    as_json: bool,
+    table: Table, choice: Choice, place: System, *, models: bool, as_json: bool
 ) -> None:
     from veomni_hook.cli.kernels import places
+    from veomni_hook.cli.sites.table import warn_of
 
-    found = places.report(families, choice, place, source=source, jobs=jobs)
+    report = places.report(table, choice, place)
     if as_json:
-        output.emit_json({"system": str(place), "choice": choice, **places.to_json(found, summary=models)})
+        output.emit_json(
+            {"system": str(place), "choice": str(choice), **places.to_json(report, summary=models)}
+        )
     else:
-        (places.show_summary if models else places.show)(found, f"{place}; kernels = {choice}")
-    for reason, modules in found.errors.items():
-        more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
-        output.warn(f"{modules[0]}{more}: {reason}")
-    if found.errors:
+        (places.show_summary if models else places.show)(report, f"{place}; kernels = {choice}")
+    warn_of(report.errors)
+    if report.errors:
         raise typer.Exit(FOUND)
 
 
-def _rows(op: str, variant: str, selected: Selection) -> list[dict[str, Any]]:
+def _rows(op: Op, variant: str, answer: Asked) -> list[dict[str, Any]]:
+    """A row for each backend of a variant, and one for the upstream code."""
     from veomni_hook.kernels.selection.registry import registry
 
-    known = {kernel.backend: kernel for kernel in registry.kernels(op, variant)}
-    first = backend_of(selected)
+    kernels = {kernel.backend: kernel for kernel in registry.kernels(op.name, variant)}
     rows = []
-    for decision in selected.decisions:
-        kernel = known.get(decision.backend)
+    for decision in answer.decisions:
+        kernel = kernels.get(decision.backend)
         rows.append(
             {
-                "op": op,
+                "op": op.name,
                 "variant": variant,
-                "formula": registry.ops()[op].variants[variant].formula,
+                "formula": op.variants[variant].formula,
                 "backend": decision.backend,
-                "chosen": decision.backend == first,
+                "chosen": decision.backend == answer.backend,
                 "accepted": decision.accepted,
                 "reason": decision.reason,
                 "load": kernel.load if kernel else None,

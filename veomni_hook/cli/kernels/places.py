@@ -9,15 +9,16 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from veomni_hook.cli import output
-from veomni_hook.cli.coverage import examined
-from veomni_hook.cli.inputs.sources import SHARED, source_tree
+from veomni_hook.cli.inputs.sources import SHARED
 from veomni_hook.cli.inputs.targets import family_folder
-from veomni_hook.cli.kernels.command import NONE, backend_of, selection
+from veomni_hook.cli.sites.kernel import NONE, Asked, asked
+from veomni_hook.cli.sites.table import Table, failures, rows_of
 from veomni_hook.kernels.selection.registry import EAGER, registry
 from veomni_hook.layout import counted
 from veomni_hook.patches.coverage import ERROR, ROUTED
 
 if TYPE_CHECKING:
+    from veomni_hook.kernels.selection.choice import Choice
     from veomni_hook.kernels.selection.system import System
     from veomni_hook.patches.coverage import Row
 
@@ -78,27 +79,9 @@ class Report:
     errors: dict[str, list[str]]
 
 
-def report(
-    families: Sequence[str],
-    choice: str,
-    system: System,
-    *,
-    source: str | None = None,
-    jobs: int | None = None,
-) -> Report:
-    """Return the kernels of the places in models; sources are read as text and nothing is imported.
-
-    Args:
-        families: families, modules or files; empty: all of transformers.
-        choice: the choice of kernels.
-        system: the system to select kernels for.
-        source: the folder of a transformers package; by default the installed one.
-        jobs: number of processes; by default one for each processor.
-
-    Raises:
-        UsageError: a family or the source folder does not exist.
-    """
-    rows = examined(families, source, jobs)
+def report(table: Table, choice: Choice, system: System) -> Report:
+    """Return the kernels of the routed places in a table, for a choice of kernels and a system."""
+    rows = rows_of(table)
     candidates = [row for row in rows if row.counted and row.status != ERROR]
     ask = cache(lambda op, variant: asked(op, variant, choice, system))
     sites = [
@@ -106,20 +89,16 @@ def report(
         for row in candidates
         if row.status == ROUTED
     ]
-    missing = [row for row in candidates if row.status != ROUTED]
+    unrouted = [row for row in candidates if row.status != ROUTED]
     # A family without candidates has no rows; a shared module counts as a family only if it has candidates.
-    known = {family_folder(row.module) for row in candidates}
-    known |= {family_folder(one) for one in source_tree(source).files(families) if one not in SHARED}
+    families = {family_folder(row.module) for row in candidates}
+    families |= {family_folder(module) for module in table if module not in SHARED}
     names = _backends(sites)
     summaries = [
-        _summary(one, by_family, unrouted, names)
-        for one, by_family, unrouted in _grouped(sorted(known), sites, missing)
+        _summary(family, its_sites, its_unrouted, names)
+        for family, its_sites, its_unrouted in _grouped(sorted(families), sites, unrouted)
     ]
-    errors: dict[str, list[str]] = {}
-    for row in rows:
-        if row.status == ERROR:
-            errors.setdefault(row.reason, []).append(row.module)
-    return Report(sites, summaries, _summary(TOTAL, sites, len(missing), names), errors)
+    return Report(sites, summaries, _summary(TOTAL, sites, len(unrouted), names), failures(rows))
 
 
 def show(found: Report, heading: str) -> None:
@@ -153,33 +132,15 @@ def to_json(found: Report, *, summary: bool) -> dict[str, object]:
     return {**{name: [asdict(one) for one in rows] for name, rows in listed.items()}, "totals": total}
 
 
-def asked(op: str, variant: str, choice: str, system: System) -> tuple[str, str]:
-    """Return the backend that a slot of a variant asks first, and why."""
-    from veomni_hook.kernels.selection.choice import parse_choice
-    from veomni_hook.kernels.selection.select import excluded
-
-    selected = selection(op, variant, choice, system)
-    backend = backend_of(selected)
-    if selected.failure is not None:
-        return backend, selected.failure
-    reason = next(one.reason for one in selected.decisions if one.backend == backend)
-    best = selected.decisions[0]
-    if backend == EAGER and excluded(op, variant, parse_choice(choice)) is None:
-        reason = f"{reason}: {best.backend} {best.reason}"  # because of the system
-    if backend == EAGER and registry.ops()[op].parts:
-        reason = f"{reason}; {' and '.join(registry.ops()[op].parts)} ask for kernels separately"
-    return backend, reason
-
-
-def _routed(row: Row, asked: dict[str, tuple[str, str]]) -> Routed:
-    least = min(asked, key=lambda variant: _rank(asked[variant][0]))
-    backend, reason = asked[least]
-    others = [f"{one} gets {other}" for one, (other, _) in asked.items() if other != backend]
+def _routed(row: Row, by_variant: dict[str, Asked]) -> Routed:
+    weakest = min(by_variant, key=lambda variant: _rank(by_variant[variant].backend))
+    backend, reason = by_variant[weakest].backend, by_variant[weakest].reason
+    backends = {variant: one.backend for variant, one in by_variant.items()}
+    others = [f"{variant} gets {other}" for variant, other in backends.items() if other != backend]
     if others:
-        reason = "; ".join([f"{least}: {reason}", *others])
+        reason = "; ".join([f"{weakest}: {reason}", *others])
     if row.reason:
         reason = f"{reason} ({row.reason})"
-    backends = {one: name for one, (name, _) in asked.items()}
     family = family_folder(row.module)
     return Routed(family, row.module, row.target, row.op, row.variant, backend, reason, backends)
 
@@ -190,18 +151,18 @@ def _rank(backend: str) -> int:
 
 def _backends(sites: Iterable[Routed]) -> list[str]:
     """The backends that some place gets, in the order of the registry; then always `eager` and `none`."""
-    found = {site.backend for site in sites}
-    return [*(name for name in registry.backends() if name in found - {EAGER}), EAGER, NONE]
+    used = {site.backend for site in sites}
+    return [*(name for name in registry.backends() if name in used - {EAGER}), EAGER, NONE]
 
 
 def _grouped(
-    families: Sequence[str], sites: Sequence[Routed], missing: Sequence[Row]
+    families: Sequence[str], sites: Sequence[Routed], unrouted: Sequence[Row]
 ) -> list[tuple[str, list[Routed], int]]:
-    held: dict[str, list[Routed]] = {family: [] for family in families}
+    by_family: dict[str, list[Routed]] = {family: [] for family in families}
     for site in sites:
-        held[site.family].append(site)
-    unrouted = Counter(family_folder(row.module) for row in missing)
-    return [(family, found, unrouted[family]) for family, found in held.items()]
+        by_family[site.family].append(site)
+    counts = Counter(family_folder(row.module) for row in unrouted)
+    return [(family, its_sites, counts[family]) for family, its_sites in by_family.items()]
 
 
 def _summary(family: str, sites: Sequence[Routed], unrouted: int, names: Sequence[str]) -> Summary:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.inputs.options import JobsOption, JsonOption, import_from_here
+from veomni_hook.cli.inputs.options import JobsOption, JsonOption, families_argument, import_from_here
 from veomni_hook.cli.inputs.sources import SHARED, SourceTree, source_tree
-from veomni_hook.cli.inputs.targets import complete_family
 from veomni_hook.cli.usage import FOUND
 from veomni_hook.layout import counted
 
@@ -25,12 +24,7 @@ CONFIG_HEADERS = ("family", "config", "from", "device", "patches", "installed")
 def list_(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="FAMILY",
-            help="Only these families or modules.",
-            autocompletion=complete_family,
-            show_default=False,
-        ),
+        families_argument("Only these families or modules."),
     ] = None,
     jobs: JobsOption = None,
     *,
@@ -59,7 +53,7 @@ def list_(
     listings take about a second. Exits with 1 if a config cannot be loaded or a module cannot be examined.
     """
     from veomni_hook.cli.inputs.configs import load_sources, names
-    from veomni_hook.cli.list.modules import list_modules
+    from veomni_hook.cli.inputs.configs import load_sources, names
     from veomni_hook.settings import resolve
 
     import_from_here()
@@ -67,19 +61,11 @@ def list_(
     settings = resolve().settings
     wanted = tree.files(targets) if targets else {}
     sources = load_sources(names(settings))
-    failed: Iterable[object]
+    listed = _Listed(tree, sources, wanted, settings, jobs)
     if modules or routes:
-        rows, failed = list_modules(
-            tree, sources, wanted, settings, jobs=jobs, routes=routes, everything=everything
-        )
-        if as_json:
-            output.emit_json(rows)
-        else:
-            _show_modules(rows)
+        failed = _list_modules(listed, routes=routes, everything=everything, as_json=as_json)
     else:
-        failed = _list_families(
-            tree, sources, wanted, settings, jobs=jobs, everything=everything, as_json=as_json
-        )
+        failed = _list_families(listed, everything=everything, as_json=as_json)
     broken = [source.error for source in sources if source.error is not None]
     for error in broken:
         output.fail(error)
@@ -87,24 +73,46 @@ def list_(
         raise typer.Exit(FOUND)
 
 
-def _list_families(
-    tree: SourceTree,
-    sources: Sequence[Source],
-    wanted: Mapping[str, str],
-    settings: Settings,
-    *,
-    jobs: int | None,
-    everything: bool,
-    as_json: bool,
-) -> list[str]:
+class _Listed(NamedTuple):
+    """What is listed: ``wanted`` are the modules that the user named, with their files; empty: all."""
+
+    tree: SourceTree
+    sources: Sequence[Source]
+    wanted: Mapping[str, str]
+    settings: Settings
+    jobs: int | None
+
+
+def _list_modules(listed: _Listed, *, routes: bool, everything: bool, as_json: bool) -> list[str]:
+    """Print modules and the configs that patch them; return the modules that could not be examined."""
+    from veomni_hook.cli.list.rows import bare_row, config_rows, module_rows, routed
+
+    tree, sources, wanted, settings, jobs = listed
+    rows = config_rows(tree, sources, wanted)
+    files = wanted or tree.files()
+    failed: list[str] = []
+    if routes or wanted:
+        sites, failed = routed(tree, files, settings, jobs)
+        rows += module_rows(sites)
+    if everything:
+        with_patches = {row["module"] for row in rows}
+        rows += [bare_row(module) for module in files if module not in with_patches]
+    if as_json:
+        output.emit_json(rows)
+    else:
+        _show_modules(rows)
+    return failed
+
+
+def _list_families(listed: _Listed, *, everything: bool, as_json: bool) -> list[str]:
     """Print families and configs; return the modules that could not be examined."""
     from veomni_hook.cli.inputs.configs import BUILT_IN
-    from veomni_hook.cli.list.families import families_of, routed
-    from veomni_hook.cli.list.modules import config_rows
+    from veomni_hook.cli.list.rows import config_rows, family_rows, routed
 
+    tree, sources, wanted, settings, jobs = listed
     files = wanted or {module: path for module, path in tree.files().items() if module not in SHARED}
-    found, failed = routed(tree, files, settings, jobs)
-    all_families = families_of(found)
+    sites, failed = routed(tree, files, settings, jobs)
+    all_families = family_rows(sites)
     families = [row for row in all_families if everything or wanted or row["ops"] or row["no_kernel"]]
     configs = config_rows(tree, [one for one in sources if one.origin != BUILT_IN], wanted)
     if as_json:
@@ -132,7 +140,7 @@ def _ops(row: Mapping[str, Any]) -> list[str]:
 
 
 def _show_modules(rows: Sequence[Mapping[str, Any]]) -> None:
-    from veomni_hook.cli.list.modules import HEADERS
+    from veomni_hook.cli.list.rows import MODULE_HEADERS
 
     cells = [
         {
@@ -142,4 +150,4 @@ def _show_modules(rows: Sequence[Mapping[str, Any]]) -> None:
         }
         for row in rows
     ]
-    output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in cells])
+    output.emit_table(MODULE_HEADERS, [[row[header] for header in MODULE_HEADERS] for row in cells])

@@ -39,7 +39,6 @@ def run(
     train.py`, `run accelerate launch train.py`, `run bash train.sh`. Settings come from the environment and
     the settings file.
     """
-    from veomni_hook.cli.run.interpreter import python
     from veomni_hook.cli.run.program import command_of
     from veomni_hook.finders.children import environment
     from veomni_hook.settings import resolve
@@ -54,8 +53,7 @@ def run(
     settings = resolve().settings
     if not settings.enabled:
         output.warn("the hook is switched off (VEOMNI_HOOK=0 or the settings file); running without it")
-    target = command_of(arguments) if module is None else [*python(), "-m", module, *arguments]
-    replace_process(target, environment(settings))
+    replace_process(command_of(arguments, module), environment(settings))
 
 
 run.command_class = ForwardingCommand  # type: ignore[attr-defined]

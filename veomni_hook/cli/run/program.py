@@ -31,16 +31,19 @@ _EXEC_LINE = re.compile(rb"#!/bin/sh\r?\n'''exec' (?P<command>[^\r\n]+)")
 _EXECUTABLE_ENDING = ".exe" if os.name == "nt" else ""
 
 
-def command_of(words: Sequence[str]) -> list[str]:
+def command_of(words: Sequence[str], module: str | None = None) -> list[str]:
     """Return the command for the words that the user typed.
 
     Args:
         words: a script, program or `python`, with its arguments; at least one word. A file with that name has
             priority over a program, and a program of this environment over one on PATH.
+        module: run this module as `python -m` does; the words are its arguments.
 
     Raises:
         UsageError: there is no such script or program, or it cannot run with the hook.
     """
+    if module is not None:
+        return [*python(), "-m", module, *words]
     name, *arguments = words
     found = _python(name, arguments) or _file(name) or _program(name) or _folder(name)
     if found is None:

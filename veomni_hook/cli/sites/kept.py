@@ -11,16 +11,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.util import source_hash
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from veomni_hook.cache.key import digest, engine_digest, interpreter_tag
+from veomni_hook.cache.store import Store
+from veomni_hook.cache.trust import Defect, Root
 from veomni_hook.cli import output
-from veomni_hook.cli.sites.survey import FEW, survey
-from veomni_hook.errors import VeomniHookError
+from veomni_hook.cli.sites.survey import FEW
+from veomni_hook.cli.sites.table import Table, examined
 from veomni_hook.layout import counted
-from veomni_hook.patches.coverage import ERROR, Row, examine
-
-if TYPE_CHECKING:
-    from veomni_hook.cache.store import Store
+from veomni_hook.patches.coverage import ERROR, Row
 
 FOLDER = "surveys"
 MOST_FILES = 4  # one for each environment that shares the cache folder
@@ -28,8 +28,8 @@ MOST_FILES = 4  # one for each environment that shares the cache folder
 
 def examined_once(
     folder: str, files: Mapping[str, str], store: Store, jobs: int | None = None
-) -> dict[str, list[Row] | VeomniHookError]:
-    """Return the rows of each module; an error for one that cannot be read.
+) -> Table:
+    """Return the table of modules, as `table.examined` does.
 
     Results from the same code and the same source are read from the cache folder. Failures are not cached.
 
@@ -54,19 +54,19 @@ def examined_once(
     if len(missing) > FEW:
         result = "; the result is kept" if store.mode == "disk" else ""
         output.note(f"examining {counted(len(missing), 'module')}, which can take a minute{result}")
-    found = survey(examine, missing, "reading", jobs=jobs) if missing else []
-    fresh = dict(zip(missing, found, strict=True))
-    good = {module: rows for module, rows in fresh.items() if _is_good(rows) and seals[module]}
-    if good and store.mode == "disk":
-        added = {module: _kept(seals[module], rows) for module, rows in good.items()}
+    fresh = examined(missing, jobs) if missing else {}
+    added = {
+        module: {"seal": seals[module], "rows": [[*asdict(row).values()] for row in rows]}
+        for module, rows in fresh.items()
+        if seals[module] and all(row.status != ERROR for row in rows)
+    }
+    if added and store.mode == "disk":
         _write(store, name, {**kept, **added})
     return {module: known[module] if module in known else fresh[module] for module in files}
 
 
 def forget(store: Store) -> int:
     """Remove the cached results; return the number of bytes freed."""
-    from veomni_hook.cache.trust import Defect, Root
-
     freed = 0
     try:
         with Root(store.root) as root:
@@ -81,8 +81,6 @@ def forget(store: Store) -> int:
 
 
 def _name(folder: str) -> str:
-    from veomni_hook.cache.key import digest, engine_digest, interpreter_tag
-
     return f"{digest(chr(0).join((engine_digest(), interpreter_tag(), folder)).encode())}.json"
 
 
@@ -95,32 +93,20 @@ def _seal(path: str) -> str:
         return ""
 
 
-def _is_good(rows: list[Row] | VeomniHookError) -> bool:
-    return not isinstance(rows, VeomniHookError) and all(row.status != ERROR for row in rows)
-
-
-def _kept(seal: str, rows: Any) -> dict[str, Any]:
-    return {"seal": seal, "rows": [[*asdict(row).values()] for row in rows]}
-
-
 def _read(store: Store, name: str) -> dict[str, dict[str, Any]]:
     """The cached results; empty if they cannot be read or another user could have written them."""
-    from veomni_hook.cache.trust import Defect, Root
-
     if store.mode != "disk":
         return {}
     try:
         with Root(store.root) as root:
             root.check_folders(FOLDER)
-            found: dict[str, dict[str, Any]] = json.loads(root.read(f"{FOLDER}/{name}"))
-            return found
+            kept: dict[str, dict[str, Any]] = json.loads(root.read(f"{FOLDER}/{name}"))
+            return kept
     except (Defect, OSError, ValueError):
         return {}
 
 
 def _write(store: Store, name: str, kept: Mapping[str, object]) -> None:
-    from veomni_hook.cache.trust import Defect, Root
-
     try:
         with Root.create(store.root) as root:
             root.make_folders(FOLDER)
