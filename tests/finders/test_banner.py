@@ -16,8 +16,8 @@ from veomni_hook.finders import banner
 from veomni_hook.finders.handle import activate_late
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.selection.state import STATE as KERNELS
-from veomni_hook.kernels.selection.state import set_active
+from veomni_hook.kernels.selection.process_choice import STATE as KERNELS
+from veomni_hook.kernels.selection.process_choice import set_active
 from veomni_hook.settings import BANNER_SHOWN
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"

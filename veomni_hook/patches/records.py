@@ -5,11 +5,12 @@ Patchgen's fields keep their names, order and defaults; additional fields are ke
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from veomni_hook.patches.places import place_of_caller
 
 if TYPE_CHECKING:
     from veomni_hook.patches.routes.site import Site
@@ -23,19 +24,9 @@ __all__ = [
     "SlotHandle",
     "SlotSpec",
     "create_patch_from_external",
-    "place_of_caller",
 ]
 
 NameMap: TypeAlias = Mapping[str, str]
-_LANGUAGE = ("veomni_hook.patches.patchgen", "veomni_hook.patches.records", "veomni_hook.patches.spec")
-
-
-def place_of_caller() -> str:
-    """Return ``file:line`` of the code that calls the patch language, where a patch is declared."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in _LANGUAGE:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class PatchType(Enum):

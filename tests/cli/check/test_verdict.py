@@ -8,7 +8,7 @@ import pytest
 from tests.patches import fake_idiom
 from veomni_hook.cli.check.verdict import judge, nowhere
 from veomni_hook.finders import build
-from veomni_hook.finders.pipeline import Upstream
+from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.spec import PatchConfig
 

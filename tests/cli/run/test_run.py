@@ -118,7 +118,7 @@ def test_flags_and_settings_reach_the_script(veomni: Command, tmp_path: Path) ->
         "import os, sys\n"
         "print(sys.flags.optimize, sys.stdout.write_through, sys.warnoptions, os.getppid())\n"
         "os.chdir('/')\n"
-        "from veomni_hook.finders.handle import current_settings\n"
+        "from veomni_hook.finders.settings_in_force import current_settings\n"
         "print(current_settings().kernels)\n"
     )
     (tmp_path / "veomni-hook.toml").write_text('kernels = "eager"\n')
@@ -165,7 +165,7 @@ import torch
 import torch.distributed as dist
 import transformers.models.llama.modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
-from veomni_hook.finders.early import is_patched
+from veomni_hook.finders.already_imported import is_patched
 
 dist.init_process_group("gloo")
 total = torch.ones(1)

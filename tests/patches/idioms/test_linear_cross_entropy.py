@@ -8,7 +8,7 @@ import torch
 from tests.kernels.matching import close
 from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.linear_cross_entropy import find as idiom
 from veomni_hook.patches.records import SlotSpec

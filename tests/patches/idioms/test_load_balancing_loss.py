@@ -10,7 +10,7 @@ import torch
 from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.load_balancing_loss import reference, spellings
-from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.load_balancing_loss import find as load_balancing_loss
 from veomni_hook.patches.routes.site import Site, Status

@@ -17,7 +17,7 @@ from tests.patches.idioms.experts_lookalikes import (
     OR_IDENTITY,
     SHARED,
 )
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.moe_experts import find as moe_experts
 from veomni_hook.patches.routes.site import Site, Status

@@ -9,7 +9,7 @@ import torch
 
 from tests.kernels.matching import TOLERANCE, close, gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.moe_router import find as moe_router
 from veomni_hook.patches.routes.site import Site, Status

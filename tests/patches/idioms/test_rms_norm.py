@@ -11,7 +11,7 @@ from tests.kernels.matching import TOLERANCE, close
 from tests.patches.idioms.applied import executed, spliced
 from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, NORM_METHOD, near, norm
 from veomni_hook.kernels.rms_norm import OP
-from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.rms_norm import find as rms_norm
 from veomni_hook.patches.routes.site import Site, Status

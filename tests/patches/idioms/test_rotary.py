@@ -10,8 +10,9 @@ import torch
 
 from veomni_hook.kernels.rotary import OP as DECLARED
 from veomni_hook.kernels.rotary import reference
-from veomni_hook.kernels.selection.registry import Kernel, registry
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.selection.declaration import Kernel
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot.arguments import binder_for
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.rotary import find as rotary

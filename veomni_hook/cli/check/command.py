@@ -190,8 +190,9 @@ def _write(path: str, targets: Sequence[str], sources: Sequence[Source], jobs: i
 def _verdicts(sources: Sequence[Source], wanted: Collection[str], settings: Settings) -> Iterator[Verdict]:
     from veomni_hook.cli.check.verdict import failure, judge, nowhere
     from veomni_hook.cli.inputs.configs import modules_of
+    from veomni_hook.finders.applicable import asks_idioms
     from veomni_hook.finders.locate import locate
-    from veomni_hook.finders.pipeline import asks_idioms, read_upstream
+    from veomni_hook.finders.upstream import read_upstream
 
     for source in sources:
         if source.error is not None:

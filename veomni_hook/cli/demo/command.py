@@ -116,7 +116,7 @@ def training_script() -> Path:
 
 def _check_folder(folder: Path) -> None:
     """Create the folder if missing; check that no other user could redirect what is written there."""
-    from veomni_hook.cache.trust import Defect
+    from veomni_hook.cache.trusted_folder import Defect
     from veomni_hook.finders.dump import open_folder
 
     try:

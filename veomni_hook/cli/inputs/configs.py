@@ -15,8 +15,8 @@ from veomni_hook.finders.locate import locate
 from veomni_hook.migration.written import beside
 from veomni_hook.patches import models
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.plugins import ALL, distribution
-from veomni_hook.settings import Settings
+from veomni_hook.plugins import distribution
+from veomni_hook.settings import ALL, Settings
 
 BUILT_IN = "built-in"
 SETTINGS = "settings"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from veomni_hook.cli.inputs.targets import MODELS, families, modeling_files, transformers_folder
 from veomni_hook.cli.usage import UsageError
-from veomni_hook.finders import finder
+from veomni_hook.finders import targets
 from veomni_hook.layout import counted
 
 #: Modules outside `transformers.models` that idioms examine: many models share their code.
-SHARED = tuple(sorted(finder.SHARED - {finder.REMOTE_LOADING}))
+SHARED = tuple(sorted(targets.SHARED - {targets.REMOTE_LOADING}))
 
 _VERSION = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 

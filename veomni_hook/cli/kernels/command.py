@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from veomni_hook.cli.sites.kernel import Asked
     from veomni_hook.cli.sites.table import Table
     from veomni_hook.kernels.selection.choice import Choice
-    from veomni_hook.kernels.selection.registry import Op
+    from veomni_hook.kernels.selection.declaration import Op
     from veomni_hook.kernels.selection.system import System
 
 HEADERS = ("op", "variant", "backend", "chosen", "reason", "description")

@@ -13,7 +13,8 @@ from veomni_hook.cli.inputs.sources import SHARED
 from veomni_hook.cli.inputs.targets import family_folder
 from veomni_hook.cli.sites.kernel import NONE, Asked, asked
 from veomni_hook.cli.sites.table import Table, failures, rows_of
-from veomni_hook.kernels.selection.registry import EAGER, registry
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.layout import counted
 from veomni_hook.patches.coverage import ERROR, ROUTED
 

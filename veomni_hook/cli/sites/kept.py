@@ -15,7 +15,7 @@ from typing import Any
 
 from veomni_hook.cache.key import digest, engine_digest, interpreter_tag
 from veomni_hook.cache.store import Store
-from veomni_hook.cache.trust import Defect, Root
+from veomni_hook.cache.trusted_folder import Defect, Root
 from veomni_hook.cli import output
 from veomni_hook.cli.sites.survey import FEW
 from veomni_hook.cli.sites.table import Table, examined

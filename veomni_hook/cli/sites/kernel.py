@@ -8,7 +8,8 @@ from functools import cache
 from veomni_hook import accelerator
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.choice import Choice, parse_choice
-from veomni_hook.kernels.selection.registry import EAGER, registry
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.select import Decision, excluded, select, system_of
 from veomni_hook.kernels.selection.system import System
 from veomni_hook.settings import resolve

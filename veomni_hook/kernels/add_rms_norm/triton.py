@@ -36,7 +36,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
     summed,
 )
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
 

@@ -36,7 +36,7 @@ from veomni_hook.kernels.moe_router import device as kernels
 from veomni_hook.kernels.moe_router import operands, reference
 from veomni_hook.kernels.moe_router.operands import SIGMOID, SOFTMAX, is_count, score_of
 from veomni_hook.kernels.shared.launch import Launch, power
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import readable
 

@@ -27,9 +27,9 @@ from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.qk_norm_rotary import device, reference, upstream
 from veomni_hook.kernels.shared.launch import power
-from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.module_calls import parameter
+from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
-from veomni_hook.kernels.slot.modules import parameter
 
 __all__ = [
     "cast_before_weight_half_split",

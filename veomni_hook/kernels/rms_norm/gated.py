@@ -40,7 +40,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
 )
 from veomni_hook.kernels.shared.activations import name_of, unknown
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
 

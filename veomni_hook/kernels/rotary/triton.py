@@ -27,7 +27,7 @@ import triton.language as tl
 from veomni_hook.kernels.rotary import device, signatures
 from veomni_hook.kernels.rotary.forms import FORMS, Form, steps
 from veomni_hook.kernels.shared.launch import power
-from veomni_hook.kernels.shared.operands import wants_grad
+from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import define_op
 
 Tensor = torch.Tensor
