@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JsonOption
+from veomni_hook.cli.inputs.options import JsonOption
 from veomni_hook.cli.usage import FOUND, UsageError
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.layout import counted
@@ -130,7 +130,7 @@ def hook(findings: Findings, settings: Settings) -> dict[str, object]:
 
 def _note_unreadable(findings: Findings) -> None:
     """Look at one modeling module as the hook would: can its source be found and read?"""
-    from veomni_hook.cli.targets import MODELS, families, transformers_folder
+    from veomni_hook.cli.inputs.targets import MODELS, families, transformers_folder
     from veomni_hook.finders.locate import locate
     from veomni_hook.finders.upstream import read_upstream
 
@@ -185,8 +185,8 @@ def cache(findings: Findings, settings: Settings) -> dict[str, object]:
 
 def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[str, object]]:
     """Return every config module with its origin and, if loaded, the modules that it patches."""
-    from veomni_hook.cli.spec_sources import BUILT_IN, load_sources, names
-    from veomni_hook.cli.target_options import import_from_here
+    from veomni_hook.cli.inputs.configs import BUILT_IN, load_sources, names
+    from veomni_hook.cli.inputs.options import import_from_here
     from veomni_hook.finders.absent_modules import problem
     from veomni_hook.finders.configs import PluginError
     from veomni_hook.patches.routes.config import NAME
@@ -215,7 +215,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
 
 def hardware(findings: Findings) -> dict[str, object]:
     """Return the system that kernels are selected for, and each op's kernels by formula; imports torch."""
-    from veomni_hook.cli.kernels import chosen_for, detected
+    from veomni_hook.cli.sites.kernel import asked, chosen, detected
     from veomni_hook.kernels.selection.registry import registry
 
     try:
@@ -225,12 +225,11 @@ def hardware(findings: Findings) -> dict[str, object]:
         return {"system": None}
     found: dict[str, object] = {"system": str(system)}
     try:
+        choice = chosen()
         for op in registry.ops().values():
-            chosen = Counter(str(chosen_for(op.name, name)["kernel"]) for name in op.variants)
-            known = len(op.variants)
-            found[op.name] = [
-                f"{kernel} for {count} of {counted(known, 'formula')}" for kernel, count in chosen.items()
-            ]
+            backends = Counter(asked(op.name, name, choice, system).backend for name in op.variants)
+            formulas = counted(len(op.variants), "formula")
+            found[op.name] = [f"{backend} for {count} of {formulas}" for backend, count in backends.items()]
     except VeomniHookError as error:
         findings.problems.append(_one_line(error))
     return found

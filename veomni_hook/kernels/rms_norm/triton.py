@@ -138,7 +138,7 @@ def _forward_op(
     return y, scale
 
 
-def _backward_op(
+def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     x: torch.Tensor,
     weight: torch.Tensor | None,
     scale: torch.Tensor,
@@ -189,7 +189,7 @@ def _forward_fake(
     return x.new_empty(x.shape, dtype=out), x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
-def _backward_fake(
+def _backward_fake(  # noqa: PLR0913, PLR0917 - the op's schema
     x: torch.Tensor,
     weight: torch.Tensor | None,
     scale: torch.Tensor,
