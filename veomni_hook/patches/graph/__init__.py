@@ -5,7 +5,7 @@ Two functions with the same form compute the same. `canonical` returns the form 
 """
 
 from veomni_hook.patches.graph.forms import Form, Unknown, branches, canonical, reference_form
-from veomni_hook.patches.graph.labels import digest
+from veomni_hook.patches.graph.digests import digest
 from veomni_hook.patches.graph.matching import (
     ANY,
     ARGUMENT,
@@ -22,7 +22,7 @@ from veomni_hook.patches.graph.matching import (
 from veomni_hook.patches.graph.nodes import Node, walk
 from veomni_hook.patches.graph.references import recognised, reference_names
 from veomni_hook.patches.graph.scope import Scope
-from veomni_hook.patches.graph.text import source
+from veomni_hook.patches.graph.printing import source
 
 __all__ = [
     "ANY",

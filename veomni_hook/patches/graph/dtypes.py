@@ -8,7 +8,7 @@ promotes every other operand, and the canonical form contains this cast.
 from __future__ import annotations
 
 from veomni_hook.patches.graph.nodes import Node, constant
-from veomni_hook.patches.graph.operations import DTYPES
+from veomni_hook.patches.graph.torch_operations import DTYPES
 
 __all__ = ["FLOAT32", "SAME_SHAPE", "dtype", "dtype_of", "has_dimension", "is_dtype", "is_float", "is_number"]
 

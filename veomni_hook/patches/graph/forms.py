@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from veomni_hook.patches.graph.inline import entered, receiver_name
+from veomni_hook.patches.graph.interpreter.inline import entered, receiver_name
 from veomni_hook.patches.graph.nodes import Node, walk
-from veomni_hook.patches.graph.normal import renewed
+from veomni_hook.patches.graph.normal_forms import renewed
 from veomni_hook.patches.graph.scope import Scope
-from veomni_hook.patches.graph.state import Trace, UnclearError
-from veomni_hook.patches.graph.statements import run
+from veomni_hook.patches.graph.interpreter.state import Trace, UnclearError
+from veomni_hook.patches.graph.interpreter.statements import run
 from veomni_hook.patches.structure.scope import parameter_names
 from veomni_hook.patches.text.document import FunctionNode
 from veomni_hook.patterns import pattern_source

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from veomni_hook.patches.graph.forms import Form
 from veomni_hook.patches.graph.nodes import COMMUTATIVE, Node, constant, walk
-from veomni_hook.patches.graph.text import brief, can_be_said
+from veomni_hook.patches.graph.printing import brief, can_be_said
 
 __all__ = [
     "ANY",

@@ -8,7 +8,7 @@ from functools import cache
 
 from veomni_hook.patches.graph.forms import Form, Unknown, reference_form
 from veomni_hook.patches.graph.matching import ANY, Difference, Match, Rule, find, match
-from veomni_hook.patches.graph.text import brief
+from veomni_hook.patches.graph.printing import brief
 from veomni_hook.patterns import pattern_source
 
 __all__ = ["recognised", "reference_names"]

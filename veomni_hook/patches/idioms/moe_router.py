@@ -29,7 +29,7 @@ from veomni_hook.patches.graph import (
 from veomni_hook.patches.graph.dtypes import dtype_of
 from veomni_hook.patches.graph.forms import decided
 from veomni_hook.patches.graph.nodes import constant, rebuild
-from veomni_hook.patches.graph.normal import renewed
+from veomni_hook.patches.graph.normal_forms import renewed
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name

@@ -27,7 +27,7 @@ from veomni_hook.patches.graph import (
     reference_form,
     source,
 )
-from veomni_hook.patches.graph.text import can_be_said
+from veomni_hook.patches.graph.printing import can_be_said
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.ask import ask
 from veomni_hook.patches.routes.site import Site, Status, slot_name

@@ -24,7 +24,7 @@ from veomni_hook.patches.graph import (
     reference_form,
     source,
 )
-from veomni_hook.patches.graph.inline import receiver_name
+from veomni_hook.patches.graph.interpreter.inline import receiver_name
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.ask import ask
 from veomni_hook.patches.routes.site import Site, Status, slot_name

@@ -18,8 +18,8 @@ from veomni_hook.patches.graph import Form, Node, branches, source, walk
 from veomni_hook.patches.graph.dtypes import FLOAT32
 from veomni_hook.patches.graph.forms import Leaf
 from veomni_hook.patches.graph.nodes import constant, is_constant, rebuild
-from veomni_hook.patches.graph.normal import renewed
-from veomni_hook.patches.graph.text import can_be_said
+from veomni_hook.patches.graph.normal_forms import renewed
+from veomni_hook.patches.graph.printing import can_be_said
 
 __all__ = ["EXPERT", "ROUTING", "STATES", "Loop", "OtherLoop", "read_loop"]
 

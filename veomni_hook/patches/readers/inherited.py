@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.graph.inline import HARMLESS, decorator_name
+from veomni_hook.patches.graph.interpreter.inline import HARMLESS, decorator_name
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.attributes import initialised
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.patches.graph import Form, Node, Unknown, canonical, digest, source
-from veomni_hook.patches.graph.text import can_be_said
+from veomni_hook.patches.graph.printing import can_be_said
 from veomni_hook.patches.routes.splice import free_name
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.structure.runs import Run

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from veomni_hook.patches.graph import arithmetic, indexing, operations
+from veomni_hook.patches.graph import arithmetic, indexing
+from veomni_hook.patches.graph import torch_operations as operations
 from veomni_hook.patches.graph.dtypes import dtype, dtype_of, is_dtype, is_number
 from veomni_hook.patches.graph.nodes import Node, constant, is_constant
-from veomni_hook.patches.graph.normal import normal
-from veomni_hook.patches.graph.operations import DTYPES, Operation
-from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, fresh, roots
+from veomni_hook.patches.graph.normal_forms import normal
+from veomni_hook.patches.graph.torch_operations import DTYPES, Operation
+from veomni_hook.patches.graph.interpreter.state import Frame, Trace, UnclearError, fresh, roots
 from veomni_hook.patches.text.document import FunctionNode
 
 __all__ = ["Arguments", "Evaluate", "attribute", "call", "write"]
@@ -47,7 +48,7 @@ class Arguments:
 
 def call(node: ast.Call, frame: Frame, trace: Trace, evaluate: Evaluate) -> Node:
     """The value of a call."""
-    from veomni_hook.patches.graph.inline import followed, super_method
+    from veomni_hook.patches.graph.interpreter.inline import followed, super_method
 
     function = node.func
     parent = super_method(function, frame, trace)
@@ -124,7 +125,7 @@ def _arguments(node: ast.Call, frame: Frame, trace: Trace, evaluate: Evaluate) -
 
 
 def _global(node: ast.Call, path: str, arguments: Arguments, place: tuple[Frame, Trace]) -> Node | None:
-    from veomni_hook.patches.graph.inline import followed
+    from veomni_hook.patches.graph.interpreter.inline import followed
 
     frame, trace = place
     operation = operations.function(path)

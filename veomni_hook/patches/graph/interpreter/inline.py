@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from veomni_hook.patches.graph.calls import Arguments, Callee
+from veomni_hook.patches.graph.interpreter.calls import Arguments, Callee
 from veomni_hook.patches.graph.nodes import Node
-from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, roots
+from veomni_hook.patches.graph.interpreter.state import Frame, Trace, UnclearError, roots
 from veomni_hook.patches.structure.scope import local_names
 from veomni_hook.patches.text.document import FunctionNode
 
@@ -37,7 +37,7 @@ def followed(callee: Callee, arguments: Arguments, frame: Frame, trace: Trace) -
     Raises:
         UnclearError: the function changes an argument in place.
     """
-    from veomni_hook.patches.graph.statements import run
+    from veomni_hook.patches.graph.interpreter.statements import run
 
     function, home, on_self = callee
     static = any(decorator_name(decorator) == "staticmethod" for decorator in function.decorator_list)

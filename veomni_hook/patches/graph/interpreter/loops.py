@@ -11,10 +11,10 @@ import ast
 from collections.abc import Callable, Sequence
 
 from veomni_hook.patches.graph.dtypes import is_number
-from veomni_hook.patches.graph.expressions import evaluate
+from veomni_hook.patches.graph.interpreter.expressions import evaluate
 from veomni_hook.patches.graph.nodes import Node, rebuild, walk
-from veomni_hook.patches.graph.normal import renewed
-from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, fresh
+from veomni_hook.patches.graph.normal_forms import renewed
+from veomni_hook.patches.graph.interpreter.state import Frame, Trace, UnclearError, fresh
 from veomni_hook.patches.text.walk import child_nodes
 
 __all__ = ["loop"]

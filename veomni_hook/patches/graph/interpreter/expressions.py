@@ -6,10 +6,10 @@ import ast
 from collections.abc import Callable, Sequence
 
 from veomni_hook.patches.graph import arithmetic, indexing
-from veomni_hook.patches.graph.calls import attribute, call
+from veomni_hook.patches.graph.interpreter.calls import attribute, call
 from veomni_hook.patches.graph.nodes import Node, constant
-from veomni_hook.patches.graph.operations import DTYPES
-from veomni_hook.patches.graph.state import Frame, Trace, UnclearError
+from veomni_hook.patches.graph.torch_operations import DTYPES
+from veomni_hook.patches.graph.interpreter.state import Frame, Trace, UnclearError
 from veomni_hook.patches.text.walk import walk_ast
 
 __all__ = ["evaluate", "unpacked"]

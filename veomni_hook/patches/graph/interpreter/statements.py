@@ -6,11 +6,11 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 
 from veomni_hook.patches.graph import arithmetic
-from veomni_hook.patches.graph.calls import write
+from veomni_hook.patches.graph.interpreter.calls import write
 from veomni_hook.patches.graph.dtypes import is_number
-from veomni_hook.patches.graph.expressions import binary, evaluate, indices, unpacked
+from veomni_hook.patches.graph.interpreter.expressions import binary, evaluate, indices, unpacked
 from veomni_hook.patches.graph.nodes import Node
-from veomni_hook.patches.graph.state import Frame, Trace, UnclearError, merged
+from veomni_hook.patches.graph.interpreter.state import Frame, Trace, UnclearError, merged
 
 __all__ = ["run"]
 
@@ -235,7 +235,7 @@ def _discrete(value: Node) -> bool:
 
 
 def _for(statement: ast.For, frame: Frame, trace: Trace) -> None:
-    from veomni_hook.patches.graph.loops import loop
+    from veomni_hook.patches.graph.interpreter.loops import loop
 
     loop(statement, frame, trace, run, _store)
 
