@@ -1,134 +1,121 @@
-"""Normal forms of known operations, made from the operands in the order of the parameters."""
+"""The node of an operation on given operands: equal computations become equal nodes."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from veomni_hook.patches.graph import arithmetic as sums
-from veomni_hook.patches.graph import indexing
+from veomni_hook.patches.graph import arithmetic, indexing
 from veomni_hook.patches.graph.indexing import NONE
 from veomni_hook.patches.graph.nodes import Node, constant, is_constant
 
-__all__ = ["normal", "renewed"]
+__all__ = ["normal_form", "renormalised"]
 
 _Origin = ast.expr | None
-_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
-def normal(op: str, args: Sequence[Node], origin: ast.expr | None = None) -> Node:
-    """The normal form of an operation with all its operands."""
-    maker = _MAKERS.get(op)
-    if maker is not None:
-        return maker(tuple(args), origin)
-    if op in _COMPARISONS:
-        return sums.compare(op, args[0], args[1], origin)
-    return Node(op, tuple(args), None, origin)
+def normal_form(op: str, args: Sequence[Node], origin: ast.expr | None = None) -> Node:
+    """The normal form of an operation of `torch_operations` with all its operands, in order."""
+    normalise = _OF_OPERATIONS.get(op)
+    if normalise is not None:
+        return normalise(*args, origin)
+    return Node(_RENAMED.get(op, op), tuple(args), None, origin)
 
 
-def renewed(node: Node) -> Node:
+def renormalised(node: Node) -> Node:
     """The normal form of a node whose operands have changed."""
-    maker = _RENEWERS.get(node.op)
-    if maker is None or node.value is not None:
+    normalise = _OF_NODES.get(node.op)
+    if normalise is None or node.value is not None:
         return node
-    return maker(node.args, node.origin)
+    return normalise(*node.args, node.origin)
 
 
-def _item(args: tuple[Node, ...], origin: _Origin) -> Node:
-    number = args[1].value
-    return indexing.item(args[0], number, origin) if type(number) is int else Node("item", args, None, origin)
+def _item(sequence: Node, number: Node, origin: _Origin) -> Node:
+    if type(number.value) is int:
+        return indexing.item(sequence, number.value, origin)
+    return Node("item", (sequence, number), None, origin)
 
 
-def _scaled(op: str) -> Callable[[tuple[Node, ...], _Origin], Node]:
-    def make(args: tuple[Node, ...], origin: _Origin) -> Node:
-        left, right, alpha = args
-        if is_constant(alpha, 1):
-            return sums.arithmetic(op, left, right, origin)
-        return Node(f"{op}_scaled", args, None, origin)
-
-    return make
+def _scaled(op: str, left: Node, right: Node, alpha: Node, origin: _Origin) -> Node:
+    if is_constant(alpha, 1):
+        return arithmetic.binary(op, left, right, origin)
+    return Node(f"{op}_scaled", (left, right, alpha), None, origin)
 
 
-def _div(args: tuple[Node, ...], origin: _Origin) -> Node:
-    left, right, rounding = args
+def _div(left: Node, right: Node, rounding: Node, origin: _Origin) -> Node:
     if rounding == NONE:
-        return sums.arithmetic("div", left, right, origin)
+        return arithmetic.binary("div", left, right, origin)
     if rounding == constant("floor"):
         return Node("floordiv", (left, right), None, origin)
-    return Node("div_rounded", args, None, origin)
+    return Node("div_rounded", (left, right, rounding), None, origin)
 
 
-def _reduction(args: tuple[Node, ...], origin: _Origin, op: str) -> Node:
-    tensor, dim, keep, *dtype = args
+def _reduction(op: str, tensor: Node, dim: Node, keepdim: Node, dtype: Node, origin: _Origin) -> Node:
     if dim.op == "tuple" and len(dim.args) == 1 and dim.args[0].op != "star":
         dim = dim.args[0]
-    return Node(op, (tensor, dim, keep, *dtype), None, origin)
+    return Node(op, (tensor, dim, keepdim, dtype), None, origin)
 
 
-def _size(args: tuple[Node, ...], origin: _Origin) -> Node:
-    tensor, dim = args
+def _size(tensor: Node, dim: Node, origin: _Origin) -> Node:
     return indexing.shape(tensor, origin) if dim == NONE else indexing.size(tensor, dim, origin)
 
 
-def _narrow(args: tuple[Node, ...], origin: _Origin) -> Node:
-    tensor, dim, start, count = args
-    stop = count if is_constant(start, 0) else sums.arithmetic("add", start, count)
+def _narrow(tensor: Node, dim: Node, start: Node, length: Node, origin: _Origin) -> Node:
+    stop = length if is_constant(start, 0) else arithmetic.binary("add", start, length)
     return indexing.sliced(tensor, dim, (start, stop, NONE), origin)
 
 
-def _transpose(args: tuple[Node, ...], origin: _Origin) -> Node:
-    tensor, first, second = args
+def _transpose(tensor: Node, first: Node, second: Node, origin: _Origin) -> Node:
     if type(first.value) is int and type(second.value) is int and first.value > second.value:
         first, second = second, first
     return Node("transpose", (tensor, first, second), None, origin)
 
 
-def _where(args: tuple[Node, ...], origin: _Origin) -> Node:
-    if args[1] == args[2] == Node("tuple"):
-        return Node("nonzero", (args[0], constant(value=True)), None, origin)
-    return Node("where", args, None, origin)
+def _where(condition: Node, met: Node, unmet: Node, origin: _Origin) -> Node:
+    if met == unmet == Node("tuple"):
+        return Node("nonzero", (condition, constant(value=True)), None, origin)
+    return Node("where", (condition, met, unmet), None, origin)
 
 
-def _silu(args: tuple[Node, ...], origin: _Origin) -> Node:
-    return Node("silu", args[:1], None, origin)
-
-
-_MAKERS: dict[str, Callable[[tuple[Node, ...], _Origin], Node]] = {
-    "add": _scaled("add"),
-    "sub": _scaled("sub"),
-    "mul": lambda args, origin: sums.arithmetic("mul", args[0], args[1], origin),
+# By the name of an operation in `torch_operations`.
+_OF_OPERATIONS: dict[str, Callable[..., Node]] = {
+    "add": partial(_scaled, "add"),
+    "sub": partial(_scaled, "sub"),
+    "mul": partial(arithmetic.binary, "mul"),
     "div": _div,
-    "floor_divide": lambda args, origin: Node("floordiv", args, None, origin),
-    "remainder": lambda args, origin: Node("mod", args, None, origin),
-    "neg": lambda args, origin: sums.negative(args[0], origin),
-    "pow": lambda args, origin: sums.power(args[0], args[1], origin),
-    "reciprocal": lambda args, origin: sums.arithmetic("div", constant(1.0), args[0], origin),
-    "mean": lambda args, origin: _reduction(args, origin, "mean"),
-    "sum": lambda args, origin: _reduction(args, origin, "sum"),
+    "neg": arithmetic.negative,
+    "pow": arithmetic.power,
+    "reciprocal": lambda tensor, origin: arithmetic.binary("div", constant(1.0), tensor, origin),
+    "mean": partial(_reduction, "mean"),
+    "sum": partial(_reduction, "sum"),
     "size": _size,
-    "dim": lambda args, origin: Node("ndim", args, None, origin),
     "narrow": _narrow,
     "transpose": _transpose,
-    "t": lambda args, origin: Node("transpose", (args[0], constant(0), constant(1)), None, origin),
-    "select": lambda args, origin: indexing.select(args[0], args[1], args[2], origin),
+    "t": lambda tensor, origin: Node("transpose", (tensor, constant(0), constant(1)), None, origin),
+    "select": indexing.select,
     "where": _where,
-    "silu": _silu,
-    # `reshape` has the same values, and also works where `view` raises.
-    "view": lambda args, origin: Node("reshape", args, None, origin),
     # Only the layout in memory changes.
-    "contiguous": lambda args, origin: args[0],
-    "view_as": lambda args, origin: Node("reshape_as", args, None, origin),
+    "contiguous": lambda tensor, memory_format, origin: tensor,
+    **{op: partial(arithmetic.compare, op) for op in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 
-_RENEWERS: dict[str, Callable[[tuple[Node, ...], _Origin], Node]] = {
-    "add": lambda args, origin: sums.arithmetic("add", args[0], args[1], origin),
-    "sub": lambda args, origin: sums.arithmetic("sub", args[0], args[1], origin),
-    "mul": lambda args, origin: sums.arithmetic("mul", args[0], args[1], origin),
-    "div": lambda args, origin: sums.arithmetic("div", args[0], args[1], origin),
-    "neg": lambda args, origin: sums.negative(args[0], origin),
-    "cast": lambda args, origin: sums.cast(args[0], args[1], origin),
-    "branch": lambda args, origin: sums.branch(args[0], args[1], args[2], origin),
-    "size": lambda args, origin: indexing.size(args[0], args[1], origin),
-    "shape": lambda args, origin: indexing.shape(args[0], origin),
+_RENAMED = {
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "dim": "ndim",
+    # `reshape` has the same values, and also works where `view` raises.
+    "view": "reshape",
+    "view_as": "reshape_as",
+}
+
+# By `Node.op`.
+_OF_NODES: dict[str, Callable[..., Node]] = {
+    **{op: partial(arithmetic.binary, op) for op in ("add", "sub", "mul", "div")},
+    "neg": arithmetic.negative,
+    "cast": arithmetic.cast,
+    "branch": arithmetic.branch,
+    "size": indexing.size,
+    "shape": indexing.shape,
     "item": _item,
 }

@@ -23,8 +23,8 @@ from veomni_hook.patches.graph import (
     canonical,
     digest,
     match,
+    reference_scope,
 )
-from veomni_hook.patches.graph.forms import reference_scope
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.site import Site, Status, slot_name
 from veomni_hook.patches.routes.splice import in_place

@@ -24,14 +24,15 @@ from veomni_hook.patches.graph import (
     Rule,
     Unknown,
     canonical,
+    constant,
     digest,
     match,
+    rebuild,
     recognised,
     reference_form,
     source,
     walk,
 )
-from veomni_hook.patches.graph.nodes import constant, rebuild
 from veomni_hook.patches.readers.experts_loop import EXPERT, ROUTING, STATES, Loop, OtherLoop, read_loop
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.ask import ask

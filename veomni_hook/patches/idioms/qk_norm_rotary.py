@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from veomni_hook.patches.graph import Node, digest
-from veomni_hook.patches.graph.nodes import constant
+from veomni_hook.patches.graph import Node, constant, digest
 from veomni_hook.patches.idioms import rms_norm, rotary
 from veomni_hook.patches.readers.inherited import called_otherwise
 from veomni_hook.patches.readers.turned_norms import TurnedNorms

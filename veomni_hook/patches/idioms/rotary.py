@@ -20,11 +20,11 @@ from veomni_hook.patches.graph import (
     Unknown,
     canonical,
     digest,
+    receiver_name,
     recognised,
     reference_form,
     source,
 )
-from veomni_hook.patches.graph.interpreter.inline import receiver_name
 from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.ask import ask
 from veomni_hook.patches.routes.site import Site, Status, slot_name

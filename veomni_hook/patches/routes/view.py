@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from veomni_hook.patches.text.document import Document, FunctionNode
 
 if TYPE_CHECKING:
-    from veomni_hook.patches.graph.scope import Scope
+    from veomni_hook.patches.graph import Scope
     from veomni_hook.patches.routes.site import Site
 
 __all__ = ["ModuleView"]
@@ -27,7 +27,7 @@ class ModuleView:
     @cached_property
     def scope(self) -> Scope:
         """The meaning of the module's global names."""
-        from veomni_hook.patches.graph.scope import Scope
+        from veomni_hook.patches.graph import Scope
 
         return Scope(self.document.tree, self.document.source)
 

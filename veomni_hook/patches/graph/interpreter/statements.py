@@ -1,4 +1,4 @@
-"""Follow statements in order: assignments are substituted into later uses, `if` splits and joins."""
+"""Follow statements in order: assignments go into later uses, `if` splits and joins."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 
 from veomni_hook.patches.graph import arithmetic
-from veomni_hook.patches.graph.interpreter.calls import write
 from veomni_hook.patches.graph.dtypes import is_number
-from veomni_hook.patches.graph.interpreter.expressions import binary, evaluate, indices, unpacked
+from veomni_hook.patches.graph.interpreter.assignment import assign
+from veomni_hook.patches.graph.interpreter.expressions import binary, evaluate
+from veomni_hook.patches.graph.interpreter.loops import loop
+from veomni_hook.patches.graph.interpreter.memory import write
+from veomni_hook.patches.graph.interpreter.state import Frame, UnclearError
 from veomni_hook.patches.graph.nodes import Node
-from veomni_hook.patches.graph.interpreter.state import Frame, Trace, UnclearError, merged
 
 __all__ = ["run"]
 
@@ -26,10 +28,12 @@ _CONTEXTS = (
     "torch.amp.autocast",
     "torch.cuda.amp.autocast",
 )
+# Operations with integer or boolean results.
+_DISCRETE = ("one_hot", "nonzero", "eq", "lt", "le", "ne", "argmax", "size", "constant")
 _RAISED = Node("raise")
 
 
-def run(statements: Sequence[ast.stmt], frame: Frame, trace: Trace) -> Node | None:
+def run(statements: Sequence[ast.stmt], frame: Frame) -> Node | None:
     """Follow statements.
 
     Returns:
@@ -39,32 +43,32 @@ def run(statements: Sequence[ast.stmt], frame: Frame, trace: Trace) -> Node | No
         UnclearError: something cannot be followed.
     """
     for number, statement in enumerate(statements):
-        trace.step(statement)
+        frame.trace.step(statement)
         if isinstance(statement, ast.Return | ast.Raise | ast.Continue):
-            return _left(statement, frame, trace)
-        if isinstance(statement, ast.If | ast.Assert) and _leaves(statement):
-            return _parted(statement, statements[number + 1 :], frame, trace)
+            return _leave(statement, frame)
+        if isinstance(statement, ast.If | ast.Assert) and _may_leave(statement):
+            return _split(statement, statements[number + 1 :], frame)
         if isinstance(statement, ast.With):
-            result = _within(statement, frame, trace)
+            result = _with(statement, frame)
             if result is not None:
                 return result
             continue
         handler = _HANDLERS.get(type(statement))
         if handler is None:
             raise UnclearError(f"{type(statement).__name__} is not followed", statement)
-        handler(statement, frame, trace)
+        handler(statement, frame)
     return None
 
 
-def _left(statement: ast.Return | ast.Raise | ast.Continue, frame: Frame, trace: Trace) -> Node | None:
+def _leave(statement: ast.Return | ast.Raise | ast.Continue, frame: Frame) -> Node | None:
     if isinstance(statement, ast.Continue):
         return None
     if isinstance(statement, ast.Raise):
         return _RAISED
-    return evaluate(statement.value, frame, trace) if statement.value else Node("constant")
+    return evaluate(statement.value, frame) if statement.value else Node("constant")
 
 
-def _leaves(statement: ast.stmt) -> bool:
+def _may_leave(statement: ast.stmt) -> bool:
     """Whether a statement may leave its block."""
     todo: list[ast.AST] = [statement]
     while todo:
@@ -80,20 +84,16 @@ def _leaves(statement: ast.stmt) -> bool:
     return False
 
 
-def _parted(
-    statement: ast.If | ast.Assert, rest: Sequence[ast.stmt], frame: Frame, trace: Trace
-) -> Node | None:
+def _split(statement: ast.If | ast.Assert, rest: Sequence[ast.stmt], frame: Frame) -> Node | None:
     """An `if` with a side that may leave the block: follow each side to the end of the function or loop."""
-    test = evaluate(statement.test, frame, trace)
+    test = evaluate(statement.test, frame)
     if isinstance(statement, ast.If):
-        ways = ([*statement.body, *rest], [*statement.orelse, *rest])
+        met, unmet = [*statement.body, *rest], [*statement.orelse, *rest]
     else:
-        ways = ([*rest], [ast.Raise()])
+        met, unmet = [*rest], [ast.Raise()]
     if test.op == "constant":
-        return run(ways[0 if test.value else 1], frame, trace)
-    met, unmet = frame.fork(), frame.fork()
-    one, other = _sides(test, trace, lambda: run(ways[0], met, trace), lambda: run(ways[1], unmet, trace))
-    frame.values = merged(test, met.values, unmet.values)
+        return run(met if test.value else unmet, frame)
+    one, other = _run_sides(test, met, unmet, frame)
     if one is None and other is None:
         return None
     if frame.loops:
@@ -101,156 +101,118 @@ def _parted(
     return arithmetic.branch(test, one or Node("constant"), other or Node("constant"))
 
 
-def _met_again(statement: ast.If, frame: Frame, trace: Trace) -> None:
-    test = evaluate(statement.test, frame, trace)
+def _if(statement: ast.If, frame: Frame) -> None:
+    """An `if` whose sides reach its end."""
+    test = evaluate(statement.test, frame)
     if test.op == "constant":
-        run(statement.body if test.value else statement.orelse, frame, trace)
-        return
-    met, unmet = frame.fork(), frame.fork()
-    _sides(test, trace, lambda: run(statement.body, met, trace), lambda: run(statement.orelse, unmet, trace))
-    frame.values = merged(test, met.values, unmet.values)
+        run(statement.body if test.value else statement.orelse, frame)
+    else:
+        _run_sides(test, statement.body, statement.orelse, frame)
 
 
-def _sides(
-    test: Node, trace: Trace, met: Callable[[], Node | None], unmet: Callable[[], Node | None]
+def _run_sides(
+    test: Node, met: Sequence[ast.stmt], unmet: Sequence[ast.stmt], frame: Frame
 ) -> tuple[Node | None, Node | None]:
-    """Follow both sides; an effect of one side depends on the test."""
-    before = len(trace.effects)
-    one = met()
-    mine = trace.effects[before:]
-    del trace.effects[before:]
-    other = unmet()
-    theirs = trace.effects[before:]
-    del trace.effects[before:]
-    if mine or theirs:
-        trace.effects.append(
-            arithmetic.branch(test, Node("effects", tuple(mine)), Node("effects", tuple(theirs)))
-        )
-    return one, other
+    """What both sides return. ``frame`` gets their values; an effect of one side depends on the test."""
+    met_frame, unmet_frame = frame.fork(), frame.fork()
+    met_result, met_effects = _run_side(met, met_frame)
+    unmet_result, unmet_effects = _run_side(unmet, unmet_frame)
+    if met_effects.args or unmet_effects.args:
+        frame.trace.effects.append(arithmetic.branch(test, met_effects, unmet_effects))
+    frame.join(test, met_frame, unmet_frame)
+    return met_result, unmet_result
 
 
-def _assign(statement: ast.Assign, frame: Frame, trace: Trace) -> None:
-    value = evaluate(statement.value, frame, trace)
+def _run_side(statements: Sequence[ast.stmt], frame: Frame) -> tuple[Node | None, Node]:
+    """What statements return, and their effects, which are not recorded."""
+    effects = frame.trace.effects
+    before = len(effects)
+    result = run(statements, frame)
+    new = Node("effects", tuple(effects[before:]))
+    del effects[before:]
+    return result, new
+
+
+def _assign(statement: ast.Assign, frame: Frame) -> None:
+    value = evaluate(statement.value, frame)
     for target in statement.targets:
-        _store(target, value, frame, trace)
+        assign(target, value, frame)
 
 
-def _annotated(statement: ast.AnnAssign, frame: Frame, trace: Trace) -> None:
+def _annotated_assign(statement: ast.AnnAssign, frame: Frame) -> None:
     if statement.value is not None:
-        _store(statement.target, evaluate(statement.value, frame, trace), frame, trace)
+        assign(statement.target, evaluate(statement.value, frame), frame)
 
 
-def _store(target: ast.expr, value: Node, frame: Frame, trace: Trace) -> None:
-    if isinstance(target, ast.Name):
-        if target.id not in frame.local:
-            raise UnclearError(f"{target.id} is not local", target)
-        frame.values[target.id] = value
-    elif isinstance(target, ast.Starred):
-        _store(target.value, value, frame, trace)
-    elif isinstance(target, ast.Tuple | ast.List):
-        for inner, part in zip(target.elts, unpacked(value, target.elts), strict=True):
-            _store(inner, part, frame, trace)
-    elif isinstance(target, ast.Subscript):
-        old = evaluate(target.value, frame, trace)
-        new = Node("setitem", (old, Node("tuple", tuple(indices(target.slice, frame, trace))), value))
-        write(target.value, old, new, frame, trace)
-    elif isinstance(target, ast.Attribute):
-        owner = evaluate(target.value, frame, trace)
-        trace.effects.append(Node("setattr", (owner, value), target.attr))
-        if owner.op != "self":
-            raise UnclearError("an attribute of another object is set", target)
-        frame.values[f"self.{target.attr}"] = value
-
-
-def _augmented(statement: ast.AugAssign, frame: Frame, trace: Trace) -> None:
+def _augmented_assign(statement: ast.AugAssign, frame: Frame) -> None:
     target = statement.target
     if not isinstance(target, ast.Name):
         raise UnclearError("something other than a local name is changed in place", statement, writes=True)
-    old = evaluate(ast.copy_location(ast.Name(target.id, ast.Load()), target), frame, trace)
-    value = evaluate(statement.value, frame, trace)
+    old = evaluate(ast.copy_location(ast.Name(target.id, ast.Load()), target), frame)
+    value = evaluate(statement.value, frame)
     new = binary(statement.op, old, value, None)
     if is_number(old) or old.op in ("tuple", "constant", "part", "shape"):
         if old.op == "tuple":
             raise UnclearError("a sequence is changed in place", statement, writes=True)
         frame.values[target.id] = new
     else:
-        write(target, old, arithmetic.updated(old, new), frame, trace)
+        write(target, old, arithmetic.updated(old, new), frame)
 
 
-def _expression(statement: ast.Expr, frame: Frame, trace: Trace) -> None:
+def _expression(statement: ast.Expr, frame: Frame) -> None:
     if not isinstance(statement.value, ast.Constant):
-        evaluate(statement.value, frame, trace)
+        evaluate(statement.value, frame)
 
 
-def _deleted(statement: ast.Delete, frame: Frame, trace: Trace) -> None:
+def _delete(statement: ast.Delete, frame: Frame) -> None:
     for target in statement.targets:
         if not isinstance(target, ast.Name):
             raise UnclearError("something other than a local name is deleted", statement, writes=True)
         frame.values.pop(target.id, None)
 
 
-def _within(statement: ast.With, frame: Frame, trace: Trace) -> Node | None:
+def _with(statement: ast.With, frame: Frame) -> Node | None:
     """A block in contexts: what it assigns and returns is computed ``within`` them."""
-    contexts = [evaluate(item.context_expr, frame, trace) for item in statement.items]
+    contexts = [evaluate(item.context_expr, frame) for item in statement.items]
     for context, item in zip(contexts, statement.items, strict=True):
         called = context.args[0] if context.op == "call" else context
         if called.value not in _CONTEXTS or context.op != "call" or item.optional_vars is not None:
             raise UnclearError("an unknown context", statement)
     before = dict(frame.values)
-    result = run(statement.body, frame, trace)
-    if result is None and _leaves_block(statement):
+    result = run(statement.body, frame)
+    if result is None and any(map(_may_leave, statement.body)):
         raise UnclearError("a block under a context is left before its end", statement)
     for name, value in frame.values.items():
         if before.get(name) is not value:
-            frame.values[name] = _inside(value, contexts)
-    return None if result is None else _inside(result, contexts)
+            frame.values[name] = _within(value, contexts)
+    return None if result is None else _within(result, contexts)
 
 
-def _leaves_block(statement: ast.With) -> bool:
-    return any(_leaves(inner) for inner in statement.body)
-
-
-def _inside(value: Node, contexts: Iterable[Node]) -> Node:
+def _within(value: Node, contexts: Iterable[Node]) -> Node:
     for context in contexts:
         # Integers and booleans have no gradient anyway.
-        if not (_discrete(value) and "grad" in str(context.args[0].value)):
+        if not (_is_discrete(value) and "grad" in str(context.args[0].value)):
             value = Node("within", (value, context))
     return value
 
 
-def _discrete(value: Node) -> bool:
+def _is_discrete(value: Node) -> bool:
     while value.op in ("permute", "transpose", "item", "slice", "unsqueeze", "reshape", "sum"):
         value = value.args[0]
-    return value.op in (
-        "one_hot",
-        "nonzero",
-        "eq",
-        "lt",
-        "le",
-        "ne",
-        "argmax",
-        "size",
-        "constant",
-    ) or is_number(value)
+    return value.op in _DISCRETE or is_number(value)
 
 
-def _for(statement: ast.For, frame: Frame, trace: Trace) -> None:
-    from veomni_hook.patches.graph.interpreter.loops import loop
-
-    loop(statement, frame, trace, run, _store)
-
-
-def _nothing(statement: ast.Pass, frame: Frame, trace: Trace) -> None:
+def _pass(statement: ast.Pass, frame: Frame) -> None:
     """`pass`."""
 
 
 _HANDLERS: dict[type[ast.stmt], Callable[..., None]] = {
     ast.Assign: _assign,
-    ast.AnnAssign: _annotated,
-    ast.AugAssign: _augmented,
+    ast.AnnAssign: _annotated_assign,
+    ast.AugAssign: _augmented_assign,
     ast.Expr: _expression,
-    ast.Delete: _deleted,
-    ast.For: _for,
-    ast.If: _met_again,
-    ast.Pass: _nothing,
+    ast.Delete: _delete,
+    ast.For: loop,
+    ast.If: _if,
+    ast.Pass: _pass,
 }
