@@ -2,9 +2,9 @@
 
 `veomni_hook.kernels.qk_norm_rotary.device` has the formulas. Products are rounded to the promoted dtype of
 the norm and the tables, as upstream; the backward is in float32 throughout. Only the operands are saved: a
-row's scale is recomputed from the row, which backward reads anyway. Gradients may arrive in any layout. Results
-have the same strides as upstream's; dq and dk have the memory order ``[batch, length, heads, head_dim]``,
-which projections take. Deterministic and batch-invariant: there are no atomics.
+row's scale is recomputed from the row, which backward reads anyway. Gradients may arrive in any layout.
+Results have the same strides as upstream's; dq and dk have the memory order ``[batch, length, heads,
+head_dim]``, which projections take. Deterministic and batch-invariant: there are no atomics.
 """
 
 from __future__ import annotations

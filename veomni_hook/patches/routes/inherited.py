@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.statements import initialised
-from veomni_hook.patches.graph.inline import HARMLESS, decorator_name
+from veomni_hook.patches.graph import HARMLESS_DECORATORS, decorator_name
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["called_otherwise", "defining", "initialised_by", "linear_otherwise"]
@@ -40,7 +40,7 @@ def called_otherwise(view: ModuleView, name: str) -> str:
             return f"{owner.name} defines {special} (line {methods[special].lineno})"
         forward = methods.get("forward")
         for decorator in forward.decorator_list if forward is not None else ():
-            if decorator_name(decorator) not in HARMLESS:
+            if decorator_name(decorator) not in HARMLESS_DECORATORS:
                 return f"{owner.name}.forward is decorated with {ast.unparse(decorator)}"
         owner = _base(view, owner) if forward is None else None
     return ""
@@ -49,7 +49,7 @@ def called_otherwise(view: ModuleView, name: str) -> str:
 def linear_otherwise(view: ModuleView, name: str) -> str:
     """The ``forward`` or ``__call__`` that a subclass of Linear overrides; empty if neither."""
     made = view.classes.get(name)
-    classes = [each for each in view.scope.reached(made) if each is not None] if made is not None else []
+    classes = [each for each in view.scope.ancestors(made) if each is not None] if made is not None else []
     bases = {view.scope.dotted(base) for each in classes for base in each.bases}
     for each in classes if "torch.nn.Linear" in bases else ():
         for method in ("forward", "__call__"):

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.graph.scope import Scope
+from veomni_hook.patches.graph import Scope
 from veomni_hook.patches.site import Site
 
 __all__ = ["ModuleView"]

@@ -13,8 +13,7 @@ from functools import cache
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.graph import Form, Scope, Unknown, canonical
-from veomni_hook.patches.graph.forms import reference_scope
+from veomni_hook.patches.graph import Form, Scope, Unknown, canonical, reference_scope
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["OP", "Case", "forms", "spellings"]

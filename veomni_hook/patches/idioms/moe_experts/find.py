@@ -26,14 +26,15 @@ from veomni_hook.patches.graph import (
     Rule,
     Unknown,
     canonical,
+    constant,
     digest,
     match,
+    rebuild,
     recognised,
     reference_form,
     source,
     walk,
 )
-from veomni_hook.patches.graph.nodes import constant, rebuild
 from veomni_hook.patches.idioms.moe_experts.members import is_identity, is_numbered, parameter_shapes
 from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES, Loop, read_loop
 from veomni_hook.patches.routes.insertion import before_body, decorate

@@ -14,12 +14,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from veomni_hook.patches.graph import Form, Node, branches, source, walk
-from veomni_hook.patches.graph.dtypes import FLOAT32
-from veomni_hook.patches.graph.forms import Leaf
-from veomni_hook.patches.graph.nodes import constant, is_constant, rebuild
-from veomni_hook.patches.graph.normal import renewed
-from veomni_hook.patches.graph.text import can_be_said
+from veomni_hook.patches.graph import (
+    FLOAT32,
+    Form,
+    Leaf,
+    Node,
+    branches,
+    constant,
+    has_source,
+    is_constant,
+    rebuild,
+    renormalised,
+    source,
+    walk,
+)
 from veomni_hook.patches.site import Missed
 
 __all__ = ["EXPERT", "ROUTING", "STATES", "Loop", "read_loop"]
@@ -122,7 +130,7 @@ class _Reader:
                 return self._routing(inner.args[0])
             return None
 
-        return rebuild(node, replace, renewed)
+        return rebuild(node, replace, renormalised)
 
     def _hits(self, hits: Node) -> None:
         """Check that the loop iterates over the experts with tokens."""
@@ -164,8 +172,8 @@ class _Reader:
         places = {
             Node("item", (each, constant(n))).key: (_PLACE, _TOKEN)[n] for each in found for n in (0, 1)
         }
-        node = rebuild(node, lambda inner: places.get(inner.key), renewed)
-        return rebuild(node, self._row, renewed)
+        node = rebuild(node, lambda inner: places.get(inner.key), renormalised)
+        return rebuild(node, self._row, renormalised)
 
     def _row(self, node: Node) -> Node | None:
         if node.op == "dtype" and node.args[0] == self.hidden:
@@ -204,7 +212,7 @@ class _Reader:
             return True
         # Id E has no row in a mask with E rows, and the last row in a mask with E + 1 rows.
         last = [number for number in test.args if number != EXPERT]
-        if test.op != "eq" or len(last) != 1 or self.count is None or not can_be_said(last[0]):
+        if test.op != "eq" or len(last) != 1 or self.count is None or not has_source(last[0]):
             return False
         return source(last[0]) in _counted(self.count)
 
@@ -218,9 +226,9 @@ class _Reader:
 
 def _counted(count: Node) -> list[str]:
     """The number of rows of a mask, and the number without the sentinel's row, as source text."""
-    found = [count] if can_be_said(count) else []
+    found = [count] if has_source(count) else []
     if count.op == "add" and constant(1) in count.args:
-        found += [number for number in count.args if number != constant(1) and can_be_said(number)]
+        found += [number for number in count.args if number != constant(1) and has_source(number)]
     return [source(number) for number in found]
 
 

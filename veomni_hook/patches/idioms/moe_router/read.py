@@ -11,11 +11,22 @@ from dataclasses import dataclass
 from functools import cache
 
 from veomni_hook.patches.code.statement_runs import Run
-from veomni_hook.patches.graph import ANY, FUNCTION, NUMBER, Form, Node, Rule, Unknown, reference_form, walk
-from veomni_hook.patches.graph.dtypes import dtype_of
-from veomni_hook.patches.graph.forms import decided
-from veomni_hook.patches.graph.nodes import constant, rebuild
-from veomni_hook.patches.graph.normal import renewed
+from veomni_hook.patches.graph import (
+    ANY,
+    FUNCTION,
+    NUMBER,
+    Form,
+    Node,
+    Rule,
+    Unknown,
+    constant,
+    decided,
+    dtype_of,
+    rebuild,
+    reference_form,
+    renormalised,
+    walk,
+)
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patterns import pattern_file
 
@@ -106,7 +117,7 @@ def patterns(variants: tuple[str, ...]) -> tuple[Pattern, ...]:
                     Pattern(variant, decided(node, test, outcome=outcome), (("normalise", outcome),))
                 )
         if "epsilon" in form.arguments:
-            found.append(Pattern(variant, rebuild(node, _without_epsilon, renewed), (("epsilon", 0.0),)))
+            found.append(Pattern(variant, rebuild(node, _without_epsilon, renormalised), (("epsilon", 0.0),)))
     return tuple(found)
 
 
@@ -145,12 +156,12 @@ def _spelled(node: Node, *, prove: bool) -> Node:
         if args[2] == dtype_of(args[0]):
             args[2] = constant(None)
         elif args[2].op == "global":
-            args[0], args[2] = renewed(Node("cast", (args[0], args[2]))), constant(None)
+            args[0], args[2] = renormalised(Node("cast", (args[0], args[2]))), constant(None)
     if node.op == "getattr" and args[0].op == "topk" and node.value in _PARTS:
         return Node("item", (args[0], constant(_PARTS.index(str(node.value)))), None, node.origin)
     if node.op == "cast" and args[0].op == "div" and args[1] == dtype_of(args[0].args[0]):
         return args[0]
-    return renewed(Node(node.op, tuple(args), node.value, node.origin))
+    return renormalised(Node(node.op, tuple(args), node.value, node.origin))
 
 
 def is_matrix(node: Node) -> bool:

@@ -16,8 +16,7 @@ from veomni_hook.patches.code.expressions import is_plain
 from veomni_hook.patches.code.statement_runs import simple_target
 from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.graph import Node, digest
-from veomni_hook.patches.graph.nodes import constant
+from veomni_hook.patches.graph import Node, constant, digest
 from veomni_hook.patches.idioms.qk_norm_rotary.read import TurnedNorms
 from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
 from veomni_hook.patches.idioms.rotary.find import find as find_rotations

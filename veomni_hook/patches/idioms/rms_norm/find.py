@@ -25,11 +25,11 @@ from veomni_hook.patches.graph import (
     branches,
     canonical,
     digest,
+    has_source,
     recognised,
     reference_form,
     source,
 )
-from veomni_hook.patches.graph.text import can_be_said
 from veomni_hook.patches.routes.insertion import before_body, before_statement
 from veomni_hook.patches.routes.slot_code import ask
 from veomni_hook.patches.routes.view import ModuleView
@@ -51,7 +51,7 @@ _REFERENCE = pattern_file(OP)
 
 def _is_weight(node: Node) -> bool:
     return node.op == "attribute" or (
-        node.op == "to_device" and node.args[0].op == "attribute" and can_be_said(node)
+        node.op == "to_device" and node.args[0].op == "attribute" and has_source(node)
     )
 
 
@@ -134,7 +134,7 @@ def _routes(form: Form) -> list[_Route] | Difference:
         found = _route(Form(form.arguments, leaf.node, (), (), form.receiver))
         if isinstance(found, Difference):
             return found
-        if not all(can_be_said(test) for test, _ in leaf.tests):
+        if not all(has_source(test) for test, _ in leaf.tests):
             return Difference("the test that chooses the formula cannot be evaluated before the body", 0.0)
         said = [(source(test, form.receiver), outcome) for test, outcome in leaf.tests]
         routes.append((*found[:2], [text if outcome else _negated(text) for text, outcome in said]))

@@ -24,11 +24,11 @@ from veomni_hook.patches.graph import (
     Unknown,
     canonical,
     digest,
+    receiver_name,
     recognised,
     reference_form,
     source,
 )
-from veomni_hook.patches.graph.inline import receiver_name
 from veomni_hook.patches.routes.insertion import before_body, in_place
 from veomni_hook.patches.routes.slot_code import ask, parameters_as
 from veomni_hook.patches.routes.view import ModuleView

@@ -1,4 +1,4 @@
-"""Nodes as text: source code for a captured node, and short descriptions for messages."""
+"""Nodes as source code for guards, and as short descriptions for messages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ast
 
 from veomni_hook.patches.graph.nodes import Node
 
-__all__ = ["brief", "can_be_said", "source"]
+__all__ = ["brief", "has_source", "source"]
 
 _OPERATORS = {"is": " is ", "and": " and ", "or": " or ", "eq": " == ", "lt": " < ", "le": " <= "}
-_CODE = {
+_SOURCE = {
     "argument": "{value}",
     "self": "{receiver}",
     "attribute": "{receiver}.{value}",
@@ -21,7 +21,7 @@ _CODE = {
     "not": "not ({})",
 }
 _LONGEST = 90
-_FORMS = {
+_DESCRIPTIONS = {
     "add": "({} + {})",
     "sub": "({} - {})",
     "mul": "({} * {})",
@@ -45,7 +45,7 @@ def source(node: Node, receiver: str = "self") -> str:
     Raises:
         ValueError: the node contains more than names, attributes, literals, subscripts and tests of these.
     """
-    if not can_be_said(node):
+    if not has_source(node):
         raise ValueError(f"{brief(node)} is not code for the start of a function")
     if node.op == "constant":
         return repr(node.value) if node.value is not ... else "..."
@@ -56,34 +56,34 @@ def source(node: Node, receiver: str = "self") -> str:
         return _OPERATORS[node.op].join(f"({part})" if " " in part else part for part in parts)
     if node.op == "index":
         parts = [parts[0], ", ".join(parts[1:])]
-    return _CODE[node.op].format(*parts, value=node.value, receiver=receiver)
+    return _SOURCE[node.op].format(*parts, value=node.value, receiver=receiver)
 
 
-def can_be_said(node: Node) -> bool:
+def has_source(node: Node) -> bool:
     """Whether `source` has code for ``node``."""
     if node.op == "global":
         return node.origin is not None
-    known = node.op in _CODE or node.op in _OPERATORS or node.op == "constant"
-    return known and all(can_be_said(argument) for argument in node.args)
+    known = node.op in _SOURCE or node.op in _OPERATORS or node.op == "constant"
+    return known and all(has_source(argument) for argument in node.args)
 
 
 def brief(node: Node) -> str:
     """A short description of a node for a message."""
-    text = _told(node, 3)
+    text = _described(node, 3)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _told(node: Node, depth: int) -> str:
+def _described(node: Node, depth: int) -> str:
     if node.op == "global":
         return str(node.value).lstrip(":.")
     if node.op in ("argument", "constant", "attribute", "self"):
         return source(node)
     if depth == 0:
         return "…"
-    parts = [_told(argument, depth - 1) for argument in node.args]
-    form = _FORMS.get(node.op)
-    if form is not None:
-        return form.format(*parts)
+    parts = [_described(argument, depth - 1) for argument in node.args]
+    template = _DESCRIPTIONS.get(node.op)
+    if template is not None:
+        return template.format(*parts)
     if node.op in ("tuple", "call"):
         called = parts.pop(0) if node.op == "call" else ""
         return f"{called}({', '.join(parts)})"

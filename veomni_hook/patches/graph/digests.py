@@ -19,56 +19,55 @@ def digest(form: Form | Node) -> str:
     distinguished by their order in the signature, attributes by their first occurrence in the form.
     """
     roots = (form.result, *form.effects) if isinstance(form, Form) else (form,)
-    shapes: dict[bytes, bytes] = {}
+    unnamed: dict[bytes, bytes] = {}
     for root in roots:
-        _shape(root, shapes)
+        _digest_without_names(root, unnamed)
     numbers: dict[bytes, int] = {}
     if isinstance(form, Form):
-        used = [
-            node for node in (Node("argument", (), name) for name in form.arguments) if node.key in shapes
-        ]
-        numbers = {node.key: number for number, node in enumerate(used)}
+        keys = (Node("argument", (), name).key for name in form.arguments)
+        numbers = {key: number for number, key in enumerate(key for key in keys if key in unnamed)}
     done: dict[bytes, bytes] = {}
-    text = b"".join(_numbered(root, shapes, numbers, done) for root in roots)
+    text = b"".join(_numbered(root, unnamed, numbers, done) for root in roots)
     return blake2b(text, digest_size=8).hexdigest()
 
 
-def _shape(root: Node, shapes: dict[bytes, bytes]) -> None:
+def _digest_without_names(root: Node, unnamed: dict[bytes, bytes]) -> None:
     """Store a digest without names for every node under ``root``."""
     todo = [root]
     while todo:
         node = todo[-1]
-        missing = [argument for argument in node.args if argument.key not in shapes]
-        if missing and node.key not in shapes:
+        missing = [argument for argument in node.args if argument.key not in unnamed]
+        if missing and node.key not in unnamed:
             todo.extend(missing)
             continue
         todo.pop()
-        if node.key not in shapes:
-            parts = [shapes[argument.key] for argument in node.args]
-            shapes[node.key] = _hashed(node, sorted(parts) if node.op in COMMUTATIVE else parts)
+        if node.key not in unnamed:
+            parts = [unnamed[argument.key] for argument in node.args]
+            unnamed[node.key] = _hashed(node, sorted(parts) if node.op in COMMUTATIVE else parts)
 
 
 def _numbered(
-    node: Node, shapes: dict[bytes, bytes], numbers: dict[bytes, int], done: dict[bytes, bytes]
+    node: Node, unnamed: dict[bytes, bytes], numbers: dict[bytes, int], done: dict[bytes, bytes]
 ) -> bytes:
-    found = done.get(node.key)
-    if found is None:
+    """The digest of a node with numbers instead of names; ``numbers`` gets those of new names."""
+    result = done.get(node.key)
+    if result is None:
         if node.op in _NAMED:
             number = numbers.setdefault(node.key, len(numbers))
-            found = f"{node.op} {number}".encode()
+            result = f"{node.op} {number}".encode()
         else:
             args = list(node.args)
             if node.op in COMMUTATIVE:
-                args.sort(key=lambda argument: shapes[argument.key])
-                if len({shapes[argument.key] for argument in args}) < len(args):
+                args.sort(key=lambda argument: unnamed[argument.key])
+                if len({unnamed[argument.key] for argument in args}) < len(args):
                     # Equal except for names: operands whose names have numbers come in that order.
-                    args.sort(key=lambda argument: sorted(_known(argument, numbers)))
-            found = _hashed(node, [_numbered(argument, shapes, numbers, done) for argument in args])
-        done[node.key] = found
-    return found
+                    args.sort(key=lambda argument: sorted(_numbers_in(argument, numbers)))
+            result = _hashed(node, [_numbered(argument, unnamed, numbers, done) for argument in args])
+        done[node.key] = result
+    return result
 
 
-def _known(node: Node, numbers: dict[bytes, int]) -> list[int]:
+def _numbers_in(node: Node, numbers: dict[bytes, int]) -> list[int]:
     return [numbers.get(inner.key, len(numbers)) for inner in walk(node) if inner.op in _NAMED]
 
 

@@ -143,7 +143,7 @@ f normalize input p=2.0 dim=1 eps=1e-12
 """
 
 # Operations that are special cases of another one.
-_WIDER = {"mm": "matmul"}
+_SPECIAL_CASES = {"mm": "matmul"}
 
 #: Every name of a dtype to one name.
 DTYPES = {
@@ -165,7 +165,7 @@ DTYPES = {
 }
 
 # Functions of torch whose result does not depend on their arguments alone, or that have side effects.
-_DRAWS = frozenset(
+_IMPURE = frozenset(
     "alpha_dropout bernoulli dropout dropout1d dropout2d dropout3d empty empty_like empty_strided "
     "feature_alpha_dropout fractional_max_pool2d gumbel_softmax manual_seed multinomial normal poisson rand "
     "rand_like randint randint_like randn randn_like randperm rrelu scaled_dot_product_attention save "
@@ -186,7 +186,7 @@ def _table() -> dict[tuple[str, str], Operation]:
         places, names, *parameters = line.split(" ")
         pairs = [parameter.partition("=") for parameter in parameters]
         name, *aliases = names.split("/")
-        canonical = _WIDER.get(name, name)
+        canonical = _SPECIAL_CASES.get(name, name)
         operation = Operation(
             canonical,
             tuple(parameter.lstrip("*") for parameter, _, _ in pairs),
@@ -221,4 +221,4 @@ def is_pure(path: str) -> bool:
     inside = package == "torch" or package.startswith(
         ("torch.nn.functional", "torch.special", "torch.linalg")
     )
-    return inside and name not in _DRAWS and not name.endswith("_") and not name.startswith("set_")
+    return inside and name not in _IMPURE and not name.endswith("_") and not name.startswith("set_")

@@ -1,18 +1,18 @@
-"""Convert expressions to nodes, given the values of names."""
+"""Expressions as nodes, given the values of names."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import arithmetic, indexing
-from veomni_hook.patches.graph.calls import attribute, call
+from veomni_hook.patches.graph.interpreter.calls import attribute, call
+from veomni_hook.patches.graph.interpreter.state import Frame, UnclearError
 from veomni_hook.patches.graph.nodes import Node, constant
-from veomni_hook.patches.graph.operations import DTYPES
-from veomni_hook.patches.graph.state import Frame, Trace, UnclearError
+from veomni_hook.patches.graph.torch_operations import DTYPES
 
-__all__ = ["evaluate", "unpacked"]
+__all__ = ["binary", "evaluate", "indices"]
 
 _BINARY = {
     ast.Add: "add",
@@ -41,51 +41,33 @@ _COMPARE = {
     ast.NotIn: "in",
 }
 # Twice the depth found in practice; several functions recurse from a node to its leaves.
-_DEPTH = 150
+_MOST_DEPTH = 150
 # Values that are never None.
-_PRESENT = frozenset(
+_NEVER_NONE = frozenset(
     "add sub mul div cast square rsqrt sqrt neg tuple shape size dtype slice unsqueeze cat stack "
     "mean silu".split()
 )
 
 
-def evaluate(node: ast.expr, frame: Frame, trace: Trace) -> Node:
+def evaluate(node: ast.expr, frame: Frame) -> Node:
     """The value of an expression.
 
     Raises:
         UnclearError: it does something that no node expresses.
     """
-    trace.step(node)
+    frame.trace.step(node)
     handler = _HANDLERS.get(type(node))
-    made = _opaque(node, frame, trace) if handler is None else handler(node, frame, trace)
-    if made.depth > _DEPTH:
+    value = _opaque(node, frame) if handler is None else handler(node, frame)
+    if value.depth > _MOST_DEPTH:
         raise UnclearError("the function is nested too deeply to be followed", node)
-    return made
+    return value
 
 
-def unpacked(value: Node, targets: Sequence[ast.expr]) -> list[Node]:
-    """The value that each of several targets gets when a sequence is unpacked."""
-    starred = [number for number, target in enumerate(targets) if isinstance(target, ast.Starred)]
-    known = indexing.length(value)
-    if not starred:
-        if known is not None and known != len(targets):
-            raise UnclearError(f"{known} values for {len(targets)} names", targets[0])
-        return [indexing.item(value, number) for number in range(len(targets))]
-    (star,) = starred
-    after = star + 1 - len(targets)
-    bounds = Node("bounds", (constant(star or None), constant(after or None), constant(None)))
-    rest = indexing.subscript(value, [bounds], single=True)
-    numbers = [number if number < star else number - len(targets) for number in range(len(targets))]
-    return [
-        rest if number == star else indexing.item(value, numbers[number]) for number in range(len(targets))
-    ]
-
-
-def _constant(node: ast.Constant, frame: Frame, trace: Trace) -> Node:
+def _constant(node: ast.Constant, frame: Frame) -> Node:
     return constant(node.value, node)
 
 
-def _name(node: ast.Name, frame: Frame, trace: Trace) -> Node:
+def _name(node: ast.Name, frame: Frame) -> Node:
     if node.id in frame.local:
         value = frame.values.get(node.id)
         if value is None or value.op == "unbound":
@@ -93,17 +75,17 @@ def _name(node: ast.Name, frame: Frame, trace: Trace) -> Node:
         return value
     if node.id in frame.values:
         return frame.values[node.id]
-    path = trace.scope.resolve(node.id)
+    path = frame.trace.scope.resolve(node.id)
     return Node("global", (), DTYPES.get(path, path), node)
 
 
-def _attribute(node: ast.Attribute, frame: Frame, trace: Trace) -> Node:
-    return attribute(evaluate(node.value, frame, trace), node, frame)
+def _attribute(node: ast.Attribute, frame: Frame) -> Node:
+    return attribute(evaluate(node.value, frame), node, frame)
 
 
-def _binary(node: ast.BinOp, frame: Frame, trace: Trace) -> Node:
-    left = evaluate(node.left, frame, trace)
-    right = evaluate(node.right, frame, trace)
+def _binary(node: ast.BinOp, frame: Frame) -> Node:
+    left = evaluate(node.left, frame)
+    right = evaluate(node.right, frame)
     return binary(node.op, left, right, node)
 
 
@@ -115,7 +97,7 @@ def binary(operator: ast.operator, left: Node, right: Node, origin: ast.expr | N
     if op in ("add", "mul") and (_is_sequence(left) or _is_sequence(right)):
         return _joined(op, left, right, origin)
     if op in ("add", "sub", "mul", "div"):
-        return arithmetic.arithmetic(op, left, right, origin)
+        return arithmetic.binary(op, left, right, origin)
     return Node(op, (left, right), None, origin)
 
 
@@ -131,8 +113,8 @@ def _joined(op: str, left: Node, right: Node, origin: ast.expr | None) -> Node:
     return Node(f"sequence_{op}", (left, right), None, origin)
 
 
-def _unary(node: ast.UnaryOp, frame: Frame, trace: Trace) -> Node:
-    operand = evaluate(node.operand, frame, trace)
+def _unary(node: ast.UnaryOp, frame: Frame) -> Node:
+    operand = evaluate(node.operand, frame)
     if isinstance(node.op, ast.USub):
         return arithmetic.negative(operand, node)
     if isinstance(node.op, ast.Not):
@@ -140,109 +122,104 @@ def _unary(node: ast.UnaryOp, frame: Frame, trace: Trace) -> Node:
     return Node("logical_invert" if isinstance(node.op, ast.Invert) else "plus", (operand,), None, node)
 
 
-def _compare(node: ast.Compare, frame: Frame, trace: Trace) -> Node:
-    found = []
-    left = evaluate(node.left, frame, trace)
+def _compare(node: ast.Compare, frame: Frame) -> Node:
+    results = []
+    left = evaluate(node.left, frame)
     for operator, comparator in zip(node.ops, node.comparators, strict=True):
-        right = evaluate(comparator, frame, trace)
-        found.append(_comparison(operator, left, right, node))
+        right = evaluate(comparator, frame)
+        results.append(_comparison(operator, left, right, node))
         left = right
-    return found[0] if len(found) == 1 else Node("and", tuple(found), None, node)
+    return results[0] if len(results) == 1 else Node("and", tuple(results), None, node)
 
 
 def _comparison(operator: ast.cmpop, left: Node, right: Node, origin: ast.expr) -> Node:
     op = _COMPARE[type(operator)]
     if op == "is" and right == indexing.NONE:
-        if left.op in _PRESENT or left.op == "constant":
-            made = constant(left == indexing.NONE, origin)
+        if left.op in _NEVER_NONE or left.op == "constant":
+            result = constant(left == indexing.NONE, origin)
         else:
-            made = Node("is", (left, right), None, origin)
+            result = Node("is", (left, right), None, origin)
     else:
-        made = arithmetic.compare(op, left, right, origin)
-    if isinstance(operator, ast.IsNot | ast.NotIn):
-        return (
-            constant(not made.value, origin) if made.op == "constant" else Node("not", (made,), None, origin)
-        )
-    return made
+        result = arithmetic.compare(op, left, right, origin)
+    if not isinstance(operator, ast.IsNot | ast.NotIn):
+        return result
+    if result.op == "constant":
+        return constant(not result.value, origin)
+    return Node("not", (result,), None, origin)
 
 
-def _boolean(node: ast.BoolOp, frame: Frame, trace: Trace) -> Node:
+def _boolean(node: ast.BoolOp, frame: Frame) -> Node:
     operands: list[Node] = []
     decisive = isinstance(node.op, ast.Or)
     for value in node.values:
-        found = _perhaps(value, frame, trace) if operands else evaluate(value, frame, trace)
-        if found.op == "constant":
-            if bool(found.value) is decisive:
-                operands.append(found)
+        operand = _conditional(value, frame) if operands else evaluate(value, frame)
+        if operand.op == "constant":
+            if bool(operand.value) is decisive:
+                operands.append(operand)
                 break
             if value is not node.values[-1]:
                 continue
-        operands.append(found)
+        operands.append(operand)
     if len(operands) == 1:
         return operands[0]
     return Node("or" if decisive else "and", tuple(operands), None, node)
 
 
-def _choice(node: ast.IfExp, frame: Frame, trace: Trace) -> Node:
-    test = evaluate(node.test, frame, trace)
+def _choice(node: ast.IfExp, frame: Frame) -> Node:
+    test = evaluate(node.test, frame)
     if test.op == "constant":
-        return evaluate(node.body if test.value else node.orelse, frame, trace)
-    return arithmetic.branch(
-        test, _perhaps(node.body, frame, trace), _perhaps(node.orelse, frame, trace), node
-    )
+        return evaluate(node.body if test.value else node.orelse, frame)
+    met, unmet = _conditional(node.body, frame), _conditional(node.orelse, frame)
+    return arithmetic.branch(test, met, unmet, node)
 
 
-def _perhaps(node: ast.expr, frame: Frame, trace: Trace) -> Node:
+def _conditional(node: ast.expr, frame: Frame) -> Node:
     """The value of an expression that runs only in some cases, so it must not change any value."""
+    trace = frame.trace
     before = trace.changes, len(trace.effects)
-    value = evaluate(node, frame, trace)
+    value = evaluate(node, frame)
     if before != (trace.changes, len(trace.effects)):
         raise UnclearError("an expression that runs only in some cases changes a value", node, writes=True)
     return value
 
 
-def _tuple(node: ast.Tuple | ast.List, frame: Frame, trace: Trace) -> Node:
+def _tuple(node: ast.Tuple | ast.List, frame: Frame) -> Node:
     elements: list[Node] = []
     for element in node.elts:
         if isinstance(element, ast.Starred):
-            value = evaluate(element.value, frame, trace)
+            value = evaluate(element.value, frame)
             elements.extend(value.args if value.op == "tuple" else (Node("star", (value,)),))
         else:
-            elements.append(evaluate(element, frame, trace))
+            elements.append(evaluate(element, frame))
     return Node("tuple", tuple(elements), None, node)
 
 
-def _subscript(node: ast.Subscript, frame: Frame, trace: Trace) -> Node:
-    value = evaluate(node.value, frame, trace)
-    return indexing.subscript(
-        value, indices(node.slice, frame, trace), single=not isinstance(node.slice, ast.Tuple), origin=node
-    )
+def _subscript(node: ast.Subscript, frame: Frame) -> Node:
+    value = evaluate(node.value, frame)
+    single = not isinstance(node.slice, ast.Tuple)
+    return indexing.subscript(value, indices(node.slice, frame), single=single, origin=node)
 
 
-def indices(node: ast.expr, frame: Frame, trace: Trace) -> list[Node]:
+def indices(node: ast.expr, frame: Frame) -> list[Node]:
     """The indices of a subscript, a slice as ``bounds``."""
     if isinstance(node, ast.Tuple):
         if any(isinstance(element, ast.Starred) for element in node.elts):
             raise UnclearError("a starred index", node)
-        return [indices(element, frame, trace)[0] for element in node.elts]
+        return [indices(element, frame)[0] for element in node.elts]
     if isinstance(node, ast.Slice):
         bounds = (node.lower, node.upper, node.step)
-        return [Node("bounds", tuple(evaluate(b, frame, trace) if b else indexing.NONE for b in bounds))]
-    return [evaluate(node, frame, trace)]
+        return [Node("bounds", tuple(evaluate(b, frame) if b else indexing.NONE for b in bounds))]
+    return [evaluate(node, frame)]
 
 
-def _walrus(node: ast.NamedExpr, frame: Frame, trace: Trace) -> Node:
-    value = evaluate(node.value, frame, trace)
+def _walrus(node: ast.NamedExpr, frame: Frame) -> Node:
+    value = evaluate(node.value, frame)
     frame.values[node.target.id] = value
-    trace.changes += 1
+    frame.trace.changes += 1
     return value
 
 
-def _call(node: ast.Call, frame: Frame, trace: Trace) -> Node:
-    return call(node, frame, trace, evaluate)
-
-
-def _opaque(node: ast.expr, frame: Frame, trace: Trace) -> Node:
+def _opaque(node: ast.expr, frame: Frame) -> Node:
     """An expression kept as text (comprehension, lambda, f-string), with the values of its names."""
     names = set()
     for inner in walk_ast(node):
@@ -252,13 +229,13 @@ def _opaque(node: ast.expr, frame: Frame, trace: Trace) -> Node:
             raise UnclearError("something is changed in place inside an expression", node, writes=True)
         if isinstance(inner, ast.Name) and (inner.id in frame.local or inner.id in frame.values):
             names.add(inner.id)
-    held = [frame.values[name] for name in sorted(names) if name in frame.values]
+    values = [frame.values[name] for name in sorted(names) if name in frame.values]
     # It may call unknown code, so each occurrence is a different value.
-    named = Node("opaque", (), ast.dump(node))
-    return trace.opaque(Node("call", (named, *held), None, node), ())
+    text = Node("opaque", (), ast.dump(node))
+    return frame.trace.opaque((text, *values), (), node)
 
 
-_Handler = Callable[[ast.expr, Frame, Trace], Node]
+_Handler = Callable[[ast.expr, Frame], Node]
 _HANDLERS: dict[type[ast.expr], _Handler] = {
     ast.Constant: _constant,  # type: ignore[dict-item]
     ast.Name: _name,  # type: ignore[dict-item]
@@ -272,5 +249,5 @@ _HANDLERS: dict[type[ast.expr], _Handler] = {
     ast.List: _tuple,  # type: ignore[dict-item]
     ast.Subscript: _subscript,  # type: ignore[dict-item]
     ast.NamedExpr: _walrus,  # type: ignore[dict-item]
-    ast.Call: _call,  # type: ignore[dict-item]
+    ast.Call: call,  # type: ignore[dict-item]
 }
