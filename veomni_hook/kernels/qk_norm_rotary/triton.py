@@ -3,8 +3,9 @@
 `veomni_hook.kernels.qk_norm_rotary.device` has the formulas. Products are rounded to the promoted dtype of
 the norm and the tables, as upstream; the backward is in float32 throughout. Only the operands are saved: a
 row's scale is recomputed from the row, which backward reads anyway. Gradients may arrive in any layout.
-Results have the same strides as upstream's; dq and dk have the memory order ``[batch, length, heads,
-head_dim]``, which projections take. Deterministic and batch-invariant: there are no atomics.
+Results have the same strides as upstream's; dq and dk have the memory order
+``[batch, length, heads, head_dim]``, which projections take. Deterministic and batch-invariant: there are no
+atomics.
 """
 
 from __future__ import annotations
@@ -185,8 +186,8 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     partial = torch.empty(programs if to_weight else 0, 2, q.shape[3], dtype=torch.float32, device=q.device)
     if programs:
         device.backward[(programs,)](
-            q, k, q_weight, k_weight, cos, sin, q_grad, k_grad, dq, dk, partial, q_eps, k_eps,
-            positions, length,
+            q, k, q_weight, k_weight, cos, sin, q_grad, k_grad, dq, dk, partial,
+            q_eps, k_eps, positions, length,
             *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
             *q_grad.stride()[:3], *k_grad.stride()[:3],
             *sizes, factor, _TL[middle], to_weight, at_once, stages, num_warps=warps,

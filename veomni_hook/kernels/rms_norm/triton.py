@@ -146,7 +146,7 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     direct: torch.Tensor | None,
     factor: int,
     middle: torch.dtype,
-    to_weight: bool,  # noqa: FBT001 - the op's schema
+    to_weight: bool,  # noqa: FBT001
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, x_rows = readable(x)
     dy, dy_rows = readable(dy)
@@ -197,7 +197,7 @@ def _backward_fake(  # noqa: PLR0913, PLR0917 - the op's schema
     direct: torch.Tensor | None,
     factor: int,
     middle: torch.dtype,
-    to_weight: bool,  # noqa: FBT001 - the op's schema
+    to_weight: bool,  # noqa: FBT001
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = x.dtype if weight is None else weight.dtype
     return x.new_empty(x.shape), x.new_empty(x.shape[-1:] if to_weight else 0, dtype=dtype)
