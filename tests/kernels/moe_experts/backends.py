@@ -14,7 +14,8 @@ import torch
 from tests.kernels.matching import assert_matches
 from tests.kernels.moe_experts.formulas import CASES, inputs
 from veomni_hook.kernels.moe_experts import reference, torch_composed
-from veomni_hook.kernels.selection.registry import Kernel, load_attribute, registry
+from veomni_hook.kernels.selection.declaration import Kernel
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 __all__ = ["BACKENDS", "DEVICE", "LAYOUTS", "Backend", "every"]
 

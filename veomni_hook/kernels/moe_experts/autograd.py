@@ -16,7 +16,7 @@ from torch import Tensor
 from veomni_hook.kernels.moe_experts import reference
 from veomni_hook.kernels.moe_experts.forms import LAYOUTS, Form, Operands, form_of, taken_apart
 from veomni_hook.kernels.shared.activations import FUNCTIONS
-from veomni_hook.kernels.shared.operands import wants_grad
+from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["Backend", "Gradients", "Needed", "experts"]
 

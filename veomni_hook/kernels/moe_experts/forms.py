@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = [
     "LAYOUTS",

@@ -20,7 +20,7 @@ from torch.nn import functional
 from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.shared import recompute as again
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.recompute import computed_again
 
 __all__ = [

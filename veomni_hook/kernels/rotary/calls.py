@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.rotary.upstream import replaced
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = [
     "MOST_COLUMNS",

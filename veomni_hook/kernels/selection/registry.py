@@ -11,13 +11,23 @@ with. ``auto`` never selects it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.selection.system import System
+from veomni_hook.kernels.selection.declaration import (
+    EAGER,
+    NPU,
+    REFERENCE,
+    RESERVED,
+    Kernel,
+    Op,
+    Requirement,
+    Variant,
+)
 from veomni_hook.plugins import KERNELS, described, give_up, in_force, remedy
 
 if TYPE_CHECKING:
@@ -37,9 +47,6 @@ __all__ = [
     "registry",
 ]
 
-EAGER = "eager"
-REFERENCE = "reference"
-RESERVED = ("auto", EAGER)
 OP_PACKAGES = (
     "rms_norm",
     "add_rms_norm",
@@ -53,116 +60,6 @@ OP_PACKAGES = (
 )
 
 _REFERENCE_DESCRIPTION = "the formula in plain PyTorch; for checking results, not for speed"
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """What a kernel needs from a `System`; empty fields mean no requirement.
-
-    ``distributions`` use pip's syntax, ``name`` or ``name>=version``.
-    """
-
-    devices: tuple[str, ...] = ()
-    min_capability: tuple[int, int] | None = None
-    triton: bool = False
-    distributions: tuple[str, ...] = ()
-
-    def unmet(self, system: System) -> str | None:
-        """Return why ``system`` does not meet the requirement (needed and found), or None if it does."""
-        if self.devices and system.device not in self.devices:
-            return f"needs a device of type {' or '.join(self.devices)}, found {system.device}"
-        if self.min_capability is not None and (system.capability or (0, 0)) < self.min_capability:
-            found = "none" if system.capability is None else ".".join(map(str, system.capability))
-            return f"needs compute capability {'.'.join(map(str, self.min_capability))}, found {found}"
-        if self.triton and system.triton is None:
-            return "needs triton, which is not installed"
-        return next(filter(None, map(system.lacks, self.distributions)), None)
-
-
-#: What kernels of the backend ``npu`` need: an Ascend device, and torch_npu from the oldest release that was
-#: checked against their calls (`python -m tests.ascend.releases`).
-NPU = Requirement(devices=("npu",), distributions=("torch_npu>=2.7.1",))
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One implementation of one variant of one op.
-
-    ``load`` names the function that patched code calls. ``refuses`` names a function
-    ``(owner, *operands) -> str | None`` that is called at every call and returns why the kernel cannot take
-    this call. ``loses`` has the same form, is called under ``auto`` only, and returns a reason for calls on
-    which the kernel was measured slower than the upstream code. ``priority`` orders kernels under ``auto``,
-    higher first; a kernel that is not ``automatic`` runs only if its backend was chosen by name.
-
-    A ``traceable`` kernel and its ``refuses`` work under ``torch.compile(fullgraph=True)``: there the kernel
-    runs if its backend was chosen by name, and under ``auto`` if it ``beats_inductor``.
-    """
-
-    op: str
-    variant: str
-    backend: str
-    load: str
-    refuses: str | None = None
-    loses: str | None = None
-    requires: Requirement = field(default_factory=Requirement)
-    priority: int = 0
-    description: str = ""
-    automatic: bool = True
-    traceable: bool = False
-    beats_inductor: bool = False
-
-    def __post_init__(self) -> None:
-        where = f"Kernel(op={self.op!r}, variant={self.variant!r}, backend={self.backend!r})"
-        if self.backend in RESERVED or not self.backend.isidentifier():
-            raise KernelError(
-                f"{self.backend!r} cannot name a backend",
-                where=where,
-                fix=f"use an identifier other than {RESERVED}",
-            )
-        for reference in (self.load, self.refuses, self.loses):
-            if reference is not None and (reference.count(":") != 1 or not all(reference.split(":"))):
-                raise KernelError(
-                    f"{reference!r} is not a code reference",
-                    where=where,
-                    fix="write 'package.module:attribute'",
-                )
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One formula of an op.
-
-    ``formula`` states it in one line. ``reference`` names (``module:attribute``) a plain torch function that
-    computes it. ``operands`` are the names of a kernel's arguments, in order; empty: the parameters of the
-    reference. ``unasked`` says what it means if the modules below a site are called but the site is not;
-    empty: nothing in particular.
-    """
-
-    formula: str
-    reference: str
-    operands: tuple[str, ...] = ()
-    unasked: str = ""
-
-
-@dataclass(frozen=True)
-class Op:
-    """An operation and its variants by name.
-
-    ``yields`` names a function ``(owner, *operands) -> str | None`` that is called under ``auto`` before
-    every kernel of the op. It returns a reason if the user chose the upstream code there. ``parts`` are the
-    ops whose sites, at the same module and directly below it, a kernel of this op also computes. ``offers``
-    names a function ``(slot, module class)`` that is called for every class whose guard is below another
-    decorator: it may add kernels to the implementations that this decorator lets users choose from.
-    ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns which choice of the user has
-    no effect because the backend ``wanted`` was chosen by name.
-    """
-
-    name: str
-    variants: Mapping[str, Variant]
-    yields: str | None = None
-    parts: tuple[str, ...] = ()
-    offers: str | None = None
-    overrides: str | None = None
 
 
 class Registry:
@@ -201,9 +98,27 @@ class Registry:
                 where=self._kernels[key].load,
                 fix="register yours under another backend name",
             )
-        self._derived.discard(key)
-        self._kernels[key] = kernel
-        self.version += 1
+        self._put(key, kernel)
+
+    def replace(self, kernel: Kernel) -> None:
+        """Declare ``kernel`` instead of its variant's kernel of that backend; KeyError if there is none."""
+        key = (kernel.op, kernel.variant, kernel.backend)
+        if key not in self._kernels:
+            raise KeyError(key)
+        self._put(key, kernel)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Undo, at the end of the block, all that is declared or replaced in it, as tests do.
+
+        Slots look their kernels up again afterwards.
+        """
+        self._load_declarations()
+        before = {name: copy(value) for name, value in vars(self).items()}
+        try:
+            yield
+        finally:
+            vars(self).update({**before, "version": self.version + 1})
 
     def announced_by(self, kernel: Kernel) -> EntryPoint | None:
         """Return the entry point that added a kernel; None for built-in and registered ones."""
@@ -252,6 +167,11 @@ class Registry:
         """Return the ops that ``backend`` applies to as a preset: those it has kernels for."""
         listed = {kernel.op for kernel in self.kernels() if kernel.backend == backend}
         return tuple(op for op in self.ops() if op in listed)
+
+    def _put(self, key: tuple[str, str, str], kernel: Kernel) -> None:
+        self._derived.discard(key)
+        self._kernels[key] = kernel
+        self.version += 1
 
     def _load_declarations(self) -> None:
         if self._loading:  # `add` asks for the declarations, too

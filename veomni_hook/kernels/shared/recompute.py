@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
 __all__ = ["computed_again", "refuses"]
 

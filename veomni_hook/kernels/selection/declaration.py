@@ -1,0 +1,128 @@
+"""What an op's folder declares: its variants, its kernels, and what these need from a machine.
+
+Plain data: a kernel names its code as ``module:attribute``, which is imported on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.selection.system import System
+
+__all__ = ["EAGER", "NPU", "REFERENCE", "RESERVED", "Kernel", "Op", "Requirement", "Variant"]
+
+EAGER = "eager"
+REFERENCE = "reference"
+RESERVED = ("auto", EAGER)
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a kernel needs from a `System`; empty fields mean no requirement.
+
+    ``distributions`` use pip's syntax, ``name`` or ``name>=version``.
+    """
+
+    devices: tuple[str, ...] = ()
+    min_capability: tuple[int, int] | None = None
+    triton: bool = False
+    distributions: tuple[str, ...] = ()
+
+    def unmet(self, system: System) -> str | None:
+        """Return why ``system`` does not meet the requirement (needed and found), or None if it does."""
+        if self.devices and system.device not in self.devices:
+            return f"needs a device of type {' or '.join(self.devices)}, found {system.device}"
+        if self.min_capability is not None and (system.capability or (0, 0)) < self.min_capability:
+            found = "none" if system.capability is None else ".".join(map(str, system.capability))
+            return f"needs compute capability {'.'.join(map(str, self.min_capability))}, found {found}"
+        if self.triton and system.triton is None:
+            return "needs triton, which is not installed"
+        return next(filter(None, map(system.lacks, self.distributions)), None)
+
+
+#: What kernels of the backend ``npu`` need: an Ascend device, and torch_npu from the oldest release that was
+#: checked against their calls (`python -m tests.ascend.releases`).
+NPU = Requirement(devices=("npu",), distributions=("torch_npu>=2.7.1",))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of one variant of one op.
+
+    ``load`` names the function that patched code calls. ``refuses`` names a function
+    ``(owner, *operands) -> str | None`` that is called at every call and returns why the kernel cannot take
+    this call. ``loses`` has the same form, is called under ``auto`` only, and returns a reason for calls on
+    which the kernel was measured slower than the upstream code. ``priority`` orders kernels under ``auto``,
+    higher first; a kernel that is not ``automatic`` runs only if its backend was chosen by name.
+
+    A ``traceable`` kernel and its ``refuses`` work under ``torch.compile(fullgraph=True)``: there the kernel
+    runs if its backend was chosen by name, and under ``auto`` if it ``beats_inductor``.
+    """
+
+    op: str
+    variant: str
+    backend: str
+    load: str
+    refuses: str | None = None
+    loses: str | None = None
+    requires: Requirement = field(default_factory=Requirement)
+    priority: int = 0
+    description: str = ""
+    automatic: bool = True
+    traceable: bool = False
+    beats_inductor: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"Kernel(op={self.op!r}, variant={self.variant!r}, backend={self.backend!r})"
+        if self.backend in RESERVED or not self.backend.isidentifier():
+            raise KernelError(
+                f"{self.backend!r} cannot name a backend",
+                where=where,
+                fix=f"use an identifier other than {RESERVED}",
+            )
+        for reference in (self.load, self.refuses, self.loses):
+            if reference is not None and (reference.count(":") != 1 or not all(reference.split(":"))):
+                raise KernelError(
+                    f"{reference!r} is not a code reference",
+                    where=where,
+                    fix="write 'package.module:attribute'",
+                )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One formula of an op.
+
+    ``formula`` states it in one line. ``reference`` names (``module:attribute``) a plain torch function that
+    computes it. ``operands`` are the names of a kernel's arguments, in order; empty: the parameters of the
+    reference. ``unasked`` says what it means if the modules below a site are called but the site is not;
+    empty: nothing in particular.
+    """
+
+    formula: str
+    reference: str
+    operands: tuple[str, ...] = ()
+    unasked: str = ""
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation and its variants by name.
+
+    ``yields`` names a function ``(owner, *operands) -> str | None`` that is called under ``auto`` before
+    every kernel of the op. It returns a reason if the user chose the upstream code there. ``parts`` are the
+    ops whose sites, at the same module and directly below it, a kernel of this op also computes. ``offers``
+    names a function ``(slot, module class)`` that is called for every class whose guard is below another
+    decorator: it may add kernels to the implementations that this decorator lets users choose from.
+    ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns which choice of the user has
+    no effect because the backend ``wanted`` was chosen by name.
+    """
+
+    name: str
+    variants: Mapping[str, Variant]
+    yields: str | None = None
+    parts: tuple[str, ...] = ()
+    offers: str | None = None
+    overrides: str | None = None
