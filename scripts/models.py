@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from scripts.releases import ROOT, WHEELS, judged, wheel
-from veomni_hook.cli.sites.table import supplied
 from veomni_hook.cli.inputs.targets import MODELS
+from veomni_hook.cli.sites.table import supplied
 from veomni_hook.patches.coverage import NO_KERNEL, ROUTED, Row
 from veomni_hook.patches.routes.site import Status
 

@@ -30,6 +30,7 @@ TOTAL_HEADERS = (
 # Columns that a narrow terminal drops first.
 LESS_NEEDED = ("unbound", "missed", "no kernel", "call sites", "unbound calls")
 
+
 def coverage(  # noqa: PLR0913 - the options of a command
     families: Annotated[
         list[str] | None,

@@ -67,7 +67,7 @@ def report(
     choice = chosen()
     if device is None and system is not None:
         device = _device_on(system)
-    names = list(dict.fromkeys(targets or ())) or [None]
+    names: list[str | None] = [*dict.fromkeys(targets or ())] or [None]
     patched = [prepared(target, config, device) for target in names]
     place = machine(None, system)
     answers = _answers(choice, place)

@@ -96,9 +96,7 @@ def show(rows: Sequence[Mapping[str, Any]], presets: Mapping[str, Sequence[str]]
     output.emit_fields({name: ", ".join(ops) for name, ops in presets.items()})
 
 
-def _tell_models(
-    table: Table, choice: Choice, place: System, *, models: bool, as_json: bool
-) -> None:
+def _tell_models(table: Table, choice: Choice, place: System, *, models: bool, as_json: bool) -> None:
     from veomni_hook.cli.kernels import places
     from veomni_hook.cli.sites.table import warn_of
 

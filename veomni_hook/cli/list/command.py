@@ -53,7 +53,6 @@ def list_(
     listings take about a second. Exits with 1 if a config cannot be loaded or a module cannot be examined.
     """
     from veomni_hook.cli.inputs.configs import load_sources, names
-    from veomni_hook.cli.inputs.configs import load_sources, names
     from veomni_hook.settings import resolve
 
     import_from_here()

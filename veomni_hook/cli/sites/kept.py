@@ -26,9 +26,7 @@ FOLDER = "surveys"
 MOST_FILES = 4  # one for each environment that shares the cache folder
 
 
-def examined_once(
-    folder: str, files: Mapping[str, str], store: Store, jobs: int | None = None
-) -> Table:
+def examined_once(folder: str, files: Mapping[str, str], store: Store, jobs: int | None = None) -> Table:
     """Return the table of modules, as `table.examined` does.
 
     Results from the same code and the same source are read from the cache folder. Failures are not cached.
