@@ -21,7 +21,7 @@ help:
 	@echo "make demo     set everything up and train a small Qwen3 without and with the hook"
 	@echo "make test     set everything up and run the test suite (JOBS=$(JOBS) workers)"
 	@echo "make slow     run the tests that the default suite leaves out"
-	@echo "make lint     ruff (rules and format), mypy --strict, and a strict build of the site"
+	@echo "make lint     ruff, mypy --strict, layers and circles of imports, and a strict build of the site"
 	@echo "make format   format the code and apply ruff's safe fixes"
 	@echo "make docs     build the site into build/site; ARGS=serve shows it while you write"
 	@echo "make bench    run the benchmarks and record their results in benchmarks/results/"
@@ -64,6 +64,8 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python -m scripts.file_lengths
 	$(BIN)/mkdocs build --strict
 
 format: $(STAMP)

@@ -7,6 +7,7 @@ environment, because the releases disagree on tokenizers and huggingface_hub.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -33,73 +34,48 @@ def shared_constraints(folder: Path) -> Path:
     return target
 
 
+def install(session: nox.Session, constraints: Sequence[str | Path], *packages: str) -> None:
+    """Install the package, its development tools and other packages, as the constraint files say."""
+    pins = [word for file in constraints for word in ("-c", str(file))]
+    # torch first and alone, as in the Makefile.
+    session.install("--quiet", *pins, "torch")
+    session.install("--quiet", *pins, "hatchling", "editables")
+    session.install("--quiet", *pins, "--no-build-isolation", *packages, "-e", ".[dev]")
+
+
+def install_beside(session: nox.Session, transformers: str) -> None:
+    """Install the package beside a transformers release, which brings its own tokenizers and hub."""
+    install(session, [shared_constraints(Path(session.create_tmp()))], f"transformers=={transformers}")
+
+
+def pytest(session: nox.Session, *arguments: str, **environ: str) -> None:
+    """Run pytest; the session's own arguments come last."""
+    env = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environ}
+    session.run("python", "-m", "pytest", *arguments, *session.posargs, env=env)
+
+
 @nox.session
 @nox.parametrize("transformers", RELEASES)
 def matrix(session: nox.Session, transformers: str) -> None:
     """Run the suite against one transformers release; arguments after ``--`` go to pytest."""
-    constraints = str(shared_constraints(Path(session.create_tmp())))
-    # torch first and alone, as in the Makefile.
-    session.install("--quiet", "-c", constraints, "torch")
-    session.install("--quiet", "-c", constraints, "hatchling", "editables")
-    session.install(
-        "--quiet", "-c", constraints, "--no-build-isolation", f"transformers=={transformers}", "-e", ".[dev]"
-    )
+    install_beside(session, transformers)
     session.run("veomni-hook", "check", env={"HF_HUB_OFFLINE": "1"})
-    session.run(
-        "python",
-        "-m",
-        "pytest",
-        "-n",
-        "2",
-        "--dist",
-        "worksteal",
-        "-m",
-        "not slow",
-        *session.posargs,
-        env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )
+    pytest(session, "-n", "2", "--dist", "worksteal", "-m", "not slow")
 
 
 @nox.session
 def veomni(session: nox.Session) -> None:
     """Run VeOmni's configs beside the modules that its wheel brings; arguments after ``--`` go to pytest."""
-    constraints = str(shared_constraints(Path(session.create_tmp())))
-    session.install("--quiet", "-c", constraints, "torch")
-    session.install("--quiet", "-c", constraints, "hatchling", "editables")
-    session.install(
-        "--quiet", "-c", constraints, "--no-build-isolation", f"transformers=={VEOMNI[1]}", "-e", ".[dev]"
-    )
+    install_beside(session, VEOMNI[1])
     # Its requirements are those of training; its configs and modules need none of them but psutil.
     session.install("--quiet", "--no-deps", f"veomni=={VEOMNI[0]}")
-    session.run(
-        "python",
-        "-m",
-        "pytest",
-        "-n",
-        "2",
-        "--dist",
-        "loadfile",  # the tests of a file share what its processes found
-        "tests/veomni",
-        "tests/integrations",
-        *session.posargs,
-        env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )
+    # loadfile: the tests of a file share what its processes found.
+    pytest(session, "-n", "2", "--dist", "loadfile", "tests/veomni", "tests/integrations")
 
 
 @nox.session
 def recipes(session: nox.Session) -> None:
     """Run every recipe without and with the hook; arguments after ``--`` go to pytest."""
-    constraints = ("-c", "constraints-dev.txt", "-c", "constraints-recipes.txt")
-    # torch first and alone, as in the Makefile.
-    session.install("--quiet", "-c", "constraints-dev.txt", "torch")
-    session.install("--quiet", "-c", "constraints-dev.txt", "hatchling", "editables")
-    session.install("--quiet", *constraints, "--no-build-isolation", "-e", ".[dev]", *RECIPE_PACKAGES)
+    install(session, ["constraints-dev.txt", "constraints-recipes.txt"], *RECIPE_PACKAGES)
     # A package that is missing is a failure here, and a test that is skipped elsewhere.
-    session.run(
-        "python",
-        "-m",
-        "pytest",
-        "tests/recipes",
-        *session.posargs,
-        env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "RECIPES_SKIP": "0"},
-    )
+    pytest(session, "tests/recipes", RECIPES_SKIP="0")

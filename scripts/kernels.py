@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from veomni_hook.kernels.selection.registry import REFERENCE, registry
+from veomni_hook.kernels.selection.declaration import REFERENCE
+from veomni_hook.kernels.selection.registry import registry
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "kernels.md"
 BEGIN, END = "<!-- written by python -m scripts.kernels -->\n", "<!-- end -->\n"

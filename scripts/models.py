@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from scripts.releases import ROOT, WHEELS, judged, wheel
-from veomni_hook.cli.coverage import supplied
-from veomni_hook.cli.targets import MODELS
+from veomni_hook.cli.inputs.targets import MODELS
+from veomni_hook.cli.sites.table import supplied
 from veomni_hook.patches.coverage import NO_KERNEL, ROUTED, Row
-from veomni_hook.patches.routes.site import Status
+from veomni_hook.patches.site import Status
 
 DOCUMENT = ROOT / "docs" / "models.md"
 RELEASES = ("5.2.0", "5.9.0", "5.17.0", "5.23.0")

@@ -19,9 +19,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from veomni_hook.cli.coverage import examined
+from veomni_hook.cli.sites.table import rows_of, site_table
 from veomni_hook.patches.coverage import ERROR, ROUTED, Row, Total, totals
-from veomni_hook.patches.routes.site import Status
+from veomni_hook.patches.site import Status
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "releases.md"
@@ -91,7 +91,7 @@ def judged(path: Path) -> list[Row]:
     """Return the rows of all candidates in a wheel's package."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
-        rows = examined((), folder, None)
+        rows = rows_of(site_table(source=folder))
     failed = [row for row in rows if row.status == ERROR]
     if failed:
         raise SystemExit(f"{path.name}: {failed[0].module}: {failed[0].reason}")

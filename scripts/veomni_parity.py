@@ -28,7 +28,7 @@ from veomni_hook.migration.vocabulary import MEANINGS, OP_SLOT
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin
-from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import PatchConfig
 
 ROOT = Path(__file__).resolve().parents[1]

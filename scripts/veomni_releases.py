@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from veomni_hook.cli.against import Judged, judged
-from veomni_hook.cli.spec_sources import OPTION, Source, load_sources
+from veomni_hook.cli.check.against import Judged, judged
+from veomni_hook.cli.inputs.configs import OPTION, Source, load_sources
 from veomni_hook.migration.judge import APPLIES, FAILS, GONE, MOVED, UNNECESSARY
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,8 +14,8 @@ from veomni_hook import accelerator
 from veomni_hook.bench import limits, record, run, timing
 from veomni_hook.bench.problem import Problem
 from veomni_hook.bench.problems import problems
-from veomni_hook.cli import kernels
 from veomni_hook.cli.bench import bench
+from veomni_hook.cli.sites import kernel
 
 
 class Double:
@@ -83,9 +83,9 @@ def test_the_best_is_the_accelerator_that_is_there(
     monkeypatch.setattr(npu, "is_available", lambda: "npu" in there)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert accelerator.best() == expected
-    kernels.detected.cache_clear()
-    assert kernels.detected(None).device == expected
-    kernels.detected.cache_clear()
+    kernel.detected.cache_clear()
+    assert kernel.detected(None).device == expected
+    kernel.detected.cache_clear()
 
 
 def test_the_best_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +208,6 @@ def test_a_launch_is_on_the_device_of_its_operand() -> None:
 
 
 def test_importing_it_loads_no_torch() -> None:
-    code = "import sys, veomni_hook.accelerator, veomni_hook.cli.probe; print('torch' in sys.modules)"
+    code = "import sys, veomni_hook.accelerator, veomni_hook.cli.demo.probe; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -7,7 +7,7 @@ files that are not listed here cannot be read.
 
 from __future__ import annotations
 
-__all__ = ["PATTERN_FILES", "pattern_source"]
+__all__ = ["PATTERN_FILES", "pattern_file", "pattern_source"]
 
 #: Paths relative to the package's root.
 PATTERN_FILES = (
@@ -28,6 +28,11 @@ PATTERN_FILES = (
 )
 
 
+def pattern_file(op: str, name: str = "reference.py") -> str:
+    """Return the path of an op's pattern file, as `PATTERN_FILES` lists it."""
+    return f"kernels/{op}/{name}"
+
+
 def pattern_source(path: str) -> str:
     """Return the text of a pattern file.
 
@@ -36,6 +41,7 @@ def pattern_source(path: str) -> str:
     """
     if path not in PATTERN_FILES:
         raise ValueError(f"{path} is not a pattern file; add it to veomni_hook.patterns.PATTERN_FILES")
+    # Only a cache miss reads patterns; a hit imports this module for the list.
     from importlib.resources import files
 
     return files("veomni_hook").joinpath(path).read_text("utf-8")

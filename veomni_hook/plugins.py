@@ -8,6 +8,10 @@ distribution (in strict mode, an error).
 from __future__ import annotations
 
 import re
+import warnings
+
+from veomni_hook.errors import VeomniHookWarning
+from veomni_hook.settings import ALL, NONE, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +21,8 @@ if TYPE_CHECKING:
     from veomni_hook.errors import VeomniHookError
 
 __all__ = [
-    "ALL",
     "KERNELS",
     "NAMES_FIX",
-    "NONE",
     "PATCHES",
     "announced",
     "choose",
@@ -39,8 +41,6 @@ __all__ = [
 PATCHES = "veomni_hook.patches"
 #: Kernels: `veomni_hook.kernels.selection.registry` loads them.
 KERNELS = "veomni_hook.kernels"
-#: Values of the setting `plugins` besides names.
-ALL, NONE = "all", "none"
 #: The fix for a name in the setting that matches no plugin.
 NAMES_FIX = "`veomni-hook doctor` lists the names"
 
@@ -54,7 +54,7 @@ class _State:
         self.chosen: str | None = None
         self.strict = False
         self.failed: dict[EntryPoint, str] = {}
-        self.found: dict[tuple[str, str], tuple[EntryPoint, ...]] = {}
+        self.working: dict[tuple[str, str], tuple[EntryPoint, ...]] = {}
 
 
 _STATE = _State()
@@ -81,11 +81,11 @@ def in_force(group: str, setting: str | None = None) -> tuple[EntryPoint, ...]:
     setting = _setting() if setting is None else setting
     if setting == NONE:
         return ()
-    found = _STATE.found.get((group, setting))
-    if found is None:
-        found = tuple(point for point in announced(group) if not state_of(point, setting))
-        _STATE.found[group, setting] = found
-    return found
+    points = _STATE.working.get((group, setting))
+    if points is None:
+        points = tuple(point for point in announced(group) if not state_of(point, setting))
+        _STATE.working[group, setting] = points
+    return points
 
 
 def state_of(point: EntryPoint, setting: str) -> str:
@@ -113,7 +113,7 @@ def give_up(point: EntryPoint, error: VeomniHookError, *, strict: bool | None = 
 def note_failure(point: EntryPoint, reason: str) -> None:
     """Disable a failing plugin in this process."""
     _STATE.failed = {**_STATE.failed, point: reason}
-    _STATE.found = {}
+    _STATE.working = {}
 
 
 def described(point: EntryPoint) -> str:
@@ -142,32 +142,26 @@ def unreadable() -> dict[str, str]:
 
 
 def _warn(message: str) -> None:
-    import warnings
-
-    from veomni_hook.errors import VeomniHookWarning
-
     warnings.warn(message, VeomniHookWarning, stacklevel=3)
 
 
 def _setting() -> str:
     if _STATE.chosen is None:  # nothing is active: use what activation would choose here
-        from veomni_hook.settings import resolve
-
         settings = resolve().settings
         choose(settings.plugins, strict=settings.strict)
     return _STATE.chosen or ALL
 
 
 def _installed() -> Iterator[EntryPoint]:
-    from importlib.metadata import entry_points
+    from importlib.metadata import entry_points  # not where the setting switches plugins off
 
     try:
-        found = entry_points()
+        points = entry_points()
     except Exception:  # one unreadable distribution makes the whole call fail
         yield from _installed_one_by_one()
         return
     for group in (PATCHES, KERNELS):
-        yield from found.select(group=group)
+        yield from points.select(group=group)
 
 
 def _installed_one_by_one() -> Iterator[EntryPoint]:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 from veomni_hook.errors import SettingsError, VeomniHookWarning
-from veomni_hook.plugins import ALL, NONE
 from veomni_hook.settings_file import nearest
+
+#: Values of the setting `plugins` besides names.
+ALL, NONE = "all", "none"
 
 _WORDS = {
     "1": True,
@@ -212,7 +214,7 @@ def resolve(
         provenance[name] = Provenance(value, source, beaten)
     known = {*ENVIRONMENT.values(), BANNER_SHOWN}
     unknown = tuple(sorted(v for v in environ if v.startswith("VEOMNI_") and v not in known))
-    values = {name: found.value for name, found in provenance.items()}
+    values = {name: origin.value for name, origin in provenance.items()}
     settings = Settings(**values)  # type: ignore[arg-type]
     _report(ignored, settings)
     return Resolved(settings, provenance, path, unknown, tuple(f"{p}: {why}" for p, why in ignored.items()))

@@ -39,15 +39,15 @@ def nearest(start_dir: str | None) -> tuple[str | None, dict[str, object], dict[
                 continue
             data, problem = _read(path)
             if name == FILE_NAME:
-                found: object = None if problem else _parsed(data, path)
+                table: object = None if problem else _parsed(data, path)
             elif TABLE.encode() in data:  # tomllib costs 10 ms to import; most projects have no table of ours
-                found = _table(data, path, trusted=not problem)
+                table = _table(data, path, trusted=not problem)
             else:
                 continue
-            if problem and (name == FILE_NAME or found is not None):
+            if problem and (name == FILE_NAME or table is not None):
                 ignored[path] = problem
-            elif isinstance(found, dict):
-                return path, found, ignored
+            elif isinstance(table, dict):
+                return path, table, ignored
         parent = os.path.dirname(folder)
         if parent == folder:
             return None, {}, ignored

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.ascend import double
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.kernels.selection.state import STATE
 from veomni_hook.kernels.selection.system import System
 from veomni_hook.kernels.shared import ascend
 
@@ -37,9 +37,6 @@ def called(monkeypatch, operators):
 def on_ascend(monkeypatch, operators):
     """A CPU that counts as an Ascend device, with the torch_npu that is doubled."""
     monkeypatch.setattr(System, "detect", lambda device, names=(): System.named("ascend"))
-    held = (STATE.choice, STATE.active, STATE.contexts)
     registry.version += 1
-    yield
-    STATE.choice, STATE.active, STATE.contexts = held
-    registry.version += 1
-    STATE.changed()
+    with registry.restored(), STATE.restored():
+        yield

@@ -8,7 +8,8 @@ from packaging.version import Version
 
 from tests.ascend.extract import DOUBLED, OPERATORS, RELEASES, schema_of
 from tests.ascend.releases import DOCUMENT, Call, calls, fits, supported, written
-from veomni_hook.kernels.selection.registry import NPU, registry
+from veomni_hook.kernels.selection.declaration import NPU
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.system import System
 
 pytestmark = pytest.mark.usefixtures("operators")

@@ -15,9 +15,9 @@ from tests.ascend.wheel import ROOT
 from tests.kernels import patched_qwen3
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.finders.prepare import prepare
-from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.report.explanation import explain
 from veomni_hook.settings import resolve
 
 SIZES = {**patched_qwen3.SIZES, "pad_token_id": 0, "tie_word_embeddings": False}

@@ -14,7 +14,7 @@ import pytest
 from veomni_hook.cache import lease
 from veomni_hook.cache.inventory import TRASH_PREFIX
 from veomni_hook.cache.store import Hit, Miss, Store
-from veomni_hook.cache.trust import Root
+from veomni_hook.cache.trusted_folder import Root
 
 from .conftest import KEY, MODULE, Publisher
 

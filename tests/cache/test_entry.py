@@ -10,7 +10,7 @@ import pytest
 
 from veomni_hook.cache import entry
 from veomni_hook.cache.key import digest
-from veomni_hook.cache.trust import Defect, Root
+from veomni_hook.cache.trusted_folder import Defect, Root
 
 SEAL = entry.seal(b"text").hex()
 TAG = "cpython-311"

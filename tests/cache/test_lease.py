@@ -14,7 +14,7 @@ import pytest
 
 from veomni_hook.cache import lease
 from veomni_hook.cache.store import Hit, Store
-from veomni_hook.cache.trust import Root, Vanished
+from veomni_hook.cache.trusted_folder import Root, Vanished
 
 from .conftest import KEY, MODULE, Publisher
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from veomni_hook.bench.run import Row as Measured
-from veomni_hook.cli import bench, check, coverage, doctor, explain, kernels, routing
-from veomni_hook.cli import list as list_command
-from veomni_hook.cli.verdict import Verdict
+from veomni_hook.cli import bench, coverage, doctor, explain
+from veomni_hook.cli.check import command as check
+from veomni_hook.cli.check.verdict import Verdict
+from veomni_hook.cli.kernels import command as kernels
+from veomni_hook.cli.kernels import places as kernel_places
+from veomni_hook.cli.list import command as list_command
 from veomni_hook.patches.coverage import Row, Total
 
 MODULE = "transformers.models.tiny_moe.modeling_tiny_moe"
@@ -93,12 +96,14 @@ def kernels_of_models() -> None:
         ("TinyMoeRMSNorm.forward", "rms_norm", "cast_before_weight", "triton", "can run here"),
         ("TinyMoeExperts.forward", "moe_experts", "batched_gated", "eager", NO_KERNEL),
     ]
-    sites = [routing.Routed("tiny_moe", MODULE, *place, backends={place[2]: place[3]}) for place in places]
+    sites = [
+        kernel_places.Routed("tiny_moe", MODULE, *place, backends={place[2]: place[3]}) for place in places
+    ]
     counts = {"triton": 1, "eager": 1, "none": 0}
-    summaries = [routing.Summary(name, 2, counts, unrouted=1) for name in ("tiny_moe", "total")]
-    report = routing.Report(sites, summaries[:1], summaries[1], errors={})
-    routing.show(report, "cuda, SM90; kernels = auto")
-    routing.show_summary(report, "\ncuda, SM90; kernels = auto")
+    summaries = [kernel_places.Summary(name, 2, counts, unrouted=1) for name in ("tiny_moe", "total")]
+    report = kernel_places.Report(sites, summaries[:1], summaries[1], errors={})
+    kernel_places.show(report, "cuda, SM90; kernels = auto")
+    kernel_places.show_summary(report, "\ncuda, SM90; kernels = auto")
 
 
 def explain_() -> None:

@@ -115,7 +115,7 @@ from veomni_hook.cli.app import main
 try:
     main()
 finally:
-    heavy = [m for m in ("torch", "transformers", "veomni_hook.finders.pipeline") if m in sys.modules]
+    heavy = [m for m in ("torch", "transformers", "veomni_hook.finders.applicable") if m in sys.modules]
     print(heavy, file=sys.stderr)
 """
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from tests.patches import fake_idiom
 from veomni_hook.cli.app import app
-from veomni_hook.kernels.selection.registry import Kernel, Op, Variant, registry
+from veomni_hook.kernels.selection.declaration import Kernel, Op, Variant
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.patches.idioms import recognise
 
 from .conftest import Command
@@ -76,16 +77,14 @@ class TestWithoutAKernel:
 
     @pytest.fixture(autouse=True)
     def declared(self) -> Iterator[None]:
-        registry.ops()
-        held = dict(registry._kernels)
+        with registry.restored():
+            self.declare()
+            yield
+
+    def declare(self) -> None:
         registry.add_op(Op("scaling", {name: Variant(name, f"nowhere:{name}") for name in ("times", "plus")}))
         registry.add(Kernel("scaling", "plus", "quick", "nowhere:quick"))
         registry.add(Kernel("scaling", "times", "torch", "nowhere:times", automatic=False))
-        yield
-        del registry._ops["scaling"]
-        registry._kernels.clear()
-        registry._kernels.update(held)
-        registry.version += 1
 
     def test_it_is_counted_apart(self, coverage: Coverage) -> None:
         rows = json.loads(coverage("--json").stdout)

@@ -20,8 +20,8 @@ from veomni_hook.compare.observer import Observation, Stopped, _stop
 from veomni_hook.compare.plan import Plan
 from veomni_hook.compare.recorder import Recorder
 from veomni_hook.compare.tokens import tokens_of
-from veomni_hook.kernels.explain import explain
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from veomni_hook.report.explanation import explain
 
 
 @pytest.fixture

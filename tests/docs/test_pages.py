@@ -11,7 +11,7 @@ import transformers
 import veomni_hook
 from scripts import commands, models
 from veomni_hook import checkpoints
-from veomni_hook.cli.coverage import examined, supplied
+from veomni_hook.cli.sites.table import rows_of, site_table, supplied
 from veomni_hook.patches.coverage import Row
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -34,7 +34,7 @@ def test_the_page_of_commands() -> None:
 
 def current(families: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     """The cells of these families, or of all, for the installed release."""
-    found = models.by_family(supplied(examined(families, None, None)))
+    found = models.by_family(supplied(rows_of(site_table(families))))
     return {family: models.cells(rows) for family, rows in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""The line that says what is patched: what it says, when, and in which process. With torchrun: tests/cli/test_run.py."""
+"""The line that says what is patched: what it says, when, and in which process. With torchrun: tests/cli/run/test_run.py."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from veomni_hook.finders import banner
 from veomni_hook.finders.handle import activate_late
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.selection.state import STATE as KERNELS
-from veomni_hook.kernels.selection.state import set_active
+from veomni_hook.kernels.selection.process_choice import STATE as KERNELS
+from veomni_hook.kernels.selection.process_choice import set_active
 from veomni_hook.settings import BANNER_SHOWN
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.finders.conftest import DATA, TINY, Python
-from veomni_hook.finders.finder import PatchFinder, is_target
+from veomni_hook.finders.finder import PatchFinder
+from veomni_hook.finders.targets import is_target
 
 PATCHED = "103"  # double(1) + bias 1 + 100
 SHOW = (
@@ -42,8 +43,9 @@ def test_an_unrelated_name_loads_nothing_of_the_pipeline(python: Python) -> None
         "print(json.dumps([m for m in sys.modules if m.startswith('veomni_hook.') and m.count('.') > 1]))"
     )
     assert ran.result == [
-        "veomni_hook.finders.finder",
         "veomni_hook.finders.state",
+        "veomni_hook.finders.targets",
+        "veomni_hook.finders.finder",
         "veomni_hook.finders.handle",
     ]
 

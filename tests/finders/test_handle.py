@@ -220,7 +220,7 @@ import json, {TINY.rpartition(".")[0]}
 from veomni_hook import VeomniHookError, activate
 outer = activate()
 import {TINY}
-from veomni_hook.kernels.selection.state import STATE, get_choice
+from veomni_hook.kernels.selection.process_choice import STATE, get_choice
 got = [get_choice()]
 with activate(kernels="eager"):
     got.append(get_choice())

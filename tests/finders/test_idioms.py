@@ -166,7 +166,7 @@ def test_prepare_patches_as_an_import_does(python: Python) -> None:
         f"""
 {HOOK}
 import json
-from veomni_hook.finders.handle import current_settings
+from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.prepare import prepare
 p = prepare({SCALED!r}, current_settings())
 import {SCALED} as m

@@ -8,7 +8,7 @@ PREPARE = """
 import json, sys
 from veomni_hook.finders.locate import locate
 from veomni_hook.finders.prepare import prepare
-from veomni_hook.finders.handle import current_settings
+from veomni_hook.finders.settings_in_force import current_settings
 def show(p):
     return [p.cache, p.stored_path, p.patched is not None, p.reason, "+ 100" in p.stored_text]
 """

@@ -39,8 +39,8 @@ def warnings_of(err: str) -> list[str]:
         ),
         # The cache's disk is full, that of temporary folders is not.
         (
-            f"{FULL}import shutil, veomni_hook.cache.trust as trust\nwrite = trust.Root.write\n"
-            "trust.Root.write = lambda root, *a: full() if root.path.endswith('cache') else write(root, *a)\n",
+            f"{FULL}import shutil, veomni_hook.cache.trusted_folder as trusted\nwrite = trusted.Root.write\n"
+            "trusted.Root.write = lambda root, *a: full() if root.path.endswith('cache') else write(root, *a)\n",
             "No space left on device",
             TEMPORARY,
         ),

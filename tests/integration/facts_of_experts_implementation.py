@@ -24,7 +24,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, MixtralModel
 from veomni_hook import Kernel, register_kernel
 from veomni_hook.kernels.moe_experts import reference
 from veomni_hook.kernels.moe_experts.provenance import users_choice
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 SIZES = {
     "hidden_size": 16,

@@ -9,8 +9,9 @@ import torch._dynamo
 from tests.ascend.fixtures import called, on_ascend, operators  # noqa: F401 - fixtures
 from tests.kernels.interpreter import hasten
 from tests.kernels.patched_qwen3 import load
-from veomni_hook.kernels.selection.registry import Requirement, registry
-from veomni_hook.kernels.selection.state import STATE
+from veomni_hook.kernels.selection.declaration import Requirement
+from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.selection.registry import registry
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,11 +23,9 @@ def interpreter(request):
 @pytest.fixture(autouse=True)
 def process_state():
     """Restores what tests choose, and shows that nothing in torch is rebound."""
-    held = (STATE.choice, STATE.active, STATE.contexts)
     functions = dict(vars(torch.nn.functional))
-    yield
-    STATE.choice, STATE.active, STATE.contexts = held
-    STATE.changed()
+    with STATE.restored():
+        yield
     assert dict(vars(torch.nn.functional)) == functions
 
 
@@ -39,14 +38,9 @@ def patched(tmp_path_factory):
 @pytest.fixture
 def anywhere():
     """Lets kernels run on a CPU that ask for a GPU, where Triton's are interpreted; nothing is compiled yet."""
-    registry.ops()
-    held = dict(registry._kernels)
-    for key, kernel in held.items():
-        if kernel.backend in {"triton", "liger"}:
-            registry._kernels[key] = dataclasses.replace(kernel, requires=Requirement(triton=True))
-    registry.version += 1
-    torch._dynamo.reset()
-    yield
-    registry._kernels.clear()
-    registry._kernels.update(held)
-    registry.version += 1
+    with registry.restored():
+        for kernel in registry.kernels():
+            if kernel.backend in {"triton", "liger"}:
+                registry.replace(dataclasses.replace(kernel, requires=Requirement(triton=True)))
+        torch._dynamo.reset()
+        yield

@@ -6,8 +6,8 @@ import torch._dynamo.testing
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import batch, pair
-from veomni_hook.kernels.selection.binding import bind
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.bind import bind
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 pytest.importorskip("triton")
 
@@ -41,7 +41,13 @@ def train(model, inputs, steps=2):
     return found, [parameter.grad for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("choice", ["rms_norm=triton,rotary=triton", ",".join(KERNELS.values())])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        pytest.param("rms_norm=triton,rotary=triton", marks=pytest.mark.slow),
+        ",".join(KERNELS.values()),
+    ],
+)
 def test_a_model_is_one_graph_with_the_kernels_that_were_named(patched, choice):
     upstream, model = (each.to(DEVICE) for each in pair(patched, num_hidden_layers=1))
     inputs = {name: each.to(DEVICE) for name, each in batch(1, 6).items()}

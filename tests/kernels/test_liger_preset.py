@@ -9,9 +9,10 @@ import torch
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import batch, pair
-from veomni_hook.kernels.explain import explain
-from veomni_hook.kernels.selection.registry import Requirement, registry
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.declaration import Requirement
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.report.explanation import explain
 
 pytest.importorskip("triton")
 pytest.importorskip("liger_kernel")
@@ -46,15 +47,14 @@ def norm(x, weight, eps):
 def anywhere(monkeypatch):
     """Lets Liger's kernels run on the CPU, and stands in for its RMSNorm, which the interpreter cannot run."""
     if DEVICE == "cuda":
+        yield
         return
-    registry.ops()
-    kernels = {
-        key: dataclasses.replace(kernel, requires=Requirement(triton=True))
-        for key, kernel in registry._kernels.items()
-        if kernel.backend == "liger"
-    }
-    monkeypatch.setattr(registry, "_kernels", {**registry._kernels, **kernels})
     monkeypatch.setattr("veomni_hook.kernels.rms_norm.liger.LigerRMSNormFunction", NormOfRows)
+    with registry.restored():
+        for kernel in registry.kernels():
+            if kernel.backend == "liger":
+                registry.replace(dataclasses.replace(kernel, requires=Requirement(triton=True)))
+        yield
 
 
 def test_a_model_with_norms_of_queries_and_keys_trains(patched):

@@ -18,8 +18,8 @@ from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config, Qwen3MoeCo
 from transformers.loss import loss_utils
 
 from tests.kernels.patched_qwen3 import SIZES, load
-from veomni_hook.kernels.explain import explain
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.report.explanation import explain
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True}
 TOKENS = torch.arange(24).reshape(2, 12) % 61

@@ -15,8 +15,8 @@ import pytest
 
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
 from veomni_hook.patches.idioms import recognise
-from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import PatchConfig
 
 DATA = Path(__file__).parents[1] / "data"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.routes.site import Site, Status, slot_name
-from veomni_hook.patches.routes.splice import before_body, free_name, in_place
+from veomni_hook.patches.routes.insertion import before_body, free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import slot_name
 from veomni_hook.patches.spec import SlotSpec
 
 DOUBLE = SlotSpec(slot_name("double", "times_two"), "double", "times_two")
@@ -69,7 +70,7 @@ def double(view: ModuleView) -> Iterator[Site]:
             Status.ROUTED,
             "times_two",
             captures={"factor": "2"},
-            splices=before_body(view, forward, code, "double/times_two"),
+            edits=before_body(view, forward, code, "double/times_two"),
             slots=(DOUBLE,),
         )
 
@@ -79,8 +80,6 @@ def turn(view: ModuleView) -> Iterator[Site]:
     for owner, forward in view.forwards():
         for node in ast.walk(forward):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "turn":
-                splice = in_place(view, node.func, f"{TURN.name}.at(self, turn)")
+                edit = in_place(view, node.func, f"{TURN.name}.at(self, turn)")
                 target = f"{owner.name}.forward"
-                yield Site(
-                    "turn", target, Status.ROUTED, "half", splices=(splice,), slots=(TURN,), counted=False
-                )
+                yield Site("turn", target, Status.ROUTED, "half", edits=(edit,), slots=(TURN,), counted=False)

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 from types import ModuleType
 
-from veomni_hook.patches.routes.site import Site, Splice, Status
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 OP = "scaling"
 CANDIDATES = "a forward that uses scale"
@@ -37,9 +38,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             variant="" if status is Status.MISSED else next(VARIANTS[o] for o in VARIANTS if o in operators),
             reason=reason,
             form=SALT + "-".join(operators),
-            splices=(Splice(start, start, ""),)
-            if status is Status.ROUTED and "Whole" not in owner.name
-            else (),
+            edits=(Edit(start, start, ""),) if status is Status.ROUTED and "Whole" not in owner.name else (),
             counted="call" not in owner.name.lower(),
             part="firsts" if owner.name.startswith("First") else "",
             lineno=forward.lineno,

@@ -12,7 +12,7 @@ from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
 from veomni_hook.patches.render import header
 
-#: Guards of every op, one in the else of another, expressions in decorators, splices in long lines.
+#: Guards of every op, one in the else of another, expressions in decorators, edits in long lines.
 FAMILIES = (
     "afmoe",
     "beam",

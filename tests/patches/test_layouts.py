@@ -117,10 +117,11 @@ class TestWhatAnIdiomsEditRaises:
     @pytest.fixture
     def writing(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         """Let one idiom write a text at a place of `UPSTREAM`."""
-        from veomni_hook.patches.routes.site import Site, Splice, Status
+        from veomni_hook.patches.code.edit import Edit
+        from veomni_hook.patches.site import Site, Status
 
         def put(start: int, end: int, text: str) -> None:
-            site = Site("op", "f", Status.ROUTED, "v", splices=(Splice(start, end, text),))
+            site = Site("op", "f", Status.ROUTED, "v", edits=(Edit(start, end, text),))
             idiom = SimpleNamespace(__name__="idiom", find=lambda view: [site])
             monkeypatch.setattr(recognise, "idioms", lambda: (idiom,))
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from veomni_hook.patches.report import AppliedPatch, MissedSite, PatchReport, YieldedPatch, one_line
+from veomni_hook.patches.report import AppliedPatch, MissedSite, PatchReport, YieldedPatch
 from veomni_hook.patches.spec import SlotSpec
 
 REPORT = PatchReport(
@@ -72,20 +72,3 @@ def test_moved_shifts_the_lines_of_applied_patches_only() -> None:
     assert [patch.lines for patch in moved.applied] == [(15, 19), (22, 22), (23, 24), (25, 25)]
     assert REPORT.applied[0].lines == (3, 7)
     assert moved.moved(-12) == REPORT
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("plain", "plain"),
-        ("two\n  lines\t\tand more ", "two lines and more"),
-        ("a\x0cb\x00c\u2028d\x1b[0m", "a b c d [0m"),
-        ("drop @use_experts_implementation here", "drop use_experts_implementation here"),
-        ("a @ b, x@y", "a @ b, xy"),
-        ("Größe 模型", "Größe 模型"),
-        ("", ""),
-    ],
-)
-def test_one_line(text: str, line: str) -> None:
-    assert one_line(text) == line
-    assert one_line(line) == line

@@ -3,8 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.routes.config import routes
-from veomni_hook.patches.routes.site import Site, Splice, Status
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import SlotSpec
 from veomni_hook.patches.steps import patch_steps, surroundings
 
@@ -44,8 +45,7 @@ def test_what_a_config_declares_in_its_order(load: Any) -> None:
 def test_routes_bring_the_slots_that_are_asked() -> None:
     slots = [SlotSpec(f"veomni_o_{name}", "o", name) for name in "ab"]
     sites = [
-        Site("o", "f", Status.ROUTED, slot.variant, splices=(Splice(0, 0, ""),), slots=(slot,))
-        for slot in slots
+        Site("o", "f", Status.ROUTED, slot.variant, edits=(Edit(0, 0, ""),), slots=(slot,)) for slot in slots
     ]
     config = routes(sites, "pkg.upstream")
     assert config is not None

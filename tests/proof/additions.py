@@ -16,8 +16,7 @@ from torch import nn
 from tests.proof.build import build
 from tests.proof.inputs import Inputs
 from tests.proof.provers import MIXED, Proof, Tally, Unfit, Unreached, both, slots_of, typed
-from veomni_hook.patches.code.runs import loaded
-from veomni_hook.patches.code.scope import bound_names
+from veomni_hook.patches.code.scope import bound_names, loaded
 
 __all__ = ["prove_addition"]
 

@@ -21,7 +21,7 @@ def prove_call_site(site: Any, module: Any, variants: Mapping[str, str]) -> Proo
     """
     loader: Any = module.__spec__.loader
     upstream = Path(loader.upstream).read_text(encoding="utf-8")
-    edited = ast.parse(_spliced(upstream, site.splices))
+    edited = ast.parse(_spliced(upstream, site.edits))
     bound = _Calls({slot.name for slot in site.slots})
     bound.visit(definition(edited, site.target))
     if not bound.found:
@@ -42,9 +42,9 @@ def prove_call_site(site: Any, module: Any, variants: Mapping[str, str]) -> Proo
     return Proof(gradients=0)
 
 
-def _spliced(source: str, splices: Any) -> str:
-    for splice in sorted(splices, key=lambda splice: splice.start, reverse=True):
-        source = source[: splice.start] + splice.text + source[splice.end :]
+def _spliced(source: str, edits: Any) -> str:
+    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
+        source = source[: edit.start] + edit.text + source[edit.end :]
     return source
 
 

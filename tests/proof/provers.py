@@ -18,7 +18,7 @@ from torch import nn
 from tests.proof.build import Unbuildable, build
 from tests.proof.compare import Differs, Run, agree, meaningful, run
 from tests.proof.inputs import Calls, Inputs
-from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.kernels.slot import Slot
 
 __all__ = [
@@ -168,13 +168,13 @@ def both(
         shapes = {k: list(v.shape) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
         raise Unfit(f"{shapes}: {type(error).__name__}: {error}"[:200]) from error
     for slot in slots:
-        slot._outcomes.clear()
+        slot.records.clear()
     try:
         found = with_kernels("reference", lambda: run(call, inputs, owner))
     except Exception as error:
         raise Differs(f"only the guarded path raises {type(error).__name__}: {error}") from error
     # Under the choice in force again, a slot may be idle: what it noted is read as it is.
-    held = [(slot, slot._outcomes.get(id(owner))) for slot in slots]
+    held = [(slot, slot.record(owner)) for slot in slots]
     outcomes = [(slot.variant, noted.latest.last) for slot, noted in held if noted is not None]
     taken = {variant for variant, outcome in outcomes if outcome.backend == "reference"}
     refusals = [f"{v}: {outcome.reason}" for v, outcome in outcomes if outcome.backend != "reference"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.recognise import idioms, recognise
-from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 __all__ = ["Site", "routed_in"]
 

@@ -19,7 +19,7 @@ from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.prepare import prepare
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.explain import explain
+from veomni_hook.report.explanation import explain
 from veomni_hook.settings import resolve
 
 HERE = Path(__file__).parent

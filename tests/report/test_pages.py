@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from tests.report.structure import Page
 from veomni_hook.cli.app import app
-from veomni_hook.cli.targets import transformers_folder
-from veomni_hook.kernels.explain import explain
+from veomni_hook.cli.inputs.targets import transformers_folder
+from veomni_hook.report.explanation import explain
 from veomni_hook.report.page import Entry, badge, page, section, table
 
 QWEN3 = "module-qwen3"

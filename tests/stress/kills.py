@@ -194,7 +194,7 @@ def complete_entries(cache: Path) -> dict[str, str]:
     """The keys that a lookup would answer, each with its text's path (or that no patch applies) and text."""
     from veomni_hook.cache import entry
     from veomni_hook.cache.inventory import manifests_of, open_root
-    from veomni_hook.cache.trust import Defect
+    from veomni_hook.cache.trusted_folder import Defect
 
     found: dict[str, str] = {}
     root = open_root(str(cache))

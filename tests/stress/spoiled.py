@@ -12,7 +12,7 @@ def _not_atomic() -> None:
     """Files are written where they belong, with no temporary file, in two halves."""
     import os
 
-    from veomni_hook.cache import trust
+    from veomni_hook.cache import trusted_folder
 
     def write(self: Any, name: str, data: bytes) -> None:
         descriptor = self.open_raw(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -22,7 +22,7 @@ def _not_atomic() -> None:
         finally:
             os.close(descriptor)
 
-    trust.Root.write = write  # type: ignore[method-assign]
+    trusted_folder.Root.write = write  # type: ignore[method-assign]
 
 
 def _texts_unchecked() -> None:
@@ -41,9 +41,9 @@ def _bytecode_unchecked() -> None:
 
 def _owners_unchecked() -> None:
     """Whoever could have written a file, it is taken."""
-    from veomni_hook.cache import trust
+    from veomni_hook.cache import trusted_folder
 
-    trust.ownership_problem = lambda status, **_: ""  # type: ignore[assignment]
+    trusted_folder.ownership_problem = lambda status, **_: ""  # type: ignore[assignment]
 
 
 #: Each by its name; called before a part of the suite, they spoil the process.

@@ -67,8 +67,8 @@ def test_a_store_that_writes_in_place_is_found(tmp_path):
     ("fault", "name"),
     [
         ("texts are unchecked", "random bytes"),
-        ("bytecode is unchecked", "code planted"),
-        ("owners are unchecked", "another user's"),
+        pytest.param("bytecode is unchecked", "code planted", marks=pytest.mark.slow),
+        pytest.param("owners are unchecked", "another user's", marks=pytest.mark.slow),
     ],
 )
 def test_a_cache_that_does_not_check_is_found(tmp_path, fault, name):
@@ -78,6 +78,7 @@ def test_a_cache_that_does_not_check_is_found(tmp_path, fault, name):
     assert any(failure.startswith(name) for failure in part.failures), part.failures
 
 
+@pytest.mark.slow  # `make stress` does the same
 def test_every_tampering_is_a_miss_or_harmless(tmp_path):
     part = in_worker("tampering", tmp_path, 2, 0)
     assert part.ok, part.failures

@@ -20,15 +20,17 @@ from typing import Any
 
 from veomni_hook.adoption import live
 from veomni_hook.adoption.classes import with_copies
-from veomni_hook.finders import early, pipeline
-from veomni_hook.finders.finder import SHARED, is_remote, is_target
-from veomni_hook.finders.handle import current_settings
+from veomni_hook.finders.already_imported import is_patched
 from veomni_hook.finders.loader import PatchedLoader, virtual_path
-from veomni_hook.finders.outcome import Outcome
+from veomni_hook.finders.outcome import NOTHING, Outcome
+from veomni_hook.finders.patched_form import patched_form
+from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.explain.sites import FORM
-from veomni_hook.kernels.explain.standing import name_of
+from veomni_hook.finders.targets import SHARED, is_remote, is_target
+from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.slot import Slot
+from veomni_hook.kernels.slot.comparison import definition
+from veomni_hook.kernels.slot.guards import FORM
 from veomni_hook.kernels.slot.skipped import Recognised, making_slots_of
 from veomni_hook.patches.delta import BASES, ChangedClass, Delta, adopted_name, delta
 
@@ -92,13 +94,7 @@ def is_in_question(name: str) -> bool:
     """Return whether classes of the module ``name`` may be adopted, judging by the name alone."""
     if name in SHARED and name != _LAYERS:
         return False  # their code has already run when a model is loaded
-    finder = STATE.finder
-    return (
-        is_target(name)
-        or is_remote(name)
-        or (finder is not None and name in finder.registered)
-        or (finder is not None and any(applies(name) for applies in finder.patterns))
-    )
+    return is_target(name) or is_remote(name) or STATE.is_registered(name)
 
 
 def form_of(name: str) -> Form | Unchanged:
@@ -111,14 +107,14 @@ def form_of(name: str) -> Form | Unchanged:
     spec = getattr(module, "__spec__", None)
     if module is None or spec is None:
         return Unchanged(f"its module {name} is not in sys.modules any more")
-    if early.is_patched(module):
+    if is_patched(module):
         return Unchanged(patched=True)
     if is_remote(name) and not current_settings().remote_code:
         return Unchanged("it is remote code, which is patched only under VEOMNI_REMOTE_CODE=1")
-    found = pipeline.patched_form(name, spec)
-    if isinstance(found, str):
-        return Unchanged("" if found == pipeline.NOTHING else found)
-    return _form(module, spec, *found)
+    patched = patched_form(name, spec)
+    if isinstance(patched, str):
+        return Unchanged("" if patched == NOTHING else patched)
+    return _form(module, spec, *patched)
 
 
 def _form(module: ModuleType, spec: ModuleSpec, loader: PatchedLoader, outcome: Outcome) -> Form | Unchanged:
@@ -201,7 +197,7 @@ class _Build:
         names: dict[str, Any] = {BASES: tuple(bases)}
         exec(code, vars(self._module), names)
         made = names[change.name]
-        if not live.set_class_cell(made, live.definition(code, change.name), kind):
+        if not live.set_class_cell(made, definition(code, change.name), kind):
             self._form.refused[change.name] = "it calls super() where a decorator hides the call"
             return
         setattr(made, FORM, self._homes)
@@ -212,7 +208,7 @@ class _Build:
         """Return the code of a recognised definition: from the changed class, or from the loaded module."""
         if (code := self._codes.get(place)) is not None:
             return code
-        written = live.definition(self._written, place)
+        written = definition(self._written, place)
         return None if written is None else live.code_like(written, self._found(place))
 
     def _found(self, place: str) -> Any:

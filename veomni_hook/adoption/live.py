@@ -7,9 +7,10 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from veomni_hook.kernels.explain.standing import home_of, name_of
+from veomni_hook.kernels.shared.origin import home_of, name_of
+from veomni_hook.kernels.slot.comparison import definition
 
-__all__ = ["code_like", "definition", "definitions", "replaced", "set_class_cell"]
+__all__ = ["code_like", "definitions", "replaced", "set_class_cell"]
 
 #: Packages whose decorators wrap methods in installed modeling code.
 _DECORATORS = ("torch", "transformers")
@@ -23,16 +24,6 @@ def definitions(code: CodeType, inside: str = "") -> Iterator[tuple[str, CodeTyp
             place = f"{inside}{each.co_name}"
             yield place, each
             yield from definitions(each, f"{place}.")
-
-
-def definition(code: CodeType | None, place: str) -> CodeType | None:
-    """Return the code of a definition; None if there is no definition of that name, or several."""
-    found = code
-    for part in place.split("."):
-        inner = () if found is None else found.co_consts
-        named = [each for each in inner if isinstance(each, CodeType) and each.co_name == part]
-        found = named[0] if len(named) == 1 else None
-    return found
 
 
 def code_like(written: CodeType, found: Any) -> CodeType | None:

@@ -11,8 +11,8 @@ from veomni_hook.adoption.forms import Form, Unchanged, form_of, is_in_question
 from veomni_hook.adoption.report import Adoption
 from veomni_hook.errors import AdoptionError
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.explain import places_of
-from veomni_hook.kernels.explain.standing import name_of
+from veomni_hook.kernels.explain.places import places_of
+from veomni_hook.kernels.shared.origin import name_of
 
 if TYPE_CHECKING:
     from torch import nn

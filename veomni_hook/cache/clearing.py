@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from veomni_hook.cache import entry, lease
 from veomni_hook.cache.inventory import (
@@ -24,10 +24,7 @@ from veomni_hook.cache.inventory import (
     open_root,
     size_of,
 )
-from veomni_hook.cache.trust import Defect, Root
-
-if TYPE_CHECKING:
-    from veomni_hook.cache.store import Store
+from veomni_hook.cache.trusted_folder import Defect, Root
 
 __all__ = ["ClearResult", "clear"]
 
@@ -54,14 +51,14 @@ class _Clearing:
     failed: list[Finding] = field(default_factory=list)
 
 
-def clear(store: Store, *, force: bool = False) -> ClearResult:
-    """Remove every entry that no running process uses (`force`: all), its manifests and all leftovers.
+def clear(folder: str, *, force: bool = False) -> ClearResult:
+    """Remove each entry of a folder that no running process uses (`force`: all), its manifests and leftovers.
 
     Raises CacheError when the folder cannot be trusted.
     """
-    root = open_root(store.root) if store.root else None
+    root = open_root(folder)
     if root is None:
-        return ClearResult(store.root)
+        return ClearResult(folder)
     with root:
         clearing = _Clearing()
         manifests = manifests_of(root)

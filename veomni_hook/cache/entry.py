@@ -14,9 +14,11 @@ import marshal
 from types import CodeType
 
 from veomni_hook.cache.key import file_digest
-from veomni_hook.cache.outcome import Hit
-from veomni_hook.cache.trust import Defect, Root
+from veomni_hook.cache.results import Hit
+from veomni_hook.cache.trusted_folder import Defect, Root
 
+# Commands import this module before they know that they need the cache. So functions import json and
+# importlib.util, here and in the modules beside it.
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,10 +169,10 @@ def check_inputs(inputs: Mapping[str, str]) -> None:
     """Raise Defect unless every file that the configs were read from still has its digest."""
     for path, stored in inputs.items():
         try:
-            found = file_digest(path)
+            now = file_digest(path)
         except OSError as error:
             raise Defect(f"{path}, which a config was read from, cannot be read: {error.strerror}") from error
-        if found != stored:
+        if now != stored:
             raise Defect(f"{path}, which a config was read from, has changed")
 
 
@@ -190,8 +192,8 @@ def check_bytecode(data: bytes, path: str, text_seal: str, tag: str) -> memoryvi
     if data[:_PYTHON_MAGIC_AT] != _MAGIC:
         raise Defect(f"{path} has a bad magic number: it is not bytecode of this cache")
     if data[_TAG_AT:_LENGTH_AT] != _padded(tag):
-        found = data[_TAG_AT:_LENGTH_AT].rstrip(b"\0").decode("ascii", "replace")
-        raise Defect(f"{path} was written for {found}, not for {tag}")
+        other = data[_TAG_AT:_LENGTH_AT].rstrip(b"\0").decode("ascii", "replace")
+        raise Defect(f"{path} was written for {other}, not for {tag}")
     payload = memoryview(data)[_PAYLOAD_AT:]
     length = int.from_bytes(data[_LENGTH_AT:_TEXT_SEAL_AT], "little")
     if len(payload) != length:

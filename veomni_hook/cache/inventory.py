@@ -10,15 +10,13 @@ import stat
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from veomni_hook.cache import entry, lease, location
+from veomni_hook.cache import entry, lease
 from veomni_hook.cache.key import interpreter_tag
-from veomni_hook.cache.trust import TEMPORARY_SUFFIX, Defect, Root, Vanished
+from veomni_hook.cache.trusted_folder import TEMPORARY_SUFFIX, Defect, Root, Vanished, write_problem
 from veomni_hook.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from veomni_hook.cache.store import Store
 
 __all__ = [
     "TRASH_PREFIX",
@@ -105,24 +103,28 @@ class VerifyResult(Result):
         return not self.defects
 
 
-def info(store: Store) -> CacheInfo:
-    """Return what the cache holds; raises CacheError when its folder cannot be trusted."""
-    if not store.root:
-        return CacheInfo("", store.mode, store.reason, exists=False, writable=False)
-    root = open_root(store.root)
+def info(folder: str, mode: str, reason: str) -> CacheInfo:
+    """Return what a cache folder holds; raises CacheError when it cannot be trusted.
+
+    Args:
+        folder: its path; empty for a cache without a folder.
+        mode: the store's `mode`, for the result.
+        reason: the store's `reason`, for the result.
+    """
+    root = open_root(folder)
     if root is None:
-        return CacheInfo(store.root, store.mode, store.reason, exists=False, writable=False)
+        return CacheInfo(folder, mode, reason, exists=False, writable=False)
     with root:
         manifests = manifests_of(root)
         good = [item for item in manifests.values() if isinstance(item, entry.Manifest)]
         patched = [item for item in good if item.patch_hash]
         places = [*entries_of(root, good), *(f"{entry.KEYS}/{name}" for name in key_names(root))]
         return CacheInfo(
-            store.root,
-            store.mode,
-            store.reason,
+            folder,
+            mode,
+            reason,
             exists=True,
-            writable=not location.write_problem(store.root),
+            writable=not write_problem(folder),
             size=sum(size_of(root, place) for place in places),
             unpatched=len(good) - len(patched),
             damaged=len(manifests) - len(good),
@@ -130,11 +132,11 @@ def info(store: Store) -> CacheInfo:
         )
 
 
-def verify(store: Store) -> VerifyResult:
+def verify(folder: str) -> VerifyResult:
     """Check every manifest, text and bytecode; raises CacheError when the folder cannot be trusted."""
-    root = open_root(store.root) if store.root else None
+    root = open_root(folder)
     if root is None:
-        return VerifyResult(store.root)
+        return VerifyResult(folder)
     with root:
         manifests = manifests_of(root)
         defects, stale, named = [], [], set()
@@ -158,9 +160,12 @@ def verify(store: Store) -> VerifyResult:
 
 
 def open_root(path: str) -> Root | None:
-    """Open the folder; None when it is missing. Raises CacheError when it cannot be trusted."""
+    """Open the folder; None when it is missing or no path is given.
+
+    Raises CacheError when it cannot be trusted.
+    """
     try:
-        return Root(path)
+        return Root(path) if path else None
     except Vanished:
         return None
     except Defect as defect:
@@ -181,28 +186,28 @@ def key_names(root: Root) -> list[str]:
 
 def manifests_of(root: Root) -> dict[str, entry.Manifest | Defect]:
     """Every stage-1 key with its manifest, or what is wrong with it."""
-    found: dict[str, entry.Manifest | Defect] = {}
+    manifests: dict[str, entry.Manifest | Defect] = {}
     for key in key_names(root):
         if key.endswith(TEMPORARY_SUFFIX) and key.startswith("."):
             continue
         try:
             root.check_folders(entry.KEYS)
-            found[key] = entry.read_manifest(root, key)
+            manifests[key] = entry.read_manifest(root, key)
         except Defect as defect:
-            found[key] = defect
-    return found
+            manifests[key] = defect
+    return manifests
 
 
 def entries_of(root: Root, manifests: Iterable[object]) -> list[str]:
     """Folders that a manifest names or that hold a lock file, relative to the root."""
-    found = {item.entry for item in manifests if isinstance(item, entry.Manifest) and item.patch_hash}
+    entries = {item.entry for item in manifests if isinstance(item, entry.Manifest) and item.patch_hash}
     for release in root.names():
         if not entry.is_plain(release) or release == entry.KEYS:
             continue
         for name in _names(root, release):
             if is_kind(root, f"{release}/{name}/{lease.LOCK_NAME}", stat.S_ISREG):
-                found.add(f"{release}/{name}")
-    return sorted(found)
+                entries.add(f"{release}/{name}")
+    return sorted(entries)
 
 
 def _names(root: Root, folder: str) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 
-from veomni_hook.cache.trust import Defect, Root, Vanished
+from veomni_hook.cache.trusted_folder import Defect, Root, Vanished
 
 try:
     import fcntl

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
-from veomni_hook.cache.trust import Defect, Root
+from veomni_hook.cache import lease
+from veomni_hook.cache.trusted_folder import Defect, Root
 from veomni_hook.ownership import swap_problem
 
-__all__ = ["NOWHERE", "Location", "choose", "make_temporary", "write_problem"]
+__all__ = ["NOWHERE", "Location", "choose", "make_temporary"]
 
 #: The folder name that selects a cache in memory only; it cannot contain files.
 NOWHERE = os.devnull
@@ -52,17 +53,13 @@ def choose(cache_dir: str | None) -> Location:
     return Location(real)
 
 
-def write_problem(path: str) -> str:
-    """Why an existing folder cannot be written; empty when it can."""
-    return "" if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written"
-
-
 def make_temporary(process: int | None = None) -> Location:
     """Create a private folder; this process removes it at exit.
 
     Args:
         process: the process that loaded the hook; processes forked from it create no folder.
     """
+    # Few processes need a temporary folder.
     import atexit
     import tempfile
 
@@ -92,7 +89,7 @@ def _may_end_without_cleaning(process: int | None) -> bool:
 
 def _default() -> str:
     """The user's cache folder; empty if this user has neither a home nor a variable that names one."""
-    import platformdirs
+    import platformdirs  # not where a setting names the folder
 
     try:
         return platformdirs.user_cache_dir(_APPLICATION, appauthor=False)
@@ -104,14 +101,13 @@ def _remove_temporary(path: str, process: int) -> None:
     # A forked child inherits the exit handler but not the folder.
     if os.getpid() != process:
         return
-    from veomni_hook.cache import lease
+    # Imports of targets need neither: this runs at exit.
     from veomni_hook.cache.clearing import clear
-    from veomni_hook.cache.store import Store
     from veomni_hook.errors import CacheError
 
     lease.release(path)
     try:
-        clear(Store(path, mode="temporary"))
+        clear(path)
         os.rmdir(path)
     except (CacheError, OSError):
         return  # a forked child still uses it, or it is gone: the system's own cleanup removes the rest

@@ -1,4 +1,4 @@
-"""Lookup and publication of patched modules; see `outcome` for the results and `entry` for the files.
+"""Lookup and publication of patched modules; see `results` for what they return and `entry` for the files.
 
 A lookup never raises: every defect is a Miss with its reason. A publication never breaks an import either:
 a full or read-only disk gives NotStored with its reason. Published content depends only on the key, so
@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import time
 
-from veomni_hook.cache import entry, lease
+from veomni_hook.cache import entry, lease, location
 from veomni_hook.cache.key import interpreter_tag
-from veomni_hook.cache.outcome import Hit, Miss, NotStored, Unpatched
-from veomni_hook.cache.trust import Defect, Root, Vanished
+from veomni_hook.cache.results import Hit, Miss, NotStored, Unpatched
+from veomni_hook.cache.trusted_folder import Defect, Root, Vanished, write_problem
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
@@ -146,24 +146,24 @@ class Store:
 
     def info(self) -> CacheInfo:
         """Return what the cache holds; raises CacheError when its folder cannot be trusted."""
-        from veomni_hook.cache.inventory import info
+        from veomni_hook.cache.inventory import info  # only the command line needs this
 
-        return info(self)
+        return info(self.root, self.mode, self.reason)
 
     def verify(self) -> VerifyResult:
         """Check every manifest and entry; raises CacheError when the folder cannot be trusted."""
-        from veomni_hook.cache.inventory import verify
+        from veomni_hook.cache.inventory import verify  # as in `info`
 
-        return verify(self)
+        return verify(self.root)
 
     def clear(self, *, force: bool = False) -> ClearResult:
         """Remove every entry that no running process uses (`force`: all entries).
 
         Raises CacheError when the folder cannot be trusted.
         """
-        from veomni_hook.cache.clearing import clear
+        from veomni_hook.cache.clearing import clear  # as in `info`
 
-        return clear(self, force=force)
+        return clear(self.root, force=force)
 
     def _publish(
         self, manifest: entry.Manifest, text: bytes, code_factory: Callable[[str], CodeType]
@@ -196,7 +196,6 @@ def open_store(cache_dir: str | None = None, *, process: int | None = None) -> S
     store that holds nothing. Processes forked from `process` (the one that loaded the hook) create no
     temporary folder. `os.devnull` selects a store that holds nothing. Never raises OSError.
     """
-    from veomni_hook.cache import location
 
     def substitute(problem: str) -> Store:
         return _temporary_store(problem, process)
@@ -206,16 +205,14 @@ def open_store(cache_dir: str | None = None, *, process: int | None = None) -> S
     chosen = location.choose(cache_dir)
     if chosen.problem:
         return substitute(chosen.problem)
-    return Store(chosen.path, reason=location.write_problem(chosen.path), substitute=substitute)
+    return Store(chosen.path, reason=write_problem(chosen.path), substitute=substitute)
 
 
 def _temporary_store(problem: str, process: int | None) -> Store:
-    from veomni_hook.cache import location
-
-    made = location.make_temporary(process)
-    if made.problem:
-        return Store("", mode="memory", reason=f"{problem}; {made.problem}")
-    return Store(made.path, mode="temporary", reason=problem)
+    folder = location.make_temporary(process)
+    if folder.problem:
+        return Store("", mode="memory", reason=f"{problem}; {folder.problem}")
+    return Store(folder.path, mode="temporary", reason=problem)
 
 
 def _lookup(root: Root, stage1: str, module: str) -> Hit | Unpatched:

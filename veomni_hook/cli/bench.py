@@ -10,7 +10,7 @@ import typer
 
 from veomni_hook import accelerator
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JsonOption, TypeOption
+from veomni_hook.cli.inputs.options import JsonOption, TypeOption
 
 if TYPE_CHECKING:
     from veomni_hook.bench.run import Row

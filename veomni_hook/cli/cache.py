@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JsonOption, import_from_here
-from veomni_hook.cli.targets import complete_family, module_name
+from veomni_hook.cli.inputs.options import JsonOption, families_argument, import_from_here
+from veomni_hook.cli.inputs.targets import module_name
 from veomni_hook.cli.usage import FOUND
 from veomni_hook.errors import CacheError, VeomniHookError
 from veomni_hook.layout import counted
@@ -92,7 +92,7 @@ def clear(
 
     Exits with 1 if something could not be removed.
     """
-    from veomni_hook.cli.kept import forget
+    from veomni_hook.cli.sites.kept import forget
 
     store = _disk_store()
     done = store.clear(force=force)
@@ -115,11 +115,8 @@ def clear(
 def warm(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="Families or modules. Default: every module that a built-in or your own config names.",
-            autocompletion=complete_family,
-            show_default=False,
+        families_argument(
+            "Families or modules. Default: every module that a built-in or your own config names.", "TARGET"
         ),
     ] = None,
     *,
@@ -152,7 +149,7 @@ def readable_size(size: int) -> str:
 
 
 def _warmed(wanted: Sequence[str], settings: Settings) -> Iterator[dict[str, object]]:
-    from veomni_hook.cli.spec_sources import load_sources, modules_of, names
+    from veomni_hook.cli.inputs.configs import load_sources, modules_of, names
     from veomni_hook.finders.locate import locate
     from veomni_hook.finders.prepare import prepare
 

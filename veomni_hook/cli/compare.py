@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.commands import command_of
-from veomni_hook.cli.forwarding import ForwardingCommand
-from veomni_hook.cli.interpreter import python
-from veomni_hook.cli.target_options import JsonOption
-from veomni_hook.cli.usage import FOUND, UsageError
+from veomni_hook.cli.inputs.options import JsonOption
+from veomni_hook.cli.run.forwarding import ForwardingCommand
+from veomni_hook.cli.run.program import command_of
+from veomni_hook.cli.usage import FOUND, UsageError, write_file
 
 if TYPE_CHECKING:
     from veomni_hook.compare.runs import Run
@@ -111,7 +110,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     if page is not None:
         from veomni_hook.compare.page import page_of
 
-        _write(page, page_of(report, rows_of(report)))
+        write_file(page, page_of(report, rows_of(report)), "the page", "name another file with -o")
         output.note(f"written: {page}")
     if not report["ok"]:
         raise typer.Exit(FOUND)
@@ -126,15 +125,13 @@ def _command(words: Sequence[str], module: str | None) -> list[str]:
     Raises:
         UsageError: there is nothing to run, or no such script or program.
     """
-    if module is not None:
-        return [*python(), "-m", module, *words]
-    if not words:
+    if module is None and not words:
         raise UsageError(
             "no script and no module",
             where="veomni-hook compare",
             fix="name one: compare train.py, compare torchrun --nproc_per_node 2 train.py, compare -m module",
         )
-    return command_of(words)
+    return command_of(words, module)
 
 
 def _make(folder: Path) -> None:
@@ -145,15 +142,6 @@ def _make(folder: Path) -> None:
             f"the folder cannot be created: {error.strerror}",
             where=str(folder),
             fix="name another with --cwd",
-        ) from error
-
-
-def _write(page: Path, text: str) -> None:
-    try:
-        page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"the page cannot be written: {error.strerror}", where=str(page), fix="name another file with -o"
         ) from error
 
 

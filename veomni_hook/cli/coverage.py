@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JobsOption, JsonOption
-from veomni_hook.cli.targets import complete_family, family_of
+from veomni_hook.cli.inputs.options import JobsOption, JsonOption, SourceOption, families_argument
+from veomni_hook.cli.inputs.targets import family_of
 from veomni_hook.cli.usage import FOUND, UsageError
-from veomni_hook.layout import counted
 
 if TYPE_CHECKING:
     from veomni_hook.patches.coverage import Row, Total
@@ -31,28 +30,13 @@ TOTAL_HEADERS = (
 # Columns that a narrow terminal drops first.
 LESS_NEEDED = ("unbound", "missed", "no kernel", "call sites", "unbound calls")
 
-FamiliesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="FAMILY",
-        help="Only these families, modules or Python files. Default: all of transformers.",
-        autocompletion=complete_family,
-        show_default=False,
-    ),
-]
-
 
 def coverage(  # noqa: PLR0913 - the options of a command
-    families: FamiliesArgument = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Read the transformers package in this folder (an unpacked wheel or a checkout), not the"
-            " installed one.",
-            show_default=False,
-        ),
+    families: Annotated[
+        list[str] | None,
+        families_argument("Only these families, modules or Python files. Default: all of transformers."),
     ] = None,
+    source: SourceOption = None,
     require: Annotated[
         list[str] | None,
         typer.Option(
@@ -93,86 +77,34 @@ def coverage(  # noqa: PLR0913 - the options of a command
 
     Exits with 1 if a module or an idiom fails, or if --require is not met.
     """
-    from veomni_hook.patches.coverage import ERROR, totals
+    from veomni_hook.cli.sites.table import failures, rows_of, site_table, supplied, warn_of
+    from veomni_hook.patches.coverage import totals
 
     if only_denominators:
         _print_denominators(as_json=as_json)
         return
-    wanted = _required(require or ())
-    rows = supplied(examined(families or (), source, jobs))
-    found = totals(rows)
-    _known(wanted, [total.op for total in found])
+    required = _required(require or ())
+    rows = supplied(rows_of(site_table(families or (), source, jobs)))
+    all_totals = totals(rows)
+    _known(required, [total.op for total in all_totals])
     shown = [row for row in rows if _is_shown(row, missed=missed, call_sites=call_sites)]
     if as_json:
-        output.emit_json([one.to_dict() for one in (found if only_totals else shown)])
+        output.emit_json([one.to_dict() for one in (all_totals if only_totals else shown)])
     else:
-        show([] if only_totals else shown, found)
-    failed = [row for row in rows if row.status == ERROR]
-    for reason, modules in _by_reason(failed).items():
-        more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
-        output.warn(f"{modules[0]}{more}: {reason}")
-    short = [total for total in found if total.share < wanted.get(total.op, 0.0)]
+        show([] if only_totals else shown, all_totals)
+    failed = failures(rows)
+    warn_of(failed)
+    short = [total for total in all_totals if total.share < required.get(total.op, 0.0)]
     for total in short:
-        output.warn(f"{total.op}: {total.share:.1f} % routed, {wanted[total.op]:g} % required")
+        output.warn(f"{total.op}: {total.share:.1f} % routed, {required[total.op]:g} % required")
     if failed or short:
         raise typer.Exit(FOUND)
 
 
-def examined(families: Sequence[str], source: str | None, jobs: int | None) -> list[Row]:
-    """Return the rows of all modules that the user named, sorted.
-
-    Raises:
-        UsageError: a family or the source folder does not exist.
-    """
-    from veomni_hook.cli.sources import source_tree
-    from veomni_hook.cli.survey import survey
-    from veomni_hook.errors import VeomniHookError
-    from veomni_hook.patches.coverage import examine, failure
-
-    tree = source_tree(source)
-    files = tree.files(families)
-    output.note(f"transformers {tree.version}, {counted(len(files), 'module')}")
-    rows: list[Row] = []
-    for module, found in zip(files, survey(examine, files, "reading", jobs=jobs), strict=True):
-        rows += [failure(module, found.what)] if isinstance(found, VeomniHookError) else found
-    return sorted(rows)
-
-
-def supplied(rows: Iterable[Row]) -> list[Row]:
-    """Return rows with status `no_kernel` instead of routed where no machine has a kernel."""
-    from dataclasses import replace
-
-    from veomni_hook.kernels.selection.choice import Choice
-    from veomni_hook.kernels.selection.registry import registry
-    from veomni_hook.kernels.selection.select import UNSUPPLIED, excluded
-    from veomni_hook.patches.coverage import NO_KERNEL, ROUTED
-
-    def told(row: Row) -> Row:
-        known = registry.ops()[row.op].variants if row.status == ROUTED and row.op in registry.ops() else {}
-        variants = [one for one in row.variant.split("|") if one in known]
-        why = {one: reason for one in variants if (reason := excluded(row.op, one, Choice())) is not None}
-        if not why:
-            return row
-        said = [reason if len(variants) == 1 else f"{one}: {reason}" for one, reason in why.items()]
-        without = len(why) == len(variants) and set(why.values()) == {UNSUPPLIED}
-        reason = "; ".join(filter(None, (*said, row.reason)))
-        return replace(row, status=NO_KERNEL if without else ROUTED, reason=reason)
-
-    return sorted(told(row) for row in rows)
-
-
-def show(rows: Sequence[Row], found: Sequence[Total]) -> None:
+def show(rows: Sequence[Row], all_totals: Sequence[Total]) -> None:
     """Print the candidates, and the totals of each op."""
     _print_rows(rows)
-    _print_totals(found)
-
-
-def _by_reason(failed: Sequence[Row]) -> dict[str, list[str]]:
-    """Return the modules of each error; an idiom that fails everywhere is reported once."""
-    found: dict[str, list[str]] = {}
-    for row in failed:
-        found.setdefault(row.reason, []).append(row.module)
-    return found
+    _print_totals(all_totals)
 
 
 def _is_shown(row: Row, *, missed: bool, call_sites: bool) -> bool:
@@ -188,7 +120,7 @@ def complete_required(incomplete: str) -> list[str]:
     return [f"{total.op}=" for total in totals(()) if total.op.startswith(incomplete)]
 
 
-def _required(given: Sequence[str]) -> dict[str, float]:
+def _required(options: Sequence[str]) -> dict[str, float]:
     """Read ``op=percent`` options.
 
     Raises:
@@ -197,24 +129,24 @@ def _required(given: Sequence[str]) -> dict[str, float]:
     from veomni_hook.patches.coverage import totals
 
     known = [total.op for total in totals(())]
-    found: dict[str, float] = {}
-    for one in given:
-        op, _, percent = one.partition("=")
+    required: dict[str, float] = {}
+    for option in options:
+        op, _, percent = option.partition("=")
         try:
-            found[op] = float(percent)
+            required[op] = float(percent)
         except ValueError:
             raise UsageError(
-                f"{one!r} is not of the form op=percent",
+                f"{option!r} is not of the form op=percent",
                 where="--require",
                 fix="write for example rms_norm=98",
             ) from None
         _known([op.partition("/")[0]], known)
-    return found
+    return required
 
 
-def _known(given: Iterable[str], known: Sequence[str]) -> None:
+def _known(ops: Iterable[str], known: Sequence[str]) -> None:
     """Raise for names that are not ops or parts of ops with a total."""
-    for op in given:
+    for op in ops:
         if op not in known:
             fix = f"name one of: {', '.join(known)}"
             raise UsageError(f"there is no total of {op!r}", where="--require", fix=fix)
@@ -228,7 +160,7 @@ def _print_rows(rows: Sequence[Row]) -> None:
     output.emit("\n")
 
 
-def _print_totals(found: Sequence[Total]) -> None:
+def _print_totals(all_totals: Sequence[Total]) -> None:
     rows = [
         (
             total.op,
@@ -241,7 +173,7 @@ def _print_totals(found: Sequence[Total]) -> None:
             total.call_sites,
             total.unbound_call_sites,
         )
-        for total in found
+        for total in all_totals
     ]
     output.emit_table(TOTAL_HEADERS, rows, optional=LESS_NEEDED)
 
@@ -249,10 +181,10 @@ def _print_totals(found: Sequence[Total]) -> None:
 def _print_denominators(*, as_json: bool) -> None:
     from veomni_hook.patches.coverage import denominators
 
-    found = denominators()
+    candidates = denominators()
     if as_json:
-        output.emit_json(found)
+        output.emit_json(candidates)
         return
     output.emit_table(
-        ("op", "what counts as a candidate"), [(op, one) for op, said in found.items() for one in said]
+        ("op", "what counts as a candidate"), [(op, one) for op, said in candidates.items() for one in said]
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.cli import output
-from veomni_hook.cli.pager import PagerOption, show
-from veomni_hook.cli.target_options import (
+from veomni_hook.cli.inputs.options import (
     ConfigOption,
     DeviceOption,
     JsonOption,
@@ -12,6 +11,7 @@ from veomni_hook.cli.target_options import (
     facts_of,
     prepared,
 )
+from veomni_hook.cli.pager import PagerOption, show
 
 
 def diff(

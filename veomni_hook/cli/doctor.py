@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JsonOption
+from veomni_hook.cli.inputs.options import JsonOption
 from veomni_hook.cli.usage import FOUND, UsageError
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.layout import counted
@@ -104,14 +104,15 @@ def supported(version: str) -> bool:
 
 def hook(findings: Findings, settings: Settings) -> dict[str, object]:
     """Return whether the hook is active in a Python started here, and note anything that blocks it."""
+    from veomni_hook.finders.bypassed import finders_ahead
     from veomni_hook.finders.children import BOOTSTRAP
-    from veomni_hook.finders.finder import is_target
     from veomni_hook.finders.state import STATE
+    from veomni_hook.finders.targets import is_target
 
     if not settings.enabled:
         findings.hazards.append("the hook is switched off by its settings; fix: set VEOMNI_HOOK=1")
     finders = [f.__name__ if isinstance(f, type) else type(f).__name__ for f in sys.meta_path]
-    if STATE.finder in sys.meta_path and (ahead := finders[: sys.meta_path.index(STATE.finder)]):
+    if ahead := finders_ahead():
         findings.hazards.append(
             f"import hooks ahead of ours: {', '.join(ahead)}; a modeling module that one of them loads "
             "stays unpatched. Fix: activate veomni_hook after them"
@@ -129,9 +130,9 @@ def hook(findings: Findings, settings: Settings) -> dict[str, object]:
 
 def _note_unreadable(findings: Findings) -> None:
     """Look at one modeling module as the hook would: can its source be found and read?"""
-    from veomni_hook.cli.targets import MODELS, families, transformers_folder
+    from veomni_hook.cli.inputs.targets import MODELS, families, transformers_folder
     from veomni_hook.finders.locate import locate
-    from veomni_hook.finders.pipeline import read_upstream
+    from veomni_hook.finders.upstream import read_upstream
 
     try:
         folder, known = transformers_folder(), families()
@@ -184,10 +185,10 @@ def cache(findings: Findings, settings: Settings) -> dict[str, object]:
 
 def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[str, object]]:
     """Return every config module with its origin and, if loaded, the modules that it patches."""
-    from veomni_hook.cli.spec_sources import BUILT_IN, load_sources, names
-    from veomni_hook.cli.target_options import import_from_here
+    from veomni_hook.cli.inputs.configs import BUILT_IN, load_sources, names
+    from veomni_hook.cli.inputs.options import import_from_here
+    from veomni_hook.finders.absent_modules import problem
     from veomni_hook.finders.configs import PluginError
-    from veomni_hook.finders.installed import problem
     from veomni_hook.patches.routes.config import NAME
     from veomni_hook.plugins import note_failure
 
@@ -214,7 +215,7 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
 
 def hardware(findings: Findings) -> dict[str, object]:
     """Return the system that kernels are selected for, and each op's kernels by formula; imports torch."""
-    from veomni_hook.cli.kernels import chosen_for, detected
+    from veomni_hook.cli.sites.kernel import asked, chosen, detected
     from veomni_hook.kernels.selection.registry import registry
 
     try:
@@ -224,12 +225,11 @@ def hardware(findings: Findings) -> dict[str, object]:
         return {"system": None}
     found: dict[str, object] = {"system": str(system)}
     try:
+        choice = chosen()
         for op in registry.ops().values():
-            chosen = Counter(str(chosen_for(op.name, name)["kernel"]) for name in op.variants)
-            known = len(op.variants)
-            found[op.name] = [
-                f"{kernel} for {count} of {counted(known, 'formula')}" for kernel, count in chosen.items()
-            ]
+            backends = Counter(asked(op.name, name, choice, system).backend for name in op.variants)
+            formulas = counted(len(op.variants), "formula")
+            found[op.name] = [f"{backend} for {count} of {formulas}" for backend, count in backends.items()]
     except VeomniHookError as error:
         findings.problems.append(_one_line(error))
     return found

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.pager import PagerOption, show
-from veomni_hook.cli.target_options import (
+from veomni_hook.cli.inputs.options import (
     ConfigOption,
     DeviceOption,
     JsonOption,
@@ -17,7 +16,8 @@ from veomni_hook.cli.target_options import (
     facts_of,
     prepared,
 )
-from veomni_hook.cli.usage import UsageError
+from veomni_hook.cli.pager import PagerOption, show
+from veomni_hook.cli.usage import write_file
 
 
 def dump(
@@ -48,20 +48,9 @@ def dump(
     elif found.patched is None:
         output.note(f"{found.module}: {found.reason}; this is the installed source")
     if file is not None:
-        _write(file, text)
+        write_file(file, text, "the output")
+        output.note(f"wrote {file}")
     elif as_json:
         output.emit(text)
     else:
         show(text, "python", paged=pager)
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_bytes(text.encode("utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"the output cannot be written: {error.strerror}",
-            where=str(file),
-            fix="name a file in a writable folder",
-        ) from error
-    output.note(f"wrote {file}")

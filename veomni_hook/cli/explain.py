@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import (
+from veomni_hook.cli.inputs.options import (
     ConfigOption,
     DeviceOption,
     JsonOption,
@@ -38,12 +39,12 @@ def explain(
     A slot is a place in the patched code that asks for a kernel. A patch "yields" when a config of yours
     patches the same code. Line numbers are those of the stored file, which tracebacks and `dump` show.
     """
-    found = prepared(target, config, device)
-    facts = explained(found, select=not fast)
+    module = prepared(target, config, device)
+    facts = explained(module, select=not fast)
     if as_json:
         output.emit_json(facts)
     else:
-        show(facts, _place(found))
+        show(facts, _place(module))
 
 
 def show(facts: dict[str, Any], place: str) -> None:
@@ -63,34 +64,34 @@ def show(facts: dict[str, Any], place: str) -> None:
     output.emit_text(f"  {', '.join(facts['untouched']) or 'nothing'}\n")
 
 
-def explained(found: Prepared, *, select: bool) -> dict[str, Any]:
+def explained(module: Prepared, *, select: bool) -> dict[str, Any]:
     """Return everything that `explain` shows about a module as JSON-ready values.
 
     Args:
-        found: the module, patched.
+        module: the module, patched.
         select: also select the kernel of each slot for this machine, which imports torch.
     """
-    facts = facts_of(found)
-    if found.report is None:
-        distribution = found.module.partition(".")[0]
-        facts.update(distribution=distribution, version=_version(distribution), untouched=_definitions(found))
-        return {**facts, "applied": [], "yielded": [], "slots": [], "missed": _missed(found)}
-    facts.update(found.report.to_dict())
-    facts["slots"] = [{**slot, "status": _status(slot["op"], slot["variant"])} for slot in facts["slots"]]
+    from veomni_hook.cli.sites.table import supply
+
+    facts = facts_of(module)
+    if module.report is None:
+        distribution = module.module.partition(".")[0]
+        facts.update(
+            distribution=distribution, version=_version(distribution), untouched=_definitions(module)
+        )
+        return {**facts, "applied": [], "yielded": [], "slots": [], "missed": _missed(module)}
+    facts.update(module.report.to_dict())
+    for slot in facts["slots"]:
+        slot["status"], _ = supply(slot["op"], slot["variant"])
     if select and facts["slots"]:
-        from veomni_hook.cli.kernels import chosen_for
+        from veomni_hook.cli.sites.kernel import asked, chosen, detected
 
-        facts["slots"] = [{**slot, **chosen_for(slot["op"], slot["variant"])} for slot in facts["slots"]]
+        machine, choice = detected(None), chosen()
+        for slot in facts["slots"]:
+            answer = asked(slot["op"], slot["variant"], choice, machine)
+            slot["kernel"] = answer.backend
+            slot["decisions"] = [f"{one.backend}: {one.reason}" for one in answer.decisions]
     return facts
-
-
-def _status(op: str, variant: str) -> str:
-    """Whether a machine has a kernel for a slot, in the words of `coverage`."""
-    from veomni_hook.kernels.selection.registry import registry
-    from veomni_hook.patches.coverage import NO_KERNEL, ROUTED
-
-    known = op in registry.ops() and variant in registry.ops()[op].variants
-    return ROUTED if not known or registry.supplied(op, variant) else NO_KERNEL
 
 
 def _version(distribution: str) -> str:
@@ -102,30 +103,29 @@ def _version(distribution: str) -> str:
         return "of unknown version"
 
 
-def _definitions(found: Prepared) -> list[str]:
+def _definitions(module: Prepared) -> list[str]:
     import ast
 
     defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [node.name for node in ast.parse(found.original).body if isinstance(node, defined)]
+    return [node.name for node in ast.parse(module.original).body if isinstance(node, defined)]
 
 
-def _missed(found: Prepared) -> list[dict[str, str]]:
+def _missed(module: Prepared) -> list[dict[str, str]]:
     """Code that looks like an op in a module that nothing applies to; empty if idioms are disabled."""
-    from veomni_hook.patches.coverage import ROUTED, examine
+    from veomni_hook.patches.coverage import missed
     from veomni_hook.settings import resolve
 
     if not resolve().settings.idioms:
         return []
-    rows = [row.to_dict() for row in examine(found.module, found.original) if row.status != ROUTED]
-    return [{name: row[name] for name in ("op", "target", "status", "reason")} for row in rows]
+    return [asdict(site) for site in missed(module.module, module.original)]
 
 
-def _place(found: Prepared) -> str:
-    if found.patched is None:
-        return f"no: {found.reason}"
-    if found.stored_path is not None:
-        return f"{found.stored_path} (cache {found.cache})"
-    return f"in memory only: {found.reason}" if found.reason else "in memory only"
+def _place(module: Prepared) -> str:
+    if module.patched is None:
+        return f"no: {module.reason}"
+    if module.stored_path is not None:
+        return f"{module.stored_path} (cache {module.cache})"
+    return f"in memory only: {module.reason}" if module.reason else "in memory only"
 
 
 def _section(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:

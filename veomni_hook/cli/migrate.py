@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import JsonOption, import_from_here
-from veomni_hook.cli.usage import FOUND, UsageError
+from veomni_hook.cli.inputs.options import JsonOption, WrittenForOption, import_from_here
+from veomni_hook.cli.usage import FOUND, UsageError, write_file
 
 if TYPE_CHECKING:
     from veomni_hook.finders.upstream import Upstream
@@ -38,16 +38,7 @@ def migrate(
             show_default=False,
         ),
     ] = None,
-    written_for: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RELEASE",
-            help="The transformers release that the config was made for: a version, a wheel, or a folder."
-            " Default: what the config or the file that patchgen generated beside it says; otherwise the"
-            " installed release.",
-            show_default=False,
-        ),
-    ] = None,
+    written_for: WrittenForOption = None,
     *,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: JsonOption = False,
@@ -81,7 +72,8 @@ def migrate(
     else:
         _show(reduced, release, made)
     if file is not None and text:
-        _write(file, text)
+        write_file(file, text, "the reduced config")
+        output.note(f"wrote {file}")
     elif file is not None:
         output.note(f"nothing to write: {reduced.config.name} is not needed any more")
     for problem in problems:
@@ -92,8 +84,8 @@ def migrate(
 
 def _reduced(name: str, written: str | None) -> tuple[Reduced, str, str, Upstream]:
     """Judge the config against the installed release; the releases are the installed and the one made for."""
-    from veomni_hook.cli.release import Releases
-    from veomni_hook.cli.sources import read_source, source_tree
+    from veomni_hook.cli.inputs.release import Releases
+    from veomni_hook.cli.inputs.sources import read_source, source_tree
     from veomni_hook.migration.judge import judge
     from veomni_hook.migration.reduce import reduce
     from veomni_hook.migration.written import written_for
@@ -118,7 +110,7 @@ def _reduced(name: str, written: str | None) -> tuple[Reduced, str, str, Upstrea
 
 def _one(name: str) -> PatchConfig:
     """Load the one config that the user named."""
-    from veomni_hook.cli.spec_sources import OPTION, load_sources
+    from veomni_hook.cli.inputs.configs import OPTION, load_sources
     from veomni_hook.patches.spec import PatchType
 
     (source,) = load_sources([(OPTION, name)])
@@ -165,7 +157,7 @@ def _text(reduced: Reduced, release: str, made: str) -> str:
 
 def _checked(text: str, upstream: Upstream) -> list[str]:
     """Load the text as a config and judge it as `veomni-hook check` does; return what fails."""
-    from veomni_hook.cli.verdict import FAILS, judge
+    from veomni_hook.cli.check.verdict import FAILS, judge
     from veomni_hook.errors import ConfigError
     from veomni_hook.finders.configs import load
 
@@ -219,15 +211,3 @@ def _document(reduced: Reduced, release: str, made: str, text: str, problems: li
         "problems": problems,
         "reduced": text,
     }
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"the reduced config cannot be written: {error.strerror}",
-            where=str(file),
-            fix="name a file in a writable folder",
-        ) from error
-    output.note(f"wrote {file}")

@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.target_options import ConfigOption, Device, DeviceOption, prepared
-from veomni_hook.cli.targets import complete_family, family_of
-from veomni_hook.cli.usage import UsageError
+from veomni_hook.cli.inputs.options import (
+    ConfigOption,
+    Device,
+    DeviceOption,
+    SystemOption,
+    families_argument,
+    prepared,
+)
+from veomni_hook.cli.inputs.targets import family_of
+from veomni_hook.cli.usage import UsageError, write_file
 
 if TYPE_CHECKING:
     from veomni_hook.finders.prepare import Prepared
+    from veomni_hook.kernels.selection.choice import Choice
     from veomni_hook.kernels.selection.system import System
     from veomni_hook.report.benchmarks import Chart
     from veomni_hook.report.model import Answer, Module, Place
@@ -27,11 +35,8 @@ CPU = "cpu"
 def report(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[TARGET]...",
-            help="Families (qwen3), or modules (transformers.models.qwen3.modeling_qwen3).",
-            autocompletion=complete_family,
-            show_default=False,
+        families_argument(
+            "Families (qwen3), or modules (transformers.models.qwen3.modeling_qwen3).", "[TARGET]..."
         ),
     ] = None,
     file: Annotated[
@@ -39,14 +44,7 @@ def report(
     ] = Path("report.html"),
     config: ConfigOption = None,
     device: DeviceOption = None,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Choose kernels for another machine: cpu, sm80, sm90, sm100 or ascend, with all packages.",
-            show_default=False,
-        ),
-    ] = None,
+    system: SystemOption = None,
     *,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -58,8 +56,7 @@ def report(
 
     For what really ran in a model, call `veomni_hook.explain(model).to_html("report.html")`.
     """
-    from veomni_hook.cli.kernels import on
-    from veomni_hook.kernels.selection.choice import parse_choice
+    from veomni_hook.cli.sites.kernel import chosen, machine
     from veomni_hook.report.whole import Report, whole
     from veomni_hook.settings import resolve
 
@@ -67,15 +64,15 @@ def report(
         raise UsageError(
             "a page on stdout cannot be opened", where="veomni-hook report", fix="name a file with --output"
         )
-    choice = str(parse_choice(resolve().settings.kernels))
+    choice = chosen()
     if device is None and system is not None:
         device = _device_on(system)
-    found = [prepared(target, config, device) for target in dict.fromkeys(targets or ())]
-    found = found or [prepared(None, config, device)]
-    place = on(None, system)
+    names: list[str | None] = [*dict.fromkeys(targets or ())] or [None]
+    patched = [prepared(target, config, device) for target in names]
+    place = machine(None, system)
     answers = _answers(choice, place)
     idioms = config is None and resolve().settings.idioms
-    modules = [_module(one, answers, idioms=idioms) for one in found]
+    modules = [_module(one, answers, idioms=idioms) for one in patched]
     labels = ", ".join(module.label for module in modules)
     lead = f"Kernels are chosen for: {place}; kernels = {choice}."
     charts = _charts(modules, place)
@@ -92,35 +89,34 @@ def _device_on(system: str) -> Device | None:
     return Device.npu if system == "ascend" else Device.gpu
 
 
-def _answers(choice: str, system: System) -> Callable[[Place], list[Answer]]:
-    from veomni_hook.cli.kernels import selection
-    from veomni_hook.cli.routing import asked
+def _answers(choice: Choice, system: System) -> Callable[[Place], list[Answer]]:
+    from veomni_hook.cli.sites.kernel import asked
     from veomni_hook.report.model import Answer
 
     @cache
-    def told(op: str, variant: str) -> Answer:
-        backend, why = asked(op, variant, choice, system)
-        decisions = selection(op, variant, choice, system).decisions
-        return Answer(backend, why, others=tuple((one.backend, one.reason) for one in decisions))
+    def answer(op: str, variant: str) -> Answer:
+        first = asked(op, variant, choice, system)
+        others = tuple((one.backend, one.reason) for one in first.decisions)
+        return Answer(first.backend, first.reason, others=others)
 
-    return lambda place: [told(place.op, place.variant)]
+    return lambda place: [answer(place.op, place.variant)]
 
 
-def _module(found: Prepared, answers: Callable[[Place], Sequence[Answer]], *, idioms: bool) -> Module:
+def _module(patched: Prepared, answers: Callable[[Place], Sequence[Answer]], *, idioms: bool) -> Module:
     """The page's content for a module; ``idioms``: whether idioms ran on it."""
     from veomni_hook.cli.explain import explained
     from veomni_hook.report.gather import Texts, gathered, unpatched
     from veomni_hook.report.model import Unrouted
 
-    label = family_of(found.module)
-    if found.report is not None:
-        texts = Texts(found.original, found.stored_text)
-        return gathered(label, texts, found.report, found.patch_hash, answers, examined=idioms)
-    facts = explained(found, select=False)
+    label = family_of(patched.module)
+    if patched.report is not None:
+        texts = Texts(patched.original, patched.stored_text)
+        return gathered(label, texts, patched.report, patched.patch_hash, answers, examined=idioms)
+    facts = explained(patched, select=False)
     unrouted = [Unrouted(**site) for site in facts["missed"]]
     version = f"{facts['distribution']} {facts['version']}"
-    reason = f"Upstream's code runs unchanged: {found.reason}."
-    return unpatched(found.module, label, version, reason, unrouted=unrouted if idioms else None)
+    reason = f"Upstream's code runs unchanged: {patched.reason}."
+    return unpatched(patched.module, label, version, reason, unrouted=unrouted if idioms else None)
 
 
 def _charts(modules: Sequence[Module], system: System) -> list[Chart] | None:
@@ -142,14 +138,7 @@ def _write(page: str, file: Path) -> None:
     if file == STDOUT:
         output.emit(page)
         return
-    try:
-        file.write_bytes(page.encode("utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"the page cannot be written: {error.strerror}",
-            where=str(file),
-            fix="name a file in a writable folder",
-        ) from error
+    write_file(file, page, "the page")
     output.note(f"wrote {file}")
 
 

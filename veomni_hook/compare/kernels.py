@@ -12,7 +12,7 @@ def kernels_of(model: Any) -> list[dict[str, Any]]:
 
     ``ran`` is false for places that no training call has reached; calls of compiled code are not counted.
     """
-    from veomni_hook.kernels.explain import explain
+    from veomni_hook.report.explanation import explain  # keeps the observer of a child process light
 
     rows: dict[tuple[object, ...], dict[str, Any]] = {}
     for each in explain(model).rows:

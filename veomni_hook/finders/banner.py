@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from veomni_hook.finders.finder import PREFIX
-from veomni_hook.finders.handle import current_settings
 from veomni_hook.finders.log import say
+from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
+from veomni_hook.finders.targets import PREFIX
+from veomni_hook.kernels.selection.process_choice import STATE as KERNELS
+from veomni_hook.kernels.selection.select import excluded, select, system_of
 from veomni_hook.settings import BANNER_SHOWN
 
 __all__ = ["kernels_are_chosen", "module_is_patched"]
@@ -43,7 +45,7 @@ _RANKS = (
 )
 
 
-def kernels_are_chosen(module: str, device: str | None, *, compiled: bool = False) -> None:
+def kernels_are_chosen(module: str, device: str | None, compiled: bool = False) -> None:  # noqa: FBT001, FBT002
     """Print the line for a module, unless it was already printed or is not wanted.
 
     Args:
@@ -86,11 +88,11 @@ def _say_once(module: str, places: list[str]) -> None:
     os.environ[BANNER_SHOWN] = str(os.getpid())
     counts = Counter(places)
     names = sorted(counts, key=lambda name: (name in _LAST, -counts[name], name))
-    each = ", ".join(f"{name}: {counts[name]}" for name in names)
+    by_backend = ", ".join(f"{name}: {counts[name]}" for name in names)
     name = _short(module)
     details = f"veomni-hook explain {name}" if module.startswith(PREFIX) else "veomni_hook.explain(model)"
     number = "1 place" if len(places) == 1 else f"{len(places)} places"
-    say(f"{name} patched at {number} ({each}); details: {details}")
+    say(f"{name} patched at {number} ({by_backend}); details: {details}")
 
 
 def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool = False) -> str:
@@ -99,15 +101,13 @@ def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool =
         return str(patch["config"]).partition(":")[0]
     if device is None:
         return _UPSTREAM
-    found = [_asked_first(patch["op"], one, device, compiled=compiled) for one in patch["variant"].split("|")]
+    variants = patch["variant"].split("|")
+    backends = [_asked_first(patch["op"], variant, device, compiled=compiled) for variant in variants]
     # If a flag of the model chooses between formulas, the line shows the weakest backend of them.
-    return max(found, key=lambda name: _LAST.index(name) + 1 if name in _LAST else 0)
+    return max(backends, key=lambda name: _LAST.index(name) + 1 if name in _LAST else 0)
 
 
 def _asked_first(op: str, variant: str, device: str, *, compiled: bool) -> str:
-    from veomni_hook.kernels.selection.select import select, system_of
-    from veomni_hook.kernels.selection.state import STATE as KERNELS
-
     selected = select(op, variant, KERNELS.effective, system_of(device))
     if selected.failure is not None:
         return _NONE
@@ -119,12 +119,10 @@ def _asked_first(op: str, variant: str, device: str, *, compiled: bool) -> str:
 
 def _has_kernels(patch: Mapping[str, Any]) -> bool:
     """Whether any device has a kernel for a route."""
-    from veomni_hook.kernels.selection.select import excluded
-    from veomni_hook.kernels.selection.state import STATE as KERNELS
-
     if patch["kind"] != _ROUTE:
         return False
-    return any(excluded(patch["op"], one, KERNELS.effective) is None for one in patch["variant"].split("|"))
+    variants = patch["variant"].split("|")
+    return any(excluded(patch["op"], variant, KERNELS.effective) is None for variant in variants)
 
 
 def _short(module: str) -> str:

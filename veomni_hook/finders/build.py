@@ -12,26 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import decode_source
-from types import CodeType
 
 from veomni_hook.cache.store import Hit, NotStored
 from veomni_hook.errors import IdiomError
-from veomni_hook.finders import configs, early
-from veomni_hook.finders.inputs import input_files
-from veomni_hook.finders.installed import Absent, absent, report
+from veomni_hook.finders import absent_modules, already_imported
+from veomni_hook.finders.applicable import asks_idioms, device_of
+from veomni_hook.finders.config_inputs import input_files
+from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.log import note, warn
-from veomni_hook.finders.outcome import Outcome
-from veomni_hook.finders.pipeline import (
-    NOTHING,
-    asks_idioms,
-    device_of,
-    from_hit,
-    load_configs,
-    lookup_or_build,
-    report_refusal,
-    store,
-)
-from veomni_hook.finders.state import STATE
+from veomni_hook.finders.outcome import NOTHING, Outcome, Patched
+from veomni_hook.finders.process_cache import from_hit, report_refusal, store
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.layout import counted
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
@@ -43,7 +33,7 @@ from veomni_hook.settings import Settings
 
 def build(
     upstream: Upstream, settings: Settings, names: Sequence[str], stage: str, miss: str
-) -> tuple[Outcome, str | None, CodeType | None] | str:
+) -> Patched | str | None:
     """Patch and publish a module that the cache does not hold.
 
     Args:
@@ -54,8 +44,8 @@ def build(
         miss: why the cache was missed.
 
     Returns:
-        The outcome, with the code if it was stored and with the text if it could not be stored; or the reason
-        why nothing applies.
+        The patched form, or the reason why nothing applies. None if a plugin failed: then other configs
+        apply, and the module has another key.
     """
     with _without_collector():
         return _build(upstream, settings, names, stage, miss)
@@ -75,16 +65,17 @@ def _without_collector() -> Iterator[None]:
 
 def _build(
     upstream: Upstream, settings: Settings, names: Sequence[str], stage: str, miss: str
-) -> tuple[Outcome, str | None, CodeType | None] | str:
-    kept, loaded = load_configs(upstream.module, settings)
-    if kept != tuple(names):  # a plugin failed: use the key of a process without it
-        return lookup_or_build(upstream, settings)
-    every = configs.for_module(loaded, STATE.registered)
-    early.report([name for name in early.modules_of(every) if name != upstream.module])
-    patched, failed = patch_with_idioms(upstream, every, settings)
+) -> Patched | str | None:
+    kept, loaded = load_for(upstream.module, settings)
+    if kept != tuple(names):
+        return None
+    configs = with_registered(loaded)
+    others = [name for name in already_imported.modules_of(configs) if name != upstream.module]
+    already_imported.report(others)
+    patched, failed = patch_with_idioms(upstream, configs, settings)
     inputs = input_files(loaded)
-    missing = absent(config for one in loaded for config in one.configs)
-    report(missing)
+    missing = absent_modules.absent(config for config_module in loaded for config in config_module.configs)
+    absent_modules.report(missing)
     if patched is None:
         if not failed:
             cache = store()
@@ -110,7 +101,7 @@ def _build(
 
 
 def patch_with_idioms(
-    upstream: Upstream, found: Iterable[PatchConfig], settings: Settings
+    upstream: Upstream, configs: Sequence[PatchConfig], settings: Settings
 ) -> tuple[PatchedSource | None, str]:
     """Patch as an import does: with configs, and with idioms if they apply to this module.
 
@@ -121,22 +112,22 @@ def patch_with_idioms(
     Raises:
         IdiomError: an idiom fails in strict mode. Otherwise this is a warning, and only configs apply.
     """
-    device, found = device_of(settings), list(found)
+    device = device_of(settings)
     try:
-        return patch(upstream, found, device, idioms=asks_idioms(upstream, settings)), ""
+        return patch(upstream, configs, device, idioms=asks_idioms(upstream, settings)), ""
     except IdiomError as error:
         if settings.strict:
             raise
         failed = f"without idioms, because one failed: {error.what}"
         warn(f"{upstream.module} is patched {failed}\n{error}")
-        return patch(upstream, found, device), failed
+        return patch(upstream, configs, device), failed
 
 
 def patch(
-    upstream: Upstream, found: Iterable[PatchConfig], device: str, *, idioms: bool = False
+    upstream: Upstream, configs: Iterable[PatchConfig], device: str, *, idioms: bool = False
 ) -> PatchedSource | None:
     """Apply configs and, if enabled, idioms to an upstream module; None when nothing applies."""
-    fitting = applicable(list(found), upstream.module, device)
+    fitting = applicable(list(configs), upstream.module, device)
     if not (fitting or idioms):
         return None
     source = decode_source(upstream.data)
@@ -171,7 +162,7 @@ def publish(
     stored: Stored,
     stage: str,
     inputs: Mapping[str, str],
-    missing: Sequence[Absent] = (),
+    missing: Sequence[absent_modules.Absent] = (),
 ) -> Hit | NotStored:
     """Store a patched module; `NotStored` says why it could not be."""
     cache = store()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # activation imports this module, so it is cheap
+TYPE_CHECKING = False  # activation imports this module, so it is cheap; `environment` imports settings
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 

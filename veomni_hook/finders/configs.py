@@ -1,28 +1,23 @@
-"""Where patch configs come from, and how they are loaded: built-in specs, settings, entry points, `register`.
-
-Configs are Python modules that may import transformers, even the module that they patch. Target modules
-imported while configs load are served unpatched and afterwards removed from `sys.modules`, so that the next
-import finds the patched form.
-"""
+"""How patch configs are loaded: built-in specs, and what settings, entry points and `register` name."""
 
 from __future__ import annotations
 
 import importlib
-import sys
-import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType, MappingProxyType, ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook import plugins
-from veomni_hook.errors import ConfigError, VeomniHookWarning
+from veomni_hook.errors import ConfigError
 from veomni_hook.finders import tracebacks
-from veomni_hook.finders.nested import LOADING
+from veomni_hook.finders.applicable import config_names
+from veomni_hook.finders.loading_guard import serving_upstream
 from veomni_hook.finders.patchgen import MODULES, serving_patchgen
+from veomni_hook.finders.state import STATE
 from veomni_hook.patches.adopt import adopt, is_patch_config
 from veomni_hook.patches.spec import PatchConfig
+from veomni_hook.settings import Settings
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -69,57 +64,74 @@ def load(names: Iterable[str], points: Mapping[str, EntryPoint] = _NO_POINTS) ->
         return [_load_announced(name, points[name]) if name in points else _load(name) for name in names]
 
 
+def load_for(fullname: str, settings: Settings) -> tuple[tuple[str, ...], list[Loaded]]:
+    """Load the config modules for a module; plugins that fail are left out from then on.
+
+    Returns:
+        The names of the config modules, and what they hold.
+
+    Raises:
+        ConfigError: one that the settings name cannot be loaded; in strict mode also a plugin.
+    """
+    while True:
+        names = config_names(fullname, settings)
+        try:
+            return names, load(names, points_in_force(settings.plugins, settings.patches))
+        except PluginError as error:
+            plugins.give_up(error.point, error, strict=settings.strict)
+
+
 def points_in_force(setting: str, named: Iterable[str] = ()) -> dict[str, EntryPoint]:
     """The entry points in force that announce config modules, by name, except those ``named`` by hand."""
-    found = plugins.in_force(plugins.PATCHES, setting)
-    return {point.value: point for point in found if point.value not in named}
+    points = plugins.in_force(plugins.PATCHES, setting)
+    return {point.value: point for point in points if point.value not in named}
 
 
-def as_configs(found: Any, where: str) -> tuple[PatchConfig, ...]:
+def as_configs(holder: Any, where: str) -> tuple[PatchConfig, ...]:
     """Return the config that an object is, or the configs that it holds.
 
     Args:
-        found: a config (ours or patchgen's), a list of them, or a module with `config` or `configs`.
+        holder: a config (ours or patchgen's), a list of them, or a module with `config` or `configs`.
         where: what the error names.
 
     Raises:
         ConfigError: there is no config.
     """
-    if isinstance(found, ModuleType):
-        held = [
-            _snapshot(found.__name__, name, getattr(found, name))
+    if isinstance(holder, ModuleType):
+        bound = [
+            _snapshot(holder.__name__, name, getattr(holder, name))
             for name in ("config", "configs")
-            if hasattr(found, name)
+            if hasattr(holder, name)
         ]
-        if not held:
+        if not bound:
             raise ConfigError(
                 "the module has no patch config",
                 where=where,
                 fix="bind a PatchConfig to the name `config`, or name it: package.module:name",
             )
-        return tuple(config for one in held for config in as_configs(one, where))
-    if isinstance(found, list | tuple):
-        return tuple(config for one in found for config in as_configs(one, where))
-    if not is_patch_config(found):
+        return tuple(config for value in bound for config in as_configs(value, where))
+    if isinstance(holder, list | tuple):
+        return tuple(config for value in holder for config in as_configs(value, where))
+    if not is_patch_config(holder):
         raise ConfigError(
-            f"{type(found).__name__} object is not a patch config",
+            f"{type(holder).__name__} object is not a patch config",
             where=where,
             fix="pass a veomni_hook.PatchConfig, or one made with the patchgen package",
         )
-    return (adopt(found),)
+    return (adopt(holder),)
 
 
-def _snapshot(module: str, name: str, found: Any) -> Any:
+def _snapshot(module: str, name: str, value: Any) -> Any:
     """A config made for patchgen as it is when its module has just been loaded; anything else as it is.
 
     The config of a module for another device may be the same object, which that module changes.
     """
-    if not is_patch_config(found) or (isinstance(found, PatchConfig) and not found.lenient):
-        return found
-    taken = _SNAPSHOTS.get((module, name))
-    if taken is None or taken[0] is not found:
-        taken = _SNAPSHOTS[module, name] = found, adopt(found, f"{module}:{name}")
-    return taken[1]
+    if not is_patch_config(value) or (isinstance(value, PatchConfig) and not value.lenient):
+        return value
+    snapshot = _SNAPSHOTS.get((module, name))
+    if snapshot is None or snapshot[0] is not value:
+        snapshot = _SNAPSHOTS[module, name] = value, adopt(value, f"{module}:{name}")
+    return snapshot[1]
 
 
 def _load(name: str) -> Loaded:
@@ -134,17 +146,17 @@ def _load(name: str) -> Loaded:
             where=", ".join(filter(None, (f"config module {module_name}", tracebacks.innermost(error)))),
             fix=_import_fix(module_name, error),
         ) from error
-    found: Any = module
+    holder: Any = module
     if attribute:
         try:
-            found = getattr(module, attribute)
+            holder = getattr(module, attribute)
         except AttributeError:
             raise ConfigError(
                 f"{module_name} has no attribute {attribute!r}",
                 where=f"config {name}",
                 fix="name an attribute of that module that holds a PatchConfig",
             ) from None
-    return Loaded(name, module, as_configs(found, where=f"config {name}"))
+    return Loaded(name, module, as_configs(holder, where=f"config {name}"))
 
 
 def _import_fix(module_name: str, error: BaseException) -> str:
@@ -172,64 +184,6 @@ def _load_announced(name: str, point: EntryPoint) -> Loaded:
     return loaded
 
 
-@contextmanager
-def serving_upstream() -> Iterator[None]:
-    """Serve targets unpatched within the block, and remove them from `sys.modules` after it."""
-    if LOADING.nested is not None:  # a config that loads configs
-        yield
-        return
-    LOADING.nested = []
-    before = set(sys.modules)
-    try:
-        yield
-    finally:
-        nested, LOADING.nested = LOADING.nested, None
-        if nested:
-            forget(dict.fromkeys(nested), set(sys.modules) - before)
-
-
-def forget(names: Iterable[str], fresh: Collection[str] = ()) -> None:
-    """Remove unpatched targets from `sys.modules` and from the places that cached a reference to them.
-
-    transformers' lazy packages keep every resolved class as an attribute; those must be resolved again. An
-    ordinary module that imported such a class keeps the unpatched one; a warning names it if it is one of
-    transformers' own and ``fresh``, that is imported since.
-    """
-    gone = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    holders = []
-    for holder_name, holder in list(sys.modules.items()):
-        if not isinstance(holder, ModuleType):
-            continue
-        taken = [key for key, value in list(vars(holder).items()) if _comes_from(value, gone)]
-        if not taken:
-            continue
-        lazy = hasattr(holder, "_class_to_module")  # transformers' lazy module resolves a name again
-        for key in list(taken):
-            if lazy or f"{holder_name}.{key}" in gone:
-                delattr(holder, key)
-                taken.remove(key)
-        if taken and holder_name.startswith("transformers.") and holder_name in fresh:
-            holders.append(f"{holder_name} ({', '.join(taken)})")
-    if holders:
-        warnings.warn(
-            "imported by a patch config before its targets were patched, so they contain unpatched code: "
-            + "; ".join(holders)
-            + ". Import them in the config inside the functions that need them.",
-            VeomniHookWarning,
-            stacklevel=2,
-        )
-
-
-def _comes_from(value: object, modules: dict[str, ModuleType]) -> bool:
-    # By type alone: reading an attribute of some objects warns (torch.distributed.reduce_op).
-    if issubclass(type(value), ModuleType):
-        return any(value is module for module in modules.values())
-    if not issubclass(type(value), type | FunctionType):
-        return False
-    home = modules.get(getattr(value, "__module__", None) or "")
-    return home is not None and vars(home).get(getattr(value, "__name__", "")) is value
-
-
-def for_module(loaded: Sequence[Loaded], registered: Sequence[PatchConfig]) -> list[PatchConfig]:
+def with_registered(loaded: Sequence[Loaded]) -> list[PatchConfig]:
     """All configs in the order in which they apply: built-in and named ones first, then registered ones."""
-    return [config for one in loaded for config in one.configs] + list(registered)
+    return [config for config_module in loaded for config in config_module.configs] + STATE.registered

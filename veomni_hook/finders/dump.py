@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from importlib.util import decode_source
 
-from veomni_hook.cache.trust import Defect, Root
-from veomni_hook.finders import build, pipeline
-from veomni_hook.finders import configs as config_loading
+from veomni_hook.cache.trusted_folder import Defect, Root
+from veomni_hook.finders.build import patch_with_idioms, stored_form
+from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.log import say, warn
-from veomni_hook.finders.state import STATE
+from veomni_hook.finders.upstream import Upstream
 from veomni_hook.ownership import swap_problem
 from veomni_hook.patches.render import dump_text, unified_diff
 from veomni_hook.settings import Settings
@@ -37,19 +37,18 @@ def open_folder(path: str) -> Folder:
     return Folder.create(path)
 
 
-def dump(upstream: pipeline.Upstream, settings: Settings) -> str | None:
+def dump(upstream: Upstream, settings: Settings) -> str | None:
     """Write `<dump_dir>/<module path>.py` and `.diff`; return the path, None when nothing applies.
 
     The module is always patched again: a stored entry has no diff, and dumps are for debugging, where a cache
     should not be trusted. No symbolic link is followed, neither `dump_dir` nor anything in it. A folder that
     cannot be written, or that another user could write or replace, causes a warning.
     """
-    _, loaded = pipeline.load_configs(upstream.module, settings)
-    every = config_loading.for_module(loaded, STATE.registered)
-    patched, _ = build.patch_with_idioms(upstream, every, settings)
+    _, loaded = load_for(upstream.module, settings)
+    patched, _ = patch_with_idioms(upstream, with_registered(loaded), settings)
     if patched is None:
         return None
-    stored = build.stored_form(patched)
+    stored = stored_form(patched)
     parts = upstream.module.split(".")
     name = "/".join(parts[1:] or parts)
     diff = unified_diff(decode_source(upstream.data), patched, upstream.module)

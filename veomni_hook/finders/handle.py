@@ -1,7 +1,7 @@
 """Activation as a handle: `activate(...)` puts the finder on `sys.meta_path`, the handle removes it.
 
-`import veomni_hook.install` loads this module, so anything not needed to install the finder is imported
-where it is used.
+`import veomni_hook.install` loads this module, so functions here import what is not needed to install the
+finder.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import sys
 
-from veomni_hook.finders.finder import REMOTE_LOADING, PatchFinder, is_remote, is_target
+from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.finders.state import STATE
+from veomni_hook.finders.targets import is_remote, is_target
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType, TracebackType
+    from types import TracebackType
     from typing import Any
 
-    from veomni_hook.finders.outcome import Outcome
-    from veomni_hook.patches.spec import PatchConfig
-    from veomni_hook.settings import Settings
+    from veomni_hook.finders.outcome import Status
+
+__all__ = ["Handle", "activate", "activate_late"]
 
 
 class Handle:
@@ -41,16 +42,19 @@ class Handle:
         """
         if self not in STATE.handles:
             return
-        STATE.handles.remove(self)
+        del STATE.handles[self]
         STATE.resolved = STATE.store = None
         if not STATE.handles and STATE.finder in sys.meta_path:
             sys.meta_path.remove(STATE.finder)
         _share_with_children()
-        bind_slots()
+        _bind_slots()
 
     def status(self) -> Status:
         """Return whether this activation is in force, and the outcome of each target module so far."""
-        return Status(self in STATE.handles, {**STATE.outcomes, **_passed_by()})
+        from veomni_hook.finders.bypassed import outcomes
+        from veomni_hook.finders.outcome import Status
+
+        return Status(self in STATE.handles, {**STATE.outcomes, **outcomes()})
 
     def __enter__(self) -> Handle:
         return self
@@ -62,29 +66,6 @@ class Handle:
 
     def __repr__(self) -> str:
         return f"<veomni_hook Handle, {'active' if self in STATE.handles else 'inactive'}>"
-
-
-class Status:
-    """What `Handle.status()` returns.
-
-    Attributes:
-        active: whether the handle's activation is in force.
-        modules: the outcome of every target module that was imported or looked for, by name.
-    """
-
-    def __init__(self, active: bool, modules: dict[str, Outcome]) -> None:  # noqa: FBT001
-        self.active = active
-        self.modules = modules
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return both fields as JSON-ready values."""
-        return {"active": self.active, "modules": {n: o.to_dict() for n, o in self.modules.items()}}
-
-    def __repr__(self) -> str:
-        lines = [f"veomni_hook: {'active' if self.active else 'inactive'}"]
-        for outcome in self.modules.values():
-            lines.append(f"  {outcome.module}: {outcome.state}")
-        return "\n".join(lines)
 
 
 def activate(**settings: Any) -> Handle:
@@ -103,7 +84,7 @@ def activate(**settings: Any) -> Handle:
         AlreadyImportedError: under `VEOMNI_STRICT=1`, a module with patches is already imported.
     """
     try:
-        return _activate(settings, early=True)
+        return _activate(settings, late=False)
     except BaseException as error:
         from veomni_hook.finders.tracebacks import fold
 
@@ -114,10 +95,10 @@ def activate(**settings: Any) -> Handle:
 
 def activate_late(**settings: Any) -> Handle:
     """Activate for models that are already loaded, without warnings about modules imported before."""
-    return _activate(settings, early=False)
+    return _activate(settings, late=True)
 
 
-def _activate(settings: dict[str, Any], *, early: bool) -> Handle:
+def _activate(settings: dict[str, Any], *, late: bool) -> Handle:
     handle = Handle(settings)
     if settings:
         from veomni_hook.settings import resolve
@@ -128,66 +109,19 @@ def _activate(settings: dict[str, Any], *, early: bool) -> Handle:
         return handle
     if STATE.finder is None:
         STATE.finder = PatchFinder()
-    STATE.handles.append(handle)
+    STATE.handles[handle] = settings
     STATE.resolved = STATE.store = None
     if STATE.finder not in sys.meta_path:
         sys.meta_path.insert(0, STATE.finder)
     try:
         _share_with_children()
-        bind_slots()
+        _bind_slots()
         if "transformers" in sys.modules:
-            _note_early_imports(report=early)
+            _note_early_imports(report=not late)
     except BaseException:
         handle.deactivate()
         raise
     return handle
-
-
-def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
-    """Add a patch config to this process; it applies to modules imported from now on.
-
-    Args:
-        config: a `PatchConfig` (ours or patchgen's), or a module that holds one as `config`.
-
-    Returns:
-        The config as the engine uses it.
-
-    Raises:
-        ConfigError: the object is not a patch config and holds none. Under `VEOMNI_STRICT=1` also if the
-            config's source module is not installed, which is otherwise a warning.
-        AlreadyImportedError: under `VEOMNI_STRICT=1`, the config's source module is already imported.
-    """
-    from veomni_hook.finders import early, installed
-    from veomni_hook.finders.configs import as_configs
-
-    found = as_configs(config, where=repr(config))
-    installed.report([(each.name, each.source_module) for each in found], registered=True)
-    STATE.registered = [*STATE.registered, *found]
-    if STATE.finder is None:
-        STATE.finder = PatchFinder()
-    others = [c for c in found if not is_target(c.source_module)]
-    STATE.finder.registered |= {c.source_module for c in others if not c.is_pattern}
-    STATE.finder.patterns += tuple(c.applies_to for c in others if c.is_pattern)
-    early.report(early.modules_of(found))
-    return found[0]
-
-
-def current_settings() -> Settings:
-    """The settings in force: resolved once per activation, at the first call."""
-    if STATE.resolved is None:
-        from veomni_hook.settings import resolve
-
-        overrides: dict[str, Any] = {}
-        for handle in STATE.handles:
-            overrides.update(handle.overrides)
-        resolved = resolve(overrides=overrides)
-        _choose_plugins(resolved.settings)
-        if resolved.unknown_environment:
-            from veomni_hook.finders import variables
-
-            variables.report(resolved.unknown_environment, strict=resolved.settings.strict)
-        STATE.resolved = resolved
-    return STATE.resolved.settings
 
 
 def _share_with_children() -> None:
@@ -205,6 +139,8 @@ def _share_with_children() -> None:
         children.take_out(STATE.inherited)
         STATE.inherited = None
     if STATE.handles and _children_are_asked_for():
+        from veomni_hook.finders.settings_in_force import current_settings
+
         settings = current_settings()
         if settings.children and settings.enabled:
             STATE.inherited = children.put(settings)
@@ -212,13 +148,13 @@ def _share_with_children() -> None:
 
 def _children_are_asked_for() -> bool:
     """Whether the settings must be resolved to decide if children inherit the hook."""
-    if any("children" in handle.overrides for handle in STATE.handles):
+    if any("children" in settings for settings in STATE.handles.values()):
         return True
     if not (os.environ.get("VEOMNI_CHILDREN") or _a_file_mentions_children()):
         return False
     from veomni_hook.finders.children import is_inherited
 
-    return any(handle.overrides for handle in STATE.handles) or not is_inherited()
+    return any(STATE.handles.values()) or not is_inherited()
 
 
 def _a_file_mentions_children() -> bool:
@@ -244,75 +180,18 @@ def _mentions(path: str, word: bytes) -> bool:
         return False
 
 
-def _choose_plugins(settings: Settings) -> None:
-    from veomni_hook import plugins
+def _bind_slots() -> None:
+    if "veomni_hook.kernels.selection.process_choice" in sys.modules:  # otherwise there is no slot yet
+        from veomni_hook.finders.slots import bind_slots
 
-    plugins.choose(settings.plugins, strict=settings.strict)
-    for name in plugins.unknown_names(settings.plugins):
-        what = (
-            f"the setting `plugins` names {name}, but no installed distribution or entry point has that name"
-        )
-        if settings.strict:
-            from veomni_hook.errors import SettingsError
-
-            raise SettingsError(what, where="VEOMNI_PLUGINS or the settings file", fix=plugins.NAMES_FIX)
-        from veomni_hook.finders.log import warn
-
-        warn(f"{what}. Fix: {plugins.NAMES_FIX}")
-
-
-def bind_slots() -> None:
-    """Pass the settings in force to the slots of loaded modules; does nothing before any is loaded.
-
-    Raises:
-        KernelError: the kernel choice names an unknown op or backend.
-    """
-    if "veomni_hook.kernels.selection.state" not in sys.modules:
-        return
-    from veomni_hook.kernels.selection import state
-
-    if STATE.handles:
-        state.STATE.asked = _first_asked
-        state.set_choice(current_settings().kernels)
-    state.set_active(active=bool(STATE.handles))
-
-
-def _first_asked(module: str, device: str | None, compiled: bool) -> None:  # noqa: FBT001
-    """Called by slots when a patched module's kernels are chosen: at its first calls."""
-    if module not in STATE.announced:
-        from veomni_hook.finders import banner
-
-        banner.kernels_are_chosen(module, device, compiled=compiled)
-
-
-def _passed_by() -> dict[str, Outcome]:
-    """Loaded targets that bypassed the finder: imported too early, or taken by a finder ahead of ours."""
-    from veomni_hook.finders.outcome import Outcome
-    from veomni_hook.finders.passed_by import ahead_of
-
-    remote = current_settings().remote_code
-    names = [
-        name
-        for name in list(sys.modules)
-        if name not in STATE.asked
-        and (remote if is_remote(name) or name == REMOTE_LOADING else is_target(name))
-    ]
-    ahead = ", ".join(ahead_of(STATE.finder))
-    reason = "imported before the hook was active"
-    if ahead:
-        reason += f", or taken by a finder ahead of it on sys.meta_path ({ahead})"
-    adopted = "; veomni_hook.adopt has patched models of it"
-    return {
-        name: Outcome(name, patched=False, reason=reason + (adopted if name in STATE.adopted else ""))
-        for name in names
-    }
+        bind_slots()
 
 
 def _note_early_imports(*, report: bool) -> None:
     loaded = [name for name in list(sys.modules) if is_target(name) or is_remote(name)]
     if len(STATE.handles) == 1:
-        STATE.early = frozenset(loaded)
+        STATE.already_imported = frozenset(loaded)
     if loaded and report:
-        from veomni_hook.finders import early
+        from veomni_hook.finders import already_imported, bypassed
 
-        early.report(early.affected())
+        already_imported.report(bypassed.imported_before())

@@ -1,4 +1,4 @@
-"""Finding a module's file without importing its packages."""
+"""Finding a module as the import system would without this hook; `locate` imports no package for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,25 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 
-from veomni_hook.finders.finder import PatchFinder
+from veomni_hook.finders.state import STATE
+
+__all__ = ["find_upstream", "locate"]
+
+
+def find_upstream(
+    fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+) -> ModuleSpec | None:
+    """Return what the import system would find without this hook."""
+    # Ask every other finder in turn, not only PathFinder: editable installs and other hooks have their own.
+    for finder in list(sys.meta_path):
+        if finder is STATE.finder:
+            continue
+        spec = finder.find_spec(fullname, path, target)
+        if spec is not None:
+            return spec
+    return None
 
 
 def locate(module: str) -> ModuleSpec | None:
@@ -17,7 +34,7 @@ def locate(module: str) -> ModuleSpec | None:
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         try:
-            spec = _find(".".join(parts[:depth]), search)
+            spec = find_upstream(".".join(parts[:depth]), search)
         except KeyError:  # a namespace package: its path asks for its parent in sys.modules
             search = [
                 path for base in search or () if os.path.isdir(path := os.path.join(base, parts[depth - 1]))
@@ -29,13 +46,3 @@ def locate(module: str) -> ModuleSpec | None:
         if search is None and depth < len(parts):
             return None
     return spec
-
-
-def _find(name: str, search: Sequence[str] | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        if isinstance(finder, PatchFinder):
-            continue
-        spec = finder.find_spec(name, search)
-        if spec is not None:
-            return spec
-    return None

@@ -1,10 +1,14 @@
-"""The outcome for one target module: patched (from where), or left unchanged (why)."""
+"""The outcome for one target module: patched (from where), or left unchanged (why); and all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from types import CodeType
 from typing import Any
+
+#: Reason why a module has no patched form although nothing is wrong.
+NOTHING = "no patch applies"
 
 
 class Outcome:
@@ -61,3 +65,32 @@ class Outcome:
 
     def __repr__(self) -> str:
         return f"<Outcome {self.module}: {self.state}>"
+
+
+#: The outcome of a patched module, its text if it is not stored, and its code if it is.
+Patched = tuple[Outcome, str | None, CodeType | None]
+
+
+class Status:
+    """What `Handle.status()` returns.
+
+    Attributes:
+        active: whether the handle's activation is in force.
+        modules: the outcome of every target module that was imported or looked for, by name.
+    """
+
+    def __init__(self, active: bool, modules: Mapping[str, Outcome]) -> None:  # noqa: FBT001
+        self.active = active
+        self.modules = modules
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return both fields as JSON-ready values."""
+        return {
+            "active": self.active,
+            "modules": {name: outcome.to_dict() for name, outcome in self.modules.items()},
+        }
+
+    def __repr__(self) -> str:
+        lines = [f"veomni_hook: {'active' if self.active else 'inactive'}"]
+        lines += [f"  {outcome.module}: {outcome.state}" for outcome in self.modules.values()]
+        return "\n".join(lines)

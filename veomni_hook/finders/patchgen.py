@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
 
+from veomni_hook.patches import patchgen
+
 __all__ = ["MODULES", "serving_patchgen"]
 
 _PACKAGE = "patchgen"
@@ -27,8 +29,6 @@ class _Loader:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        from veomni_hook.patches import patchgen
-
         module.__doc__ = patchgen.__doc__
         vars(module).update({name: getattr(patchgen, name) for name in patchgen.__all__})
         vars(module)["__all__"] = list(patchgen.__all__)

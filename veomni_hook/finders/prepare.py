@@ -6,18 +6,21 @@ Neither torch nor transformers is imported, unless a user's config does so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import decode_source
 from typing import TYPE_CHECKING
 
 from veomni_hook.cache.store import Hit
 from veomni_hook.errors import ConfigError
-from veomni_hook.finders import build, pipeline
-from veomni_hook.finders import configs as config_loading
-from veomni_hook.finders.inputs import input_files
-from veomni_hook.finders.installed import absent
+from veomni_hook.finders import build
+from veomni_hook.finders.absent_modules import absent
+from veomni_hook.finders.applicable import device_of
+from veomni_hook.finders.config_inputs import input_files
+from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.locate import locate
-from veomni_hook.finders.state import STATE
+from veomni_hook.finders.outcome import NOTHING
+from veomni_hook.finders.process_cache import stage1, store
+from veomni_hook.finders.upstream import Upstream, read_upstream
 from veomni_hook.settings import Settings
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ def prepare(
         PatchError: a patch does not apply.
     """
     spec = locate(module)
-    upstream, reason = (None, "it is not installed") if spec is None else pipeline.read_upstream(module, spec)
+    upstream, reason = (None, "it is not installed") if spec is None else read_upstream(module, spec)
     if upstream is None:
         raise ConfigError(
             f"{module} cannot be read: {reason}",
@@ -85,39 +88,32 @@ def prepare(
             fix="name an installed modeling module; `veomni-hook list --all --modules` shows them",
         )
     if device is not None:
-        settings = _with_device(settings, device)
+        settings = replace(settings, device=device)
     if configs is not None:
-        patched = build.patch(upstream, configs, pipeline.device_of(settings))
+        patched = build.patch(upstream, configs, device_of(settings))
         reason = "the cache is not used if configs are given" if patched else "none of the configs applies"
         return _prepared(upstream, patched, None, reason, "memory")
-    names, loaded = pipeline.load_configs(module, settings)
-    every = config_loading.for_module(loaded, STATE.registered)
-    missing = absent(config for one in loaded for config in one.configs)
-    patched, failed = build.patch_with_idioms(upstream, every, settings)
+    names, loaded = load_for(module, settings)
+    missing = absent(config for config_module in loaded for config in config_module.configs)
+    patched, failed = build.patch_with_idioms(upstream, with_registered(loaded), settings)
     publish = publish and not failed
-    stage = pipeline.stage1(upstream, settings, names)
+    stage = stage1(upstream, settings, names)
     if patched is None:
         if publish:
-            pipeline.store().publish_unpatched(stage, module, input_files(loaded), missing)
-        return _prepared(upstream, None, None, failed or "no patch applies", "")
-    found: object = pipeline.store().lookup(stage, module)
+            store().publish_unpatched(stage, module, input_files(loaded), missing)
+        return _prepared(upstream, None, None, failed or NOTHING, "")
+    stored: object = store().lookup(stage, module)
     cache = "hit"
-    if publish and not isinstance(found, Hit):
+    if publish and not isinstance(stored, Hit):
         cache = "miss"
-        found = build.publish(upstream, build.stored_form(patched), stage, input_files(loaded), missing)
-    if isinstance(found, Hit):
-        return _prepared(upstream, patched, found.path, "", cache)
-    return _prepared(upstream, patched, None, failed or getattr(found, "reason", "not stored"), "memory")
-
-
-def _with_device(settings: Settings, device: str) -> Settings:
-    from dataclasses import replace
-
-    return replace(settings, device=device)
+        stored = build.publish(upstream, build.stored_form(patched), stage, input_files(loaded), missing)
+    if isinstance(stored, Hit):
+        return _prepared(upstream, patched, stored.path, "", cache)
+    return _prepared(upstream, patched, None, failed or getattr(stored, "reason", "not stored"), "memory")
 
 
 def _prepared(
-    upstream: pipeline.Upstream, patched: PatchedSource | None, path: str | None, reason: str, cache: str
+    upstream: Upstream, patched: PatchedSource | None, path: str | None, reason: str, cache: str
 ) -> Prepared:
     original = decode_source(upstream.data)
     if patched is None:

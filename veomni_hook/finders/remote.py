@@ -15,7 +15,10 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 
 from veomni_hook.finders.loader import PatchedLoader
+from veomni_hook.finders.patched_form import patched_loader
+from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
+from veomni_hook.finders.tracebacks import fold
 
 __all__ = ["RemoteLoader", "patching", "spec_from_file_location"]
 
@@ -40,8 +43,6 @@ class RemoteLoader(SourceFileLoader):
         try:
             super().exec_module(module)
         except Exception as error:
-            from veomni_hook.finders.tracebacks import fold
-
             if not fold(error):
                 raise
             raise error  # VEOMNI_TRACEBACK=full shows the frames of veomni_hook, too
@@ -50,8 +51,6 @@ class RemoteLoader(SourceFileLoader):
 
     def get_code(self, fullname: str | None = None) -> CodeType | None:
         """Return the code object of the patched form, or of the original if nothing applies."""
-        from veomni_hook.finders.pipeline import patched_loader
-
         spec = importlib.util.spec_from_file_location(self.name, self.path, loader=self._original)
         self.patched = None if spec is None else patched_loader(self.name, spec)
         return (self.patched or self._original).get_code(self.name)
@@ -63,8 +62,6 @@ class RemoteLoader(SourceFileLoader):
 
 def patching(fullname: str, spec: ModuleSpec) -> ModuleSpec:
     """Return a spec that loads a remote module's patched form, or ``spec`` if it is not to be patched."""
-    from veomni_hook.finders.handle import current_settings
-
     settings = current_settings()
     loader = spec.loader
     if (
@@ -73,10 +70,8 @@ def patching(fullname: str, spec: ModuleSpec) -> ModuleSpec:
         or not isinstance(loader, SourceFileLoader)
     ):
         return spec
-    made = importlib.util.spec_from_file_location(
-        fullname, loader.path, loader=RemoteLoader(fullname, loader)
-    )
-    return spec if made is None else made
+    patching_loader = RemoteLoader(fullname, loader)
+    return importlib.util.spec_from_file_location(fullname, loader.path, loader=patching_loader) or spec
 
 
 def spec_from_file_location(name: str, location: str | os.PathLike[str]) -> ModuleSpec | None:

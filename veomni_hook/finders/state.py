@@ -7,13 +7,17 @@ that compute the same thing store equal results.
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from _typeshed.importlib import MetaPathFinderProtocol
+
     from veomni_hook.cache.store import Store
     from veomni_hook.finders.children import Inherited
-    from veomni_hook.finders.finder import PatchFinder
-    from veomni_hook.finders.handle import Handle
     from veomni_hook.finders.outcome import Outcome
     from veomni_hook.patches.spec import PatchConfig
     from veomni_hook.settings import Resolved
@@ -23,15 +27,20 @@ class State:
     """Everything about the hook that changes while the process runs.
 
     Attributes:
-        handles: activations that are not undone, oldest first; the hook is active while there is one.
-        finder: the finder on `sys.meta_path`, or None.
+        handles: activations that are not undone, oldest first, with the settings given to each; the hook is
+            active while there is one.
+        finder: the hook's finder, on `sys.meta_path` while the hook is active; None before that.
         resolved: the settings, once the first target needed them; None makes the next target resolve them.
         store: the cache, opened with `resolved`.
         registered: configs registered in this process, in order.
+        registered_names: names of modules that registered configs patch and that are no targets.
+        registered_patterns: tests, one per registered config with a pattern, whether a name matches it.
         asked: targets that an import requested from the finder; any other loaded target bypassed it.
-        early: targets that were loaded when the hook became active.
-        looked_at: the number of loaded modules and the last of them at the latest search for targets taken
-            by another import hook; None before the first search.
+        already_imported: targets that were loaded when the hook became active.
+        unsettled: targets served unpatched because a module that their configs need was being imported, with
+            that module's name; they are imported again once it is complete.
+        looking: whether the finder is looking for targets that other hooks took, which imports modules.
+        looked_at: the number of loaded modules and the last of them when it last looked; None before that.
         taken: targets found to be taken by another import hook.
         adopted: modules with models that `veomni_hook.adopt` has patched.
         outcomes: the outcome of each requested target module, by name.
@@ -42,26 +51,34 @@ class State:
     """
 
     def __init__(self) -> None:
-        self.handles: list[Handle] = []
-        self.finder: PatchFinder | None = None
+        self.handles: dict[object, Mapping[str, Any]] = {}
+        self.finder: MetaPathFinderProtocol | None = None
         self.resolved: Resolved | None = None
         self.store: Store | None = None
         self.registered: list[PatchConfig] = []
+        self.registered_names: frozenset[str] = frozenset()
+        self.registered_patterns: tuple[Callable[[str], bool], ...] = ()
         self.asked: set[str] = set()
-        self.early: frozenset[str] = frozenset()
+        self.already_imported: frozenset[str] = frozenset()
+        self.unsettled: dict[str, str] = {}
+        self.looking = False
+        self.looked_at: tuple[int, str] | None = None
         self.taken: set[str] = set()
         self.adopted: set[str] = set()
-        self.looked_at: tuple[int, str] | None = None
         self.outcomes: dict[str, Outcome] = {}
         self.said: set[str] = set()
-        self.announced: set[str] = set()
         self.process = os.getpid()
+        self.announced: set[str] = set()
         self.inherited: Inherited | None = None
+
+    def is_registered(self, name: str) -> bool:
+        """Whether a registered config patches this module, which is no target."""
+        if name in self.registered_names:
+            return True
+        return bool(self.registered_patterns) and any(applies(name) for applies in self.registered_patterns)
 
     def reset(self) -> None:
         """Restore the state of a fresh process; loaded modules are not changed."""
-        import sys
-
         if self.finder in sys.meta_path:
             sys.meta_path.remove(self.finder)
         self.__init__()  # type: ignore[misc]

@@ -32,14 +32,14 @@ def fold(error: BaseException) -> bool:
     """
     if not isinstance(error, VeomniHookError) or isinstance(error, IdiomError) or _full():
         return False
-    for each in _chain(error):
-        frames = [*_entries(each.__traceback__)]
+    for raised in _chain(error):
+        frames = [*_entries(raised.__traceback__)]
         # If another library raises inside our code, our frames are needed to explain it.
-        if isinstance(each, VeomniHookError) or (frames and not _is_ours(frames[-1])):
-            each.__traceback__ = _joined([entry for entry in frames if not _is_left_out(entry)])
-        before = each.__context__
+        if isinstance(raised, VeomniHookError) or (frames and not _is_ours(frames[-1])):
+            raised.__traceback__ = _joined([entry for entry in frames if not _is_left_out(entry)])
+        before = raised.__context__
         if before is not None and all(_is_left_out(entry) for entry in _entries(before.__traceback__)):
-            each.__suppress_context__ = True  # from an attempt inside this package, without user frames
+            raised.__suppress_context__ = True  # from an attempt inside this package, without user frames
     return True
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from types import ModuleType
 
-from veomni_hook.finders.finder import PatchFinder, is_remote
+from veomni_hook.finders.targets import is_remote
 
-__all__ = ["Upstream", "find_upstream", "read_upstream"]
+__all__ = ["Upstream", "read_upstream"]
 
 
 @dataclass(frozen=True)
@@ -30,20 +28,6 @@ class Upstream:
     def uses_torch(self) -> bool:
         """Whether it imports torch, as all code that computes with tensors does."""
         return b"import torch" in self.data or b"from torch" in self.data
-
-
-def find_upstream(
-    finder: PatchFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
-    """Return what the import system would find without this hook."""
-    # Ask every other finder in turn, not only PathFinder: editable installs and other hooks have their own.
-    for other in list(sys.meta_path):
-        if other is finder or isinstance(other, PatchFinder):
-            continue
-        spec = other.find_spec(fullname, path, target)
-        if spec is not None:
-            return spec
-    return None
 
 
 def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str]:
@@ -65,6 +49,7 @@ def read_upstream(fullname: str, spec: ModuleSpec) -> tuple[Upstream | None, str
 @cache
 def _installed_version(distribution: str) -> str:
     """The version of an installed distribution, or `unknown`."""
+    # A hit needs no metadata: transformers gives its version itself.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -82,9 +67,9 @@ def _version(distribution: str, root: str = "") -> str:
     if root:
         try:
             with open(os.path.normpath(os.path.join(root, "__init__.py")), encoding="utf-8") as file:
-                found = re.search(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", file.read(), re.MULTILINE)
+                assigned = re.search(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", file.read(), re.MULTILINE)
         except OSError:
-            found = None
-        if found:
-            return found[1]
+            assigned = None
+        if assigned:
+            return assigned[1]
     return _installed_version(distribution)

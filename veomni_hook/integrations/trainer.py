@@ -13,8 +13,9 @@ from transformers import TrainerCallback
 
 from veomni_hook.adoption import Adoption, adopt
 from veomni_hook.errors import AdoptionError
-from veomni_hook.finders.handle import Handle, activate_late, current_settings
+from veomni_hook.finders.handle import Handle, activate_late
 from veomni_hook.finders.log import say, warn
+from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 
 __all__ = ["VeomniCallback"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from veomni_hook.migration.reduce import COVERED, KEPT, LEFT_OUT, Explained, Reduced
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.source import Snippet, read_snippet
+from veomni_hook.patches.code.snippet import Snippet, read_snippet
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchType
 
 __all__ = ["emit"]

@@ -10,7 +10,7 @@ from veomni_hook.migration.alone import refused
 from veomni_hook.migration.judge import GONE, MOVED, UNNECESSARY, Judgement
 from veomni_hook.migration.needs import Needs, needs
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.source import read_snippet
+from veomni_hook.patches.code.snippet import read_snippet
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 

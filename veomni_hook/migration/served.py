@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import Definition, Document
-from veomni_hook.patches.code.names import is_near_miss, nearest
+from veomni_hook.patches.code.nearest_names import is_near_miss, nearest
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.lock import LINE, Change, Lock, LockedModule, Override, compare, snapshot
 from veomni_hook.patches.lock.changes import FORMULA, GONE, SIGNATURE
 from veomni_hook.patches.plan import Origin
-from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.selection import selected
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.verbs.targets import members, method_names, plain
 

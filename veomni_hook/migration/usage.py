@@ -15,8 +15,8 @@ from typing import Any
 
 from veomni_hook.migration.vocabulary import CONFIG_SLOT, OP_SLOT
 from veomni_hook.patches.code.document import has_docstring
-from veomni_hook.patches.code.source import read_snippet
-from veomni_hook.patches.code.uses import global_uses
+from veomni_hook.patches.code.scope import global_uses
+from veomni_hook.patches.code.snippet import read_snippet
 from veomni_hook.patches.spec import Patch, PatchConfig
 
 __all__ = ["Given", "Used", "definition", "given", "identifiers", "parameters", "replacement", "used"]

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from veomni_hook.errors import ConfigError
-from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PatchType, PositionedHelper, device_of
 
 __all__ = ["adopt", "adopt_helper", "adopt_patch", "is_patch_config"]

@@ -18,7 +18,7 @@ from veomni_hook.patches.plan import Origin, Step
 from veomni_hook.patches.report import YieldedPatch
 from veomni_hook.patches.routes.config import NAME
 from veomni_hook.patches.routes.reliance import covered, relied_on
-from veomni_hook.patches.routes.site import Site
+from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import PatchConfig, PatchType
 from veomni_hook.patches.steps import patch_steps, surroundings
 from veomni_hook.patches.verbs.guard import plan_guard

@@ -8,15 +8,28 @@ from types import ModuleType
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import recognise as recogniser
-from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.report import MissedSite
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import slot_name
 
-__all__ = ["ERROR", "NO_KERNEL", "ROUTED", "Row", "Total", "denominators", "examine", "totals"]
+__all__ = [
+    "ERROR",
+    "NO_KERNEL",
+    "ROUTED",
+    "Row",
+    "Total",
+    "denominators",
+    "examine",
+    "failure",
+    "missed",
+    "totals",
+]
 
 #: The status of a row for a module, or for an idiom in a module, that failed.
 ERROR = "error"
 #: The status of a candidate with a kernel slot whose formula has no kernel on any machine.
-#: `veomni_hook.cli.coverage`, which knows the kernels, sets it; recognisers report such candidates as routed.
+#: `veomni_hook.cli.sites.table`, which knows the kernels, sets it; recognisers report such sites as routed.
 NO_KERNEL = "no_kernel"
 ROUTED = Status.ROUTED.value
 
@@ -48,6 +61,11 @@ class Row:
     counted: bool = True
     part: str = ""
     edited: bool = False
+
+    @property
+    def slots(self) -> list[str]:
+        """The slots that a routed place asks, one for each formula."""
+        return [slot_name(self.op, one) for one in self.variant.split("|") if one]
 
     def to_dict(self) -> dict[str, str]:
         """Return the six fields that listings show."""
@@ -104,6 +122,14 @@ def examine(module: str, text: str) -> list[Row]:
         return rows if any(row.status == ERROR for row in rows) else [failure(module, str(error)), *rows]
 
 
+def missed(module: str, text: str) -> tuple[MissedSite, ...]:
+    """Return the sites of a module that are not routed, and its errors, as a patch report lists them."""
+    rows = examine(module, text)
+    return tuple(
+        MissedSite(row.op, row.target, row.status, row.reason) for row in rows if row.status != ROUTED
+    )
+
+
 def failure(module: str, reason: str, op: str = "-") -> Row:
     """Return the row of an error."""
     return Row(module, "-", op, "", ERROR, reason)
@@ -132,7 +158,7 @@ def _one_by_one(document: Document) -> Iterator[Row]:
     view = ModuleView(document)
     for idiom in recogniser.idioms():
         try:
-            sites = list(idiom.find(view))
+            sites = view.sites(idiom.find)
         except Exception as error:
             yield failure(document.module, _told(idiom, error), idiom.OP)
             continue
@@ -159,7 +185,7 @@ def _row(module: str, site: Site) -> Row:
         lineno=site.lineno,
         counted=site.counted,
         part=site.part,
-        edited=bool(site.splices),
+        edited=bool(site.edits),
     )
 
 

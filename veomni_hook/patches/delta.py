@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from veomni_hook.patches.code.expressions import decorator_name
+
 __all__ = ["BASES", "ChangedClass", "Delta", "adopted_name", "delta"]
 
 #: The name under which a statement of `ChangedClass.node` finds the bases of the class.
@@ -106,7 +108,7 @@ def _compared(old: ast.ClassDef, new: ast.ClassDef, tainted: set[str]) -> Change
         bases=[ast.Starred(ast.Name(BASES, ast.Load()), ast.Load())],
         keywords=[],
         body=[each for name in members for each in after[name]] or [ast.Pass()],
-        decorator_list=[each for each in new.decorator_list if _decorator(each) not in _INHERITED],
+        decorator_list=[each for each in new.decorator_list if decorator_name(each) not in _INHERITED],
     )
     if "type_params" in ast.ClassDef._fields:
         vars(node)["type_params"] = []  # from Python 3.12 on
@@ -188,11 +190,6 @@ def _bound(node: ast.AST) -> list[str]:
 
 def _read(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-
-
-def _decorator(node: ast.expr) -> str:
-    node = node.func if isinstance(node, ast.Call) else node
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _is_docstring(node: ast.stmt) -> bool:

@@ -13,14 +13,14 @@ from typing import Any
 from veomni_hook.errors import ConfigError, IdiomError, PatchTargetError, VeomniHookError
 from veomni_hook.patches.adopt import adopt
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import Placed, apply_edits, place_edits
-from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.edit import Placed, apply_edits, marker_comment, place_edits
+from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.conflicts import declared_steps, same_config
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin, Plan
 from veomni_hook.patches.report import AppliedPatch, PatchReport
 from veomni_hook.patches.routes.config import NAME, missed, routes
-from veomni_hook.patches.routes.site import Site
+from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.verbs.additions import plan_additions
 from veomni_hook.patches.verbs.exclude import plan_exclusions
@@ -169,7 +169,7 @@ def _patched(
 def _failed_routes(error: Exception, sites: Sequence[Site], origin: Origin) -> IdiomError:
     """The error for sites that idioms found but cannot write, or that conflict with the configs."""
     target = getattr(error, "target", "")
-    ops = {site.op for site in sites if site.splices and (not target or site.target == target)}
+    ops = {site.op for site in sites if site.edits and (not target or site.target == target)}
     what = error.what if isinstance(error, VeomniHookError) else f"{type(error).__name__}: {error}"
     return IdiomError(
         f"what the idioms of {listed(sorted(ops)) if ops else NAME} write fails: {what}",
@@ -240,7 +240,8 @@ def _mark_classes(plan: Plan) -> None:
         node = next(d.node for d in reversed(document.find(owner)) if d.kind == "class")
         offset = document.line_start(document.span(node)[0])
         listed = ", ".join(dict.fromkeys(names))
-        plan.mark(-1, offset, f"{document.indent(node)}# [MODIFIED CLASS] {owner}: {listed}\n")
+        comment = marker_comment("MODIFIED CLASS", f"{owner}: {listed}")
+        plan.mark(-1, offset, f"{document.indent(node)}{comment}\n")
 
 
 def _applied(plan: Plan, index: int, placed: list[Placed], patched: Document) -> AppliedPatch:

@@ -11,9 +11,9 @@ from typing import Any
 
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.edit import Edit, marker_comment
 from veomni_hook.patches.code.wrap import wrapped
-from veomni_hook.patches.report import Remark, one_line
+from veomni_hook.patches.report import Remark
 from veomni_hook.patches.spec import Patch, PatchConfig
 
 __all__ = ["Origin", "Plan", "Step"]
@@ -114,6 +114,10 @@ class Plan:
         """The steps of these kinds with their indices, in order."""
         return ((index, step) for index, step in enumerate(self.steps) if step.kind in kinds)
 
+    def add(self, index: int, *edits: Edit) -> None:
+        """Plan edits of step ``index``."""
+        self.edits += (replace(edit, patch=index) for edit in edits)
+
     def change(self, index: int, start: int, end: int, text: str) -> None:
         """Plan to replace a range of the source with ``text``."""
         self.edits.append(Edit(start, end, text, index))
@@ -130,7 +134,7 @@ class Plan:
         """A marker comment, without indentation and newline."""
         step = self.steps[index]
         reason = f": {step.reason}" if step.reason else ""
-        return "# " + one_line(f"[{label}] {target or step.target}{reason} ({step.config.name})")
+        return marker_comment(label, f"{target or step.target}{reason} ({step.config.name})")
 
     def finished(self, newline: str) -> list[Edit]:
         """The edits with the source's line endings, also correct after a last line without a newline."""

@@ -1,18 +1,17 @@
-"""The records that a config is made of: patches, imports, helpers, slots.
+"""The records that a config is made of, besides slots: patches, imports, helpers.
 
 Patchgen's fields keep their names, order and defaults; additional fields are keyword-only.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from veomni_hook.patches.routes.site import Site
+from veomni_hook.patches.places import place_of_caller
+from veomni_hook.patches.site import Site
 
 __all__ = [
     "ImportSpec",
@@ -20,22 +19,10 @@ __all__ = [
     "Patch",
     "PatchType",
     "PositionedHelper",
-    "SlotHandle",
-    "SlotSpec",
     "create_patch_from_external",
-    "place_of_caller",
 ]
 
 NameMap: TypeAlias = Mapping[str, str]
-_LANGUAGE = ("veomni_hook.patches.patchgen", "veomni_hook.patches.records", "veomni_hook.patches.spec")
-
-
-def place_of_caller() -> str:
-    """Return ``file:line`` of the code that calls the patch language, where a patch is declared."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in _LANGUAGE:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class PatchType(Enum):
@@ -96,41 +83,6 @@ class PositionedHelper:
     target: str
     helper: Any
     placement: str = "after"
-
-
-@dataclass(frozen=True)
-class SlotSpec:
-    """A kernel slot that the patched module gets as a global: ``name = Slot(op, variant, module)``.
-
-    ``parameters`` are those of the upstream function whose calls the slot replaces, as source text. ``skips``
-    lists definitions of the module that kernels compute without calling them. Each entry is a pair: the place
-    that asks (a method, or a function whose calls ask) and the names.
-    """
-
-    name: str
-    op: str
-    variant: str
-    parameters: str = ""
-    skips: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-
-class SlotHandle:
-    """Stands for a slot in a config, so that guard functions written there resolve their names.
-
-    The patched module has the real slot under the same name; this placeholder cannot be called.
-    """
-
-    def __init__(self, spec: SlotSpec) -> None:
-        self.spec = spec
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"slot {self.spec.name!r} exists in patched modules only; it has no {name!r} here"
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Not callable: guards run in the patched module, not where they are written."""
-        raise TypeError(f"slot {self.spec.name!r} exists in patched modules only and cannot be called here")
 
 
 def create_patch_from_external(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import Any
 
-from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.plan import Step
 from veomni_hook.patches.spec import Patch, PositionedHelper
 

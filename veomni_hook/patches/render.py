@@ -13,8 +13,9 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.relative import absolute_imports
-from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch, one_line
+from veomni_hook.patches.code.edit import one_line
+from veomni_hook.patches.code.imports import absolute_imports
+from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch
 
 if TYPE_CHECKING:
     from veomni_hook.patches.engine import PatchedSource

@@ -5,16 +5,13 @@ Built from what was applied, never from what was declared. Plain data that survi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from veomni_hook.patches.spec import SlotSpec
 
-__all__ = ["AppliedPatch", "MissedSite", "PatchReport", "Remark", "YieldedPatch", "one_line"]
-
-_DECORATOR = re.compile(r"@(?=\w)")
+__all__ = ["AppliedPatch", "MissedSite", "PatchReport", "Remark", "YieldedPatch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +134,6 @@ class PatchReport:
             companions=tuple(data["companions"]),
             wanting=tuple(data["wanting"]),
         )
-
-
-def one_line(text: str) -> str:
-    """Return ``text`` as one comment line.
-
-    Collapses white space and removes the ``@`` of decorators: transformers searches a module's source for the
-    text ``@use_experts_implementation``, and a comment must not match.
-    """
-    return _DECORATOR.sub("", " ".join("".join(c if c.isprintable() else " " for c in text).split()))
 
 
 def _compact(entry: dict[str, Any]) -> dict[str, Any]:

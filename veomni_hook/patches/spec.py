@@ -13,17 +13,16 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
+from veomni_hook.patches.places import place_of_caller, place_of_code
 from veomni_hook.patches.records import (
     ImportSpec,
     NameMap,
     Patch,
     PatchType,
     PositionedHelper,
-    SlotHandle,
-    SlotSpec,
     create_patch_from_external,
-    place_of_caller,
 )
+from veomni_hook.patches.slots import SlotHandle, SlotSpec
 
 __all__ = [
     "ImportSpec",
@@ -350,7 +349,7 @@ class PatchConfig:
         if isinstance(declared, str):
             return self._places.get(declared, self._made_at)
         held = getattr(declared, "replacement", None) or getattr(declared, "helper", declared)
-        return getattr(declared, "origin", "") or _place_of_code(held) or self._made_at
+        return getattr(declared, "origin", "") or place_of_code(held) or self._made_at
 
     @property
     def announced(self) -> str:
@@ -433,17 +432,6 @@ def _describe(patch_type: PatchType, target: str, replacement: object) -> str:
     return _DESCRIPTIONS[patch_type].format(
         target=target, name=getattr(replacement, "__name__", "a replacement")
     )
-
-
-def _place_of_code(found: object) -> str:
-    """Where a function or class is defined, if the object records it (classes: since Python 3.13)."""
-    found = getattr(found, "__func__", None) or getattr(found, "fget", None) or found
-    code = getattr(found, "__code__", None)
-    if code is not None:
-        return f"{code.co_filename}:{code.co_firstlineno}"
-    line = getattr(found, "__firstlineno__", None)
-    file = getattr(sys.modules.get(getattr(found, "__module__", "")), "__file__", None)
-    return f"{file}:{line}" if line and file else ""
 
 
 def _collected(digests: Collection[str]) -> tuple[str, ...]:

@@ -14,10 +14,9 @@ from veomni_hook.errors import (
 )
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, Placed
-from veomni_hook.patches.code.names import listed
-from veomni_hook.patches.code.scope import bound_names
+from veomni_hook.patches.code.nearest_names import listed
+from veomni_hook.patches.code.scope import Use, bound_names, global_bindings, global_uses, has_star_import
 from veomni_hook.patches.code.unresolved import provided_names, unresolved_names, unresolved_uses
-from veomni_hook.patches.code.uses import Use, global_bindings, global_uses, has_star_import
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.remedies import remedy
 from veomni_hook.patches.routes.config import NAME as ROUTES

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from veomni_hook.finders.settings_in_force import current_settings
+from veomni_hook.finders.state import STATE
+from veomni_hook.kernels.explain.rows import Row, grouped
+from veomni_hook.patches.report import PatchReport
 from veomni_hook.report.gather import Texts, gathered, unpatched
 from veomni_hook.report.model import Answer, Module, Place
 from veomni_hook.report.whole import Report, whole
-
-if TYPE_CHECKING:
-    from veomni_hook.kernels.explain.explanation import Explanation, Row
 
 __all__ = ["live_page"]
 
@@ -23,27 +25,23 @@ _NOT_SEEN = "the hook did not load it. It was imported before activation, or the
 _NOT_OURS = "It asks kernel slots, but the hook of this process did not load it: its patches are not known."
 
 
-def live_page(explanation: Explanation, *, notes: Sequence[str] = ()) -> str:
+def live_page(subject: str, rows: Sequence[Row], modules: Sequence[str], *, notes: Sequence[str] = ()) -> str:
     """Return the page about what `veomni_hook.explain` found in a model or modeling module.
 
-    ``notes`` are further sentences below the figures.
+    ``modules`` are the modeling modules of ``subject``; ``notes`` are further sentences below the figures.
 
     Sources are read now, from the files that were imported; if a package was replaced since then, the page
     shows lines that were not imported.
     """
-    modules = [_module(name, explanation.rows) for name in explanation.modules]
-    title = f"{explanation.subject}: patches, and what ran"
+    shown = [_module(name, rows) for name in modules]
+    title = f"{subject}: patches, and what ran"
     lead = "What ran at each place, with the calls that were counted; where nothing ran yet, what would."
-    if not modules:
+    if not shown:
         notes = [*notes, "None of its classes is from a modeling module, so there is nothing to patch."]
-    return whole(Report(title, lead, modules, live=True, notes=notes))
+    return whole(Report(title, lead, shown, live=True, notes=notes))
 
 
 def _module(name: str, rows: Sequence[Row]) -> Module:
-    from veomni_hook.finders.handle import current_settings
-    from veomni_hook.finders.state import STATE
-    from veomni_hook.patches.report import PatchReport
-
     module = sys.modules.get(name)
     outcome = STATE.outcomes.get(name)
     label = name.rpartition(".")[2].removeprefix("modeling_")
@@ -68,14 +66,12 @@ def _module(name: str, rows: Sequence[Row]) -> Module:
 
 def _answers(place: Place, rows: Iterable[Row]) -> list[Answer]:
     """What the modules that ask a slot at a place got; modules with the same answer are grouped."""
-    from veomni_hook.kernels.explain.explanation import Explanation
-
     asking = [
         row for row in rows if row.slot == place.slot and (not row.asked_in or place.target in row.asked_in)
     ]
     return [
         Answer(group.backend, group.why, f"{group.kind} x{group.places}", group.calls or "none counted")
-        for group in Explanation("", tuple(asking)).groups()
+        for group in grouped(asking)
     ]
 
 
@@ -93,8 +89,6 @@ def _upstream(path: str) -> str | None:
 
 
 def _version(module: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     package = module.partition(".")[0]
     try:
         return f"{package} {version(package)}"

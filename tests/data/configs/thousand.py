@@ -4,8 +4,8 @@ import types
 from dataclasses import replace
 
 from veomni_hook.patches.idioms import recognise
-from veomni_hook.patches.routes.site import Site, Status
-from veomni_hook.patches.routes.splice import before_body
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.routes.insertion import before_body
 
 OP = "scaling"
 CANDIDATES = "a forward that uses scale"
@@ -14,8 +14,8 @@ CANDIDATES = "a forward that uses scale"
 def find(view):
     for owner, forward in view.forwards():
         if "scale" in view.text(forward):
-            splices = before_body(view, forward, "if x:\n    return 1000 + self.scale * x", "a thousand more")
-            yield Site(OP, f"{owner.name}.forward", Status.ROUTED, variant="times", splices=splices)
+            edits = before_body(view, forward, "if x:\n    return 1000 + self.scale * x", "a thousand more")
+            yield Site(OP, f"{owner.name}.forward", Status.ROUTED, variant="times", edits=edits)
 
 
 def fail(view):
@@ -25,7 +25,7 @@ def fail(view):
 def garble(view):
     """What it writes is no Python."""
     for site in find(view):
-        yield replace(site, splices=tuple(replace(one, text="\t(\n") for one in site.splices))
+        yield replace(site, edits=tuple(replace(one, text="\t(\n") for one in site.edits))
 
 
 def install(find=find):

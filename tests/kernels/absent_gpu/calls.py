@@ -100,15 +100,23 @@ def gated_mlp() -> Iterator[Call]:
 
 
 def linear_cross_entropy() -> Iterator[Call]:
-    """Everything that is asked of the loss, in 16 bits and in float32."""
-    from tests.kernels.linear_cross_entropy.objectives import EVERYTHING, OBJECTIVES, loss_of, operands
+    """Everything that is asked of the loss and of statistics without it, in 16 bits and in float32."""
+    from tests.kernels.linear_cross_entropy.objectives import (
+        EVERYTHING,
+        OBJECTIVES,
+        loss_of,
+        operands,
+        tokens_of,
+    )
     from veomni_hook.kernels.linear_cross_entropy import triton
 
     for name in ("plain", "all", "scale, softcap"):
         for dtype in (BF16, F32):
             given, target = operands(dtype)
-            call = loss_of(triton, target, OBJECTIVES[name]("cpu"), EVERYTHING)
-            yield f"{name} {dtype}", partial(both_ways, call, given)
+            objective = OBJECTIVES[name]("cpu")
+            yield f"{name} {dtype}", partial(both_ways, loss_of(triton, target, objective, EVERYTHING), given)
+            tokens = tokens_of(triton, target, objective, EVERYTHING)
+            yield f"statistics, {name} {dtype}", partial(both_ways, tokens, given)
 
 
 def load_balancing_loss() -> Iterator[Call]:

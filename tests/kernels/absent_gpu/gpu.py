@@ -93,7 +93,7 @@ def _answer_for(gpu: GPU) -> None:
         (triton_tiles._roomy, lambda _: gpu.shared >= triton_tiles._WIDE_BYTES),
         (triton_tiles._hopper, lambda _: gpu.capability // 10 == 9),
         # By the numbers of a routing, which nothing has written.
-        (triton_products.ordered, lambda x, routing: x.new_zeros(routing.total, x.shape[1])),
+        (triton_products.ordered, lambda x, routing: x.new_zeros(routing.num_pairs, x.shape[1])),
     ]
     if gpu.capability < 90:
         replaced.append((triton_tiles.describable, lambda *_: False))

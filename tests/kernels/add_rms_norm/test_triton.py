@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 
 from veomni_hook.kernels.add_rms_norm import triton as kernels
 from veomni_hook.kernels.rms_norm import tiles
+from veomni_hook.kernels.rms_norm import triton as norms
 
 EPS = 1e-3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,9 +60,9 @@ def split_early(monkeypatch):
     """Splits short rows into two blocks, which the interpreter is done with sooner than with wide ones."""
     monkeypatch.setattr(tiles, "_SPLIT_FROM", 16)
     monkeypatch.setattr(tiles, "_LEAST_TAIL", 2)
-    kernels._backward_launch.cache_clear()
+    norms._backward_launch.cache_clear()
     yield
-    kernels._backward_launch.cache_clear()
+    norms._backward_launch.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -196,18 +197,6 @@ def test_the_operators_keep_their_contracts():
     for variant in VARIANTS:
         call = (a, b, weight.bfloat16(), EPS, variant)
         torch.library.opcheck(operators.add_rms_norm.default, call)
-        total, y, scale = operators.add_rms_norm(*call)
-        for to_weight in (True, False):
-            call = (
-                total,
-                weight.bfloat16(),
-                scale,
-                torch.randn_like(y),
-                torch.randn_like(total),
-                variant,
-                to_weight,
-            )
-            torch.library.opcheck(operators.add_rms_norm_backward.default, call)
 
 
 class Norm(nn.Module):

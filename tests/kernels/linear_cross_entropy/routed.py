@@ -24,8 +24,8 @@ from veomni_hook.kernels.slot import Slot
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.linear_cross_entropy import find as linear_cross_entropy
 from veomni_hook.patches.idioms.linear_cross_entropy import sequence_classification
-from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 Models: TypeAlias = tuple[nn.Module, nn.Module]
 QWEN3 = "transformers.models.qwen3.modeling_qwen3"

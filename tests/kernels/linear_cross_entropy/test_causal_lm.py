@@ -13,7 +13,8 @@ from tests.kernels.linear_cross_entropy.routed import batch, pair, with_decoder
 from tests.kernels.matching import close
 from veomni_hook.kernels.linear_cross_entropy import causal_lm
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.kernels.selection.registry import registry
 
 
 @pytest.fixture(autouse=True)
@@ -269,9 +270,8 @@ def test_a_backend_by_name_that_cannot_serve_is_a_warning_once(patched, caplog):
     model.eval()
     with caplog.at_level(logging.INFO, "veomni_hook.kernels"):
         slot = patched.veomni_linear_cross_entropy_next_token
-        slot._site.said.clear()
-        slot._known.clear()
-        STATE.changed()
+        slot.site.said.clear()
+        registry.version += 1  # what it answered before is forgotten
         model(**batch())
         model(**batch())
     told = [record for record in caplog.records if "eval mode" in record.getMessage()]

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from tests.kernels.matching import assert_matches
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import functional
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 BACKENDS = [None, "torch", "reference"]
 

@@ -9,7 +9,7 @@ from tests.kernels.matching import close
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.options import active, loss_options
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 
 @pytest.fixture(autouse=True, params=["torch", "reference"])

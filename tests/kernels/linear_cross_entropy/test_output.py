@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from tests.kernels.linear_cross_entropy.routed import batch, pair
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy.output import HELD, DeferredLogits, LazyLogits, logits_are_read
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 
 @pytest.fixture

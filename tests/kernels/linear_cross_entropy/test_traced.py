@@ -12,11 +12,11 @@ from tests.kernels import patched_qwen3
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import pair
 from veomni_hook.errors import KernelError, VeomniHookWarning
+from veomni_hook.kernels.bind import bind
 from veomni_hook.kernels.linear_cross_entropy.options import loss_options
 from veomni_hook.kernels.linear_cross_entropy.output import HELD
 from veomni_hook.kernels.linear_cross_entropy.traced import TracedLogits
-from veomni_hook.kernels.selection.binding import bind
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 OP = "veomni_hook.linear_cross_entropy"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

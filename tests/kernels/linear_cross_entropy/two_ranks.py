@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.kernels.linear_cross_entropy.routed import batch, load, pair, with_decoder
 from tests.kernels.matching import close
-from veomni_hook.kernels.explain import explain
+from veomni_hook.kernels.bind import bind
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits, logits_are_read
-from veomni_hook.kernels.selection.binding import bind
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.report.explanation import explain
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:

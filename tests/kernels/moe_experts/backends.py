@@ -12,7 +12,8 @@ import torch
 from tests.kernels import declared
 from tests.kernels.matching import assert_matches
 from tests.kernels.moe_experts.formulas import CASES, inputs
-from veomni_hook.kernels.selection.registry import Kernel, load_attribute
+from veomni_hook.kernels.selection.declaration import Kernel
+from veomni_hook.kernels.selection.registry import load_attribute
 
 __all__ = ["BACKENDS", "DEVICE", "LAYOUTS", "Backend", "every"]
 

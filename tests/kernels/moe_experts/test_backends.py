@@ -54,7 +54,7 @@ def test_every_variant_is_declared(backend):
 
 
 @every_variant
-@pytest.mark.parametrize("tokens", [1, 17, 300])
+@pytest.mark.parametrize("tokens", [1, 17, pytest.param(300, marks=pytest.mark.slow)])
 def test_equals_the_reference(backend, name, tokens):
     if backend.name == "triton" and backend.device == "cpu":
         tokens = min(tokens, 40)  # more would take the interpreter minutes
@@ -154,7 +154,7 @@ def test_every_activation(backend, name, activation):
 
 
 @every(lambda backend: [name for name in backend.stacked if LIMIT in CASES[name].rest])
-@pytest.mark.parametrize("limit", [0.25, 7, float("inf")])
+@pytest.mark.parametrize("limit", [0.25, pytest.param(7, marks=pytest.mark.slow), float("inf")])
 def test_what_stands_at_the_limit_has_its_gradient(backend, name, limit):
     rest = tuple(limit if each == LIMIT else each for each in CASES[name].rest)
     operands = backend.operands(name)
@@ -195,7 +195,7 @@ def test_with_activation_checkpointing(backend, name, reentrant):
 
 
 @every(of_torch_or(sorted(SOME_LAYOUTS), COMPOSED))
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_is_traced_without_a_graph_break(backend, name, dynamic):
     torch._dynamo.reset()
     side = backend.side(name)

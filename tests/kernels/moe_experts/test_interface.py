@@ -15,10 +15,10 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.errors import KernelError, VeomniHookWarning
-from veomni_hook.kernels.explain import explain
 from veomni_hook.kernels.moe_experts import interface
 from veomni_hook.kernels.moe_experts.provenance import OURS
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.report.explanation import explain
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {

@@ -9,8 +9,8 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import load
-from veomni_hook.kernels.explain import explain
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.report.explanation import explain
 
 peft = pytest.importorskip("peft")
 

@@ -11,7 +11,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.moe_experts import provenance
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OP = "veomni_hook.moe_experts"

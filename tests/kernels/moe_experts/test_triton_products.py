@@ -262,8 +262,8 @@ def test_routing(which, block):
     tiles = [
         (e, row, offsets[e + 1]) for e in range(EXPERTS) for row in range(offsets[e], offsets[e + 1], block)
     ]
-    assert len(tiles) <= routing.most and int(routing.tiles[3 * routing.most]) == len(tiles)
-    parts = routing.tiles[: 3 * routing.most].view(3, -1)[:, : len(tiles)]
+    assert len(tiles) <= routing.max_tiles and int(routing.tiles[3 * routing.max_tiles]) == len(tiles)
+    parts = routing.tiles[: 3 * routing.max_tiles].view(3, -1)[:, : len(tiles)]
     assert [tuple(tile) for tile in parts.t().tolist()] == tiles
 
 

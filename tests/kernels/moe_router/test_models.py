@@ -10,8 +10,8 @@ import torch
 from tests.kernels import patched_qwen3
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import batch, load
-from veomni_hook.kernels.explain import explain
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.report.explanation import explain
 
 pytest.importorskip("triton")
 

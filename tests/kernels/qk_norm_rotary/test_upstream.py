@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from veomni_hook.kernels.qk_norm_rotary.upstream import chosen_apart, refuses
 from veomni_hook.kernels.selection.binding import BINDING, use_kernels
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 
 
 def turn(q, k, cos, sin):

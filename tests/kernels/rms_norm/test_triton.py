@@ -197,8 +197,9 @@ def test_the_operators_keep_their_contracts():
         call = (x, held, EPS, factor, middle, torch.float32)
         torch.library.opcheck(torch.ops.veomni_hook.rms_norm.default, call)
         scale = torch.ops.veomni_hook.rms_norm(*call)[1]
-        call = (x, held, scale, dy, factor, middle, held is not None)
-        torch.library.opcheck(torch.ops.veomni_hook.rms_norm_backward.default, call)
+        for direct in (None, torch.randn_like(x)):
+            call = (x, held, scale, dy, direct, factor, middle, held is not None)
+            torch.library.opcheck(torch.ops.veomni_hook.rms_norm_backward.default, call)
 
 
 @pytest.mark.parametrize(

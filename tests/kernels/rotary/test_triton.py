@@ -102,7 +102,7 @@ def layouts():
 
 @pytest.mark.parametrize("incoming", layouts())
 @pytest.mark.parametrize("given", layouts())
-@pytest.mark.parametrize("variant", ["half_split", "pairs_to_halves"])
+@pytest.mark.parametrize("variant", ["half_split", pytest.param("pairs_to_halves", marks=pytest.mark.slow)])
 def test_any_strides_and_gradients_in_any_layout(variant, given, incoming):
     cos, sin = tables(variant, 2, 5, 16, F32)
     (kernel, upstream), results = declared.pair("rotary", variant, "triton"), []

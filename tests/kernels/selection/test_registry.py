@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -8,16 +9,8 @@ from importlib.util import find_spec
 import pytest
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.selection.registry import (
-    REFERENCE,
-    Kernel,
-    Op,
-    Registry,
-    Requirement,
-    Variant,
-    load_attribute,
-    registry,
-)
+from veomni_hook.kernels.selection.declaration import REFERENCE, Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import Registry, load_attribute, registry
 from veomni_hook.kernels.selection.system import System
 
 
@@ -60,7 +53,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
 
 def test_declarations_do_not_import_torch():
     script = (
-        "import sys, veomni_hook.kernels.selection.registry as r, veomni_hook.kernels.slot, veomni_hook.kernels.explain\n"
+        "import sys, veomni_hook.kernels.selection.registry as r, veomni_hook.kernels.slot, veomni_hook.report.explanation\n"
         "print(len(r.registry.kernels()), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -98,6 +91,31 @@ def test_a_declared_reference_takes_the_place_of_the_derived_one(fresh):
     assert fresh.kernels("sum") == [own]
     with pytest.raises(KernelError, match="already"):
         fresh.add(own)
+
+
+def test_a_block_undoes_what_is_declared_in_it(fresh):
+    ops, kernels, version = dict(fresh.ops()), fresh.kernels(), fresh.version
+    with fresh.restored():
+        fresh.add_op(Op("toy", {"only": Variant("x", "a.b:c")}))
+        fresh.add(kernel())
+        fresh.add(kernel(backend=REFERENCE))
+        fresh.replace(kernel(backend="torch"))
+        assert "toy" in fresh.ops() and "mine" in fresh.backends("rms_norm")
+    assert (dict(fresh.ops()), fresh.kernels()) == (ops, kernels)
+    assert fresh.version > version  # slots look their kernels up again
+    fresh.add(kernel(backend=REFERENCE))  # the derived one may be declared, as before
+
+
+def test_a_replaced_kernel_keeps_its_place(fresh):
+    variant = "rms_norm", "cast_before_weight"
+    order = [each.backend for each in fresh.kernels(*variant)]
+    (triton,) = (each for each in fresh.kernels(*variant) if each.backend == "triton")
+    anywhere = dataclasses.replace(triton, requires=Requirement())
+    fresh.replace(anywhere)
+    assert [each.backend for each in fresh.kernels(*variant)] == order
+    assert anywhere in fresh.kernels(*variant) and triton not in fresh.kernels(*variant)
+    with pytest.raises(KeyError):
+        fresh.replace(kernel(backend="nobodys"))
 
 
 def test_duplicates_are_refused(fresh):
@@ -233,7 +251,7 @@ class TestEntryPoints:
 
     def test_an_activation_switches_them(self, announce):
         code = (
-            "import veomni_hook\nfrom veomni_hook.finders.handle import current_settings\n"
+            "import veomni_hook\nfrom veomni_hook.finders.settings_in_force import current_settings\n"
             "from veomni_hook.kernels.selection.registry import registry\n"
             "def known(): current_settings(); return 'theirs' in registry.backends(), registry.version\n"
             "print(known()[0], end=' ')\n"
@@ -245,7 +263,7 @@ class TestEntryPoints:
 
     def test_a_reference_of_theirs_gives_ours_back(self, announce):
         code = (
-            "import veomni_hook\nfrom veomni_hook.finders.handle import current_settings\n"
+            "import veomni_hook\nfrom veomni_hook.finders.settings_in_force import current_settings\n"
             "from veomni_hook.kernels.selection.registry import registry\n"
             "def load(): current_settings(); return next(k.load for k in registry.kernels('rms_norm', 'unweighted') "
             "if k.backend == 'reference')\n"

@@ -4,7 +4,8 @@ import pytest
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.choice import parse_choice
-from veomni_hook.kernels.selection.registry import Kernel, Op, Registry, Requirement, Variant
+from veomni_hook.kernels.selection.declaration import Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.registry import Registry
 from veomni_hook.kernels.selection.select import select
 from veomni_hook.kernels.selection.system import System
 

@@ -5,7 +5,8 @@ from inspect import Parameter
 import pytest
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.selection.registry import Op, Variant, registry
+from veomni_hook.kernels.selection.declaration import Op, Variant
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot.arguments import binder, operand_names
 
 OPERANDS = {"query": Parameter.empty, "cos": Parameter.empty, "dim": 1}
@@ -62,11 +63,8 @@ def formula(a, b, /, c=5, *, d=6):
 
 @pytest.fixture
 def declared():
-    registry.ops()
-    yield lambda **variants: registry.add_op(Op("toy", variants))
-    registry._ops.pop("toy", None)
-    for key in [key for key in registry._kernels if key[0] == "toy"]:
-        del registry._kernels[key]
+    with registry.restored():
+        yield lambda **variants: registry.add_op(Op("toy", variants))
 
 
 def test_operands_are_the_references_parameters_unless_named(declared):

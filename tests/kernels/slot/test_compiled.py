@@ -7,9 +7,11 @@ import torch
 import torch._dynamo.testing
 from torch import nn
 
-from veomni_hook.kernels.selection.binding import bind, use_kernels
-from veomni_hook.kernels.selection.registry import Kernel, Op, Requirement, Variant, registry
-from veomni_hook.kernels.selection.state import set_active, set_choice
+from veomni_hook.kernels.bind import bind
+from veomni_hook.kernels.selection.binding import use_kernels
+from veomni_hook.kernels.selection.declaration import Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.process_choice import set_active, set_choice
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot import Slot
 
 X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
@@ -30,7 +32,11 @@ def takes_floats(owner, x, *_):
 @pytest.fixture
 def toy():
     """An op with a traceable kernel, one that is not, and one for which there is never a place."""
-    registry.ops()
+    with registry.restored():
+        yield declare_toy()
+
+
+def declare_toy():
     registry.add_op(Op("toy", {"scaled": Variant("x * factor", f"{__name__}:plain")}))
     kernel = {
         "op": "toy",
@@ -42,11 +48,7 @@ def toy():
     registry.add(Kernel(**kernel, backend="opaque"))
     registry.add(Kernel(**kernel, backend="elsewhere", requires=Requirement(("npu",)), traceable=True))
     torch._dynamo.reset()
-    yield kernel
-    del registry._ops["toy"]
-    for key in [key for key in registry._kernels if key[0] == "toy"]:
-        del registry._kernels[key]
-    registry.version += 1
+    return kernel
 
 
 class Guarded(nn.Module):

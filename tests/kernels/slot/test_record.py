@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from tests.kernels.patched_qwen3 import batch, pair
-from veomni_hook.kernels.explain import explain
-from veomni_hook.kernels.selection.state import set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.slot import Outcome, Slot
 from veomni_hook.kernels.slot.record import Tally
+from veomni_hook.report.explanation import explain
 
 X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
 LOSS = "linear_cross_entropy"
@@ -69,10 +69,10 @@ def test_modules_have_counts_of_their_own_and_leave_none_behind():
     first(X)
     second(X), second(X)
     assert (only(first).training[0].times, only(second).training[0].times) == (1, 2)
-    held = len(SLOT._outcomes)
+    held = len(SLOT.records)
     del first
     gc.collect()
-    assert len(SLOT._outcomes) == held - 1
+    assert len(SLOT.records) == held - 1
 
 
 def test_reasons_without_end_take_no_memory():

@@ -16,8 +16,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.rms_norm.torch import rms_norm
-from veomni_hook.kernels.selection.registry import Kernel, Op, Requirement, Variant, load_attribute, registry
-from veomni_hook.kernels.selection.state import set_active, set_choice
+from veomni_hook.kernels.selection.declaration import Kernel, Op, Requirement, Variant
+from veomni_hook.kernels.selection.process_choice import set_active, set_choice
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.slot import Outcome, Slot
 
 
@@ -29,7 +30,6 @@ def slot():
 @pytest.fixture
 def register():
     """Registers kernels for one test."""
-    held = dict(registry._kernels)
 
     def add(**changes):
         name = {
@@ -40,10 +40,8 @@ def register():
         }
         registry.add(Kernel(**{**name, **changes}))
 
-    yield add
-    registry._kernels.clear()
-    registry._kernels.update(held)
-    registry.version += 1
+    with registry.restored():
+        yield add
 
 
 def answer(*_):
@@ -122,10 +120,10 @@ def test_operands_that_are_no_values(slot, x):
 def test_holds_no_module_alive(slot):
     owner = norm()
     slot.kernel(owner, X)
-    assert len(slot._outcomes) == 1
+    assert len(slot.records) == 1
     del owner
     gc.collect()
-    assert not slot._outcomes
+    assert not slot.records
 
 
 def test_leaves_no_trace_in_the_module(slot):
@@ -233,20 +231,20 @@ def refuses_zero_scale(owner, a, b, scale, upstream):
 ASKED = []
 
 
+def declare_toy(**fields):
+    variants = {name: Variant("a + b * scale", f"{__name__}:plain") for name in ("scaled", "bare")}
+    registry.add_op(Op("toy", variants, **fields))
+
+
 @pytest.fixture
 def toy():
-    registry.ops()
-    variants = {name: Variant("a + b * scale", f"{__name__}:plain") for name in ("scaled", "bare")}
-    registry.add_op(Op("toy", variants))
-    registry.add(
-        Kernel("toy", "scaled", "quick", f"{__name__}:fast", refuses=f"{__name__}:refuses_zero_scale")
-    )
-    ASKED.clear()
-    yield
-    del registry._ops["toy"]
-    for key in [key for key in registry._kernels if key[0] == "toy"]:
-        del registry._kernels[key]
-    registry.version += 1
+    with registry.restored():
+        declare_toy()
+        registry.add(
+            Kernel("toy", "scaled", "quick", f"{__name__}:fast", refuses=f"{__name__}:refuses_zero_scale")
+        )
+        ASKED.clear()
+        yield
 
 
 def upstream(x, y, ids=None, scale=3):
@@ -255,13 +253,13 @@ def upstream(x, y, ids=None, scale=3):
 
 class TestYields:
     @pytest.fixture
-    def chosen(self, toy):
-        held = registry._ops["toy"]
-        registry._ops["toy"] = Op("toy", held.variants, yields=f"{__name__}:flagged")
-        registry.add(
-            Kernel("toy", "bare", "grouped", f"{__name__}:fast", refuses=f"{__name__}:takes_index_one")
-        )
-        yield Slot("toy", "bare", __name__)
+    def chosen(self):
+        with registry.restored():
+            declare_toy(yields=f"{__name__}:flagged")
+            registry.add(
+                Kernel("toy", "bare", "grouped", f"{__name__}:fast", refuses=f"{__name__}:takes_index_one")
+            )
+            yield Slot("toy", "bare", __name__)
 
     def test_what_the_user_chose_upstream_wins_over_auto(self, chosen):
         owner, other = norm(), norm()

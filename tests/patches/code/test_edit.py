@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veomni_hook.patches.code.edit import Edit, apply_edits, place_edits
+from veomni_hook.patches.code.edit import Edit, apply_edits, marker_comment, one_line, place_edits
 
 
 @st.composite
@@ -60,3 +60,24 @@ def test_overlaps_are_refused(edits: list[Edit]) -> None:
 def test_ranges_outside_are_refused(edit: Edit) -> None:
     with pytest.raises(ValueError, match="outside"):
         apply_edits("abcd", [edit])
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("plain", "plain"),
+        ("two\n  lines\t\tand more ", "two lines and more"),
+        ("a\x0cb\x00c\u2028d\x1b[0m", "a b c d [0m"),
+        ("drop @use_experts_implementation here", "drop use_experts_implementation here"),
+        ("a @ b, x@y", "a @ b, xy"),
+        ("Größe 模型", "Größe 模型"),
+        ("", ""),
+    ],
+)
+def test_one_line(text: str, line: str) -> None:
+    assert one_line(text) == line
+    assert one_line(line) == line
+
+
+def test_a_marker_is_one_comment_line() -> None:
+    assert marker_comment("ROUTED", "why\n@me") == "# [ROUTED] why me"

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from veomni_hook.errors import PatchTargetError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.fingerprint import check_relies_on, fingerprint, serialise
+from veomni_hook.patches.code.fingerprint import fingerprint, serialise
 
 
 def digest(source: str) -> str:
@@ -140,32 +139,3 @@ def test_installed_qwen3_has_a_recorded_digest(target: str) -> None:
     path = Path(spec.submodule_search_locations[0], "models", "qwen3", "modeling_qwen3.py")
     (definition,) = Document(path.read_text(encoding="utf-8")).find(target)
     assert fingerprint(definition.node) in QWEN3[target]
-
-
-def test_relies_on_accepts_known_code() -> None:
-    document = Document(BASE, "m")
-    known = digest(BASE)
-    check_relies_on(document, {}, "here")
-    check_relies_on(document, {"f": known}, "here")
-    check_relies_on(document, {"f": ["0" * 16, known]}, "here")
-
-
-def test_relies_on_shows_the_new_digest() -> None:
-    with pytest.raises(PatchTargetError) as caught:
-        check_relies_on(Document(f"\n{BASE}", "m"), {"f": ["0" * 16]}, "here")
-    assert digest(BASE) in caught.value.what and digest(BASE) in caught.value.fix
-    assert "line 2 of m" in caught.value.what and "0" * 16 in caught.value.what
-    assert caught.value.where == "here" and caught.value.target == "f"
-
-
-def test_relies_on_names_the_nearest_definitions() -> None:
-    with pytest.raises(PatchTargetError) as caught:
-        check_relies_on(Document("def rotate_half(x): return x\n", "m"), {"rotate_haf": ["0" * 16]}, "here")
-    assert caught.value.nearest == ("rotate_half",) and "rotate_half" in caught.value.fix
-
-
-def test_relies_on_checks_every_definition_of_the_name() -> None:
-    source = "if a:\n    def f(): return 1\nelse:\n    def f(): return 2\n"
-    first = digest("def f(): return 1\n")
-    with pytest.raises(PatchTargetError, match="line 4"):
-        check_relies_on(Document(source, "m"), {"f": [first]}, "here")

@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from veomni_hook.patches.code.scope import (
     bound_names,
+    global_bindings,
+    global_uses,
+    has_star_import,
     local_names,
     nested_names,
     own_names,
     parameter_names,
+    parameters,
     used_names,
 )
 
@@ -46,6 +52,7 @@ INNER = set("nn qq rr ss uu vv zz".split())
 
 
 def test_parameters() -> None:
+    assert [parameter.arg for parameter in parameters(FUNCTION)] == list("abcde")
     assert parameter_names(FUNCTION) == set("abcde")
 
 
@@ -70,3 +77,64 @@ def test_own_names_are_bound_where_the_statements_stand() -> None:
 def test_nested_names_are_bound_in_scopes_inside() -> None:
     tree = ast.parse("x = 1\n[y for y in x]\nlambda z, *w: z\ndef f(a=b):\n    c = 1\nclass D:\n    e = 1\n")
     assert nested_names(tree) == set("yzwace")
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("X", [1]),
+        ("X = 1", []),
+        ("X += 1", [1]),
+        ("del X", [1]),
+        ("def f(a=X, *, b=X): pass", [1, 1]),
+        ("def f(X): return X", []),
+        ("def f():\n    X = 1\n    return X", []),
+        ("def f():\n    global X\n    X = 1\n    return X", [4]),
+        ("def f():\n    def g(): return X\n    X = 1", []),
+        ("def f():\n    def g(): return X\n    return g", [2]),
+        ("class C(X, k=X):\n    y = X", [1, 1, 2]),
+        ("class C:\n    X = 1\n    def m(self): return X", [3]),
+        ("lambda X: X", []),
+        ("lambda a=X: a", [1]),
+        ("[X for X in y]", []),
+        ("[y for y in X]", [1]),
+        ("[y for a in b for y in X if X]", [1, 1]),
+        ("[X for X in X]", [1]),
+        ("@X\ndef f(): pass", [1]),
+        ("def f() -> 'X | None': pass", [1]),
+        ("a: 'list[X]' = 1", [1]),
+        ("a: Literal['X'] = 1", []),
+        ("a = 'X'", []),
+        ("a: 'not python at X ='", []),
+        ("o.X; f(X=1)", []),
+        ("from a import X", []),
+        ("try:\n    pass\nexcept X as e:\n    raise X", [3, 4]),
+    ],
+)
+def test_uses(source: str, lines: list[int]) -> None:
+    assert [use.node.lineno for use in global_uses(ast.parse(source), ["X"])] == lines
+
+
+def test_bindings() -> None:
+    source = """
+import a.b, c as d
+from e import f as g
+if a:
+    h = 1
+    def i(): j = 1
+for k in a: pass
+with a as l: pass
+try: pass
+except a as m: pass
+class n: o = 1
+(p := 1)
+def q():
+    global r
+    r = 1
+"""
+    assert global_bindings(ast.parse(source)) == set("adghiklmnpqr")
+
+
+def test_star_imports() -> None:
+    assert has_star_import(ast.parse("if 1:\n    from a import *"))
+    assert not has_star_import(ast.parse("from a import b"))

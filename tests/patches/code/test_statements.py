@@ -4,8 +4,13 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.statements import blocks, import_anchor, module_statements, removal
+from veomni_hook.patches.code.statements import (
+    binding,
+    blocks,
+    initialised,
+    module_statements,
+    statements_of_init,
+)
 
 SOURCE = """\
 import a
@@ -43,43 +48,76 @@ def test_blocks_hold_every_statement_once() -> None:
     assert len(seen) == len(set(seen))
 
 
-@pytest.mark.parametrize(
-    ("source", "number", "attached", "expected"),
-    [
-        ("x = 1\ny = 2\nz = 3\n", 1, False, "x = 1\nz = 3\n"),
-        ("x = 1\n# c\ny = 2  # d\nz = 3\n", 1, False, "x = 1\n# c\nz = 3\n"),
-        ("x = 1\n# c\ny = 2  # d\nz = 3\n", 1, True, "x = 1\nz = 3\n"),
-        ("x = 1\n\n\ny = 2\n\n\nz = 3\n", 1, True, "x = 1\n\n\nz = 3\n"),
-        ("x = 1\ny = 2\n\n\nz = 3\n", 1, True, "x = 1\n\n\nz = 3\n"),
-        ("x = 1; y = 2\n", 1, True, "x = 1; pass\n"),
-        ("x = 1; y = 2\n", 0, True, "pass; y = 2\n"),
-        ("x = 1\ny = 2", 1, True, "x = 1"),
-    ],
-)
-def test_removal(source: str, number: int, attached: bool, expected: str) -> None:
-    document = Document(source)
-    start, end, text = removal(document, document.tree.body[number], needed=False, attached=attached)
-    assert source[:start] + text + source[end:] == expected
-
-
-def test_a_needed_statement_becomes_pass() -> None:
-    document = Document("if 1:\n    x = (\n        1)  # c\n")
-    start, end, text = removal(document, document.tree.body[0].body[0], needed=True)  # type: ignore[attr-defined]
-    assert document.source[:start] + text + document.source[end:] == "if 1:\n    pass  # c\n"
+FUNCTION = """
+def forward(self, x, flag):
+    try:
+        a = self.f(x)
+    except ValueError:
+        a = x
+    def inner():
+        return 1
+    match flag:
+        case 1:
+            b = a
+    return b
+"""
 
 
 @pytest.mark.parametrize(
-    ("source", "line"),
+    ("nested", "texts"),
+    [(False, ["a = self.f(x)", "a = x", "b = a"]), (True, ["a = self.f(x)", "return 1", "a = x", "b = a"])],
+)
+def test_blocks_of_a_function(nested: bool, texts: list[str]) -> None:
+    (function,) = ast.parse(FUNCTION).body
+    first, *inner = blocks(function, nested=nested)
+    assert len(first) == 4 and sorted(ast.unparse(block[0]) for block in inner) == sorted(texts)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
     [
-        ("x = 1\n", None),
-        ('"""D."""\nx = 1\n', 1),
-        ("import a\nx = 1\nimport b\nclass A: pass\nimport c\n", 3),
-        ("import a\nif a:\n    import b\nelse:\n    pass\nx = 1\n", 5),
-        ("import a\nif a:\n    def f():\n        import b\n", 1),
-        ("from a import (\n    b,\n)\nx = 1\n", 3),
+        ("a = f(x)", "a", "f(x)"),
+        ("a: int = 1", "a", "1"),
+        ("a: int", "", None),
+        ("a = b = 1", "", None),
+        ("a, b = c", "", None),
+        ("a.b = c", "", None),
+        ("a += 1", "", None),
+        ("f(a)", "", None),
     ],
 )
-def test_import_anchor(source: str, line: int | None) -> None:
-    document = Document(source)
-    anchor = import_anchor(document)
-    assert (anchor == -1) if line is None else (document.lineno(anchor) == line and source[anchor] == "\n")
+def test_binding(text, name, value):
+    found, node = binding(ast.parse(text).body[0])
+    assert found == name and (node is None if value is None else ast.unparse(node) == value)
+
+
+TEXT = """
+class A:
+    x = 1
+    def __init__(self, n):
+        self.a = n
+        other.b = n
+        c = self.a
+        if n:
+            self.d, self.e = n
+            self.f = self.g = Linear(n)
+    def forward(self):
+        self.h = 1
+"""
+
+
+def owner() -> ast.ClassDef:
+    (node,) = ast.parse(TEXT).body
+    assert isinstance(node, ast.ClassDef)
+    return node
+
+
+def test_only_plain_assignments_of_init_to_self() -> None:
+    found = {name: ast.unparse(value) for name, value in initialised(owner())}
+    assert found == {"a": "n", "f": "Linear(n)", "g": "Linear(n)"}
+
+
+def test_a_class_without_init() -> None:
+    (node,) = ast.parse("class A: pass").body
+    assert isinstance(node, ast.ClassDef)
+    assert list(initialised(node)) == list(statements_of_init(node)) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from veomni_hook.patches.code import document
-from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.code.walk import child_nodes, contains, walk_ast
 
 LEFT_OUT = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 SOURCES = [document.__file__, ast.__file__, __file__]
@@ -25,3 +25,10 @@ def test_the_children_of_ast(path) -> None:
     for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
         children = [each for each in ast.iter_child_nodes(node) if not isinstance(each, LEFT_OUT)]
         assert child_nodes(node) == children
+
+
+def test_a_part_is_found_by_identity() -> None:
+    statement = ast.parse("if a:\n    b = c + 1").body[0]
+    inner = statement.body[0].value  # type: ignore[attr-defined]
+    assert contains(statement, inner) and contains(inner, inner) and not contains(inner, statement)
+    assert not contains(statement, ast.parse("c + 1", mode="eval").body)

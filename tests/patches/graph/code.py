@@ -57,6 +57,11 @@ def method_form(text: str, owner: str = "M", name: str = "forward") -> Form:
     return found
 
 
+def forward(body: str, arguments: str = "h") -> Form:
+    """The form of a ``forward`` with this body."""
+    return method_form(f"class M(nn.Module):\n    def forward(self, {arguments}):\n        {body}\n")
+
+
 def unknown(text: str) -> str:
     """Why the last function has no form."""
     found = outcome(text)

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.patches.graph.code import form, method_form
+from tests.patches.graph.code import form, forward, method_form
 from veomni_hook.patches.graph import (
     ANY,
     ARGUMENT,
@@ -18,19 +18,13 @@ from veomni_hook.patches.graph import (
     Match,
     Node,
     Rule,
-    branches,
     find,
     match,
-    reference_form,
     source,
 )
 
 SCALED = form("def f(x, w, eps):\n    return w * (x.float() + eps).to(x.dtype)\n")
 RULES = {"x": ARGUMENT, "w": ATTRIBUTE, "eps": NUMBER}
-
-
-def method(body: str, arguments: str = "h"):
-    return method_form(f"class M(nn.Module):\n    def forward(self, {arguments}):\n        {body}\n")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +37,7 @@ def method(body: str, arguments: str = "h"):
     ],
 )
 def test_holes_are_bound(body: str, eps: str) -> None:
-    found = match(SCALED, method(body), RULES)
+    found = match(SCALED, forward(body), RULES)
     assert isinstance(found, Match), found
     assert {name: source(node) for name, node in found.bindings.items()} == {
         "x": "h",
@@ -67,7 +61,7 @@ def test_holes_are_bound(body: str, eps: str) -> None:
     ],
 )
 def test_the_first_difference_in_words(body: str, words: str) -> None:
-    found = match(SCALED, method(body, "h, k"), RULES)
+    found = match(SCALED, forward(body, "h, k"), RULES)
     assert isinstance(found, Difference)
     assert words in found.text
     assert f"(line {found.lineno})" in found.text
@@ -75,8 +69,8 @@ def test_the_first_difference_in_words(body: str, words: str) -> None:
 
 
 def test_nearer_is_deeper() -> None:
-    near = match(SCALED, method("return self.gain * (h.float() + k).to(h.dtype)", "h, k"), RULES)
-    far = match(SCALED, method("return h - 1"), RULES)
+    near = match(SCALED, forward("return self.gain * (h.float() + k).to(h.dtype)", "h, k"), RULES)
+    far = match(SCALED, forward("return h - 1"), RULES)
     assert isinstance(near, Difference)
     assert isinstance(far, Difference)
     assert near.depth > far.depth
@@ -118,7 +112,7 @@ GATED = form("def f(gate, up, act):\n    return act(gate) * up\n")
     ],
 )
 def test_a_formula_inside(body: str, act: str) -> None:
-    (found,) = find(GATED, method(body), {"act": ACTIVATION})
+    (found,) = find(GATED, forward(body), {"act": ACTIVATION})
     assert source(found.bindings["act"]) == act
     assert found.bindings["gate"].origin is not None
     assert ast.unparse(found.bindings["gate"].origin) == "self.gate(h)"
@@ -136,7 +130,7 @@ def test_a_formula_inside(body: str, act: str) -> None:
     ],
 )
 def test_no_formula_inside(body: str) -> None:
-    assert not list(find(GATED, method(body), {"act": ACTIVATION, "up": ANY}))
+    assert not list(find(GATED, forward(body), {"act": ACTIVATION, "up": ANY}))
 
 
 @pytest.mark.parametrize(
@@ -162,12 +156,12 @@ def test_a_formula_on_every_way_and_in_loops() -> None:
             y = y - self.act(x) * x
         return y
     """.strip()
-    found = list(find(GATED, method(text), {"act": ACTIVATION}))
+    found = list(find(GATED, forward(text), {"act": ACTIVATION}))
     assert sorted(source(one.bindings["act"]) for one in found) == ["F.silu", "self.act", "self.act"]
 
 
 def test_origins_are_upstreams_expressions() -> None:
-    found = method("y = h.float()\n        z = y * self.w\n        return z.to(h.dtype)")
+    found = forward("y = h.float()\n        z = y * self.w\n        return z.to(h.dtype)")
     assert ast.unparse(found.result.origin or ast.Pass()) == "z.to(h.dtype)"
     assert ast.unparse(found.result.args[0].origin or ast.Pass()) == "y * self.w"
 
@@ -193,58 +187,6 @@ def test_a_sign_that_moved_is_nobodys_expression() -> None:
     assert found.args[0].origin is None
 
 
-def test_branches_are_formulas_with_tests() -> None:
-    text = "y = h.float()\n        if self.scaled:\n            y = y * self.w\n        return y.to(h.dtype)"
-    scaled, plain = branches(method(text))
-    assert [(source(test), outcome) for test, outcome in scaled.tests] == [("self.scaled", True)]
-    assert scaled.node == method("return (h.float() * self.w).to(h.dtype)").result
-    assert plain.node == method("return h.float().to(h.dtype)").result
-
-
-def test_a_test_decides_everywhere() -> None:
-    text = "y = h * 2 if self.a else h\n        z = y + 1 if self.a else y\n        return z - 3 if self.b else z"
-    leaves = branches(method(text))
-    assert len(leaves) == 4
-    assert leaves[0].node == method("return h * 2 + 1 - 3").result
-
-
-def test_many_tests_are_not_taken_apart() -> None:
-    body = (
-        "\n        ".join(f"h = h + {n} if self.t{n} else h * {n + 2}" for n in range(8))
-        + "\n        return h"
-    )
-    assert len(branches(method(body))) == 1
-
-
-@pytest.mark.parametrize(
-    ("expression", "text"),
-    [
-        ("self.a.b", "self.a.b"),
-        ("ACT2FN[self.kind]", "ACT2FN[self.kind]"),
-        ("h.device", "h.device"),
-        ("self.w.to(h.device)", "self.w.to(h.device)"),
-        ("h is None", "h is None"),
-        ("not (h is None or self.a)", "not (h is None or self.a)".replace("h is None or", "(h is None) or")),
-        ("'text'", "'text'"),
-        ("h.cfg", "h.cfg"),
-        ("F.silu", "F.silu"),
-    ],
-)
-def test_code_for_the_start_of_a_function(expression: str, text: str) -> None:
-    assert source(method(f"return {expression}").result) == text
-
-
-def test_the_receiver_keeps_its_name() -> None:
-    found = method_form("class M:\n    def forward(this, x):\n        return this.w\n")
-    assert source(found.result, found.receiver) == "this.w"
-
-
-@pytest.mark.parametrize("expression", ["h + 1", "self.f(h)", "h.float()", "h.shape[0]", "(lambda: 1)"])
-def test_no_code_for_what_is_computed(expression: str) -> None:
-    with pytest.raises(ValueError, match="not code"):
-        source(method(f"return {expression}").result)
-
-
 def test_rules() -> None:
     argument, attribute, number = (
         Node("argument", (), "x"),
@@ -264,10 +206,3 @@ def test_rules() -> None:
     ]
     assert not NUMBER.accepts(Node("constant", (), None))
     assert not NUMBER.accepts(Node("constant", (), True))
-
-
-def test_reference_functions() -> None:
-    found = reference_form("kernels/rms_norm/reference.py", "cast_before_weight")
-    assert found.arguments == ("hidden_states", "weight", "eps")
-    with pytest.raises(ValueError, match="no function nothing"):
-        reference_form("kernels/rms_norm/reference.py", "nothing")

@@ -6,8 +6,19 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.graph import ANY, ARGUMENT, Difference, Scope, Unknown, canonical, recognised
-from veomni_hook.patches.graph.references import reference_names, specific_first, variant_names
+from veomni_hook.patches.graph import (
+    ANY,
+    ARGUMENT,
+    Difference,
+    Scope,
+    Unknown,
+    canonical,
+    recognised,
+    reference_form,
+    reference_names,
+    specific_first,
+    variant_names,
+)
 
 MLP = "kernels/gated_mlp/reference.py"
 
@@ -70,3 +81,10 @@ def test_what_comes_after_a_formula_is_told() -> None:
 def test_code_that_is_not_followed() -> None:
     found = recognised(MLP, Unknown("a loop", 7), {})
     assert found == Difference("a loop (line 7)", 0.0, 7)
+
+
+def test_reference_functions() -> None:
+    found = reference_form("kernels/rms_norm/reference.py", "cast_before_weight")
+    assert found.arguments == ("hidden_states", "weight", "eps")
+    with pytest.raises(ValueError, match="no function nothing"):
+        reference_form("kernels/rms_norm/reference.py", "nothing")

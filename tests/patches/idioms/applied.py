@@ -1,9 +1,10 @@
-"""Apply only the splices of sites to a module's text, as the engine does, and execute it."""
+"""Apply only the edits of sites to a module's text, as the engine does, and execute it."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from veomni_hook.kernels.slot import Slot
@@ -11,13 +12,13 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import apply_edits
 from veomni_hook.patches.routes.compose import composed
 from veomni_hook.patches.routes.config import routes
-from veomni_hook.patches.routes.site import Site
+from veomni_hook.patches.site import Site
 
 
 def spliced(source: str, sites: Iterable[Site]) -> str:
     """Return ``source`` with the edits of all ``sites``."""
-    splices = [(number, splice) for number, site in enumerate(sites) for splice in site.splices]
-    return apply_edits(source, composed(Document(source), splices)[0])
+    edits = [replace(edit, patch=number) for number, site in enumerate(sites) for edit in site.edits]
+    return apply_edits(source, composed(Document(source), edits)[0])
 
 
 def in_lines(text: str) -> str:
@@ -26,7 +27,7 @@ def in_lines(text: str) -> str:
 
 
 def executed(source: str, sites: Iterable[Site] = ()) -> dict[str, Any]:
-    """Return the globals of the module ``source`` with the splices and the slots of ``sites``."""
+    """Return the globals of the module ``source`` with the edits and the slots of ``sites``."""
     sites = list(sites)
     config = routes(sites, "lookalike")
     slots = config.slots if config is not None else [slot for site in sites for slot in site.slots]

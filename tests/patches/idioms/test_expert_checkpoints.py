@@ -6,8 +6,8 @@ from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.checkpoints import CheckpointError, loaded
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.moe_experts import checkpoints as expert_checkpoints
-from veomni_hook.patches.routes.site import Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Status
 
 SOURCE = """
 def convert_and_load_state_dict_in_model(model, state_dict):
@@ -148,7 +148,7 @@ def test_what_is_built_differently_is_a_miss(old, new, missed):
     at = SOURCE.rindex(old)
     sites = sites_of(SOURCE[:at] + new + SOURCE[at + len(old) :])
     assert [site.target.partition(".")[2] for site in sites if site.status is Status.MISSED] == missed
-    assert all(not site.splices for site in sites if site.status is Status.MISSED)
+    assert all(not site.edits for site in sites if site.status is Status.MISSED)
 
 
 def test_nothing_elsewhere():

@@ -6,8 +6,8 @@ from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.moe_experts import provenance
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.moe_experts import implementation as experts_implementation
-from veomni_hook.patches.routes.site import Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Status
 
 CONFIG = '''
 class Settings:

@@ -10,11 +10,11 @@ from torch import nn
 
 from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.gated_mlp import find as gated_mlp
-from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 SETUP = """
@@ -270,7 +270,7 @@ def test_wrapped_projections_run_once_and_in_order(name, choose):
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_misses_are_counted_and_not_routed(name):
     site = only(module(NEAR_MISSES[name]))
-    assert (site.status, site.splices, site.counted) == (Status.MISSED, (), True)
+    assert (site.status, site.edits, site.counted) == (Status.MISSED, (), True)
     assert site.reason
 
 

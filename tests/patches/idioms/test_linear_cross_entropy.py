@@ -8,12 +8,13 @@ import torch
 from tests.kernels.matching import close
 from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.idioms.linear_cross_entropy import find as idiom
-from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import SlotSpec
 
 SLOT = "veomni_linear_cross_entropy_next_token"
 
@@ -324,7 +325,7 @@ Z_LOSS = tail(
 def test_a_branch_that_uses_logits_is_left_to_upstream():
     set_choice("linear_cross_entropy=torch")
     site = site_of(Z_LOSS)
-    assert "if labels is not None and not self.config.z > 0:" in site.splices[-1].text
+    assert "if labels is not None and not self.config.z > 0:" in site.edits[-1].text
     scope = executed(source(Z_LOSS), [site])
     model = scope["Tiny"]().train()
     x, labels = torch.randn(2, 6, 8), torch.zeros(2, 6, dtype=torch.int64)
@@ -355,7 +356,7 @@ def test_a_branch_that_kernels_cannot_repeat_is_left_to_upstream(name):
     )
     site = site_of(text)
     assert site.status is Status.ROUTED
-    assert "if labels is not None and not self.config.cap is not None:" in site.splices[-1].text
+    assert "if labels is not None and not self.config.cap is not None:" in site.edits[-1].text
     assert site.captures["options"] == "dict(divisor=2)"
 
 
@@ -492,15 +493,15 @@ MISSED = {
 def test_what_is_not_understood_is_not_routed(name):
     text, reason = MISSED[name]
     site = site_of(text)
-    assert site.status is Status.MISSED and not site.splices and not site.slots
+    assert site.status is Status.MISSED and not site.edits and not site.slots
     assert reason in site.reason and "(line" in site.reason
     assert site.reason.startswith("nearest is next_token: ") and site.counted
 
 
 def test_the_guard_reads_like_the_forward():
     site = site_of(ROUTED["capped"])
-    assert [splice.marker for splice in site.splices] == [True, False]
-    assert textwrap.dedent(site.splices[-1].text) == textwrap.dedent(
+    assert [edit.marker for edit in site.edits] == [True, False]
+    assert textwrap.dedent(site.edits[-1].text) == textwrap.dedent(
         f"""\
         if labels is not None:
             asked = (self, hidden, self.lm_head, labels, self.config.vocab_size, kwargs, dict(softcap=self.config.cap))
@@ -529,16 +530,16 @@ def test_what_is_copied_asks_the_slots_of_other_sites(monkeypatch):
     text = source(ROUTED["auxiliary loss"])
     slot = SlotSpec("veomni_load_balancing_loss_x", "rms_norm", "cast_before_weight")
     places = [text.index("balance(hidden"), text.index("balance(router")]
-    splices = tuple(Splice(at, at + len("balance"), f"{slot.name}.at(self, balance)") for at in places)
-    other = Site("load_balancing_loss", "Tiny.forward", Status.ROUTED, splices=splices, slots=(slot,))
-    monkeypatch.setattr(idiom, "find_load_balancing_loss", lambda view: [other])
+    edits = tuple(Edit(at, at + len("balance"), f"{slot.name}.at(self, balance)") for at in places)
+    other = Site("load_balancing_loss", "Tiny.forward", Status.ROUTED, edits=edits, slots=(slot,))
+    monkeypatch.setattr(idiom, "find_load_balancing_losses", lambda view: [other])
     site = site_of(ROUTED["auxiliary loss"])
-    guard = site.splices[-1].text
+    guard = site.edits[-1].text
     assert f"aux_loss = {slot.name}.at(self, balance)(hidden, 0.1)" in guard
     assert slot in site.slots
     assert slot not in site_of(ROUTED["plain"]).slots
-    elsewhere = Site("load_balancing_loss", "squash", Status.ROUTED, splices=splices[1:], slots=(slot,))
-    monkeypatch.setattr(idiom, "find_load_balancing_loss", lambda view: [elsewhere])
+    elsewhere = Site("load_balancing_loss", "squash", Status.ROUTED, edits=edits[1:], slots=(slot,))
+    monkeypatch.setattr(idiom, "find_load_balancing_losses", lambda view: [elsewhere])
     assert slot not in site_of(ROUTED["auxiliary loss"]).slots
 
 

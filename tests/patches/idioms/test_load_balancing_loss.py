@@ -10,11 +10,11 @@ import torch
 from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.load_balancing_loss import reference, spellings
-from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.load_balancing_loss import find as load_balancing_loss
-from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 HEAD = "import torch\nfrom torch.nn import functional\nLogits = object\n"
 MODEL = """
@@ -121,7 +121,7 @@ def test_what_is_called_is_not_the_function_that_was_read(old, new, reason):
     text = module(next(iter(VARIANTS)))
     assert text.count(old) == 1
     (missed,) = (site for site in sites(text.replace(old, new)) if site.counted)
-    assert (missed.status, missed.splices) == (Status.MISSED, ())
+    assert (missed.status, missed.edits) == (Status.MISSED, ())
     assert reason in missed.reason
 
 
@@ -164,7 +164,7 @@ def test_another_formula_is_missed(name, old, new):
     assert old in loss(name)
     text = HEAD + loss(name).replace(old, new) + MODEL
     (site,) = sites(text)
-    assert (site.status, site.splices, site.counted) == (Status.MISSED, (), True)
+    assert (site.status, site.edits, site.counted) == (Status.MISSED, (), True)
     assert site.reason
 
 
@@ -189,7 +189,7 @@ def test_a_call_without_a_module_is_unbound():
         module("by_histc", "\ndef helper(logits):\n    return load_balancing_loss_func(logits, 5)\n")
     )
     assert (function.status, call.status, call.counted) == (Status.UNBOUND, Status.UNBOUND, False)
-    assert call.reason and not call.splices
+    assert call.reason and not call.edits
 
 
 def test_a_function_that_nothing_calls():

@@ -17,11 +17,11 @@ from tests.patches.idioms.experts_lookalikes import (
     OR_IDENTITY,
     SHARED,
 )
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.moe_experts import find as moe_experts
-from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 COUNT, WIDTH, INNER, TOKENS, TOP_K = 5, 8, 6, 19, 3
 GATED = LOOKALIKES["gated"].source
@@ -48,7 +48,7 @@ def site_of(source: str) -> Site:
 
 def reason_of(source: str) -> str:
     site = site_of(source)
-    assert site.status is Status.MISSED and not site.splices
+    assert site.status is Status.MISSED and not site.edits
     return site.reason
 
 

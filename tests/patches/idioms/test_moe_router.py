@@ -9,11 +9,11 @@ import torch
 
 from tests.kernels.matching import TOLERANCE, close, gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.moe_router import find as moe_router
-from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 SETUP = """
@@ -249,7 +249,7 @@ def test_the_guarded_path_is_the_upstream_one(name, dtype, backend, choose):
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_misses_are_counted_and_not_routed(name):
     site = only(module(NEAR_MISSES[name]))
-    assert (site.status, site.splices, site.counted) == (Status.MISSED, (), True), site.captures
+    assert (site.status, site.edits, site.counted) == (Status.MISSED, (), True), site.captures
     assert site.reason
 
 

@@ -11,13 +11,13 @@ import torch
 
 from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.qk_norm_rotary import find as qk_norm_rotary
 from veomni_hook.patches.idioms.recognise import recognise
-from veomni_hook.patches.routes.site import Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Status
 
 SLOT = "veomni_qk_norm_rotary_weight_before_cast_half_split"
 HEAD = """
@@ -255,7 +255,7 @@ def test_a_hook_on_a_norm_brings_upstreams_code_back():
 def test_near_misses_say_why(form):
     body, reason = MISSES[form]
     (site,) = found(module(body))
-    assert site.status is Status.MISSED and reason in site.reason and not site.splices
+    assert site.status is Status.MISSED and reason in site.reason and not site.edits
 
 
 @pytest.mark.parametrize("form", NO_CANDIDATES)

@@ -8,7 +8,7 @@ from tests.patches.idioms.replaced_module import SOURCE, module
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.recognise import recognise
-from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.site import Site, Status
 
 LINE = module("").count("\n")  # of the first line below the definitions
 
@@ -114,7 +114,7 @@ def check(below: str, lost: list[str], *, only: bool) -> None:
         # Without a site for the function there is none for its calls.
         if name in sites:
             assert sites[name].status is not Status.ROUTED, (name, below)
-            assert not sites[name].splices and not sites[name].slots
+            assert not sites[name].edits and not sites[name].slots
         else:
             assert not ALL[name].counted, name
     told = "; ".join(sites[name].reason for name in lost if name in sites)

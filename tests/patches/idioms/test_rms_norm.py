@@ -11,11 +11,11 @@ from tests.kernels.matching import TOLERANCE, close
 from tests.patches.idioms.applied import executed, spliced
 from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, NORM_METHOD, near, norm
 from veomni_hook.kernels.rms_norm.variants import OP
-from veomni_hook.kernels.selection.state import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.rms_norm import find as rms_norm
-from veomni_hook.patches.routes.site import Site, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
@@ -126,7 +126,7 @@ def test_near_misses_are_missed(name: str) -> None:
     assert site.status is Status.MISSED
     assert site.reason.startswith(reason), site.reason
     assert "expected" in site.reason and "(line " in site.reason
-    assert not site.splices and not site.slots and site.form
+    assert not site.edits and not site.slots and site.form
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_test_that_is_computed_is_no_test_for_a_guard() -> None:
 
 def test_one_attribute_is_no_two_operands() -> None:
     site = only(near("return self.eps * h.to(kind)"))
-    assert (site.status, site.splices) == (Status.MISSED, ())
+    assert (site.status, site.edits) == (Status.MISSED, ())
     assert site.reason == "nearest is cast_before_weight: one value is used for two operands"
 
 

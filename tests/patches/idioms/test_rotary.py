@@ -10,14 +10,15 @@ import torch
 
 from veomni_hook.kernels.rotary import reference
 from veomni_hook.kernels.rotary.variants import OP as DECLARED
-from veomni_hook.kernels.selection.registry import Kernel, registry
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.selection.declaration import Kernel
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot.arguments import binder_for
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.graph import reference_names
 from veomni_hook.patches.idioms.rotary import find as rotary
-from veomni_hook.patches.routes.site import Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Status
 
 HALVES = """
 def rotate_half(x):
@@ -102,11 +103,11 @@ def test_a_function_and_its_call():
         Status.ROUTED,
         "half_split",
     )
-    assert function.counted and function.reason == "" and not function.splices and function.form
+    assert function.counted and function.reason == "" and not function.edits and function.form
     assert (call.target, call.status, call.counted) == ("Attention.forward", Status.ROUTED, False)
-    (splice,) = call.splices
-    assert MODULE[splice.start : splice.end] == "apply_rotary_pos_emb"
-    assert splice.text == "veomni_rotary_half_split.at(self, apply_rotary_pos_emb)"
+    (edit,) = call.edits
+    assert MODULE[edit.start : edit.end] == "apply_rotary_pos_emb"
+    assert edit.text == "veomni_rotary_half_split.at(self, apply_rotary_pos_emb)"
     (slot,) = call.slots
     assert (slot.name, slot.op, slot.variant) == ("veomni_rotary_half_split", "rotary", "half_split")
     assert slot.parameters == "q, k, cos, sin, unsqueeze_dim=1"
@@ -307,7 +308,7 @@ def test_calls_without_a_module_are_rows_of_their_own():
     bound, unbound = calls(text)
     assert bound.status is Status.ROUTED and only(text).status is Status.ROUTED
     assert (unbound.target, unbound.status) == ("helper", Status.UNBOUND)
-    assert "no module" in unbound.reason and not unbound.splices and not unbound.slots
+    assert "no module" in unbound.reason and not unbound.edits and not unbound.slots
 
 
 def test_a_function_that_only_functions_call():
@@ -374,7 +375,7 @@ class Attention(nn.Module):
 def test_a_method_asks_in_front_of_its_body():
     site = only(HEAD + METHOD)
     assert (site.target, site.variant) == ("Attention.apply_mrope", "sections")
-    text = "".join(splice.text for splice in site.splices)
+    text = "".join(edit.text for edit in site.edits)
     assert "operands = (table, widths)\n" in text
     assert "if (veomni_kernel := veomni_rotary_sections.kernel(this, *operands)) is not None:" in text
     assert "return veomni_kernel(*operands)" in text

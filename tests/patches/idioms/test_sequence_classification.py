@@ -8,13 +8,13 @@ from torch import nn
 
 from tests.kernels.matching import close
 from tests.patches.idioms.applied import executed, spliced
-from veomni_hook.kernels.selection.state import STATE, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.linear_cross_entropy import find as linear_cross_entropy
 from veomni_hook.patches.idioms.linear_cross_entropy import sequence_classification as idiom
-from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.site import Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Status
+from veomni_hook.patches.slots import SlotSpec
 
 SLOT = "veomni_linear_cross_entropy_last_token"
 
@@ -237,7 +237,7 @@ MISSED = {
 def test_what_is_not_understood_is_not_routed(name):
     tail, reason = MISSED[name]
     site = site_of(tail)
-    assert site.status is Status.MISSED and not site.splices and site.counted
+    assert site.status is Status.MISSED and not site.edits and site.counted
     assert reason in site.reason and site.reason.startswith("nearest is last_token: ")
 
 

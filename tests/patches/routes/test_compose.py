@@ -1,16 +1,16 @@
-"""Splices of several routes in one text: each is written independently, and all work together."""
+"""Edits of several routes in one text: each is written independently, and all work together."""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 import pytest
 
 from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.routes.compose import composed
-from veomni_hook.patches.routes.site import Splice
-from veomni_hook.patches.routes.splice import before_statement, in_place
+from veomni_hook.patches.routes.insertion import before_statement, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.verbs.inplace import mark_statement
 
@@ -36,7 +36,7 @@ class Text:
         self.view = ModuleView(Document(source))
         (node,) = self.view.functions.values()
         self.function: FunctionNode = node
-        self.splices: list[tuple[int, Splice]] = []
+        self.edits: list[Edit] = []
         self.marks: list[Edit] = []
 
     def take_over(self, step: int, first: int, last: int) -> None:
@@ -45,21 +45,20 @@ class Text:
         code = f"if (k{step} := ask({step})) is not None:\n    pass\nelse:"
         made = before_statement(self.view, self.function, body[first], code, f"guard {step}")
         end = self.view.document.end(body[last])
-        self.splices += [
-            (step, splice) for splice in (*made, Splice(made[0].start, end, "    ", indents=True))
-        ]
+        made = (*made, Edit(made[0].start, end, "    ", indents=True))
+        self.edits += [replace(edit, patch=step) for edit in made]
 
     def bind(self, step: int, call: int, text: str = "slot.at(self, turn)") -> None:
         """Replace the callee of one of the calls of `turn`, with a marker."""
         calls = [n for n in ast.walk(self.function) if isinstance(n, ast.Name) and n.id == "turn"]
-        splice = in_place(self.view, calls[call], text)
-        self.splices.append((step, splice))
+        edit = in_place(self.view, calls[call], text)
+        self.edits.append(replace(edit, patch=step))
         self.marks.append(
-            mark_statement(self.view.document, self.function, splice.start, step, f"# call {step}")
+            mark_statement(self.view.document, self.function, edit.start, step, f"# call {step}")
         )
 
     def written(self, *, markers: bool = True, others: tuple[Edit, ...] = ()) -> str:
-        edits, _ = composed(self.view.document, self.splices, self.marks, others)
+        edits, _ = composed(self.view.document, self.edits, self.marks, others)
         text = apply_edits(self.view.document.source, [*edits, *others], markers=markers)
         ast.parse(text)
         return text
@@ -131,7 +130,7 @@ def test_two_guards_at_one_statement_go_in_as_they_come() -> None:
 def test_a_guard_that_was_given_before_stays_in_front() -> None:
     text = Text()
     made = before_statement(text.view, text.function, text.function.body[1], "if ask(0):\n    return 0", "no")
-    text.splices += [(0, splice) for splice in made]
+    text.edits += [replace(edit, patch=0) for edit in made]
     text.take_over(1, 1, 3)
     first, second = ast.parse(text.written()).body[0].body[1:3]  # type: ignore[attr-defined]
     assert ast.unparse(first) == "if ask(0):\n    return 0" and len(second.orelse) == 3
@@ -151,7 +150,7 @@ def test_strings_of_inserted_code_stay() -> None:
     code = "note('''\none\n''')"
     text.take_over(0, 1, 3)
     made = before_statement(text.view, text.function, text.function.body[2], code, "no")
-    text.splices += [(1, splice) for splice in made]
+    text.edits += [replace(edit, patch=1) for edit in made]
     assert "        note('''\none\n''')\n" in text.written()
 
 
@@ -171,9 +170,9 @@ def test_a_line_that_becomes_too_long_is_wrapped_as_one_edit() -> None:
     written = text.written()
     assert "(\n            a, second_operand, third_operand\n        )\n" in written
     assert max(map(len, written.split("\n"))) <= 120
-    unwrapped = text.view.document.source.replace("turn(a,", f"{text.splices[0][1].text}(a,")
+    unwrapped = text.view.document.source.replace("turn(a,", f"{text.edits[0].text}(a,")
     alone = Text(text.view.document.source)
-    alone.splices = text.splices[:1]
+    alone.edits = text.edits[:1]
     assert ast.dump(ast.parse(alone.written())) == ast.dump(ast.parse(unwrapped))
 
 
@@ -181,7 +180,7 @@ def test_calls_that_share_a_line_share_its_edit() -> None:
     text = Text(CALL)
     text.bind(0, 0, LONG)
     text.bind(1, 1, LONG)
-    edits, shared = composed(text.view.document, text.splices)
+    edits, shared = composed(text.view.document, text.edits)
     assert len(edits) == 1 and {0, 1} <= shared.keys() and shared[1] == {edits[0].patch}
     written = apply_edits(CALL, edits)
     assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(CALL.replace("turn(", f"{LONG}(")))

@@ -3,23 +3,24 @@ from __future__ import annotations
 import pytest
 
 from veomni_hook.errors import IdiomError
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.routes.config import NAME, missed, routes
-from veomni_hook.patches.routes.site import Site, Splice, Status
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import PatchType, SlotSpec
 
 SLOT = SlotSpec("veomni_o_v", "o", "v")
-TEXT = (Splice(0, 0, "x\n"),)
+TEXT = (Edit(0, 0, "x\n"),)
 
 
 def site(target: str = "A.forward", status: Status = Status.ROUTED, **fields: object) -> Site:
-    return Site("o", target, status, **{"variant": "v", "splices": TEXT, "slots": (SLOT,), **fields})  # type: ignore[arg-type]
+    return Site("o", target, status, **{"variant": "v", "edits": TEXT, "slots": (SLOT,), **fields})  # type: ignore[arg-type]
 
 
 def test_every_routed_site_with_text_becomes_one_route() -> None:
     sites = [
         site(captures={"eps": "self.eps", "weight": "self.w"}),
         site("B.forward"),
-        site("apply", splices=()),
+        site("apply", edits=()),
         site("C.forward", Status.MISSED),
         site("D.forward", Status.UNBOUND),
     ]
@@ -35,7 +36,7 @@ def test_every_routed_site_with_text_becomes_one_route() -> None:
 
 def test_nothing_to_route_is_no_config() -> None:
     assert routes([], "pkg.a") is None
-    assert routes([site(status=Status.MISSED), site(splices=())], "pkg.a") is None
+    assert routes([site(status=Status.MISSED), site(edits=())], "pkg.a") is None
 
 
 def test_long_captures_are_cut() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.routes.reliance import covered, relied_on
-from veomni_hook.patches.routes.site import Site, Splice, Status
+from veomni_hook.patches.site import Site, Status
 
 SOURCE = """\
 LIMIT = 1
@@ -44,13 +45,13 @@ class A:
 DOCUMENT = Document(SOURCE)
 
 
-def splice(start: str, end: str = "", text: str = "", **fields: Any) -> Splice:
+def edit(start: str, end: str = "", text: str = "", **fields: Any) -> Edit:
     at = SOURCE.index(start, SOURCE.index("def forward"))
-    return Splice(at, at + len(end), text, **fields)
+    return Edit(at, at + len(end), text, **fields)
 
 
-def site(*splices: Splice, target: str = "A.forward", **fields: Any) -> Site:
-    return Site("o", target, Status.ROUTED, splices=splices, **fields)
+def site(*edits: Edit, target: str = "A.forward", **fields: Any) -> Site:
+    return Site("o", target, Status.ROUTED, edits=edits, **fields)
 
 
 def texts(found: Site) -> list[str]:
@@ -58,41 +59,41 @@ def texts(found: Site) -> list[str]:
 
 
 def test_code_in_place_answers_for_what_it_replaces() -> None:
-    assert texts(site(splice("apply", "apply", "slot.at(self, apply)"))) == ["apply"]
+    assert texts(site(edit("apply", "apply", "slot.at(self, apply)"))) == ["apply"]
 
 
 def test_an_inserted_statement_answers_for_all_that_follows() -> None:
-    (text,) = texts(site(splice("        return Helper", text="        go()\n")))
+    (text,) = texts(site(edit("        return Helper", text="        go()\n")))
     assert text == "        return Helper(y)"
-    (text,) = texts(site(splice("    first", "    ", "\n    go()\n    ")))
+    (text,) = texts(site(edit("    first", "    ", "\n    go()\n    ")))
     assert text.lstrip().startswith("first =") and text.endswith("Helper(y)")
 
 
 def test_a_marker_answers_for_nothing() -> None:
-    assert texts(site(splice("first", text="# why\n", marker=True))) == []
+    assert texts(site(edit("first", text="# why\n", marker=True))) == []
 
 
 def test_what_stands_above_a_function_answers_for_the_function() -> None:
-    above = Splice(SOURCE.index("class A"), SOURCE.index("class A"), "@slot.reached\n")
+    above = Edit(SOURCE.index("class A"), SOURCE.index("class A"), "@slot.reached\n")
     (text,) = texts(site(above))
     assert text.startswith("def forward") and text.endswith("Helper(y)")
 
 
 @pytest.mark.parametrize(
-    ("splices", "names"),
+    ("edits", "names"),
     [
-        ((splice("apply", "apply", "slot.at(self, apply)"),), ("apply", "deep", "rotate")),
-        ((splice("        first", text="        go()\n"),), ("Helper", "apply", "deep", "rotate")),
-        ((splice("        return Helper", text="        go()\n"),), ("Helper",)),
-        ((splice("        return Helper", text="        self._own(x)\n"),), ("A._own", "Helper", "unused")),
-        ((splice("first", text="# deep\n", marker=True),), ()),
-        ((splice("x)", "x", "x"),), ()),
+        ((edit("apply", "apply", "slot.at(self, apply)"),), ("apply", "deep", "rotate")),
+        ((edit("        first", text="        go()\n"),), ("Helper", "apply", "deep", "rotate")),
+        ((edit("        return Helper", text="        go()\n"),), ("Helper",)),
+        ((edit("        return Helper", text="        self._own(x)\n"),), ("A._own", "Helper", "unused")),
+        ((edit("first", text="# deep\n", marker=True),), ()),
+        ((edit("x)", "x", "x"),), ()),
     ],
 )
-def test_what_a_route_relies_on(splices: tuple[Splice, ...], names: tuple[str, ...]) -> None:
-    assert relied_on(DOCUMENT, site(*splices)) == names
+def test_what_a_route_relies_on(edits: tuple[Edit, ...], names: tuple[str, ...]) -> None:
+    assert relied_on(DOCUMENT, site(*edits)) == names
 
 
 def test_a_site_may_name_more() -> None:
-    found = site(splice("x)", "x", "x"), relies_on=("rotate",))
+    found = site(edit("x)", "x", "x"), relies_on=("rotate",))
     assert relied_on(DOCUMENT, found) == ("deep", "rotate")

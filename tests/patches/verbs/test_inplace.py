@@ -11,6 +11,7 @@ from veomni_hook.patches.code.pattern import Capture
 from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.inplace import (
     check_body,
+    check_relies_on,
     effects,
     find_function,
     marker,
@@ -81,3 +82,39 @@ def test_the_marker_is_one_line_and_names_kind_target_reason_and_config() -> Non
 def test_newlines_are_the_documents() -> None:
     assert with_newlines(Document("a = 1\r\n"), "b\nc\n") == "b\r\nc\r\n"
     assert with_newlines(Document("a = 1\n"), "b\nc\n") == "b\nc\n"
+
+
+BASE = "def f(x, *, eps=1e-6):\n    y = x + 1\n    return g(y, eps)\n"
+
+
+def digest_of(source: str) -> str:
+    return fingerprint(Document(source).definitions()[0].node)
+
+
+def test_relies_on_accepts_known_code() -> None:
+    document = Document(BASE, "m")
+    known = digest_of(BASE)
+    check_relies_on(document, {}, "here")
+    check_relies_on(document, {"f": known}, "here")
+    check_relies_on(document, {"f": ["0" * 16, known]}, "here")
+
+
+def test_relies_on_shows_the_new_digest() -> None:
+    with pytest.raises(PatchTargetError) as caught:
+        check_relies_on(Document(f"\n{BASE}", "m"), {"f": ["0" * 16]}, "here")
+    assert digest_of(BASE) in caught.value.what and digest_of(BASE) in caught.value.fix
+    assert "line 2 of m" in caught.value.what and "0" * 16 in caught.value.what
+    assert caught.value.where == "here" and caught.value.target == "f"
+
+
+def test_relies_on_names_the_nearest_definitions() -> None:
+    with pytest.raises(PatchTargetError) as caught:
+        check_relies_on(Document("def rotate_half(x): return x\n", "m"), {"rotate_haf": ["0" * 16]}, "here")
+    assert caught.value.nearest == ("rotate_half",) and "rotate_half" in caught.value.fix
+
+
+def test_relies_on_checks_every_definition_of_the_name() -> None:
+    source = "if a:\n    def f(): return 1\nelse:\n    def f(): return 2\n"
+    first = digest_of("def f(): return 1\n")
+    with pytest.raises(PatchTargetError, match="line 4"):
+        check_relies_on(Document(source, "m"), {"f": [first]}, "here")

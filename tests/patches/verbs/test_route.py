@@ -7,10 +7,11 @@ import pytest
 
 from tests.patches import doubling
 from veomni_hook.errors import IdiomError
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.render import unified_diff
-from veomni_hook.patches.routes.site import Site, Splice, Status
-from veomni_hook.patches.routes.splice import before_body
+from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 UPSTREAM = doubling.UPSTREAM
 
@@ -34,9 +35,9 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("veomni_hook.kernels.slot.Slot", Slot)
 
 
-def routed(target: str, *splices: Splice, op: str = "op") -> Callable[[ModuleView], Iterator[Site]]:
+def routed(target: str, *edits: Edit, op: str = "op") -> Callable[[ModuleView], Iterator[Site]]:
     def find(view: ModuleView) -> Iterator[Site]:
-        yield Site(op, target, Status.ROUTED, "formula", splices=splices)
+        yield Site(op, target, Status.ROUTED, "formula", edits=edits)
 
     return find
 
@@ -131,8 +132,8 @@ def test_layouts(patched: Any, run: Any, idioms: Any, upstream: str, newline: st
     def anywhere(view: ModuleView) -> Iterator[Site]:
         (definition,) = view.document.find("A.forward")
         code = f"if (kernel := {doubling.DOUBLE.name}.kernel(self, x)) is not None:\n    return kernel(x)"
-        splices = before_body(view, definition.node, code, "why")
-        yield Site("double", "A.forward", Status.ROUTED, "two", splices=splices, slots=(doubling.DOUBLE,))
+        edits = before_body(view, definition.node, code, "why")
+        yield Site("double", "A.forward", Status.ROUTED, "two", edits=edits, slots=(doubling.DOUBLE,))
 
     idioms(anywhere)
     upstream = upstream.replace("\n", newline)
@@ -161,7 +162,7 @@ def test_two_routes_of_one_function(patched: Any, run: Any, idioms: Any) -> None
 
 def test_overlapping_routes_name_both_idioms(patched: Any, idioms: Any) -> None:
     start = UPSTREAM.index("x * 2")
-    here = Splice(start, start + 5, "x")
+    here = Edit(start, start + 5, "x")
     idioms(routed("Double.forward", here, op="one"), routed("Double.forward", here, op="other"))
     with pytest.raises(IdiomError, match=r"route one/formula .* route other/formula .* same code"):
         patched(UPSTREAM, idioms=True)
@@ -169,7 +170,7 @@ def test_overlapping_routes_name_both_idioms(patched: Any, idioms: Any) -> None:
 
 def test_a_route_cannot_write_outside_of_its_definition(patched: Any, idioms: Any) -> None:
     start = UPSTREAM.index("x * 3")
-    idioms(routed("Double.forward", Splice(start, start + 5, "x")))
+    idioms(routed("Double.forward", Edit(start, start + 5, "x")))
     with pytest.raises(IdiomError, match=r"op/formula of Double\.forward writes outside") as caught:
         patched(UPSTREAM, idioms=True)
     assert "pkg.upstream" in caught.value.where
@@ -178,7 +179,7 @@ def test_a_route_cannot_write_outside_of_its_definition(patched: Any, idioms: An
 def test_a_route_cannot_bind_what_the_function_uses(patched: Any, run: Any, idioms: Any) -> None:
     upstream = UPSTREAM.replace("return x * 2", "return x * 2 if kernel else 0").replace("x * 3", "x * 2")
     start = upstream.index("        return x * 2 if")
-    guard = Splice(start, start, "        if (kernel := 0): return 1\n")
+    guard = Edit(start, start, "        if (kernel := 0): return 1\n")
     idioms(routed("Double.forward", guard))
     with pytest.raises(IdiomError, match=r"binds names that the function uses itself: kernel"):
         patched(upstream, idioms=True)
@@ -208,7 +209,7 @@ def test_which_bindings_disturb_upstream(
 ) -> None:
     upstream = UPSTREAM.replace("return x * 2", body)
     start = upstream.index("        y = 1")
-    idioms(routed("Double.forward", Splice(start, start, f"        {guard}\n")))
+    idioms(routed("Double.forward", Edit(start, start, f"        {guard}\n")))
     if not taken:
         assert guard in patched(upstream, idioms=True).text
         return
@@ -217,7 +218,7 @@ def test_which_bindings_disturb_upstream(
 
 
 @pytest.mark.parametrize(
-    ("body", "splice", "taken"),
+    ("body", "edit", "taken"),
     [
         ("return kernel(x * 2)", "(kernel := x)", True),
         ("return self.kernel(x * 2)", "(kernel := x)", False),
@@ -226,12 +227,12 @@ def test_which_bindings_disturb_upstream(
         ("return kernel(x * 2)", "slot(lambda kernel: kernel)", False),
     ],
 )
-def test_what_an_expression_may_bind(patched: Any, idioms: Any, body: str, splice: str, taken: bool) -> None:
+def test_what_an_expression_may_bind(patched: Any, idioms: Any, body: str, edit: str, taken: bool) -> None:
     upstream = UPSTREAM.replace("return x * 2", body)
     start = upstream.index("x * 2")
-    idioms(routed("Double.forward", Splice(start, start + 5, splice)))
+    idioms(routed("Double.forward", Edit(start, start + 5, edit)))
     if not taken:
-        assert splice in patched(upstream, idioms=True).text
+        assert edit in patched(upstream, idioms=True).text
         return
     with pytest.raises(IdiomError, match=r"binds names that the function uses itself: kernel"):
         patched(upstream, idioms=True)
@@ -242,8 +243,8 @@ def test_what_a_statement_that_goes_on_in_upstreams_may_bind(patched: Any, idiom
     upstream = UPSTREAM.replace("return x * 2", "y = x\n        return y if kernel else x")
     start = upstream.index("        y = x")
     text = f"        if ({name} := x):\n            y = 0\n        else:\n"
-    indented = Splice(start, start, "    "), Splice(start, start, f"        # [ROUTED] {name}\n", marker=True)
-    idioms(routed("Double.forward", indented[1], Splice(start, start, text), indented[0]))
+    indented = Edit(start, start, "    "), Edit(start, start, f"        # [ROUTED] {name}\n", marker=True)
+    idioms(routed("Double.forward", indented[1], Edit(start, start, text), indented[0]))
     if name == "other":
         assert text + "            y = x" in patched(upstream, idioms=True).plain
         return
@@ -253,8 +254,8 @@ def test_what_a_statement_that_goes_on_in_upstreams_may_bind(patched: Any, idiom
 
 def test_a_comment_binds_nothing(patched: Any, idioms: Any) -> None:
     start = UPSTREAM.index("        return x * 2")
-    guard = Splice(start, start, "        if (kernel := None): return 1\n")
-    idioms(routed("Double.forward", Splice(start, start, "        # x = (x := 1)\n", marker=True), guard))
+    guard = Edit(start, start, "        if (kernel := None): return 1\n")
+    idioms(routed("Double.forward", Edit(start, start, "        # x = (x := 1)\n", marker=True), guard))
     assert "# x = (x := 1)" in patched(UPSTREAM, idioms=True).text
 
 
@@ -264,8 +265,8 @@ def test_a_route_may_end_its_definition_and_stand_above_it(patched: Any, run: An
     idioms(
         routed(
             "A.forward",
-            Splice(above, above, "    @setattr_made\n"),
-            Splice(below, below, "            return x\n"),
+            Edit(above, above, "    @setattr_made\n"),
+            Edit(below, below, "            return x\n"),
         )
     )
     code = "@config.add_helper\ndef setattr_made(cls):\n    cls.made = 1\n    return cls\n"
@@ -285,7 +286,7 @@ def test_what_a_user_binds_in_the_same_function_is_his(patched: Any, run: Any, i
 
 def test_a_route_may_stand_in_what_another_relies_on(patched: Any, run: Any, idioms: Any) -> None:
     start = UPSTREAM.index("rotate(x) * angle")
-    idioms(doubling.turn, routed("turn", Splice(start, start + 9, "rotate(-x)"), op="inner"))
+    idioms(doubling.turn, routed("turn", Edit(start, start + 9, "rotate(-x)"), op="inner"))
     result = patched(UPSTREAM, idioms=True)
     assert {one.op for one in result.report.applied if one.kind == "route"} == {"turn", "inner"}
     assert run(result)["turn"](3) == 3
@@ -299,7 +300,7 @@ TAKEN = """def forward(self, x):
 
 def test_code_of_a_route_that_is_no_python_is_named(patched: Any, idioms: Any) -> None:
     start = UPSTREAM.index("x * 2")
-    idioms(routed("Double.forward", Splice(start, start, "if (")))
+    idioms(routed("Double.forward", Edit(start, start, "if (")))
     with pytest.raises(Exception, match="not valid Python") as caught:
         patched(UPSTREAM, idioms=True)
     assert "Double.forward" in str(caught.value)

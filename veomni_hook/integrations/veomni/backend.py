@@ -15,7 +15,8 @@ import torch
 
 from veomni_hook.errors import KernelError
 from veomni_hook.integrations.veomni.upstream import attribute
-from veomni_hook.kernels.selection.registry import Kernel, load_attribute, registry
+from veomni_hook.kernels.selection.declaration import Kernel
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.selection.select import system_of
 from veomni_hook.kernels.slot.candidates import Site
 

@@ -12,7 +12,7 @@ from veomni_hook.integrations.veomni import adapters, losses
 from veomni_hook.integrations.veomni.backend import BACKENDS, kernel_of, name_of
 from veomni_hook.integrations.veomni.entries import LEGACY, entry
 from veomni_hook.integrations.veomni.upstream import Veomni, attribute, gather, no_slot
-from veomni_hook.kernels.selection.registry import Kernel
+from veomni_hook.kernels.selection.declaration import Kernel
 from veomni_hook.layout import table
 
 __all__ = ["OfferedKernel", "Registration", "register"]

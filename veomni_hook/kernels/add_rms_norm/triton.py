@@ -1,8 +1,9 @@
 """A residual addition and RMSNorm in Triton: two reads and two writes forward, three and one backward.
 
-Forward:  x = (residual + hidden_states).to(dtype),  y = (factor * (x * s).to(middle)).to(out)
-Backward: dx = dtotal + dx of RMSNorm (`veomni_hook.kernels.rms_norm.triton`), in float32, rounded once; this
-          one tensor is the gradient of both addends.
+`veomni_hook.kernels.add_rms_norm.device` has the formulas. The backward is RMSNorm's operator
+(`veomni_hook.kernels.rms_norm.triton`), which adds the gradient of the sum in float32, so that dx is rounded
+once; this one tensor is the gradient of both addends.
+
 Shapes: residual, hidden_states, sum [..., hidden], one dtype; weight [hidden].
 Saved: the sum, weight, the scale of each row in float32. Mutates: nothing.
 Deterministic and batch-invariant, bit for bit.
@@ -25,21 +26,10 @@ from veomni_hook.kernels.add_rms_norm import calls, reference
 from veomni_hook.kernels.add_rms_norm import device as kernels
 from veomni_hook.kernels.add_rms_norm.variants import OP
 from veomni_hook.kernels.rms_norm import triton as norms
-from veomni_hook.kernels.rms_norm.device import backward
-from veomni_hook.kernels.rms_norm.tiles import (
-    LARGE,
-    ONE_PLUS,
-    ONE_PLUS_ROUNDED,
-    TL,
-    WEIGHT,
-    room,
-    split,
-    stages_of,
-    summed,
-)
+from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED, TL, WEIGHT, warps_of
 from veomni_hook.kernels.rms_norm.variants import Norm
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
 
@@ -48,9 +38,8 @@ __all__ = ["kernel", "refuses", "unfit"]
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
 # Elements per program, as in RMSNorm alone.
-_FORWARD_TILE, _FORWARD_WIDE_TILE, _BACKWARD_TILE = 2048, 8192, 8192
+_FORWARD_TILE, _FORWARD_WIDE_TILE = 2048, 8192
 _WIDE = 4096
-_A_WARPS_ELEMENTS = 1024
 
 _NORMS: dict[str, Norm] = {name: variant.form for name, variant in OP.variants.items()}
 _NUMBERS = {"weight": WEIGHT, "one_plus": ONE_PLUS, "one_plus_rounded": ONE_PLUS_ROUNDED}
@@ -65,11 +54,7 @@ def _dtypes(variant: str, x: torch.dtype, weight: torch.dtype) -> tuple[torch.dt
     return (weight, weight) if rounded_to == "weight" else (torch.float32, x)
 
 
-def _warps(tile: int) -> int:
-    return max(4, min(32, tile // _A_WARPS_ELEMENTS))
-
-
-# Launchers, cached by all Triton specialisations except the number of rows.
+# Cached by all Triton specialisations except the number of rows.
 @lru_cache(maxsize=LAUNCHES)
 def _forward_launch(
     device: torch.device,
@@ -85,37 +70,14 @@ def _forward_launch(
     tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
     middle, out = _dtypes(variant, *dtypes)
     constants = columns, block, tile // block, _FACTORS[variant], TL[middle]
-    return Launch(kernels.forward, 6, *constants, num_warps=_warps(tile)), tile // block, out
-
-
-@lru_cache(maxsize=LAUNCHES)
-def _backward_launch(
-    device: torch.device,
-    dtypes: tuple[torch.dtype, ...],
-    columns: int,
-    where: tuple[Rows, Rows, Rows],
-    variant: str,
-    *,
-    to_weight: bool,
-    large: bool,
-) -> tuple[Launch, int, int]:
-    """Return the backward's launcher, the rows per program and step, and the maximum number of programs."""
-    processors, memory = room(device)
-    block = power(columns)
-    rows = max(block, _BACKWARD_TILE) // block
-    head, tail = split(columns)
-    x, weight, dy = dtypes
-    stages = stages_of(rows * (head + tail), rows * columns, 2 * x.itemsize + dy.itemsize, memory)
-    middle, _ = _dtypes(variant, x, weight)
-    constants = columns, head, tail, rows, _FACTORS[variant], TL[middle], True, to_weight, stages
-    return Launch(backward, 7, *constants, num_warps=_warps(rows * block)), rows, processors
+    return Launch(kernels.forward, 6, *constants, num_warps=warps_of(tile)), tile // block, out
 
 
 def _forward_op(
     residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    residual, where = readable(residual)
-    hidden_states, whence = readable(hidden_states)
+    residual, residual_rows = readable(residual)
+    hidden_states, hidden_rows = readable(hidden_states)
     device, shape, dtype = residual.device, residual.shape, residual.dtype
     columns = shape[-1]
     total = torch.empty(shape, dtype=dtype, device=device)
@@ -125,42 +87,14 @@ def _forward_op(
         out = _dtypes(variant, dtype, weight.dtype)[1]
         return total, torch.empty(shape, dtype=out, device=device), scale
     launch, size, out = _forward_launch(
-        device, (dtype, weight.dtype), columns, (where, whence), variant, large=rows >= LARGE
+        device, (dtype, weight.dtype), columns, (residual_rows, hidden_rows), variant, large=rows >= LARGE
     )
     y = torch.empty(shape, dtype=out, device=device)
-    grid = (-(-rows // size), 1, 1)
-    launch(grid, residual, hidden_states, weight, total, y, scale, rows, *where, *whence, float(eps))
-    return total, y, scale
-
-
-def _backward_op(
-    total: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    dy: torch.Tensor,
-    dtotal: torch.Tensor,
-    variant: str,
-    to_weight: bool,  # noqa: FBT001 - the op's schema
-) -> tuple[torch.Tensor, torch.Tensor]:
-    total, where = readable(total)
-    dy, incoming = readable(dy)
-    dtotal, beside = readable(dtotal)
-    device, shape, dtype = total.device, total.shape, total.dtype
-    columns, rows = shape[-1], scale.numel()
-    dx = torch.empty(shape, dtype=dtype, device=device)
-    if not columns or not rows:
-        return dx, torch.zeros(columns if to_weight else 0, dtype=weight.dtype, device=device)
-    launch, size, programs = _backward_launch(
-        device, (dtype, weight.dtype, dy.dtype), columns, (where, incoming, beside), variant,
-        to_weight=to_weight, large=rows >= LARGE,
+    launch(
+        (-(-rows // size), 1, 1), residual, hidden_states, weight, total, y, scale, rows,
+        *residual_rows, *hidden_rows, float(eps),
     )  # fmt: skip
-    programs = min(programs, -(-rows // size))
-    partial = torch.empty((programs, columns), dtype=torch.float32, device=device) if to_weight else scale
-    strides = *where, *incoming, *beside
-    launch((programs, 1, 1), total, weight, scale, dy, dtotal, dx, partial, rows, *strides)
-    if to_weight:
-        return dx, summed(partial, weight.dtype)
-    return dx, torch.empty(0, dtype=weight.dtype, device=device)
+    return total, y, scale
 
 
 def _forward_fake(
@@ -172,29 +106,11 @@ def _forward_fake(
     return residual.new_empty(shape), residual.new_empty(shape, dtype=out), scale
 
 
-def _backward_fake(
-    total: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    dy: torch.Tensor,
-    dtotal: torch.Tensor,
-    variant: str,
-    to_weight: bool,  # noqa: FBT001 - the op's schema
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return total.new_empty(total.shape), weight.new_empty(total.shape[-1:] if to_weight else 0)
-
-
 _FORWARD = define_op(
     "add_rms_norm(Tensor residual, Tensor hidden_states, Tensor weight, float eps, str variant)"
     " -> (Tensor, Tensor, Tensor)",
     _forward_op,
     _forward_fake,
-)
-_BACKWARD = define_op(
-    "add_rms_norm_backward(Tensor total, Tensor weight, Tensor scale, Tensor dy, Tensor dtotal, str variant,"
-    " bool to_weight) -> (Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
 )
 
 
@@ -225,11 +141,9 @@ class _AddRmsNorm(torch.autograd.Function):
         dweight = None
         if dy is None:
             dx = dtotal
-        elif dtotal is None:
-            middle, _ = _dtypes(ctx.variant, total.dtype, weight.dtype)
-            dx, dweight = norms.BACKWARD(total, weight, scale, dy, _FACTORS[ctx.variant], middle, to_weight)
         else:
-            dx, dweight = _BACKWARD(total, weight, scale, dy, dtotal, ctx.variant, to_weight)
+            form = _FACTORS[ctx.variant], _dtypes(ctx.variant, total.dtype, weight.dtype)[0]
+            dx, dweight = norms.BACKWARD(total, weight, scale, dy, dtotal, *form, to_weight)
         return (
             dx if to_residual else None, dx if to_hidden else None, dweight if to_weight else None, None, None
         )  # fmt: skip
@@ -286,7 +200,7 @@ def refuses(
         return reason
     if (reason := _addends_unfit(residual, hidden_states)) is not None:
         return reason
-    parameters = [held for held in norm._parameters.values() if held is not None]
+    parameters = [each for each in norm._parameters.values() if each is not None]
     if len(parameters) != 1:
         return f"the norm has {len(parameters)} parameters instead of only a weight"
     # eps is checked in the call.

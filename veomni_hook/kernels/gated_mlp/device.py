@@ -1,8 +1,19 @@
-"""The device code of gated activations; `veomni_hook.kernels.gated_mlp.triton` describes what it computes.
+"""Device code of gated activations; `veomni_hook.kernels.gated_mlp.triton` launches it.
 
-``ROUND`` is the dtype to which upstream rounds every step. Activations, clamps and forms are numbered in the
-order in which that module lists them. The sigmoid is written as 1 / (1 + exp(-x)), and tanh through it:
-0.5 * (1 + tanh(z)) = sigmoid(2z), which loses no precision where tanh(z) is near -1.
+Forward:  y = a * u, by the number ``FORM``; f is the activation of that number in `triton.ACTIVATIONS`:
+          0 product        a = f(gate), u = up
+          1 clamped        a = f(min(gate, limit)), u = clamp(up, -limit, limit)
+          2 clamped_after  a = min(f(gate), limit), u = clamp(up, -limit, limit)
+          3 scaled_sigmoid a = g * sigmoid(alpha * g), g = min(gate, limit), u = clamp(up, -limit, limit) + 1
+          4 activation     a = f(gate), u = 1
+Backward: dup = dy * a,  dgate = dy * u * da/dgate; 0 where clamped
+Shapes: gate, up, y [rows, columns], one dtype, 16-bit or float32. The rows of an operand have three
+dimensions: with sizes n1 and n2, row r begins at r // (n1 * n2) * s0 + r // n2 % n1 * s1 + r % n2 * s2.
+Grid: (rows * blocks,); ``blocks`` of BLOCK columns cover a row.
+Arguments are not grouped, for the reason that `veomni_hook.kernels.moe_experts.device` gives.
+
+``ROUND`` is the dtype to which upstream rounds every step. The sigmoid is written as 1 / (1 + exp(-x)), and
+tanh through it: 0.5 * (1 + tanh(z)) = sigmoid(2z), which loses no precision where tanh(z) is near -1.
 """
 
 import triton
@@ -88,9 +99,10 @@ def _scaled_backward(x, dy, scale, ROUND: tl.constexpr):
 
 
 @triton.jit
-def _begin(row, n1, n2, s0, s1, s2):
-    inner = row // n2
-    return inner // n1 * s0 + inner % n1 * s1 + row % n2 * s2
+def _begin(row, size_1, size_2, stride_0, stride_1, stride_2):
+    """Where a row begins; the arguments are the fields of `veomni_hook.kernels.shared.rows.Rows`."""
+    inner = row // size_2
+    return inner // size_1 * stride_0 + inner % size_1 * stride_1 + row % size_2 * stride_2
 
 
 @triton.jit
@@ -102,7 +114,7 @@ def _clamped(gate, up, limit, ROUND: tl.constexpr):
 
 @triton.jit
 def gated(g, u, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
-    """The form's result for gate and up, both float32; not rounded yet."""
+    """The form's result a * u for gate and up, both float32; not rounded yet."""
     # Upstream compares with the limit in the dtype of the clamped tensor.
     limit = _rounded(tl.zeros_like(g) + limit, ROUND)
     if FORM == 0:  # product
@@ -130,69 +142,87 @@ def gated_backward(
     limit = _rounded(tl.zeros_like(gate32) + limit, ROUND)
     if FORM == 0:
         a, u = _activate(gate32, ACTIVATION, ROUND), up32
-        to_up = dy32 * a
-        to_gate = _activate_backward(gate32, _rounded(dy32 * up32, ROUND), ACTIVATION, ROUND)
+        dup = dy32 * a
+        dgate = _activate_backward(gate32, _rounded(dy32 * up32, ROUND), ACTIVATION, ROUND)
     elif FORM == 1:
         g, u = _clamped(gate32, up32, limit, ROUND)
         a = _activate(g, ACTIVATION, ROUND)
-        to_up = dy32 * a
-        to_gate = _activate_backward(g, _rounded(dy32 * u, ROUND), ACTIVATION, ROUND)
-        to_gate = tl.where(gate32 <= limit, to_gate, 0.0)
+        dup = dy32 * a
+        dgate = _activate_backward(g, _rounded(dy32 * u, ROUND), ACTIVATION, ROUND)
+        dgate = tl.where(gate32 <= limit, dgate, 0.0)
     elif FORM == 2:
         full = _activate(gate32, ACTIVATION, ROUND)
         a, u = _clamped(full, up32, limit, ROUND)
-        to_up = dy32 * a
-        to_a = tl.where(full <= limit, _rounded(dy32 * u, ROUND), 0.0)
-        to_gate = _activate_backward(gate32, to_a, ACTIVATION, ROUND)
+        dup = dy32 * a
+        da = tl.where(full <= limit, _rounded(dy32 * u, ROUND), 0.0)
+        dgate = _activate_backward(gate32, da, ACTIVATION, ROUND)
     elif FORM == 4:
         a, u = _activate(gate32, ACTIVATION, ROUND), 1.0
-        to_gate, to_up = _activate_backward(gate32, dy32, ACTIVATION, ROUND), dy32
+        dgate, dup = _activate_backward(gate32, dy32, ACTIVATION, ROUND), dy32
     else:
         g, u = _clamped(gate32, up32, limit, ROUND)
         s = _rounded(_sigmoid(_rounded(g * alpha, ROUND)), ROUND)
         a, u = _rounded(g * s, ROUND), _rounded(u + 1.0, ROUND)
-        to_up = dy32 * a
-        to_gate = _scaled_backward(g, _rounded(dy32 * u, ROUND), alpha, ROUND)
-        to_gate = tl.where(gate32 <= limit, to_gate, 0.0)
+        dup = dy32 * a
+        dgate = _scaled_backward(g, _rounded(dy32 * u, ROUND), alpha, ROUND)
+        dgate = tl.where(gate32 <= limit, dgate, 0.0)
     if FORM % 4 != 0:  # those that clamp
-        to_up = tl.where((up32 >= -limit) & (up32 <= limit), to_up, 0.0)
-    return to_gate, to_up, a * u
+        dup = tl.where((up32 >= -limit) & (up32 <= limit), dup, 0.0)
+    return dgate, dup, a * u
 
 
 @triton.jit
 def forward(
-    gate, up, y, columns, blocks, limit, alpha, gn1, gn2, g0, g1, g2, un1, un2, u0, u1, u2,
+    gate,  # [rows, columns], any row strides
+    up,  # [rows, columns], any row strides
+    y,  # [rows, columns], contiguous: written
+    columns, blocks, limit, alpha,
+    size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2,
+    size_up_1, size_up_2, stride_up_0, stride_up_1, stride_up_2,
     BLOCK: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
-    """One block of columns of one row of y, contiguous."""
+    """y = a * u: one block of columns of one row. Grid: (rows * blocks,)."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
     column = first + tl.arange(0, BLOCK)
-    inside = column < columns
-    g = tl.load(gate + _begin(row, gn1, gn2, g0, g1, g2) + column, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(up + _begin(row, un1, un2, u0, u1, u2) + column, mask=inside, other=0.0).to(tl.float32)
+    mask = column < columns
+    gate_row = gate + _begin(row, size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2)
+    g = tl.load(gate_row + column, mask=mask, other=0.0).to(tl.float32)
+    up_row = up + _begin(row, size_up_1, size_up_2, stride_up_0, stride_up_1, stride_up_2)
+    u = tl.load(up_row + column, mask=mask, other=0.0).to(tl.float32)
     result = gated(g, u, limit, alpha, FORM, ACTIVATION, ROUND)
-    tl.store(y + row * columns + column, result.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + row * columns + column, result.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def backward(
-    gate, up, dy, dgate, dup, y, columns, blocks, limit, alpha,
-    gn1, gn2, g0, g1, g2, un1, un2, u0, u1, u2, dn1, dn2, d0, d1, d2,
+    gate,  # [rows, columns], any row strides
+    up,  # [rows, columns], any row strides
+    dy,  # [rows, columns], any row strides: the gradient of y
+    dgate,  # [rows, columns], contiguous: written
+    dup,  # [rows, columns], contiguous: written
+    y,  # [rows, columns], contiguous: forward's result; written if RECOMPUTE
+    columns, blocks, limit, alpha,
+    size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2,
+    size_up_1, size_up_2, stride_up_0, stride_up_1, stride_up_2,
+    size_dy_1, size_dy_2, stride_dy_0, stride_dy_1, stride_dy_2,
     BLOCK: tl.constexpr, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr,
-    AGAIN: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """One block of columns of one row of dgate and dup, contiguous; if AGAIN, also of forward's result."""
+    """dup = dy * a, dgate = dy * u * da/dgate: one block of columns of one row. Grid: (rows * blocks,)."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
     column = first + tl.arange(0, BLOCK)
-    inside = column < columns
-    gate32 = tl.load(gate + _begin(row, gn1, gn2, g0, g1, g2) + column, mask=inside, other=0.0).to(tl.float32)
-    up32 = tl.load(up + _begin(row, un1, un2, u0, u1, u2) + column, mask=inside, other=0.0).to(tl.float32)
-    dy32 = tl.load(dy + _begin(row, dn1, dn2, d0, d1, d2) + column, mask=inside, other=0.0).to(tl.float32)
-    to_gate, to_up, product = gated_backward(gate32, up32, dy32, limit, alpha, FORM, ACTIVATION, ROUND)
+    mask = column < columns
+    gate_row = gate + _begin(row, size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2)
+    gate32 = tl.load(gate_row + column, mask=mask, other=0.0).to(tl.float32)
+    up_row = up + _begin(row, size_up_1, size_up_2, stride_up_0, stride_up_1, stride_up_2)
+    up32 = tl.load(up_row + column, mask=mask, other=0.0).to(tl.float32)
+    dy_row = dy + _begin(row, size_dy_1, size_dy_2, stride_dy_0, stride_dy_1, stride_dy_2)
+    dy32 = tl.load(dy_row + column, mask=mask, other=0.0).to(tl.float32)
+    dgate32, dup32, y32 = gated_backward(gate32, up32, dy32, limit, alpha, FORM, ACTIVATION, ROUND)
     place = row * columns + column
-    tl.store(dgate + place, to_gate.to(dgate.dtype.element_ty), mask=inside)
-    tl.store(dup + place, to_up.to(dup.dtype.element_ty), mask=inside)
-    if AGAIN:
-        tl.store(y + place, product.to(y.dtype.element_ty), mask=inside)
+    tl.store(dgate + place, dgate32.to(dgate.dtype.element_ty), mask=mask)
+    tl.store(dup + place, dup32.to(dup.dtype.element_ty), mask=mask)
+    if RECOMPUTE:
+        tl.store(y + place, y32.to(y.dtype.element_ty), mask=mask)

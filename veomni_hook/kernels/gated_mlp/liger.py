@@ -16,7 +16,7 @@ from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
 from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["product", "refuses"]
 

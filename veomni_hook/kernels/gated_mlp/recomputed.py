@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils import _pytree
 
-from veomni_hook.kernels.shared.operands import count_as_plain, not_plain
+from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
 __all__ = ["Origin", "Product", "product_of"]
 

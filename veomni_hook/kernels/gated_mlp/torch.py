@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
 __all__ = ["clamped_silu", "gated_silu", "loses", "refuses", "refuses_others"]
 

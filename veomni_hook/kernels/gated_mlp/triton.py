@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from veomni_hook.kernels.gated_mlp import device, reference
 from veomni_hook.kernels.gated_mlp.recomputed import Origin, product_of
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
 

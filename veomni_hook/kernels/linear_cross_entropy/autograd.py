@@ -16,7 +16,7 @@ import torch
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
-from veomni_hook.kernels.shared.operands import wants_grad
+from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["Backend", "Form", "Found", "Gradients", "Needed", "loss_and_statistics", "token_statistics"]
 

@@ -1,13 +1,29 @@
-"""Device code of the linear cross-entropy; `veomni_hook.kernels.linear_cross_entropy.triton` launches it."""
+"""Device code of the linear cross-entropy; `veomni_hook.kernels.linear_cross_entropy.triton` launches it.
+
+z = factor * logits, or cap * tanh(factor * logits / cap) if ``CAPPED``; t' is its slope; p = softmax(z);
+lse = logsumexp(z); V = VOCAB; e = smoothing; onehot is 1 at the target.
+
+Forward:  `statistics` log_prob = z[target] - lse;  entropy = -sum(p log p);  prediction = argmax(z)
+          `loss`       these, and w * ((1 - e) (lse - z[target]) + e (lse - mean(z)) + z_loss lse^2)
+Backward: `loss`       d = t' w * inverse * ((1 + 2 z_loss lse) p - (1 - e) onehot - e / V)
+          `gradient`   d = t' * (dlog_prob (onehot - p) - dentropy p (log p + entropy))
+          `scale`      x * factor
+Grid: (rows of the chunk,): a program handles a row of logits, BLOCK columns at a time; `scale` differs.
+
+Shapes: logits [rows, V], 16-bit or float32, are overwritten by their gradient; everything else has a number a
+row. All steps are in float32. STAGES: loads in flight. Arguments are not grouped, for the reason that
+`veomni_hook.kernels.moe_experts.device` gives.
+"""
 
 import triton
 import triton.language as tl
 
-__all__ = ["forward", "gradient", "scale"]
+__all__ = ["gradient", "loss", "scale", "statistics"]
 
 
 @triton.jit
 def _transformed(raw, factor, cap, CAPPED: tl.constexpr):
+    """z of the logits ``raw``."""
     z = raw.to(tl.float32) * factor
     if CAPPED:
         # tanh from exp: the interpreter has no tanh.
@@ -17,38 +33,52 @@ def _transformed(raw, factor, cap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _overwrite(
-    here, goal, lse, of_probability, of_product, of_goal, of_all, factor, cap,
+    row_logits,  # [V]: a row of logits; overwritten
+    label, lse, of_probability, of_product, of_label, of_all, factor, cap,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, PRODUCT: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Overwrite a row of logits with its gradient, in one pass.
 
-    p * (of_probability + of_product * z) + of_all, plus of_goal at the goal; times the transform's slope.
+    p * (of_probability + of_product * z) + of_all, plus of_label at the label; times the transform's slope.
     """
     for begin in tl.range(0, VOCAB, BLOCK, num_stages=STAGES):
         column = begin + tl.arange(0, BLOCK)
-        inside = column < VOCAB
-        z = _transformed(tl.load(here + column, mask=inside, other=0.0), factor, cap, CAPPED)
+        mask = column < VOCAB
+        z = _transformed(tl.load(row_logits + column, mask=mask, other=0.0), factor, cap, CAPPED)
         p = tl.exp(z - lse)
-        g = p * of_probability + of_all
+        d = p * of_probability + of_all
         if PRODUCT:
-            g += p * of_product * tl.where(p > 0, z, 0.0)
-        g = tl.where(column == goal, g + of_goal, g) * factor
+            d += p * of_product * tl.where(p > 0, z, 0.0)
+        d = tl.where(column == label, d + of_label, d) * factor
         if CAPPED:
-            g = g * (1.0 - (z / cap) * (z / cap))
-        tl.store(here + column, g.to(here.dtype.element_ty), mask=inside)
+            d = d * (1.0 - (z / cap) * (z / cap))
+        tl.store(row_logits + column, d.to(row_logits.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _clear(here, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def _clear(row_logits, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    dtype = row_logits.dtype.element_ty
     for begin in tl.range(0, VOCAB, BLOCK):
         column = begin + tl.arange(0, BLOCK)
-        tl.store(here + column, tl.zeros([BLOCK], here.dtype.element_ty), mask=column < VOCAB)
+        tl.store(row_logits + column, tl.zeros([BLOCK], dtype), mask=column < VOCAB)
+
+
+@triton.jit
+def _z_of_label(row_logits, label, factor, cap, VOCAB: tl.constexpr, CAPPED: tl.constexpr):
+    """z at the label, and whether there is such a column.
+
+    An invalid label makes loss and gradient NaN; torch would raise a device-side assertion.
+    """
+    valid = (label >= 0) & (label < VOCAB)
+    raw = tl.load(row_logits + label, mask=valid, other=0.0)
+    return tl.where(valid, _transformed(raw, factor, cap, CAPPED), float("nan")), valid
 
 
 @triton.jit
 def _summary(
-    here, factor, cap,
+    row_logits,  # [V]: a row of logits
+    factor, cap,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, SMOOTHED: tl.constexpr,
     ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -58,143 +88,188 @@ def _summary(
     """
     # Finite, so that differences in lanes without elements are not NaN.
     top = tl.full([BLOCK], -1e30, tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    moment = tl.zeros([BLOCK], tl.float32)
-    plain = tl.zeros([BLOCK], tl.float32)
-    best = tl.zeros([BLOCK], tl.int32)
+    sum_exp = tl.zeros([BLOCK], tl.float32)  # of exp(z - top)
+    moment = tl.zeros([BLOCK], tl.float32)  # the sum of exp(z - top) * (z - top)
+    sum_z = tl.zeros([BLOCK], tl.float32)
+    best = tl.zeros([BLOCK], tl.int32)  # the first column with top
     for begin in tl.range(0, VOCAB, BLOCK, num_stages=STAGES):
         column = begin + tl.arange(0, BLOCK)
-        inside = column < VOCAB
-        z = _transformed(tl.load(here + column, mask=inside, other=0.0), factor, cap, CAPPED)
+        mask = column < VOCAB
+        z = _transformed(tl.load(row_logits + column, mask=mask, other=0.0), factor, cap, CAPPED)
         if SMOOTHED:
-            plain += tl.where(inside, z, 0.0)
-        z = tl.where(inside, z, float("-inf"))
+            sum_z += tl.where(mask, z, 0.0)
+        z = tl.where(mask, z, float("-inf"))
         gap = z - top
         power = tl.exp(-tl.abs(gap))
         higher = gap > 0
         if ENTROPY:
             more = moment + power * tl.where(power > 0, gap, 0.0)
-            moment = tl.where(higher, power * (moment - tl.where(higher, gap, 0.0) * total), more)
-        total = tl.where(higher, total * power + 1.0, total + power)
+            moment = tl.where(higher, power * (moment - tl.where(higher, gap, 0.0) * sum_exp), more)
+        sum_exp = tl.where(higher, sum_exp * power + 1.0, sum_exp + power)
         if PREDICTIONS:
             best = tl.where(higher, column, best)
         top = tl.maximum(top, z)
     highest = tl.max(top, axis=0)
     share = tl.exp(top - highest)
-    summed = tl.sum(total * share, axis=0)
-    lse = highest + tl.log(summed)
+    total = tl.sum(sum_exp * share, axis=0)
+    lse = highest + tl.log(total)
     mean = tl.full([], 0.0, tl.float32)
     if SMOOTHED:
-        mean = tl.sum(plain, axis=0) / VOCAB
+        mean = tl.sum(sum_z, axis=0) / VOCAB
     entropy = tl.full([], 0.0, tl.float32)
     if ENTROPY:
-        # sum(p * (z - highest)) <= 0 <= log(summed): nothing cancels.
-        entropy = tl.log(summed) - tl.sum(share * (moment + (top - highest) * total), axis=0) / summed
-    first = tl.full([], 0, tl.int32)
+        # sum(p * (z - highest)) <= 0 <= log(total): nothing cancels.
+        entropy = tl.log(total) - tl.sum(share * (moment + (top - highest) * sum_exp), axis=0) / total
+    prediction = tl.full([], 0, tl.int32)
     if PREDICTIONS:
-        first = tl.min(tl.where(top == highest, best, VOCAB), axis=0)
-    return lse, mean, entropy, first
+        prediction = tl.min(tl.where(top == highest, best, VOCAB), axis=0)
+    return lse, mean, entropy, prediction
 
 
 @triton.jit
 def _keep(
-    row, log_probs, entropies, predictions, log_prob, entropy, token,
+    row, log_probs, entropies, predictions, log_prob, entropy, prediction,
     ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr,
 ):  # fmt: skip
     tl.store(log_probs + row, log_prob)
     if ENTROPY:
         tl.store(entropies + row, entropy)
     if PREDICTIONS:
-        tl.store(predictions + row, token.to(tl.int64))
+        tl.store(predictions + row, prediction.to(tl.int64))
 
 
 @triton.jit
-def forward(
-    logits, pitch, target, weights, inverse, losses, lses, log_probs, entropies, predictions,
+def loss(
+    logits,  # [rows, V], 16-bit or float32: overwritten by their gradient if GRADIENT
+    stride_logits_row,
+    target,  # [rows], int64: labels
+    weights,  # [rows], float: w; read if WEIGHTED, else 1
+    inverse,  # [], float32: a factor of the gradient; read if SCALED, else 1
+    losses,  # [rows], float32: written, 0 for ignored rows
+    log_probs,  # [rows], float32: written, 0 for ignored rows
+    entropies,  # [rows], float32: likewise; written if ENTROPY
+    predictions,  # [rows], int64: ignore_index for ignored rows; written if PREDICTIONS
     ignore_index, factor, cap, smoothing, z_loss,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, WEIGHTED: tl.constexpr,
-    LOSS: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr,
-    GRADIENT: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
+    SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr, GRADIENT: tl.constexpr,
+    SCALED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute a row's statistics and (``LOSS``) its loss, or else its logsumexp.
+    """A row's loss w * (lse - (1 - e) z[target] - e mean(z) + z_loss lse^2), and its statistics.
 
-    ``GRADIENT``: overwrites the logits with the loss's gradient; ``SCALED``: times ``inverse``.
+    If ``GRADIENT``, also d = t' w inverse ((1 + 2 z_loss lse) p - (1 - e) onehot - e / V), 0 for ignored
+    rows. Grid: (rows,).
     """
     row = tl.program_id(0).to(tl.int64)
-    here = logits + row * pitch
-    goal = tl.load(target + row)
-    if goal == ignore_index:
-        if LOSS:
-            tl.store(losses + row, 0.0)
-        else:
-            tl.store(lses + row, 0.0)
-        _keep(row, log_probs, entropies, predictions, 0.0, 0.0, goal, ENTROPY, PREDICTIONS)
+    row_logits = logits + row * stride_logits_row
+    label = tl.load(target + row)
+    if label == ignore_index:
+        tl.store(losses + row, 0.0)
+        _keep(row, log_probs, entropies, predictions, 0.0, 0.0, label, ENTROPY, PREDICTIONS)
         if GRADIENT:
-            _clear(here, VOCAB, BLOCK)
+            _clear(row_logits, VOCAB, BLOCK)
     else:
-        known = (goal >= 0) & (goal < VOCAB)
         # Read before anything is overwritten: the reductions in the summary synchronise warps.
-        at_goal = tl.load(here + goal, mask=known, other=0.0)
-        # An invalid target makes loss and gradient NaN; torch would raise a device-side assertion.
-        at_goal = tl.where(known, _transformed(at_goal, factor, cap, CAPPED), float("nan"))
-        lse, mean, entropy, first = _summary(
-            here, factor, cap, VOCAB, BLOCK, CAPPED, SMOOTHED, ENTROPY, PREDICTIONS, STAGES
+        z_label, valid = _z_of_label(row_logits, label, factor, cap, VOCAB, CAPPED)
+        lse, mean, entropy, prediction = _summary(
+            row_logits, factor, cap, VOCAB, BLOCK, CAPPED, SMOOTHED, ENTROPY, PREDICTIONS, STAGES
         )
-        _keep(row, log_probs, entropies, predictions, at_goal - lse, entropy, first, ENTROPY, PREDICTIONS)
-        if LOSS:
-            weight = 1.0
-            if WEIGHTED:
-                weight = tl.load(weights + row)
-            loss = lse - (1.0 - smoothing) * at_goal - smoothing * mean + z_loss * lse * lse
-            tl.store(losses + row, weight * loss)
-            if GRADIENT:
-                if SCALED:
-                    weight = weight * tl.load(inverse)
-                of_probability = tl.where(known, weight * (1.0 + 2.0 * z_loss * lse), float("nan"))
-                _overwrite(
-                    here, goal.to(tl.int32), lse, of_probability, 0.0, weight * (smoothing - 1.0),
-                    -weight * smoothing / VOCAB, factor, cap, VOCAB, BLOCK, CAPPED, False, STAGES,
-                )  # fmt: skip
-        else:
-            tl.store(lses + row, lse)
+        log_prob = z_label - lse
+        _keep(row, log_probs, entropies, predictions, log_prob, entropy, prediction, ENTROPY, PREDICTIONS)
+        weight = 1.0
+        if WEIGHTED:
+            weight = tl.load(weights + row)
+        row_loss = lse - (1.0 - smoothing) * z_label - smoothing * mean + z_loss * lse * lse
+        tl.store(losses + row, weight * row_loss)
+        if GRADIENT:
+            if SCALED:
+                weight = weight * tl.load(inverse)
+            of_probability = tl.where(valid, weight * (1.0 + 2.0 * z_loss * lse), float("nan"))
+            _overwrite(
+                row_logits, label.to(tl.int32), lse, of_probability, 0.0, weight * (smoothing - 1.0),
+                -weight * smoothing / VOCAB, factor, cap, VOCAB, BLOCK, CAPPED, False, STAGES,
+            )  # fmt: skip
+
+
+@triton.jit
+def statistics(
+    logits,  # [rows, V], 16-bit or float32
+    stride_logits_row,
+    target,  # [rows], int64: labels
+    lses,  # [rows], float32: written, 0 for ignored rows
+    log_probs,  # [rows], float32: written, 0 for ignored rows
+    entropies,  # [rows], float32: likewise; written if ENTROPY
+    predictions,  # [rows], int64: ignore_index for ignored rows; written if PREDICTIONS
+    ignore_index, factor, cap,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr,
+    PREDICTIONS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A row's log_prob = z[target] - lse, entropy = -sum(p log p), first argmax(z), and lse for `gradient`.
+
+    Grid: (rows,).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    row_logits = logits + row * stride_logits_row
+    label = tl.load(target + row)
+    if label == ignore_index:
+        tl.store(lses + row, 0.0)
+        _keep(row, log_probs, entropies, predictions, 0.0, 0.0, label, ENTROPY, PREDICTIONS)
+    else:
+        z_label, _ = _z_of_label(row_logits, label, factor, cap, VOCAB, CAPPED)
+        lse, _, entropy, prediction = _summary(
+            row_logits, factor, cap, VOCAB, BLOCK, CAPPED, False, ENTROPY, PREDICTIONS, STAGES
+        )
+        log_prob = z_label - lse
+        _keep(row, log_probs, entropies, predictions, log_prob, entropy, prediction, ENTROPY, PREDICTIONS)
+        tl.store(lses + row, lse)
 
 
 @triton.jit
 def gradient(
-    logits, pitch, target, lses, entropies, to_log_probs, to_entropies, ignore_index, factor, cap,
+    logits,  # [rows, V], 16-bit or float32: overwritten by their gradient
+    stride_logits_row,
+    target,  # [rows], int64: labels
+    lses,  # [rows], float32: by `statistics`
+    entropies,  # [rows], float32: by `statistics`; read if ENTROPY
+    dlog_probs,  # [rows], float32: the incoming gradient; read if LOG_PROBS, else 0
+    dentropies,  # [rows], float32: the incoming gradient; read if ENTROPY, else 0
+    ignore_index, factor, cap,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, LOG_PROBS: tl.constexpr,
     ENTROPY: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Overwrite a row of logits with the gradient of its log-probability and entropy."""
+    """d = t' (dlog_prob (onehot - p) - dentropy p (log p + entropy)), 0 for ignored rows. Grid: (rows,)."""
     row = tl.program_id(0).to(tl.int64)
-    here = logits + row * pitch
-    goal = tl.load(target + row)
-    if goal == ignore_index:
-        _clear(here, VOCAB, BLOCK)
+    row_logits = logits + row * stride_logits_row
+    label = tl.load(target + row)
+    if label == ignore_index:
+        _clear(row_logits, VOCAB, BLOCK)
     else:
         lse = tl.load(lses + row)
-        of_goal = 0.0
+        of_label = 0.0
         of_product = 0.0
         if LOG_PROBS:
-            of_goal = tl.load(to_log_probs + row)
-        of_probability = -of_goal
+            of_label = tl.load(dlog_probs + row)
+        of_probability = -of_label
         if ENTROPY:
-            of_product = -tl.load(to_entropies + row)
+            of_product = -tl.load(dentropies + row)
             of_probability += of_product * (tl.load(entropies + row) - lse)
-        known = (goal >= 0) & (goal < VOCAB)
-        of_probability = tl.where(known, of_probability, float("nan"))
+        valid = (label >= 0) & (label < VOCAB)
+        of_probability = tl.where(valid, of_probability, float("nan"))
         _overwrite(
-            here, goal.to(tl.int32), lse, of_probability, of_product, of_goal, 0.0, factor, cap,
+            row_logits, label.to(tl.int32), lse, of_probability, of_product, of_label, 0.0, factor, cap,
             VOCAB, BLOCK, CAPPED, ENTROPY, STAGES,
         )  # fmt: skip
 
 
 @triton.jit
-def scale(x, factor, size, BLOCK: tl.constexpr):
-    """Multiply x by the scalar ``factor``; if it is 1, do nothing."""
+def scale(
+    x,  # [size], contiguous, float: multiplied in place
+    factor,  # [], float
+    size, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """x *= factor, or nothing if it is 1. Grid: (programs,), which loop over blocks."""
     by = tl.load(factor)
     if by != 1.0:
         for number in tl.range(tl.program_id(0).to(tl.int64), tl.cdiv(size, BLOCK), tl.num_programs(0)):
             place = number * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-            held = tl.load(x + place, mask=place < size)
-            tl.store(x + place, (held.to(tl.float32) * by).to(held.dtype), mask=place < size)
+            values = tl.load(x + place, mask=place < size)
+            tl.store(x + place, (values.to(tl.float32) * by).to(values.dtype), mask=place < size)

@@ -12,10 +12,11 @@ from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 from veomni_hook.kernels.selection.choice import Choice
-from veomni_hook.kernels.selection.registry import EAGER, REFERENCE, registry
+from veomni_hook.kernels.selection.declaration import EAGER, REFERENCE
+from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.select import select, system_of
-from veomni_hook.kernels.selection.state import STATE
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["linear_cross_entropy", "token_log_probs"]
 

@@ -22,8 +22,9 @@ from torch.nn.modules import module as module_globals
 from torch.utils import _pytree
 
 from veomni_hook.kernels.linear_cross_entropy.sample import Sample, differ, sample
-from veomni_hook.kernels.shared.operands import not_plain
-from veomni_hook.kernels.slot.modules import call_is_overridden, is_linear, written_in
+from veomni_hook.kernels.shared.module_calls import call_is_overridden, is_linear
+from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.origin import written_in
 
 __all__ = [
     "LossInput",

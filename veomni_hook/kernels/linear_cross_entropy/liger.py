@@ -15,7 +15,7 @@ from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import causal_lm
 from veomni_hook.kernels.linear_cross_entropy.head import last_linear
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.shared.operands import wants_grad
+from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["causal_lm_output", "loss_and_statistics", "refuses", "token_statistics", "unable"]
 

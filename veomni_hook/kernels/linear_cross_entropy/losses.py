@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.linear_cross_entropy import reference
-from veomni_hook.kernels.slot.modules import written_in
+from veomni_hook.kernels.shared.origin import written_in
 
 __all__ = ["PARTS", "home_of", "reads_shift_labels", "refuses", "targets"]
 

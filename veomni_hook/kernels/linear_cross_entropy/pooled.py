@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from veomni_hook.kernels.linear_cross_entropy.head import calls_refuse
-from veomni_hook.kernels.slot.modules import is_linear, written_in
+from veomni_hook.kernels.shared.module_calls import is_linear
+from veomni_hook.kernels.shared.origin import written_in
 
 __all__ = ["Scores", "last_token", "refuses"]
 

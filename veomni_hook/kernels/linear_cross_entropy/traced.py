@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,14 +23,12 @@ from transformers.utils import ModelOutput
 
 from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, output
+from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective
 from veomni_hook.kernels.linear_cross_entropy.options import OPEN
 from veomni_hook.kernels.linear_cross_entropy.sample import sample
-from veomni_hook.kernels.shared.operands import not_plain
-from veomni_hook.kernels.slot.modules import call_is_seen, is_linear
-
-if TYPE_CHECKING:
-    from veomni_hook.kernels.linear_cross_entropy.causal_lm import Call
+from veomni_hook.kernels.shared.module_calls import call_is_seen, is_linear
+from veomni_hook.kernels.shared.operand_checks import not_plain
 
 __all__ = ["TracedLogits", "finish", "loss_function_refuses", "objective", "refuses"]
 

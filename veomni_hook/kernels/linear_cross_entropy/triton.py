@@ -122,11 +122,11 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     sums = Sums(x, weight, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
     for part, logits in chunks(x, weight, bias, _size(x, weight, total, result)):
-        device.forward[(logits.shape[0],)](
-            logits, logits.stride(0), target[part], weights[part], inverse, losses[part], losses,
-            log_probs[part], entropies[part], tokens[part], ignore_index, factor, walk.cap, label_smoothing,
-            z_loss, walk.vocab, walk.block, walk.capped, loss_weights is not None, True, label_smoothing != 0,
-            entropy, predictions, any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
+        device.loss[(logits.shape[0],)](
+            logits, logits.stride(0), target[part], weights[part], inverse, losses[part], log_probs[part],
+            entropies[part], tokens[part], ignore_index, factor, walk.cap, label_smoothing, z_loss,
+            walk.vocab, walk.block, walk.capped, loss_weights is not None, label_smoothing != 0, entropy,
+            predictions, any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
         )  # fmt: skip
         sums.add(part, logits)
         # Free the buffer before the weight's gradient is converted.
@@ -150,11 +150,10 @@ def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
     entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
     walk = _Walk.of(weight, softcap)
     for part, logits in chunks(x, weight, bias, _size(x, weight, x.dtype, x.dtype)):
-        device.forward[(logits.shape[0],)](
-            logits, logits.stride(0), target[part], lses, lses, lses, lses[part], log_probs[part],
-            entropies[part], tokens[part], ignore_index, factor, walk.cap, 0.0, 0.0, walk.vocab, walk.block,
-            walk.capped, False, False, False, entropy, predictions, False, False, STAGES,
-            num_warps=walk.warps,
+        device.statistics[(logits.shape[0],)](
+            logits, logits.stride(0), target[part], lses[part], log_probs[part], entropies[part],
+            tokens[part], ignore_index, factor, walk.cap, walk.vocab, walk.block, walk.capped, entropy,
+            predictions, STAGES, num_warps=walk.warps,
         )  # fmt: skip
     return log_probs, entropies, tokens, lses
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["kept_rows", "loss_of", "middle_of", "refuses_operands"]
 

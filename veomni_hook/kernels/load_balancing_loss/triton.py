@@ -41,13 +41,13 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def _table(layers: list[torch.Tensor]) -> torch.Tensor:
+def _addresses(layers: list[torch.Tensor]) -> torch.Tensor:
     """Return the addresses of ``layers`` on their device; pinned memory avoids a synchronisation."""
     addresses = [layer.data_ptr() for layer in layers]
     if not layers[0].is_cuda:
         return torch.tensor(addresses, dtype=torch.int64)
-    held = torch.tensor(addresses, dtype=torch.int64, pin_memory=True)
-    return held.to(layers[0].device, non_blocking=True)
+    pinned = torch.tensor(addresses, dtype=torch.int64, pin_memory=True)
+    return pinned.to(layers[0].device, non_blocking=True)
 
 
 def _blocks(experts: int) -> tuple[int, int]:
@@ -68,8 +68,8 @@ def _sums_op(
     programs = min(_processors(first.device) * _PROGRAMS_A_PROCESSOR, max(1, len(layers) * -(-rows // tile)))
     partial = torch.empty(programs, 2, experts, dtype=torch.float32, device=first.device)
     device.forward[(programs,)](
-        _table(layers), partial if kept is None else kept, partial, len(layers), rows, first, experts, top_k,
-        block, tile, kept is not None, _TL[middle], num_warps=4,
+        _addresses(layers), partial if kept is None else kept, partial, len(layers), rows, first,
+        experts, top_k, block, tile, kept is not None, _TL[middle], num_warps=4,
     )  # fmt: skip
     return partial.sum(0)
 
@@ -84,8 +84,8 @@ def _gradient_op(
     out = torch.empty(len(layers), rows, experts, dtype=first.dtype, device=first.device)
     if out.numel():
         device.backward[(len(layers) * -(-rows // tile),)](
-            _table(layers), slope if kept is None else kept, slope, out, rows, first, experts, block, tile,
-            kept is not None, _TL[middle], num_warps=4,
+            _addresses(layers), slope if kept is None else kept, slope, out, rows, first,
+            experts, block, tile, kept is not None, _TL[middle], num_warps=4,
         )  # fmt: skip
     return out
 

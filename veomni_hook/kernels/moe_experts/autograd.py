@@ -18,7 +18,7 @@ from veomni_hook.kernels.moe_experts import reference
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, form_of, taken_apart
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.activations import FUNCTIONS
-from veomni_hook.kernels.shared.operands import wants_grad
+from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["Backend", "Gradients", "Needed", "experts", "kernel_of"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = [
     "Form",

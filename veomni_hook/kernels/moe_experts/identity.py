@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
-from veomni_hook.kernels.slot.modules import call_is_seen
+from veomni_hook.kernels.shared.module_calls import call_is_seen
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["experts_or_identity", "identity_refuses"]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from veomni_hook.kernels.selection.registry import EAGER
+from veomni_hook.kernels.selection.declaration import EAGER
 
 __all__ = [
     "OURS",

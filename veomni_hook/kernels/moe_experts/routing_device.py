@@ -1,7 +1,16 @@
 """Device code that sorts pairs by expert and combines rows' results per token.
 
-`veomni_hook.kernels.moe_experts.triton_routing` and `.triton_products` launch it; `.device` defines rows and
-tiles.
+`veomni_hook.kernels.moe_experts.triton_routing` and `.triton_products` launch it.
+
+Forward:  `routing_keys`, a stable sort, `routing_tables`: the tables of rows and tiles
+          `combine`          result_t = sum over k of w y
+Backward: `combine`          dx_t = sum over k of the rows of dx
+          `routing_gradient` dw = <dh, h> + <dout[token], d_e>
+          `column_sums`      du_e = sum of [dg, du];  dd_e = sum of w dout[token], over the rows of an expert
+
+Shapes: T tokens with K places each; R = T * K pairs, and as many rows, which are pairs sorted by expert;
+E experts; H hidden columns. Rows from ``offsets[E]`` on belong to pairs without an expert. Tables are int32;
+`.device` defines tiles. Sums are in float32.
 """
 
 import triton
@@ -10,21 +19,26 @@ import triton.language as tl
 __all__ = ["column_sums", "combine", "routing_gradient", "routing_keys", "routing_tables"]
 
 
-@triton.jit(do_not_specialize=["total"])
-def routing_keys(ids, keys, total, experts, BLOCK: tl.constexpr):
-    """Sort keys of pairs: their expert, or the number of experts for ids without an expert."""
+@triton.jit(do_not_specialize=["num_pairs"])
+def routing_keys(
+    ids,  # [T, K], integer: the expert of a pair, as the router chose
+    keys,  # [R], integer: the key of a pair; written
+    num_pairs, num_experts,  # R, E
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """key = id if 0 <= id < E, else E. Grid: (ceil(R / BLOCK),)."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = pair < total
-    expert = tl.load(ids + pair, mask=there, other=0)
-    expert = tl.where((expert >= 0) & (expert < experts), expert, experts)
-    tl.store(keys + pair, expert.to(keys.dtype.element_ty), mask=there)
+    mask = pair < num_pairs
+    expert = tl.load(ids + pair, mask=mask, other=0)
+    expert = tl.where((expert >= 0) & (expert < num_experts), expert, num_experts)
+    tl.store(keys + pair, expert.to(keys.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _rows_below(keys, expert, total, steps):
-    """The number of sorted keys below each of ``expert``."""
+def _rows_below(keys, expert, num_pairs, steps):
+    """The number of sorted keys below each of ``expert``, by a binary search of ``steps`` steps."""
     low = tl.zeros_like(expert)
-    high = low + total
+    high = low + num_pairs
     for _ in tl.range(0, steps):
         searching = low < high
         middle = (low + high) // 2
@@ -34,129 +48,163 @@ def _rows_below(keys, expert, total, steps):
     return low
 
 
-@triton.jit(do_not_specialize=["total", "most", "steps"])
+@triton.jit(do_not_specialize=["num_pairs", "max_tiles", "steps"])
 def routing_tables(
-    keys, order, tokens, pairs, rows_of, offsets, tiles, total, experts, most, top_k, steps,
-    EXPERTS: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
+    keys,  # [R], integer: sorted keys
+    order,  # [R], int64: the pair of each sorted key
+    tokens,  # [R], int32: the token of a row; written
+    pairs,  # [R], int32: the pair of a row; written
+    rows_of,  # [R], int32: the row of a pair; written
+    offsets,  # [E + 1], int32: the first row of each expert, and the end of the last one; written
+    tiles,  # [3 * max_tiles + 1], int32: expert, first row and end of each tile, then their number; written
+    num_pairs, num_experts, max_tiles, top_k, steps,  # R, E, …, K, steps of a binary search in R keys
+    EXPERTS: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Fill a block of tokens, pairs and inverse positions of rows, and a block of tiles.
+    """Fill BLOCK rows of tokens, pairs and rows_of, and TILES tiles of BM rows.
 
-    Each program computes all offsets itself, which saves a launch.
+    Grid: (max(ceil(R / BLOCK), ceil(max_tiles / TILES)),). Each program computes the offsets of all EXPERTS
+    (a power of two) itself, which saves a launch; the first one stores them.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = rows < total
-    pair = tl.load(order + rows, mask=there, other=0).to(tl.int32)
-    tl.store(pairs + rows, pair, mask=there)
-    tl.store(tokens + rows, pair // top_k, mask=there)
-    tl.store(rows_of + pair, rows, mask=there)
+    mask = rows < num_pairs
+    pair = tl.load(order + rows, mask=mask, other=0).to(tl.int32)
+    tl.store(pairs + rows, pair, mask=mask)
+    tl.store(tokens + rows, pair // top_k, mask=mask)
+    tl.store(rows_of + pair, rows, mask=mask)
     expert = tl.arange(0, EXPERTS)
-    exists = expert < experts
+    exists = expert < num_experts
     # Both searches at once: one after the other, they would wait for memory twice as often.
-    bounds = tl.minimum(expert[:, None] + tl.arange(0, 2)[None, :], experts)
-    begin, end = tl.split(_rows_below(keys, bounds, total, steps))
-    ceiling = tl.cumsum((end - begin + BM - 1) // BM, axis=0)
+    bounds = tl.minimum(expert[:, None] + tl.arange(0, 2)[None, :], num_experts)
+    begin, end = tl.split(_rows_below(keys, bounds, num_pairs, steps))
+    tiles_end = tl.cumsum((end - begin + BM - 1) // BM, axis=0)
     if tl.program_id(0) == 0:
         tl.store(offsets + expert + 1, end, mask=exists)
         tl.store(offsets, 0)
-        tl.store(tiles + 3 * most, tl.max(ceiling, axis=0))
-    floor = ceiling - (end - begin + BM - 1) // BM
+        tl.store(tiles + 3 * max_tiles, tl.max(tiles_end, axis=0))
+    tiles_begin = tiles_end - (end - begin + BM - 1) // BM
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
-    mine = (tile[:, None] >= floor[None, :]) & (tile[:, None] < ceiling[None, :])
-    of_tile = tl.sum(tl.where(mine, expert[None, :], 0), axis=1)
-    first = tl.sum(tl.where(mine, begin[None, :] + (tile[:, None] - floor[None, :]) * BM, 0), axis=1)
-    last = tl.sum(tl.where(mine, end[None, :], 0), axis=1)
-    written = tile < most
-    tl.store(tiles + tile, of_tile, mask=written)
-    tl.store(tiles + most + tile, first, mask=written)
-    tl.store(tiles + 2 * most + tile, last, mask=written)
+    of_expert = (tile[:, None] >= tiles_begin[None, :]) & (tile[:, None] < tiles_end[None, :])
+    expert_of_tile = tl.sum(tl.where(of_expert, expert[None, :], 0), axis=1)
+    row_of_tile = begin[None, :] + (tile[:, None] - tiles_begin[None, :]) * BM
+    first_row = tl.sum(tl.where(of_expert, row_of_tile, 0), axis=1)
+    end_of_expert = tl.sum(tl.where(of_expert, end[None, :], 0), axis=1)
+    tile_mask = tile < max_tiles
+    tl.store(tiles + tile, expert_of_tile, mask=tile_mask)
+    tl.store(tiles + max_tiles + tile, first_row, mask=tile_mask)
+    tl.store(tiles + 2 * max_tiles + tile, end_of_expert, mask=tile_mask)
 
 
 @triton.jit
-def _add_place(acc, y, rows_of, weights, first, k, total, column, columns, WEIGHTED: tl.constexpr):
-    row = tl.load(rows_of + first + k)
-    there = row < total
-    values = tl.load(y + row.to(tl.int64) * columns + column, mask=there & (column < columns), other=0.0)
-    values = values.to(tl.float32)
+def _add_place(acc, y, rows_of, weights, first_pair, k, end, column, columns, WEIGHTED: tl.constexpr):
+    """Place ``k``'s row of y, times its weight if ``WEIGHTED``, added to ``acc`` if it has an expert."""
+    row = tl.load(rows_of + first_pair + k)
+    has_expert = row < end
+    mask = has_expert & (column < columns)
+    values = tl.load(y + row.to(tl.int64) * columns + column, mask=mask, other=0.0).to(tl.float32)
     if WEIGHTED:
-        values *= tl.load(weights + first + k).to(tl.float32)
-    return tl.where(there, acc + values, acc)
+        values *= tl.load(weights + first_pair + k).to(tl.float32)
+    return tl.where(has_expert, acc + values, acc)
 
 
 @triton.jit
 def combine(
-    y, out, rows_of, weights, offsets, experts, columns,
+    y,  # [R, H], contiguous, 16-bit or float32: rows to sum
+    out,  # [T, H], float: written
+    rows_of,  # [R], int32: the row of a pair
+    weights,  # [T, K], float: routing weights of pairs; read if WEIGHTED
+    offsets,  # [E + 1], int32: the last one is the number of rows with an expert
+    num_experts, columns,  # E, H
     TOP_K: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """One block of columns of one token: the sum over its places, in order.
+    """out_t = sum over the TOP_K places of token t, in order, of w y; w is 1 unless ``WEIGHTED``.
 
-    Places without an expert add nothing.
+    Places without an expert add nothing. Grid: (T, ceil(H / BLOCK)).
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.load(offsets + experts)
-    first = token * TOP_K
+    end = tl.load(offsets + num_experts)
+    first_pair = token * TOP_K
     acc = tl.zeros([BLOCK], tl.float32)
     if UNROLL:
         for k in tl.static_range(TOP_K):
-            acc = _add_place(acc, y, rows_of, weights, first, k, total, column, columns, WEIGHTED)
+            acc = _add_place(acc, y, rows_of, weights, first_pair, k, end, column, columns, WEIGHTED)
     else:
         for k in tl.range(0, TOP_K):
-            acc = _add_place(acc, y, rows_of, weights, first, k, total, column, columns, WEIGHTED)
+            acc = _add_place(acc, y, rows_of, weights, first_pair, k, end, column, columns, WEIGHTED)
     tl.store(out + token * columns + column, acc.to(out.dtype.element_ty), mask=column < columns)
 
 
-@triton.jit(do_not_specialize=["parts", "total"])
+@triton.jit(do_not_specialize=["parts", "num_pairs"])
 def routing_gradient(
-    partial, out, rows_of, offsets, ids, dout, bias, experts, parts, total, hidden, d_row,
+    partial,  # [parts, R], float32: sums of dh * h of rows, by `device.gate_up_backward`
+    out,  # [T, K], float: dw; written
+    rows_of,  # [R], int32: the row of a pair
+    offsets,  # [E + 1], int32: the last one is the number of rows with an expert
+    ids,  # [T, K], integer: the expert of a pair; read if BIASED
+    dout,  # [T, H], 16-bit or float32: the result's gradient; read if BIASED
+    bias,  # [E, H], float: d_e, the second product's bias; read if BIASED
+    num_experts, parts, num_pairs, hidden,  # E, …, R, H
+    stride_dout_row,
     TOP_K: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block of routing weights: the rows' partial sums, plus the scaled bias's term."""
+    """dw = sum of the pair's partial sums, plus <dout[token], d_e> if ``BIASED``; 0 without an expert.
+
+    Grid: (ceil(R / BLOCK),). COLUMNS: columns of dout and bias that are read at once.
+    """
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = pair < total
-    row = tl.load(rows_of + pair, mask=inside, other=0)
-    there = inside & (row < tl.load(offsets + experts))
+    pair_mask = pair < num_pairs
+    row = tl.load(rows_of + pair, mask=pair_mask, other=0)
+    has_expert = pair_mask & (row < tl.load(offsets + num_experts))
     acc = tl.zeros([BLOCK], tl.float32)
-    here = partial + row
+    part = partial + row
     for _ in tl.range(0, parts):
-        acc += tl.load(here, mask=there, other=0.0)
-        here += total
+        acc += tl.load(part, mask=has_expert, other=0.0)
+        part += num_pairs
     if BIASED:
-        expert = tl.load(ids + pair, mask=there, other=0).to(tl.int64)
+        expert = tl.load(ids + pair, mask=has_expert, other=0).to(tl.int64)
         token = (pair // TOP_K).to(tl.int64)
         products = tl.zeros([BLOCK, COLUMNS], tl.float32)
         for begin in tl.range(0, hidden, COLUMNS):
             column = begin + tl.arange(0, COLUMNS)
-            mask = there[:, None] & (column < hidden)[None, :]
-            d = tl.load(dout + token[:, None] * d_row + column[None, :], mask=mask, other=0.0)
+            mask = has_expert[:, None] & (column < hidden)[None, :]
+            d = tl.load(dout + token[:, None] * stride_dout_row + column[None, :], mask=mask, other=0.0)
             b = tl.load(bias + expert[:, None] * hidden + column[None, :], mask=mask, other=0.0)
             products += d.to(tl.float32) * b.to(tl.float32)
         acc += tl.sum(products, axis=1)
-    tl.store(out + pair, tl.where(there, acc, 0.0).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + pair, tl.where(has_expert, acc, 0.0).to(out.dtype.element_ty), mask=pair_mask)
 
 
 @triton.jit
 def column_sums(
-    x, out, tokens, pairs, weights, offsets, columns, x_row,
+    x,  # [R, columns], or [T, columns] if GATHER, 16-bit or float32: rows to sum
+    out,  # [E, columns], float: written
+    tokens,  # [R], int32: the token of a row; read if GATHER
+    pairs,  # [R], int32: the pair of a row; read if WEIGHTED
+    weights,  # [T, K], float: routing weights of pairs; read if WEIGHTED
+    offsets,  # [E + 1], int32: the first row of each expert
+    columns, stride_x_row,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, GATHER: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """A block of columns of out [experts, columns]: the sum of an expert's rows of x, times weights."""
+    """out_e = sum of w x over the rows of expert e; w is 1 unless ``WEIGHTED``.
+
+    Grid: (E, ceil(columns / BLOCK)); ROWS are read at once.
+    """
     expert = tl.program_id(0)
     begin, end = tl.load(offsets + expert), tl.load(offsets + expert + 1)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([ROWS, BLOCK], tl.float32)
     for k in tl.range(begin, end, ROWS):
         rows = k + tl.arange(0, ROWS)
-        there = rows < end
-        where = rows
+        row_mask = rows < end
+        x_rows = rows
         if GATHER:
-            where = tl.load(tokens + rows, mask=there, other=0)
-        mask = there[:, None] & (column < columns)[None, :]
-        here = x + where.to(tl.int64)[:, None] * x_row + column[None, :]
-        values = tl.load(here, mask=mask, other=0.0).to(tl.float32)
+            x_rows = tl.load(tokens + rows, mask=row_mask, other=0)
+        mask = row_mask[:, None] & (column < columns)[None, :]
+        x_pointers = x + x_rows.to(tl.int64)[:, None] * stride_x_row + column[None, :]
+        values = tl.load(x_pointers, mask=mask, other=0.0).to(tl.float32)
         if WEIGHTED:
-            pair = tl.load(pairs + rows, mask=there, other=0)
-            values *= tl.load(weights + pair, mask=there, other=0.0).to(tl.float32)[:, None]
+            pair = tl.load(pairs + rows, mask=row_mask, other=0)
+            values *= tl.load(weights + pair, mask=row_mask, other=0.0).to(tl.float32)[:, None]
         acc += values
-    below = out + expert.to(tl.int64) * columns + column
-    tl.store(below, tl.sum(acc, axis=0).to(out.dtype.element_ty), mask=column < columns)
+    out_row = out + expert.to(tl.int64) * columns + column
+    tl.store(out_row, tl.sum(acc, axis=0).to(out.dtype.element_ty), mask=column < columns)

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from veomni_hook.kernels.moe_experts import torch_by_expert
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, compute_dtype, unsuited
 from veomni_hook.kernels.moe_experts.torch_routing import Chunk, sorted_pairs
-from veomni_hook.kernels.shared.operands import untraceable
+from veomni_hook.kernels.shared.operand_checks import untraceable
 
 __all__ = ["gated_jointly", "gated_normalised", "refuses"]
 

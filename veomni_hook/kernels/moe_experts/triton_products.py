@@ -18,7 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.moe_experts import device, routing_device, triton_tiles
+from veomni_hook.kernels.moe_experts import (
+    device,
+    routing_device,
+    triton_tiles,
+    weight_gradient_device,
+)
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 from veomni_hook.kernels.moe_experts.triton_tiles import TensorDescriptor, Tile, describable, grid
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
@@ -107,7 +112,7 @@ def _even(tile: Tile, inner: int, columns: int, described: Any) -> bool:
 
 def ordered(x: Tensor, routing: Routing) -> Tensor:
     """Return a copy of ``x`` [tokens, columns] in experts' order: [rows, columns]."""
-    return x.index_select(0, routing.tokens[: routing.total])
+    return x.index_select(0, routing.tokens[: routing.num_pairs])
 
 
 def gate_up(  # noqa: PLR0913 - what a product is made of
@@ -131,20 +136,21 @@ def gate_up(  # noqa: PLR0913 - what a product is made of
     width = weight.shape[2 if expert.transposed else 1]
     columns = width // 2 if paired else width
     tile = tile or triton_tiles.product_tile("gate_up" if paired else "down", routing.block, x)
-    h = torch.empty(routing.total, columns, dtype=x.dtype, device=x.device)
-    products = torch.empty(routing.total, width, dtype=x.dtype, device=x.device) if keep else None
+    h = torch.empty(routing.num_pairs, columns, dtype=x.dtype, device=x.device)
+    products = torch.empty(routing.num_pairs, width, dtype=x.dtype, device=x.device) if keep else None
     if h.numel() == 0 or routing.num_experts == 0:
         return h, products
-    described = _described_weight(weight, expert.transposed, paired, tile)
-    rows = _described_rows(x, tile) if ordered else None
-    device.gate_up[grid(x, tile, routing.most * cdiv(columns, tile.columns))](
-        x if rows is None else rows, weight if described is None else described,
-        h if bias is None else bias.contiguous(), h,
-        h if products is None else products, routing.tokens, routing.tiles, routing.most, hidden, columns,
+    w_descriptor = _described_weight(weight, expert.transposed, paired, tile)
+    x_descriptor = _described_rows(x, tile) if ordered else None
+    device.gate_up[grid(x, tile, routing.max_tiles * cdiv(columns, tile.columns))](
+        x if x_descriptor is None else x_descriptor,
+        weight if w_descriptor is None else w_descriptor,
+        h if bias is None else bias.contiguous(), h, h if products is None else products,
+        routing.tokens, routing.tiles, routing.max_tiles, hidden, columns,
         x.stride(0), *_inner_last(weight, expert.transposed), expert.limit, expert.alpha,
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages, paired, expert.transposed, ordered,
-        rows is not None, described is not None, _even(tile, hidden, columns, described), bias is not None,
-        keep, expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
+        x_descriptor is not None, w_descriptor is not None, _even(tile, hidden, columns, w_descriptor),
+        bias is not None, keep, expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return h, products
 
@@ -186,19 +192,21 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
     tile = tile or triton_tiles.product_tile(piece, routing.block, x)
-    y = torch.empty(routing.total, columns, dtype=x.dtype, device=x.device)
+    y = torch.empty(routing.num_pairs, columns, dtype=x.dtype, device=x.device)
     if y.numel() == 0 or routing.num_experts == 0:
         return y
-    described = _described_weight(weight, transposed, 0, tile)
-    rows = _described_rows(x, tile)
-    even = _even(tile, inner, columns, described)
-    device.rows_product[grid(x, tile, routing.most * cdiv(columns, tile.columns))](
-        x if rows is None else rows, weight if described is None else described,
-        y if bias is None else bias.contiguous(), y, routing.pairs,
-        y if weights is None else weights.contiguous(), routing.tiles, routing.most, inner, columns,
-        *_inner_last(weight, transposed), tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
-        transposed, rows is not None, described is not None, even, bias is not None, weights is not None,
-        tile.flatten, num_warps=tile.warps,
+    w_descriptor = _described_weight(weight, transposed, 0, tile)
+    x_descriptor = _described_rows(x, tile)
+    even = _even(tile, inner, columns, w_descriptor)
+    device.rows_product[grid(x, tile, routing.max_tiles * cdiv(columns, tile.columns))](
+        x if x_descriptor is None else x_descriptor,
+        weight if w_descriptor is None else w_descriptor,
+        y if bias is None else bias.contiguous(), y,
+        routing.pairs, y if weights is None else weights.contiguous(),
+        routing.tiles, routing.max_tiles, inner, columns, *_inner_last(weight, transposed),
+        tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
+        transposed, x_descriptor is not None, w_descriptor is not None, even,
+        bias is not None, weights is not None, tile.flatten, num_warps=tile.warps,
     )  # fmt: skip
     return y
 
@@ -277,22 +285,23 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     columns = products.shape[1] // 2 if expert.paired else products.shape[1]
     gradients = products if spend else torch.empty_like(products)
     tile = tile or triton_tiles.gradient_tile(routing.block, dout, transposed=expert.transposed)
-    h = torch.empty(routing.total, columns, dtype=dout.dtype, device=dout.device)
+    h = torch.empty(routing.num_pairs, columns, dtype=dout.dtype, device=dout.device)
     parts = cdiv(columns, tile.columns)
-    partial = torch.empty(parts, routing.total, dtype=torch.float32, device=dout.device)
+    partial = torch.empty(parts, routing.num_pairs, dtype=torch.float32, device=dout.device)
     if h.numel() == 0 or routing.num_experts == 0:
         return gradients, h, partial
     # The sum runs over the forward's result columns.
-    described = _described_weight(weight, not expert.transposed, 0, tile)
-    rows = _described_rows(dout, tile) if ordered else None
-    device.gate_up_backward[grid(dout, tile, routing.most * parts)](
-        dout if rows is None else rows, weight if described is None else described, products, gradients, h,
-        partial,
-        routing.tokens, routing.pairs, weights.contiguous(), routing.tiles, routing.most, hidden, columns,
-        routing.total, dout.stride(0), *_inner_last(weight, not expert.transposed), expert.limit,
-        expert.alpha, tile.rows, tile.columns, tile.depth, tile.group, tile.stages, expert.paired,
-        not expert.transposed, ordered, rows is not None, described is not None,
-        _even(tile, hidden, columns, described), tile.parts, expert.form, expert.activation, tile.flatten,
+    w_descriptor = _described_weight(weight, not expert.transposed, 0, tile)
+    dout_descriptor = _described_rows(dout, tile) if ordered else None
+    device.gate_up_backward[grid(dout, tile, routing.max_tiles * parts)](
+        dout if dout_descriptor is None else dout_descriptor,
+        weight if w_descriptor is None else w_descriptor,
+        products, gradients, h, partial, routing.tokens, routing.pairs, weights.contiguous(),
+        routing.tiles, routing.max_tiles, hidden, columns, routing.num_pairs,
+        dout.stride(0), *_inner_last(weight, not expert.transposed), expert.limit, expert.alpha,
+        tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
+        expert.paired, not expert.transposed, ordered, dout_descriptor is not None, w_descriptor is not None,
+        _even(tile, hidden, columns, w_descriptor), tile.parts, expert.form, expert.activation, tile.flatten,
         num_warps=tile.warps,
     )  # fmt: skip
     return gradients, h, partial
@@ -309,10 +318,11 @@ def routing_gradient(
     if routing.num_experts == 0:
         return gradient.zero_()
     if gradient.numel():
-        routing_device.routing_gradient[(cdiv(routing.total, _PAIRS),)](
+        routing_device.routing_gradient[(cdiv(routing.num_pairs, _PAIRS),)](
             partial, gradient, routing.rows_of, routing.offsets, routing.ids, dout,
-            dout if bias is None else bias.contiguous(), routing.num_experts, partial.shape[0], routing.total,
-            dout.shape[1], dout.stride(0), routing.top_k, _PAIRS, _PAIR_COLUMNS, bias is not None,
+            dout if bias is None else bias.contiguous(),
+            routing.num_experts, partial.shape[0], routing.num_pairs, dout.shape[1], dout.stride(0),
+            routing.top_k, _PAIRS, _PAIR_COLUMNS, bias is not None,
         )  # fmt: skip
     return gradient
 
@@ -336,21 +346,21 @@ def weight_gradient(
     out = torch.empty(routing.num_experts, p, q, dtype=dtype or left.dtype, device=left.device)
     if out.numel() == 0:
         return out
-    if routing.total == 0:
+    if routing.num_pairs == 0:
         return out.zero_()
     blocks = (tile.rows, tile.columns)
-    described: list[Any] = [None, None]
+    descriptors: list[Any] = [None, None]
     for number, operand in enumerate((left, right)):
         if not gathered[number] and describable(operand, tile):
-            described[number] = TensorDescriptor.from_tensor(operand, [tile.depth, blocks[number]])
+            descriptors[number] = TensorDescriptor.from_tensor(operand, [tile.depth, blocks[number]])
     tiles = routing.num_experts * cdiv(p, tile.rows) * cdiv(q, tile.columns)
-    device.weight_gradient[grid(left, tile, tiles)](
-        left, left if described[0] is None else described[0], right,
-        right if described[1] is None else described[1], out, routing.tokens, routing.offsets,
-        routing.num_experts, p, q, left.stride(0), right.stride(0),
+    weight_gradient_device.weight_gradient[grid(left, tile, tiles)](
+        left, left if descriptors[0] is None else descriptors[0],
+        right, right if descriptors[1] is None else descriptors[1], out,
+        routing.tokens, routing.offsets, routing.num_experts, p, q, left.stride(0), right.stride(0),
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages, *gathered,
-        described[0] is not None, described[1] is not None, p % tile.rows == 0 and q % tile.columns == 0,
-        num_warps=tile.warps,
+        descriptors[0] is not None, descriptors[1] is not None,
+        p % tile.rows == 0 and q % tile.columns == 0, num_warps=tile.warps,
     )  # fmt: skip
     return out
 
@@ -369,7 +379,7 @@ def bias_gradient(
     """
     columns = x.shape[1]
     out = torch.empty(routing.num_experts, columns, dtype=dtype or x.dtype, device=x.device)
-    if routing.total == 0:
+    if routing.num_pairs == 0:
         return out.zero_()
     if out.numel():
         routing_device.column_sums[(routing.num_experts, cdiv(columns, _SUM_COLUMNS))](

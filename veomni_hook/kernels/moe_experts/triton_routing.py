@@ -33,21 +33,21 @@ class Routing(NamedTuple):
         top_k: places per token.
         num_experts: experts that have weights.
         block: rows per tile.
-        most: an upper bound of the number of tiles.
+        max_tiles: an upper bound of the number of tiles.
         ids: [tokens, top_k] as given, contiguous.
         numbers: one buffer with all tables below; `routing_of` rebuilds them from it.
-        tokens: [total], the token of a row; this and the tables below are int32 and may be longer.
-        pairs: [total], the pair of a row.
-        rows_of: [total], the row of a pair.
+        tokens: [num_pairs], the token of a row; this and the tables below are int32 and may be longer.
+        pairs: [num_pairs], the pair of a row.
+        rows_of: [num_pairs], the row of a pair.
         offsets: [num_experts + 1], the first row of each expert.
-        tiles: [3 * most + 1]: expert, first row and end of each tile, then how many there are.
+        tiles: [3 * max_tiles + 1]: expert, first row and end of each tile, then how many there are.
     """
 
     num_tokens: int
     top_k: int
     num_experts: int
     block: int
-    most: int
+    max_tiles: int
     ids: Tensor
     numbers: Tensor
     tokens: Tensor
@@ -57,7 +57,7 @@ class Routing(NamedTuple):
     tiles: Tensor
 
     @property
-    def total(self) -> int:
+    def num_pairs(self) -> int:
         """The number of pairs, including those without an expert."""
         return self.num_tokens * self.top_k
 
@@ -71,12 +71,13 @@ def numbers_of(pairs: Any, num_experts: Any) -> Any:
 def routing_of(numbers: Tensor, ids: Tensor, num_experts: int, block: int) -> Routing:
     """Return what `route` returned for the same operands, from its ``numbers``."""
     num_tokens, top_k = ids.shape
-    total = num_tokens * top_k
-    most = -(-total // block) + min(num_experts, total) if num_experts else 0
+    num_pairs = num_tokens * top_k
+    max_tiles = -(-num_pairs // block) + min(num_experts, num_pairs) if num_experts else 0
     # One buffer: an allocation costs the host more than a view. Parts are aligned to 16 bytes.
-    sizes = [-(-size // 4) * 4 for size in (total, total, total, num_experts + 1, 3 * most + 1)]
-    parts = torch.split(numbers, [*sizes, numbers.shape[0] - sum(sizes)])[:-1]
-    return Routing(num_tokens, top_k, num_experts, block, most, ids.contiguous(), numbers, *parts)
+    sizes = (num_pairs, num_pairs, num_pairs, num_experts + 1, 3 * max_tiles + 1)
+    aligned = [-(-size // 4) * 4 for size in sizes]
+    parts = torch.split(numbers, [*aligned, numbers.shape[0] - sum(aligned)])[:-1]
+    return Routing(num_tokens, top_k, num_experts, block, max_tiles, ids.contiguous(), numbers, *parts)
 
 
 def route(ids: Tensor, num_experts: int, block: int) -> Routing:
@@ -87,24 +88,26 @@ def route(ids: Tensor, num_experts: int, block: int) -> Routing:
     Raises:
         ValueError: more pairs than 32 bits can number.
     """
-    total = ids.numel()
-    if total > _MOST_PAIRS:
-        raise ValueError(f"{total} pairs of tokens and experts exceed 32-bit row numbers; split the batch")
-    numbers = torch.empty(numbers_of(total, num_experts), dtype=torch.int32, device=ids.device)
+    num_pairs = ids.numel()
+    if num_pairs > _MOST_PAIRS:
+        raise ValueError(
+            f"{num_pairs} pairs of tokens and experts exceed 32-bit row numbers; split the batch"
+        )
+    numbers = torch.empty(numbers_of(num_pairs, num_experts), dtype=torch.int32, device=ids.device)
     routing = routing_of(numbers, ids, num_experts, block)
-    most = routing.most
-    if most == 0:
+    max_tiles = routing.max_tiles
+    if max_tiles == 0:
         numbers.zero_()
         return routing
     # The sort's time grows with the bits of a key.
-    keys = torch.empty(total, dtype=_key_dtype(num_experts), device=ids.device)
+    keys = torch.empty(num_pairs, dtype=_key_dtype(num_experts), device=ids.device)
     write_keys, write_tables = _launches(ids.device, ids.dtype, num_experts, routing.top_k, block)
-    write_keys((cdiv(total, _KEY_BLOCK), 1, 1), routing.ids, keys, total, num_experts)
+    write_keys((cdiv(num_pairs, _KEY_BLOCK), 1, 1), routing.ids, keys, num_pairs, num_experts)
     keys, order = torch.sort(keys, stable=True)
     write_tables(
-        (max(cdiv(total, _BLOCK), cdiv(most, _TILES)), 1, 1),
+        (max(cdiv(num_pairs, _BLOCK), cdiv(max_tiles, _TILES)), 1, 1),
         keys, order, routing.tokens, routing.pairs, routing.rows_of, routing.offsets, routing.tiles,
-        total, num_experts, most, routing.top_k, total.bit_length(),
+        num_pairs, num_experts, max_tiles, routing.top_k, num_pairs.bit_length(),
     )  # fmt: skip
     return routing
 

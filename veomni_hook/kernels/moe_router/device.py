@@ -1,4 +1,16 @@
-"""The device code of routers; `veomni_hook.kernels.moe_router.triton` describes and launches it."""
+"""Device code of routers; `veomni_hook.kernels.moe_router.triton` launches it.
+
+With x the logits of a token, p their softmax, v those of its TOP_K chosen experts, and s(v) their scores:
+
+    KIND  NORMALISE  forward                                  backward
+    0     yes        w = softmax(v)                           dv = w * (dw - sum(dw * w))
+    0     no         w = p at the chosen                      dx = p * ([chosen] dw - sum(dw * w))
+    1, 2  yes        w = s(v) / D, D = sum(s(v)) + epsilon    dv = s'(v) * (dw - sum(dw * s(v)) / D) / D
+    1, 2  no         w = s(v)                                 dv = s'(v) * dw
+
+KIND is 0 for a softmax, 1 for the sigmoid, 2 for the square root of softplus. dx is dv at the chosen experts
+and, except in the second, 0 at others.
+"""
 
 import triton
 import triton.language as tl
@@ -14,15 +26,18 @@ _KEPT = tl.constexpr(-(1 << 13))
 
 
 @triton.jit
-def _keys(value, place, there, NARROW: tl.constexpr):
-    """Integers in the order of float32 ``value``, NaN above all; ties are ordered by ``place``."""
+def _keys(value, place, exists, NARROW: tl.constexpr):
+    """Integers in the order of float32 ``value``, NaN above all; ties are ordered by ``place``.
+
+    NARROW: of 32 bits, for values that fit into 16.
+    """
     bits = (value + 0.0).to(tl.int32, bitcast=True)  # makes 0 and -0 equal
     order = bits ^ ((bits >> 31) & _POSITIVE)
     order = tl.where(value != value, _POSITIVE, order)  # noqa: PLR0124
     if NARROW:
-        key = tl.where(there, (order & _KEPT) | place, _TAKEN_NARROW)
+        key = tl.where(exists, (order & _KEPT) | place, _TAKEN_NARROW)
     else:
-        key = tl.where(there, (order.to(tl.int64) << 32) | place.to(tl.int64), _TAKEN)
+        key = tl.where(exists, (order.to(tl.int64) << 32) | place.to(tl.int64), _TAKEN)
     return key
 
 
@@ -40,16 +55,16 @@ def _value(key, NARROW: tl.constexpr):
 
 @triton.jit
 def _largest(
-    left, TOP_K: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr, NARROW: tl.constexpr
+    keys, TOP_K: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr, NARROW: tl.constexpr
 ):  # fmt: skip
-    """The ``TOP_K`` largest keys of each row, in order."""
+    """The ``TOP_K`` largest keys of each row, in order, as [ROWS, SLOTS]."""
     slot = tl.arange(0, SLOTS)
-    taken = tl.zeros([ROWS, SLOTS], left.dtype)
+    largest = tl.zeros([ROWS, SLOTS], keys.dtype)
     for k in range(TOP_K):
-        best = tl.max(left, axis=1)[:, None]
-        taken = tl.where(slot[None, :] == k, best, taken)
-        left = tl.where(left == best, _TAKEN_NARROW if NARROW else _TAKEN, left)
-    return taken
+        best = tl.max(keys, axis=1)[:, None]
+        largest = tl.where(slot[None, :] == k, best, largest)
+        keys = tl.where(keys == best, _TAKEN_NARROW if NARROW else _TAKEN, keys)
+    return largest
 
 
 @triton.jit
@@ -61,10 +76,10 @@ def _score(x, KIND: tl.constexpr, DTYPE: tl.constexpr):
         # log(1 + e) of a small e: the quotient cancels the sum's rounding error.
         e = tl.exp(tl.minimum(x, 20.0))
         u = 1.0 + e
-        soft = tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
-        soft = tl.where(x > 20.0, x, soft)
-        soft = tl.where(x != x, x, soft)  # noqa: PLR0124
-        score = tl.sqrt_rn(soft.to(DTYPE).to(tl.float32))
+        softplus = tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
+        softplus = tl.where(x > 20.0, x, softplus)
+        softplus = tl.where(x != x, x, softplus)  # noqa: PLR0124
+        score = tl.sqrt_rn(softplus.to(DTYPE).to(tl.float32))
     return score.to(DTYPE).to(tl.float32)
 
 
@@ -80,9 +95,9 @@ def _slope(x, KIND: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _weights(v, has, epsilon, KIND: tl.constexpr, NORMALISE: tl.constexpr, DTYPE: tl.constexpr):
-    """Weights from the scores of the chosen logits ``v``, ``[ROWS, SLOTS]``."""
-    w = tl.where(has, _score(v, KIND, DTYPE), 0.0)
+def _weights(v, chosen, epsilon, KIND: tl.constexpr, NORMALISE: tl.constexpr, DTYPE: tl.constexpr):
+    """Weights from the scores of the logits ``v``, ``[ROWS, SLOTS]``; 0 in slots that are not ``chosen``."""
+    w = tl.where(chosen, _score(v, KIND, DTYPE), 0.0)
     if NORMALISE:
         total = tl.sum(w, axis=1).to(DTYPE).to(tl.float32)
         w = tl.div_rn(w, tl.zeros_like(w) + (total + epsilon).to(DTYPE).to(tl.float32)[:, None])
@@ -91,56 +106,87 @@ def _weights(v, has, epsilon, KIND: tl.constexpr, NORMALISE: tl.constexpr, DTYPE
 
 @triton.jit(do_not_specialize=["rows"])
 def forward(
-    x, bias, weights, indices, chosen, rows, stride, epsilon,
-    EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, SLOTS: tl.constexpr,
-    ROWS: tl.constexpr, KIND: tl.constexpr, NORMALISE: tl.constexpr, NARROW: tl.constexpr,
-    CHOICE: tl.constexpr,
+    x,  # [rows, EXPERTS] in float32, bfloat16 or float16, strided: the logits of each token
+    bias,  # [EXPERTS] in float32, bfloat16 or float16: added to scores for the choice; not read if KIND is 0
+    weights,  # [rows, TOP_K]: a result, w
+    indices,  # [rows, TOP_K], int64: a result, the chosen experts, from best to worst
+    chosen,  # [rows, TOP_K], the dtype of x: a result for the backward, v
+    rows,
+    stride_x_row,
+    epsilon,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two that holds EXPERTS
+    TOP_K: tl.constexpr,
+    SLOTS: tl.constexpr,  # a power of two that holds TOP_K
+    ROWS: tl.constexpr,  # per program
+    KIND: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    NARROW: tl.constexpr,  # keys of 32 bits
+    CHOICE: tl.constexpr,  # dtype of score + bias
 ):  # fmt: skip
-    """Route ``ROWS`` tokens by a softmax (KIND 0; NORMALISE: over the chosen) or by scores and a bias."""
+    """w of the experts with the largest x (KIND 0) or s(x) + bias. Grid: cdiv(rows, ROWS)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     slot = tl.arange(0, SLOTS)
-    there = (row < rows)[:, None] & (expert < EXPERTS)[None, :]
-    begin = x + (row * stride)[:, None]
-    held = tl.load(begin + expert[None, :], mask=there, other=0.0)
-    x32 = held.to(tl.float32)
+    kept = (row < rows)[:, None] & (expert < EXPERTS)[None, :]
+    x_row = x + (row * stride_x_row)[:, None]
+    logits = tl.load(x_row + expert[None, :], mask=kept, other=0.0)
+    x32 = logits.to(tl.float32)
     if KIND == 0:
         value = x32
     else:
-        by = tl.load(bias + expert, mask=expert < EXPERTS, other=0.0).to(tl.float32)
-        value = (_score(x32, KIND, held.dtype) + by[None, :]).to(CHOICE).to(tl.float32)
+        bias32 = tl.load(bias + expert, mask=expert < EXPERTS, other=0.0).to(tl.float32)
+        value = (_score(x32, KIND, logits.dtype) + bias32[None, :]).to(CHOICE).to(tl.float32)
     place = tl.zeros_like(x32).to(tl.int32) + (BLOCK - 1 - expert)[None, :]
     keys = _keys(value, place, expert[None, :] < EXPERTS, NARROW)
     best = _largest(keys, TOP_K, ROWS, SLOTS, NARROW)
     index = BLOCK - 1 - (best & (BLOCK - 1)).to(tl.int32)
-    has = (row < rows)[:, None] & (slot < TOP_K)[None, :]
+    kept_slot = (row < rows)[:, None] & (slot < TOP_K)[None, :]
     if KIND == 0:
-        v = tl.where(has, _value(best, NARROW), float("-inf"))
-        most = tl.max(tl.where(slot[None, :] == 0, _value(best, NARROW), float("-inf")), axis=1)
-        power = tl.exp(v - most[:, None])
+        v = tl.where(kept_slot, _value(best, NARROW), float("-inf"))
+        largest = tl.max(tl.where(slot[None, :] == 0, _value(best, NARROW), float("-inf")), axis=1)
+        power = tl.exp(v - largest[:, None])
         if NORMALISE:
-            total = tl.sum(tl.where(has, power, 0.0), axis=1)
+            total = tl.sum(tl.where(kept_slot, power, 0.0), axis=1)
         else:
-            every = tl.exp(x32 - most[:, None])
-            total = tl.sum(tl.where((expert < EXPERTS)[None, :], every, 0.0), axis=1)
+            power_of_all = tl.exp(x32 - largest[:, None])
+            total = tl.sum(tl.where((expert < EXPERTS)[None, :], power_of_all, 0.0), axis=1)
         w = power / total[:, None]
     else:
-        v = tl.load(begin + index, mask=has, other=0.0).to(tl.float32)
-        w = _weights(v, has, epsilon, KIND, NORMALISE, held.dtype)
-    out = row[:, None] * TOP_K + slot[None, :]
-    tl.store(weights + out, w.to(weights.dtype.element_ty), mask=has)
-    tl.store(indices + out, index.to(tl.int64), mask=has)
-    tl.store(chosen + out, v.to(chosen.dtype.element_ty), mask=has)
+        v = tl.load(x_row + index, mask=kept_slot, other=0.0).to(tl.float32)
+        w = _weights(v, kept_slot, epsilon, KIND, NORMALISE, logits.dtype)
+    result_place = row[:, None] * TOP_K + slot[None, :]
+    tl.store(weights + result_place, w.to(weights.dtype.element_ty), mask=kept_slot)
+    tl.store(indices + result_place, index.to(tl.int64), mask=kept_slot)
+    tl.store(chosen + result_place, v.to(chosen.dtype.element_ty), mask=kept_slot)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def forward_grouped(
-    x, bias, weights, indices, chosen, rows, stride, epsilon, fill,
-    GROUPS: tl.constexpr, GROUP_BLOCK: tl.constexpr, MEMBERS: tl.constexpr, MEMBER_BLOCK: tl.constexpr,
-    BEST_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
-    NORMALISE: tl.constexpr, CHOICE: tl.constexpr,
+    x,  # [rows, GROUPS * MEMBERS] in float32, bfloat16 or float16, strided: the logits of each token
+    bias,  # [GROUPS * MEMBERS] in float32, bfloat16 or float16: added to scores for the choice
+    weights,  # [rows, TOP_K]: a result, w
+    indices,  # [rows, TOP_K], int64: a result, the chosen experts, from best to worst
+    chosen,  # [rows, TOP_K], the dtype of x: a result for the backward, v
+    rows,
+    stride_x_row,
+    epsilon,
+    fill,  # what stands for s(x) + bias in groups that are not chosen
+    GROUPS: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,  # a power of two that holds GROUPS
+    MEMBERS: tl.constexpr,  # experts per group
+    MEMBER_BLOCK: tl.constexpr,  # a power of two that holds MEMBERS
+    BEST_GROUPS: tl.constexpr,  # groups that are chosen
+    TOP_K: tl.constexpr,
+    SLOTS: tl.constexpr,  # a power of two that holds TOP_K
+    ROWS: tl.constexpr,  # per program
+    NORMALISE: tl.constexpr,
+    CHOICE: tl.constexpr,  # dtype of score + bias
 ):  # fmt: skip
-    """Route ``ROWS`` tokens by sigmoid scores and a bias, within the ``BEST_GROUPS`` best groups."""
+    """w, of KIND 1, of the experts with the largest s(x) + bias within the BEST_GROUPS best groups.
+
+    A group is as good as the sum of its two best members. Grid: cdiv(rows, ROWS).
+    """
     BLOCK: tl.constexpr = GROUP_BLOCK * MEMBER_BLOCK
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     slot = tl.arange(0, SLOTS)
@@ -148,56 +194,64 @@ def forward_grouped(
     group, member = column // MEMBER_BLOCK, column % MEMBER_BLOCK
     expert = group * MEMBERS + member
     exists = (group < GROUPS) & (member < MEMBERS)
-    begin = x + (row * stride)[:, None]
-    held = tl.load(begin + expert[None, :], mask=(row < rows)[:, None] & exists[None, :], other=0.0)
-    by = tl.load(bias + expert, mask=exists, other=0.0).to(tl.float32)
-    value = (_score(held.to(tl.float32), 1, held.dtype) + by[None, :]).to(CHOICE).to(tl.float32)
+    x_row = x + (row * stride_x_row)[:, None]
+    logits = tl.load(x_row + expert[None, :], mask=(row < rows)[:, None] & exists[None, :], other=0.0)
+    bias32 = tl.load(bias + expert, mask=exists, other=0.0).to(tl.float32)
+    value = (_score(logits.to(tl.float32), 1, logits.dtype) + bias32[None, :]).to(CHOICE).to(tl.float32)
     place = tl.zeros_like(value).to(tl.int32) + (BLOCK - 1 - expert)[None, :]
-    # A group's score is the sum of its two best members.
     keys = tl.reshape(_keys(value, place, exists[None, :], False), [ROWS, GROUP_BLOCK, MEMBER_BLOCK])
     first = tl.max(keys, axis=2)
     second = tl.max(tl.where(keys == first[:, :, None], _TAKEN, keys), axis=2)
     number = tl.arange(0, GROUP_BLOCK)
     quality = (_value(first, False) + _value(second, False)).to(CHOICE).to(tl.float32)
-    groups = tl.zeros_like(quality).to(tl.int32) + (GROUP_BLOCK - 1 - number)[None, :]
-    left = _keys(quality, groups, number[None, :] < GROUPS, False)
+    group_place = tl.zeros_like(quality).to(tl.int32) + (GROUP_BLOCK - 1 - number)[None, :]
+    group_keys = _keys(quality, group_place, number[None, :] < GROUPS, False)
     for _ in range(BEST_GROUPS):
-        left = tl.where(left == tl.max(left, axis=1)[:, None], _TAKEN, left)
-    good = (left == _TAKEN).to(tl.int32)[:, :, None] + tl.zeros_like(keys).to(tl.int32)
-    good = tl.reshape(good, [ROWS, BLOCK]) > 0
-    value = tl.where(good, value, fill)
+        group_keys = tl.where(group_keys == tl.max(group_keys, axis=1)[:, None], _TAKEN, group_keys)
+    in_best = (group_keys == _TAKEN).to(tl.int32)[:, :, None] + tl.zeros_like(keys).to(tl.int32)
+    in_best = tl.reshape(in_best, [ROWS, BLOCK]) > 0
+    value = tl.where(in_best, value, fill)
     best = _largest(_keys(value, place, exists[None, :], False), TOP_K, ROWS, SLOTS, False)
     index = BLOCK - 1 - (best & (BLOCK - 1)).to(tl.int32)
-    has = (row < rows)[:, None] & (slot < TOP_K)[None, :]
-    v = tl.load(begin + index, mask=has, other=0.0).to(tl.float32)
-    w = _weights(v, has, epsilon, 1, NORMALISE, held.dtype)
-    out = row[:, None] * TOP_K + slot[None, :]
-    tl.store(weights + out, w.to(weights.dtype.element_ty), mask=has)
-    tl.store(indices + out, index.to(tl.int64), mask=has)
-    tl.store(chosen + out, v.to(chosen.dtype.element_ty), mask=has)
+    kept_slot = (row < rows)[:, None] & (slot < TOP_K)[None, :]
+    v = tl.load(x_row + index, mask=kept_slot, other=0.0).to(tl.float32)
+    w = _weights(v, kept_slot, epsilon, 1, NORMALISE, logits.dtype)
+    result_place = row[:, None] * TOP_K + slot[None, :]
+    tl.store(weights + result_place, w.to(weights.dtype.element_ty), mask=kept_slot)
+    tl.store(indices + result_place, index.to(tl.int64), mask=kept_slot)
+    tl.store(chosen + result_place, v.to(chosen.dtype.element_ty), mask=kept_slot)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def backward(
-    chosen, indices, dweights, dx, rows, epsilon,
-    EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr,
-    KIND: tl.constexpr, NORMALISE: tl.constexpr,
+    chosen,  # [rows, TOP_K] in float32, bfloat16 or float16: v, the largest first if KIND is 0
+    indices,  # [rows, TOP_K], int64: the chosen experts
+    dweights,  # [rows, TOP_K]: dw, the gradient of w
+    dx,  # [rows, EXPERTS], the dtype of chosen: the result
+    rows,
+    epsilon,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two that holds EXPERTS
+    TOP_K: tl.constexpr,
+    ROWS: tl.constexpr,  # per program
+    KIND: tl.constexpr,
+    NORMALISE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ``ROWS`` tokens' logits from the chosen ones, the largest first if KIND is 0."""
+    """dx, which is dv at the chosen experts and 0 at others. Grid: cdiv(rows, ROWS)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     inside = row < rows
     expert = tl.arange(0, BLOCK)
-    at = row * TOP_K
+    first_slot = row * TOP_K
     dtype: tl.constexpr = chosen.dtype.element_ty
-    most = tl.load(chosen + at, mask=inside, other=0.0).to(tl.float32)
+    largest = tl.load(chosen + first_slot, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     product = tl.zeros([ROWS], tl.float32)
     if NORMALISE:
         for k in range(TOP_K):
-            dw = tl.load(dweights + at + k, mask=inside, other=0.0).to(tl.float32)
-            v = tl.load(chosen + at + k, mask=inside, other=0.0).to(tl.float32)
+            dw = tl.load(dweights + first_slot + k, mask=inside, other=0.0).to(tl.float32)
+            v = tl.load(chosen + first_slot + k, mask=inside, other=0.0).to(tl.float32)
             if KIND == 0:
-                w = tl.exp(v - most)
+                w = tl.exp(v - largest)
             else:
                 w = _score(v, KIND, dtype)
             total += w
@@ -205,42 +259,50 @@ def backward(
         if KIND != 0:
             total = (total.to(dtype).to(tl.float32) + epsilon).to(dtype).to(tl.float32)
         product = product / total
-    found = tl.zeros([ROWS, BLOCK], tl.float32)
+    result = tl.zeros([ROWS, BLOCK], tl.float32)
     for k in range(TOP_K):
-        dw = tl.load(dweights + at + k, mask=inside, other=0.0).to(tl.float32)
-        v = tl.load(chosen + at + k, mask=inside, other=0.0).to(tl.float32)
-        index = tl.load(indices + at + k, mask=inside, other=0)
+        dw = tl.load(dweights + first_slot + k, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(chosen + first_slot + k, mask=inside, other=0.0).to(tl.float32)
+        index = tl.load(indices + first_slot + k, mask=inside, other=0)
         if NORMALISE:
             dw = (dw - product) / total
         if KIND == 0:
-            d = dw * tl.exp(v - most)
+            dv = dw * tl.exp(v - largest)
         else:
-            d = dw * _slope(v, KIND, dtype)
-        found = tl.where(expert[None, :] == index[:, None], d[:, None], found)
-    there = inside[:, None] & (expert < EXPERTS)[None, :]
-    tl.store(dx + row[:, None] * EXPERTS + expert[None, :], found.to(dx.dtype.element_ty), mask=there)
+            dv = dw * _slope(v, KIND, dtype)
+        result = tl.where(expert[None, :] == index[:, None], dv[:, None], result)
+    kept = inside[:, None] & (expert < EXPERTS)[None, :]
+    tl.store(dx + row[:, None] * EXPERTS + expert[None, :], result.to(dx.dtype.element_ty), mask=kept)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def backward_of_all(
-    x, indices, dweights, dx, rows, stride,
-    EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr,
+    x,  # [rows, EXPERTS] in float32, bfloat16 or float16, strided: the logits of each token
+    indices,  # [rows, TOP_K], int64: the chosen experts
+    dweights,  # [rows, TOP_K], float32: dw, the gradient of w
+    dx,  # [rows, EXPERTS], the dtype of x: the result
+    rows,
+    stride_x_row,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two that holds EXPERTS
+    TOP_K: tl.constexpr,
+    ROWS: tl.constexpr,  # per program
 ):  # fmt: skip
-    """Gradients of ``ROWS`` tokens' logits through a softmax over all experts."""
+    """dx = p * ([chosen] dw - sum(dw * w)), for KIND 0 without NORMALISE. Grid: cdiv(rows, ROWS)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     inside = row < rows
     expert = tl.arange(0, BLOCK)
-    there = inside[:, None] & (expert < EXPERTS)[None, :]
-    at = row * TOP_K
-    begin = x + (row * stride)[:, None]
-    p = tl.load(begin + expert[None, :], mask=there, other=float("-inf")).to(tl.float32)
+    kept = inside[:, None] & (expert < EXPERTS)[None, :]
+    first_slot = row * TOP_K
+    x_row = x + (row * stride_x_row)[:, None]
+    p = tl.load(x_row + expert[None, :], mask=kept, other=float("-inf")).to(tl.float32)
     p = tl.where(inside[:, None], p, 0.0)
     p = tl.exp(p - tl.max(p, axis=1)[:, None])
     p = p / tl.sum(p, axis=1)[:, None]
-    incoming = tl.zeros([ROWS, BLOCK], tl.float32)
+    dp = tl.zeros([ROWS, BLOCK], tl.float32)
     for k in range(TOP_K):
-        dw = tl.load(dweights + at + k, mask=inside, other=0.0)
-        index = tl.load(indices + at + k, mask=inside, other=0)
-        incoming = tl.where(expert[None, :] == index[:, None], dw[:, None], incoming)
-    found = p * (incoming - tl.sum(p * incoming, axis=1)[:, None])
-    tl.store(dx + row[:, None] * EXPERTS + expert[None, :], found.to(dx.dtype.element_ty), mask=there)
+        dw = tl.load(dweights + first_slot + k, mask=inside, other=0.0)
+        index = tl.load(indices + first_slot + k, mask=inside, other=0)
+        dp = tl.where(expert[None, :] == index[:, None], dw[:, None], dp)
+    result = p * (dp - tl.sum(p * dp, axis=1)[:, None])
+    tl.store(dx + row[:, None] * EXPERTS + expert[None, :], result.to(dx.dtype.element_ty), mask=kept)

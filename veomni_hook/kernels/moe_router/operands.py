@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from veomni_hook.kernels.shared.activations import name_of
-from veomni_hook.kernels.shared.operands import not_plain
-from veomni_hook.kernels.slot.modules import call_is_seen
+from veomni_hook.kernels.shared.module_calls import call_is_seen
+from veomni_hook.kernels.shared.operand_checks import not_plain
 
 __all__ = ["SIGMOID", "SOFTMAX", "SQRT_SOFTPLUS", "is_count", "refuses", "refuses_in_autocast", "score_of"]
 

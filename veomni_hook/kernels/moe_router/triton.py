@@ -1,16 +1,8 @@
 """Routing in Triton: one pass forward, one pass backward.
 
-With ``v`` the logits of a token's chosen experts, ``s(v)`` their scores and ``p`` the softmax of all its
-logits, weights and gradients are
-
-    softmax of the chosen:  w = softmax(v)                  dv = w * (dw - sum(dw * w))
-    softmax of all:         w = p at the chosen             dx = p * ([chosen] dw - sum(dw * w))
-    scores:                 w = s(v) / D, D = sum(s(v)) + e dv = s'(v) * (dw - sum(dw * s(v)) / D) / D
-    scores as they are:     w = s(v)                        dv = s'(v) * dw
-
-and the gradient of a logit that was not chosen is 0 except in the second. (In the first, upstream's rounding
-leaves about 1e-9: it divides by the sum of all, then by that of the chosen.) The choice has no gradient, so
-the bias has none. Casts are those of the reference.
+`veomni_hook.kernels.moe_router.device` has the formulas. (In the softmax of the chosen, the gradient of a
+logit that was not chosen is 0; upstream's rounding leaves about 1e-9: it divides by the sum of all, then by
+that of the chosen.) The choice has no gradient, so the bias has none. Casts are those of the reference.
 
 Experts are chosen one by one, by integer keys that preserve the order and, on ties, prefer the lowest index.
 NaN ranks above all numbers, as in `torch.topk`; in a softmax or sum it makes every weight of its token NaN.
@@ -36,7 +28,7 @@ from veomni_hook.kernels.moe_router import device as kernels
 from veomni_hook.kernels.moe_router import operands, reference
 from veomni_hook.kernels.moe_router.operands import SIGMOID, SOFTMAX, is_count, score_of
 from veomni_hook.kernels.shared.launch import Launch, power
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import readable
 
@@ -132,22 +124,23 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     fill: float,
     out: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x, steps = readable(x)
-    made = _results(x, top_k, out)
+    x, x_rows = readable(x)
+    results = _results(x, top_k, out)
     rows, experts = x.shape
     if not rows:
-        return made
+        return results
     form = _Form(kind, experts, top_k, normalise, (groups, best))
-    given = x if bias is None else bias
-    dtypes = x.dtype, given.dtype, out
-    launch, tile = _forward_launch(x.device, dtypes, (steps.s0, rows >= _LARGE), form)
+    if bias is None:
+        bias = x  # a placeholder that the kernel does not access
+    dtypes = x.dtype, bias.dtype, out
+    launch, tile = _forward_launch(x.device, dtypes, (x_rows.s0, rows >= _LARGE), form)
     numbers = (epsilon,) if groups == 1 else (epsilon, fill)
-    launch((-(-rows // tile), 1, 1), x, given, *made, rows, steps.s0, *numbers)
-    return made
+    launch((-(-rows // tile), 1, 1), x, bias, *results, rows, x_rows.s0, *numbers)
+    return results
 
 
 def _backward_op(
-    given: torch.Tensor,
+    logits: torch.Tensor,
     indices: torch.Tensor,
     dweights: torch.Tensor,
     experts: int,
@@ -156,15 +149,15 @@ def _backward_op(
     epsilon: float,
 ) -> torch.Tensor:
     rows, top_k = indices.shape
-    dx = torch.empty((rows, experts), dtype=given.dtype, device=given.device)
+    dx = torch.empty((rows, experts), dtype=logits.dtype, device=logits.device)
     if not rows:
         return dx
-    given, steps = readable(given)
+    logits, logits_rows = readable(logits)
     form = _Form(kind, experts, top_k, normalise)
-    dtypes = given.dtype, dweights.dtype
-    launch, tile = _backward_launch(given.device, dtypes, (steps.s0, rows >= _LARGE), form)
-    number = steps.s0 if _of_all(form) else epsilon
-    launch((-(-rows // tile), 1, 1), given, indices, dweights.contiguous(), dx, rows, number)
+    dtypes = logits.dtype, dweights.dtype
+    launch, tile = _backward_launch(logits.device, dtypes, (logits_rows.s0, rows >= _LARGE), form)
+    number = logits_rows.s0 if _of_all(form) else epsilon
+    launch((-(-rows // tile), 1, 1), logits, indices, dweights.contiguous(), dx, rows, number)
     return dx
 
 
@@ -175,10 +168,10 @@ _FORWARD = define_op(
     lambda x, bias, kind, top_k, *others: _results(x, top_k, others[-1]),
 )
 _BACKWARD = define_op(
-    "moe_router_backward(Tensor given, Tensor indices, Tensor dweights, int experts, int kind,"
+    "moe_router_backward(Tensor logits, Tensor indices, Tensor dweights, int experts, int kind,"
     " bool normalise, float epsilon) -> Tensor",
     _backward_op,
-    lambda given, indices, dweights, experts, *others: given.new_empty((given.shape[0], experts)),
+    lambda logits, indices, dweights, experts, *others: logits.new_empty((logits.shape[0], experts)),
 )
 
 
@@ -198,9 +191,9 @@ class _Router(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dweights: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
-        given, indices = ctx.saved_tensors
+        logits, indices = ctx.saved_tensors
         (kind, experts, _, normalise, _), epsilon = ctx.form
-        dx = _BACKWARD(given, indices, dweights, experts, kind, normalise, epsilon)
+        dx = _BACKWARD(logits, indices, dweights, experts, kind, normalise, epsilon)
         return dx, None, None, None, None, None
 
 

@@ -1,19 +1,11 @@
 """Norm and rotation of queries and keys in Triton: one pass forward, one backward, one launch for both.
 
-With ``x32`` a row (one head at one position) in float32 and ``s = rsqrt(mean(x32^2) + eps)``, the forward is
-
-    n = (factor * (x32 * s).to(middle)).to(normed)                  the norm, as in rms_norm's variants
-    y1 = n1 * cos1 - n2 * sin1,    y2 = n2 * cos2 + n1 * sin2       on the rotated halves; the rest is n
-
-where products are rounded to the promoted dtype of n and the tables, as upstream. With dn the gradient of n
-(the inverse rotation), ``g = factor * dn`` and ``xhat = x32 * s``, the gradients are
-
-    dx = s * (g - xhat * mean(g * xhat)),    dweight = sum over rows of dn * xhat.to(middle)
-
-in float32 throughout. Only the operands are saved: a row's scale is recomputed from the row, which backward
-reads anyway. Gradients may arrive in any layout. Results have the same strides as upstream's; dq and dk have
-the memory order ``[batch, length, heads, head_dim]``, which projections take. Deterministic and
-batch-invariant: there are no atomics.
+`veomni_hook.kernels.qk_norm_rotary.device` has the formulas. Products are rounded to the promoted dtype of
+the norm and the tables, as upstream; the backward is in float32 throughout. Only the operands are saved: a
+row's scale is recomputed from the row, which backward reads anyway. Gradients may arrive in any layout.
+Results have the same strides as upstream's; dq and dk have the memory order
+``[batch, length, heads, head_dim]``, which projections take. Deterministic and batch-invariant: there are no
+atomics.
 """
 
 from __future__ import annotations
@@ -28,14 +20,14 @@ from torch.autograd.function import once_differentiable
 from veomni_hook.kernels.qk_norm_rotary import device, reference, upstream
 from veomni_hook.kernels.qk_norm_rotary.variants import OP
 from veomni_hook.kernels.shared.launch import power
-from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.module_calls import parameter
+from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
-from veomni_hook.kernels.slot.modules import parameter
 
 __all__ = ["kernel", "refuses"]
 
 Tensor = torch.Tensor
-_WEIGHT, _ONE_PLUS = 1, 2  # the factors, as `rms_norm.device` numbers them
+_WEIGHT, _ONE_PLUS = 1, 2  # the factors, as `rms_norm.device.load_factor` numbers them
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 #: Tiles over all heads of a position are unrolled; more numbers would need too many tiles.
@@ -81,8 +73,9 @@ def _room(on: torch.device) -> tuple[int, int]:
     """The number of multiprocessors, and the bytes that programs of one may stage."""
     if on.type != "cuda":
         return 2, 1 << 16  # the interpreter
-    found = torch.cuda.get_device_properties(on)
-    return found.multi_processor_count, int(getattr(found, "shared_memory_per_block_optin", 1 << 16))
+    properties = torch.cuda.get_device_properties(on)
+    memory = int(getattr(properties, "shared_memory_per_block_optin", 1 << 16))
+    return properties.multi_processor_count, memory
 
 
 def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, int, int]:
@@ -93,10 +86,10 @@ def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, 
     row = power(2 * half_block + (rest_block if rest else 0))
     q_block, k_block = (min(power(x.shape[1]), max(1, plan.tile // row)) for x in (q, k))
     numbers = max(q_block, k_block) * row
-    made = _Sizes(q.shape[1], k.shape[1], q_block, k_block, half, rest, half_block, rest_block)
+    sizes = _Sizes(q.shape[1], k.shape[1], q_block, k_block, half, rest, half_block, rest_block)
     positions = max(plan.positions, min(_MOST_POSITIONS, _FEW_NUMBERS // numbers))
     heads = sum(-(-x.shape[1] // block) * block for x, block in ((q, q_block), (k, k_block)))
-    return made, positions, max(1, min(8, numbers // plan.a_warps)), heads * row
+    return sizes, positions, max(1, min(8, numbers // plan.a_warps)), heads * row
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -117,11 +110,11 @@ def _positions_first(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _result(x: Tensor, dtype: torch.dtype, *, joined: bool) -> Tensor:
     """An empty tensor with the strides of upstream's result: concatenated results are contiguous."""
-    made = torch.empty_like(
+    result = torch.empty_like(
         x, dtype=dtype, memory_format=torch.contiguous_format if joined else torch.preserve_format
     )
     # Upstream preserves non-contiguous columns; here rows are written contiguously.
-    return made if made.stride(3) == 1 else _positions_first(x, dtype)
+    return result if result.stride(3) == 1 else _positions_first(x, dtype)
 
 
 def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
@@ -180,15 +173,16 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     staged = a_processor * numbers * at_once * (q.element_size() + q_grad.element_size())
     stages = min(BACKWARD.stages, 1 + room // max(staged, 1))
     programs = min(a_processor * processors, -(-positions // at_once))
-    kept = torch.empty(programs if to_weight else 0, 2, q.shape[3], dtype=torch.float32, device=q.device)
+    partial = torch.empty(programs if to_weight else 0, 2, q.shape[3], dtype=torch.float32, device=q.device)
     if programs:
         device.backward[(programs,)](
-            q, k, q_weight, k_weight, cos, sin, q_grad, k_grad, dq, dk, kept, q_eps, k_eps, positions, length,
+            q, k, q_weight, k_weight, cos, sin, q_grad, k_grad, dq, dk, partial,
+            q_eps, k_eps, positions, length,
             *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
             *q_grad.stride()[:3], *k_grad.stride()[:3],
             *sizes, factor, _TL[middle], to_weight, at_once, stages, num_warps=warps,
         )  # fmt: skip
-    return dq, dk, kept.sum(0)
+    return dq, dk, partial.sum(0)
 
 
 def _forward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor]:

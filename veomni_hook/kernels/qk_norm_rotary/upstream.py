@@ -14,8 +14,8 @@ from torch import nn
 from veomni_hook.kernels.rotary.upstream import replaced
 from veomni_hook.kernels.selection.binding import wanted_by
 from veomni_hook.kernels.selection.choice import AUTO
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
-from veomni_hook.kernels.slot.modules import call_is_seen
+from veomni_hook.kernels.shared.module_calls import call_is_seen
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["chosen_apart", "refuses"]
 

@@ -1,18 +1,10 @@
 """RMSNorm in Triton with a gate, in groups of columns, or with the weight applied before the norm.
 
-With ``a = activation(gate)`` in float32, ``s = rsqrt(mean(z^2) + eps)`` over each group of columns and
-``xhat = z * s``, where ``z`` is the normalised operand:
-
-    gate before:    z = x * a,            y = weight * xhat.to(middle)
-    gate after:     z = x,                y = (weight * xhat.to(middle)).to(inner) * a
-    no gate:        z = x,                y = (1 + weight) * xhat
-    weight before:  z = (1 + weight) * x, y = xhat
-
-The gradient of z is that of RMSNorm (`veomni_hook.kernels.rms_norm.triton`); those of x, gate and weight
-follow by the product rule, with ``a`` recomputed. Everything is accumulated in float32, deterministically.
+`veomni_hook.kernels.rms_norm.gated_device` has the formulas. The gate's activation is recomputed in backward.
+Everything is accumulated in float32, deterministically.
 
 Saved: x, gate, weight, the scale of each row and group in float32. Mutates: nothing.
-Batch-invariant, as there.
+Batch-invariant, as `veomni_hook.kernels.rms_norm.triton`.
 """
 
 from __future__ import annotations
@@ -37,10 +29,11 @@ from veomni_hook.kernels.rms_norm.tiles import (
     room,
     stages_of,
     summed,
+    warps_of,
 )
 from veomni_hook.kernels.shared.activations import name_of, unknown
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
 
@@ -95,8 +88,7 @@ _NARROW = 512
 
 
 def _warps(tile: int, columns: int) -> int:
-    elements = _A_WARPS_ELEMENTS_NARROW if columns <= _NARROW else _A_WARPS_ELEMENTS
-    return max(4, min(32, tile // elements))
+    return warps_of(tile, _A_WARPS_ELEMENTS_NARROW if columns <= _NARROW else _A_WARPS_ELEMENTS)
 
 
 def _constants(name: str, dtypes: tuple[torch.dtype, ...]) -> list[Any]:
@@ -145,8 +137,7 @@ def _backward_launch(
     x, gate, _, dy = dtypes
     size = x.itemsize + dy.itemsize + (gate.itemsize if _FORMS[name].place >= _GATE_BEFORE else 0)
     stages = stages_of(tile, tile // block * columns, size, memory)
-    further = _constants(name, dtypes)
-    constants = columns, groups, block, tile // block, *further, to_weight, stages
+    constants = columns, groups, block, tile // block, *_constants(name, dtypes), to_weight, stages
     launch = Launch(kernels.backward, 8, *constants, num_warps=_warps(tile, columns))
     return launch, tile // block, blocks(processors, groups)
 
@@ -159,8 +150,9 @@ def _forward_op(
     form: str,
     groups: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x, where = readable(x)
-    given, whence = (x, where) if gate is None else readable(gate)
+    x, x_rows = readable(x)
+    # Without a gate, the kernel gets x, which it does not access.
+    gate, gate_rows = (x, x_rows) if gate is None else readable(gate)
     device, shape = x.device, x.shape
     y = torch.empty(shape, dtype=_out(form, x, weight), device=device)
     scale = torch.empty((*shape[:-1], groups), dtype=torch.float32, device=device)
@@ -168,10 +160,10 @@ def _forward_op(
     if not x.numel():
         return y, scale
     launch, size = _forward_launch(
-        device, (x.dtype, given.dtype, weight.dtype), columns, (where, whence), (form, groups),
+        device, (x.dtype, gate.dtype, weight.dtype), columns, (x_rows, gate_rows), (form, groups),
         large=rows >= LARGE,
     )  # fmt: skip
-    launch((-(-rows // size), groups, 1), x, given, weight, y, scale, rows, *where, *whence, float(eps))
+    launch((-(-rows // size), groups, 1), x, gate, weight, y, scale, rows, *x_rows, *gate_rows, float(eps))
     return y, scale
 
 
@@ -184,24 +176,26 @@ def _backward_op(
     form: str,
     to_weight: bool,  # noqa: FBT001 - the op's schema
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x, where = readable(x)
-    given, whence = (x, where) if gate is None else readable(gate)
-    dy, incoming = readable(dy)
+    x, x_rows = readable(x)
+    gated = gate is not None
+    # Without a gate, the kernel gets x, which it does not access.
+    gate, gate_rows = (x, x_rows) if gate is None else readable(gate)
+    dy, dy_rows = readable(dy)
     device, shape, groups = x.device, x.shape, scale.shape[-1]
     dx = torch.empty(shape, dtype=x.dtype, device=device)
-    dgate = torch.empty(0 if gate is None else shape, dtype=given.dtype, device=device)
+    dgate = torch.empty(shape if gated else 0, dtype=gate.dtype, device=device)
     columns, rows = shape[-1] // groups, scale.numel() // groups
     if not x.numel():
         return dx, dgate, torch.zeros(shape[-1] if to_weight else 0, dtype=weight.dtype, device=device)
     launch, size, programs = _backward_launch(
-        device, (x.dtype, given.dtype, weight.dtype, dy.dtype), columns, (where, whence, incoming),
+        device, (x.dtype, gate.dtype, weight.dtype, dy.dtype), columns, (x_rows, gate_rows, dy_rows),
         (form, groups), to_weight=to_weight, large=rows >= LARGE,
     )  # fmt: skip
     programs = min(programs, -(-rows // size))
     partial = torch.empty((programs, shape[-1]), dtype=torch.float32, device=device) if to_weight else scale
     launch(
-        (programs, groups, 1), x, given, weight, scale, dy, dx, dx if gate is None else dgate, partial,
-        rows, *where, *whence, *incoming,
+        (programs, groups, 1), x, gate, weight, scale, dy, dx, dgate if gated else dx, partial,
+        rows, *x_rows, *gate_rows, *dy_rows,
     )  # fmt: skip
     if to_weight:
         return dx, dgate, summed(partial, weight.dtype)
@@ -272,9 +266,9 @@ class _GatedRmsNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, gate, weight, scale = ctx.saved_tensors
         to_x, to_gate, to_weight = ctx.needs_input_grad[:3]
-        found = _BACKWARD(x, gate, weight, scale, dy, ctx.form, to_weight)
+        grads = _BACKWARD(x, gate, weight, scale, dy, ctx.form, to_weight)
         wanted = (to_x, to_gate, to_weight)
-        return (*(grad if want else None for grad, want in zip(found, wanted, strict=True)), *[None] * 3)
+        return (*(grad if want else None for grad, want in zip(grads, wanted, strict=True)), *[None] * 3)
 
 
 def _norm(*call: Any) -> torch.Tensor:

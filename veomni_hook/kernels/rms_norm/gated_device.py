@@ -1,17 +1,30 @@
-"""The device code of RMSNorm with gates and groups; `veomni_hook.kernels.rms_norm.gated` describes it.
+"""Device code of RMSNorm with gates and groups; `veomni_hook.kernels.rms_norm.gated` launches it.
 
-A program processes rows of one group: columns from ``group * COLUMNS`` on; rows and strides are those of
-whole tensors. Without a gate, the kernels get placeholder addresses that they do not access.
+With a = silu(gate) or, without SILU, sigmoid(gate), and one s = rsqrt(mean(z^2) + eps), xhat = z * s for each
+row of each group, in float32, by PLACE:
+
+Forward:  GROUPED        z = x,                         y = inner = factor * xhat.to(MIDDLE)
+          WEIGHT_BEFORE  z = (factor * x).to(x.dtype),  y = xhat
+          GATE_BEFORE    z = x * a,                     y = inner
+          GATE_AFTER     z = x,                         y = inner.to(INNER) * a
+Backward: dz = s * (g - xhat * mean(g * xhat))
+          GROUPED        g = factor * dy,      dx = dz,           dweight = sum of dy * xhat.to(MIDDLE)
+          WEIGHT_BEFORE  g = dy,               dx = dz * factor,  dweight = sum of dz * x
+          GATE_BEFORE    g = factor * dy,      dx = dz * a,       dweight as GROUPED, dgate = dz * x * a'
+          GATE_AFTER     g = factor * dy * a,  dx = dz,           dweight of dy * a, dgate = dy * inner * a'
+Shapes: rows have GROUPS groups of COLUMNS columns. Strides, dtypes and ``factor``: as in
+`veomni_hook.kernels.rms_norm.device`, whose kernels are apart: the address, sizes and strides of a gate would
+make every launch of a plain norm dearer. Without a gate, its parameters get values that are not used.
 """
 
 import triton
 import triton.language as tl
 
-from veomni_hook.kernels.rms_norm.device import _begin, _factor
+from veomni_hook.kernels.rms_norm.device import inverse_rms, load_factor, row_begin, through_norm
 
 __all__ = ["backward", "forward"]
 
-# Kinds: only groups, the weight before the norm, a gate before the norm, a gate after the norm.
+# PLACE: only groups, the weight before the norm, a gate before the norm, a gate after the norm.
 GROUPED, WEIGHT_BEFORE, GATE_BEFORE, GATE_AFTER = (tl.constexpr(place) for place in range(4))
 
 
@@ -33,66 +46,102 @@ def _slope(gate, sigmoid, SILU: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def forward(
-    x, gate, weight, y, scale, rows, n1, n2, s0, s1, s2, m1, m2, t0, t1, t2, eps,
-    COLUMNS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    FACTOR: tl.constexpr, PLACE: tl.constexpr, SILU: tl.constexpr, MIDDLE: tl.constexpr,
-    INNER: tl.constexpr,
+    x,  # [rows, GROUPS * COLUMNS], strided: the input
+    gate,  # [rows, GROUPS * COLUMNS], strided; not read if PLACE is GROUPED or WEIGHT_BEFORE
+    weight,  # [GROUPS * COLUMNS]
+    y,  # [rows, GROUPS * COLUMNS]: the result
+    scale,  # [rows, GROUPS], float32: the result s
+    rows,
+    size_x_1, size_x_2, stride_x_0, stride_x_1, stride_x_2,
+    size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2,
+    eps,
+    COLUMNS: tl.constexpr,  # of a group
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two that holds COLUMNS
+    ROWS: tl.constexpr,  # per program
+    FACTOR: tl.constexpr,
+    PLACE: tl.constexpr,
+    SILU: tl.constexpr,
+    MIDDLE: tl.constexpr,  # dtype
+    INNER: tl.constexpr,  # dtype
 ):  # fmt: skip
-    """Normalise ``ROWS`` rows of a group of x into y, contiguous, and store each row's scale."""
+    """y by PLACE, as above. Grid: cdiv(rows, ROWS), GROUPS."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
-    within = tl.arange(0, BLOCK)
-    column = tl.program_id(1) * COLUMNS + within
-    inside = within < COLUMNS
+    column_of_group = tl.arange(0, BLOCK)
+    column = tl.program_id(1) * COLUMNS + column_of_group
+    inside = column_of_group < COLUMNS
     kept = (row < rows)[:, None] & inside[None, :]
-    begin = _begin(row, n1, n2, s0, s1, s2)
-    z = tl.load(x + begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
-    factor = _factor(weight, column, inside, FACTOR, BLOCK)[None, :]
+    x_begin = row_begin(row, size_x_1, size_x_2, stride_x_0, stride_x_1, stride_x_2)
+    z = tl.load(x + x_begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+    factor = load_factor(weight, column, inside, FACTOR, BLOCK)[None, :]
     if PLACE >= GATE_BEFORE:
-        start = _begin(row, m1, m2, t0, t1, t2)
-        gate32 = tl.load(gate + start[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+        gate_begin = row_begin(row, size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2)
+        gate32 = tl.load(gate + gate_begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
         activated = _activated(gate32, tl.sigmoid(gate32), SILU)
     if PLACE == GATE_BEFORE:
         z = z * activated
     if PLACE == WEIGHT_BEFORE:
         z = (z * factor).to(x.dtype.element_ty).to(tl.float32)
-    s = tl.rsqrt(tl.sum(z * z, axis=1) / COLUMNS + eps)
+    s = inverse_rms(z, eps, COLUMNS)
     result = (z * s[:, None]).to(MIDDLE).to(tl.float32)
     if PLACE != WEIGHT_BEFORE:
         result = (result * factor).to(INNER).to(tl.float32)
     if PLACE == GATE_AFTER:
         result = result * activated
-    target = y + row[:, None] * (GROUPS * COLUMNS) + column[None, :]
-    tl.store(target, result.to(y.dtype.element_ty), mask=kept)
+    y_place = y + row[:, None] * (GROUPS * COLUMNS) + column[None, :]
+    tl.store(y_place, result.to(y.dtype.element_ty), mask=kept)
     tl.store(scale + row * GROUPS + tl.program_id(1), s, mask=row < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def backward(
-    x, gate, weight, scale, dy, dx, dgate, partial, rows, n1, n2, s0, s1, s2, m1, m2, t0, t1, t2,
-    k1, k2, u0, u1, u2,
-    COLUMNS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    FACTOR: tl.constexpr, PLACE: tl.constexpr, SILU: tl.constexpr, MIDDLE: tl.constexpr,
-    INNER: tl.constexpr, TO_WEIGHT: tl.constexpr, STAGES: tl.constexpr,
+    x,  # [rows, GROUPS * COLUMNS], strided: the forward's input
+    gate,  # [rows, GROUPS * COLUMNS], strided; not read if PLACE is GROUPED or WEIGHT_BEFORE
+    weight,  # [GROUPS * COLUMNS]
+    scale,  # [rows, GROUPS], float32: the forward's s
+    dy,  # [rows, GROUPS * COLUMNS], strided: the gradient of y
+    dx,  # [rows, GROUPS * COLUMNS], the dtype of x: a result
+    dgate,  # [rows, GROUPS * COLUMNS], the dtype of gate: a result; not written without a gate
+    partial,  # [programs, GROUPS * COLUMNS], float32: each program's part of dweight; only if TO_WEIGHT
+    rows,
+    size_x_1, size_x_2, stride_x_0, stride_x_1, stride_x_2,
+    size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2,
+    size_dy_1, size_dy_2, stride_dy_0, stride_dy_1, stride_dy_2,
+    COLUMNS: tl.constexpr,  # of a group
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two that holds COLUMNS
+    ROWS: tl.constexpr,  # per step of a program
+    FACTOR: tl.constexpr,
+    PLACE: tl.constexpr,
+    SILU: tl.constexpr,
+    MIDDLE: tl.constexpr,  # dtype
+    INNER: tl.constexpr,  # dtype
+    TO_WEIGHT: tl.constexpr,
+    STAGES: tl.constexpr,  # loads in flight
 ):  # fmt: skip
-    """Gradients of a strided set of blocks of ``ROWS`` rows of a group: dx, dgate, a row of ``partial``."""
-    within = tl.arange(0, BLOCK)
-    column = tl.program_id(1) * COLUMNS + within
-    inside = within < COLUMNS
-    factor = _factor(weight, column, inside, FACTOR, BLOCK)[None, :]
+    """dx, dgate and partial by PLACE, as above.
+
+    Grid: programs, each of which handles every programs-th block of ROWS rows; GROUPS.
+    """
+    column_of_group = tl.arange(0, BLOCK)
+    column = tl.program_id(1) * COLUMNS + column_of_group
+    inside = column_of_group < COLUMNS
+    factor = load_factor(weight, column, inside, FACTOR, BLOCK)[None, :]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for number in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-        row = number * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    for block in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = block * ROWS + tl.arange(0, ROWS).to(tl.int64)
         kept = (row < rows)[:, None] & inside[None, :]
-        begin = _begin(row, n1, n2, s0, s1, s2)
-        incoming = _begin(row, k1, k2, u0, u1, u2)
-        x32 = tl.load(x + begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
-        dy32 = tl.load(dy + incoming[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
-        s = tl.load(scale + row * GROUPS + tl.program_id(1), mask=row < rows, other=0.0)[:, None]
+        x_begin = row_begin(row, size_x_1, size_x_2, stride_x_0, stride_x_1, stride_x_2)
+        dy_begin = row_begin(row, size_dy_1, size_dy_2, stride_dy_0, stride_dy_1, stride_dy_2)
+        x32 = tl.load(x + x_begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+        dy32 = tl.load(dy + dy_begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+        s = tl.load(scale + row * GROUPS + tl.program_id(1), mask=row < rows, other=0.0)
         place = row[:, None] * (GROUPS * COLUMNS) + column[None, :]
         z = x32
         if PLACE >= GATE_BEFORE:
-            start = _begin(row, m1, m2, t0, t1, t2)
-            gate32 = tl.load(gate + start[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+            gate_begin = row_begin(row, size_gate_1, size_gate_2, stride_gate_0, stride_gate_1, stride_gate_2)
+            gate32 = tl.load(gate + gate_begin[:, None] + column[None, :], mask=kept, other=0.0)
+            gate32 = gate32.to(tl.float32)
             sigmoid = tl.sigmoid(gate32)
             activated = _activated(gate32, sigmoid, SILU)
             slope = _slope(gate32, sigmoid, SILU)
@@ -100,7 +149,7 @@ def backward(
             z = x32 * activated
         if PLACE == WEIGHT_BEFORE:
             z = (x32 * factor).to(x.dtype.element_ty).to(tl.float32)
-        xhat = z * s
+        xhat = z * s[:, None]
         if PLACE == GATE_AFTER:
             inner = (xhat.to(MIDDLE).to(tl.float32) * factor).to(INNER).to(tl.float32)
             tl.store(dgate + place, (dy32 * inner * slope).to(dgate.dtype.element_ty), mask=kept)
@@ -112,7 +161,7 @@ def backward(
             if TO_WEIGHT:
                 total += dy32 * xhat.to(MIDDLE).to(tl.float32)
         mean = tl.sum(g * xhat, axis=1) / COLUMNS
-        dz = s * (g - xhat * mean[:, None])
+        dz = through_norm(g, xhat, mean, s)
         if PLACE == WEIGHT_BEFORE:
             if TO_WEIGHT:
                 total += dz * x32
@@ -122,5 +171,5 @@ def backward(
             dz = dz * activated
         tl.store(dx + place, dz.to(dx.dtype.element_ty), mask=kept)
     if TO_WEIGHT:
-        own = tl.program_id(0).to(tl.int64) * (GROUPS * COLUMNS) + column
-        tl.store(partial + own, tl.sum(total, axis=0), mask=inside)
+        partial_row = tl.program_id(0).to(tl.int64) * (GROUPS * COLUMNS) + column
+        tl.store(partial + partial_row, tl.sum(total, axis=0), mask=inside)

@@ -1,11 +1,9 @@
 """RMSNorm in Triton with the scale rounded to the dtype of x, and the scale by itself.
 
-Forward:  s = rsqrt(mean(x^2) + eps),  y = x * s.to(x.dtype);  or only y = s.to(x.dtype);  or every step of
-          (weight * x) * s in its own dtype: squares, their mean (summed in float32), the sum with eps.
-Backward: as in RMSNorm with the rounded scale (`veomni_hook.kernels.rms_norm.triton`); for the scale by
-          itself dx = -s^3 / hidden * ds * x.
+`veomni_hook.kernels.rms_norm.rounded_device` has the formulas.
+
 Saved: x, weight, the scale of each row in float32. Mutates: nothing.
-Batch-invariant, as there.
+Batch-invariant, as `veomni_hook.kernels.rms_norm.triton`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.rms_norm import rounded_device as kernels
 from veomni_hook.kernels.rms_norm import triton as plain
-from veomni_hook.kernels.rms_norm.tiles import LARGE, NONE, WEIGHT
+from veomni_hook.kernels.rms_norm.tiles import LARGE, NONE, WEIGHT, warps_of
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
@@ -28,7 +26,6 @@ __all__ = ["inverse_rms", "unweighted_rounded_scale", "without_cast"]
 
 _EVERY_STEP, _SCALED, _SCALE_ALONE = range(3)
 _TILE = 2048
-_A_WARPS_ELEMENTS = 1024
 
 
 # Launchers, cached by all Triton specialisations except the number of rows.
@@ -37,7 +34,7 @@ def _launch(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
     columns: int,
-    where: Rows,
+    x_rows: Rows,
     kind: int | None,
     *,
     large: bool,
@@ -45,24 +42,25 @@ def _launch(
     """Return the launcher of a kind's forward (None: the scale's backward), and the rows per program."""
     block = power(columns)
     tile = max(block, _TILE)
-    warps = max(4, min(32, tile // _A_WARPS_ELEMENTS))
-    function, further = (kernels.inverse_backward, ()) if kind is None else (kernels.forward, (kind,))
-    return Launch(function, 4, columns, block, tile // block, *further, num_warps=warps), tile // block
+    function, kinds = (kernels.inverse_backward, ()) if kind is None else (kernels.forward, (kind,))
+    constants = columns, block, tile // block, *kinds
+    return Launch(function, 4, *constants, num_warps=warps_of(tile)), tile // block
 
 
 def _forward_op(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x, where = readable(x)
+    x, x_rows = readable(x)
     y, scale = _empty(x, weight, kind)
     columns, rows = x.shape[-1], scale.numel()
     if not x.numel():
         return y.fill_(math.nan), scale  # the mean of no values
-    given = x if weight is None else weight
+    if weight is None:
+        weight = x  # a placeholder that the kernel does not access
     launch, size = _launch(
-        x.device, (x.dtype, given.dtype, y.dtype), columns, where, kind, large=rows >= LARGE
+        x.device, (x.dtype, weight.dtype, y.dtype), columns, x_rows, kind, large=rows >= LARGE
     )
-    launch((-(-rows // size), 1, 1), x, given, y, scale, rows, *where, float(eps))
+    launch((-(-rows // size), 1, 1), x, weight, y, scale, rows, *x_rows, float(eps))
     return y, scale
 
 
@@ -79,13 +77,13 @@ def _forward_fake(
 
 
 def _inverse_backward_op(x: torch.Tensor, scale: torch.Tensor, ds: torch.Tensor) -> torch.Tensor:
-    x, where = readable(x)
+    x, x_rows = readable(x)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     columns, rows = x.shape[-1], scale.numel()
     if not x.numel():
         return dx
-    launch, size = _launch(x.device, (x.dtype, ds.dtype), columns, where, None, large=rows >= LARGE)
-    launch((-(-rows // size), 1, 1), x, scale, ds.contiguous(), dx, rows, *where)
+    launch, size = _launch(x.device, (x.dtype, ds.dtype), columns, x_rows, None, large=rows >= LARGE)
+    launch((-(-rows // size), 1, 1), x, scale, ds.contiguous(), dx, rows, *x_rows)
     return dx
 
 
@@ -123,7 +121,7 @@ class _RoundedRmsNorm(torch.autograd.Function):
         if ctx.kind == _SCALE_ALONE:
             return _INVERSE_BACKWARD(x, scale, dy), None, None, None
         factor = NONE if weight is None else WEIGHT
-        dx, dweight = plain.BACKWARD(x, weight, scale, dy, factor, torch.float32, to_weight)
+        dx, dweight = plain.BACKWARD(x, weight, scale, dy, None, factor, torch.float32, to_weight)
         return dx if to_x else None, dweight if to_weight else None, None, None
 
 

@@ -24,11 +24,13 @@ __all__ = [
     "split",
     "stages_of",
     "summed",
+    "warps_of",
 ]
 
 #: With more columns, a program would run out of registers.
 MOST_COLUMNS = 32768
-#: The factor of `xhat`: none, weight, 1 + weight in float32 or in the weight's dtype.
+#: The factor of `xhat`, as `device.load_factor` numbers it: none, weight, 1 + weight in float32 or in the
+#: weight's dtype.
 NONE, WEIGHT, ONE_PLUS, ONE_PLUS_ROUNDED = range(4)
 DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -43,6 +45,7 @@ _SPLIT_FROM, _LEAST_TAIL = 8192, 128
 _IN_FLIGHT, _FEWEST_TILES = 96 << 10, 3
 #: Tile of a program in the final sum, over the programs of a backward.
 _SUMMED_COLUMNS, _SUMMED_ROWS = 32, 64
+_A_WARPS_ELEMENTS = 1024
 
 
 @cache
@@ -50,8 +53,9 @@ def room(device: torch.device) -> tuple[int, int]:
     """The number of concurrent programs, one per multiprocessor, and the bytes that each may stage."""
     if device.type != "cuda":
         return 4, 1 << 16  # the interpreter
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, int(getattr(found, "shared_memory_per_block_optin", 1 << 16))
+    properties = torch.cuda.get_device_properties(device)
+    memory = int(getattr(properties, "shared_memory_per_block_optin", 1 << 16))
+    return properties.multi_processor_count, memory
 
 
 def blocks(elements: int, size: int) -> int:
@@ -68,6 +72,11 @@ def split(columns: int) -> tuple[int, int]:
     head = block // 2
     tail = max(_LEAST_TAIL, power(columns - head)) if columns > head else 0
     return (head, tail) if _SPLIT_FROM <= head and tail <= head // 2 else (block, 0)
+
+
+def warps_of(tile: int, elements: int = _A_WARPS_ELEMENTS) -> int:
+    """The number of warps of a program, which process ``elements`` of its tile each."""
+    return max(4, min(32, tile // elements))
 
 
 def stages_of(tile: int, elements: int, size: int, memory: int) -> int:

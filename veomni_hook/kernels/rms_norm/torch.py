@@ -21,7 +21,7 @@ from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm.variants import OP
 from veomni_hook.kernels.shared import recompute
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.operands import not_plain
+from veomni_hook.kernels.shared.operand_checks import not_plain
 
 __all__ = ["norm_of", "refuses", "refuses_activation", "rms_norm"]
 

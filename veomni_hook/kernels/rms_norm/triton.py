@@ -1,15 +1,8 @@
 """RMSNorm in Triton: one pass forward, one pass backward, and a sum of partial weight gradients.
 
-With ``x32`` a row in float32, ``s = rsqrt(mean(x32^2) + eps)`` and ``xhat = x32 * s``, each variant computes
-
-    y = (factor * xhat.to(middle)).to(out)
-
-Variants differ in ``factor`` (1, weight, 1 + weight), in the dtype ``middle`` to which ``xhat`` is rounded
-first, and in the result's dtype. With ``g = factor * dy``, the gradients are
-
-    dx = s * (g - xhat * mean(g * xhat)),    dweight = sum over rows of dy * xhat.to(middle)
-
-(Zhang and Sennrich, Root Mean Square Layer Normalization, 2019), both accumulated in float32. Results are
+`veomni_hook.kernels.rms_norm.device` has the formulas (Zhang and Sennrich, Root Mean Square Layer
+Normalization, 2019). Variants differ in ``factor`` (1, weight, 1 + weight), in the dtype ``middle`` to which
+``xhat`` is rounded first, and in the result's dtype. Gradients are accumulated in float32. Results are
 deterministic: programs have fixed rows, and there are no atomics. Result and dx are batch-invariant: nothing
 depends on the number of rows. (A tensor not aligned to 16 bytes, such as a slice, is compiled separately and
 may be summed in another order.)
@@ -40,9 +33,10 @@ from veomni_hook.kernels.rms_norm.tiles import (
     split,
     stages_of,
     summed,
+    warps_of,
 )
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
 
@@ -63,11 +57,6 @@ __all__ = [
 # evict_first cost 4 %. Wide rows of a power of 2 are processed four or two at a time, others one at a time.
 _FORWARD_TILE, _FORWARD_WIDE_TILE, _BACKWARD_TILE = 2048, 16384, 8192
 _WIDE = 4096
-_A_WARPS_ELEMENTS = 1024
-
-
-def _warps(tile: int) -> int:
-    return max(4, min(32, tile // _A_WARPS_ELEMENTS))
 
 
 # Launchers, cached by all Triton specialisations; `large`: row numbers do not fit into 32 bits.
@@ -76,7 +65,7 @@ def _forward_launch(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
     columns: int,
-    where: Rows,
+    x_rows: Rows,
     form: tuple[int, torch.dtype],
     *,
     large: bool,
@@ -86,7 +75,7 @@ def _forward_launch(
     tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
     factor, middle = form
     constants = columns, block, tile // block, factor, TL[middle]
-    return Launch(kernels.forward, 4, *constants, num_warps=_warps(tile)), tile // block
+    return Launch(kernels.forward, 4, *constants, num_warps=warps_of(tile)), tile // block
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -94,22 +83,34 @@ def _backward_launch(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
     columns: int,
-    where: tuple[Rows, Rows],
+    where: tuple[Rows, ...],
     form: tuple[int, torch.dtype],
     *,
     to_weight: bool,
     large: bool,
 ) -> tuple[Launch, int, int]:
-    """Return the backward's launcher, the rows per program and step, and the maximum number of programs."""
+    """Return the backward's launcher, the rows per program and step, and the maximum number of programs.
+
+    Args:
+        device: where it runs.
+        dtypes: those of x, dy and the weight.
+        columns: the length of a row.
+        where: the rows of x, of dy and, if there is one, of a gradient of the dtype of x that is added to dx.
+        form: the factor, and the dtype to which ``xhat`` is rounded.
+        to_weight: whether the weight's gradient is wanted.
+        large: row numbers do not fit into 32 bits.
+    """
     processors, memory = room(device)
     block = power(columns)
     rows = max(block, _BACKWARD_TILE) // block
     head, tail = split(columns)
     x, dy, _ = dtypes
-    stages = stages_of(rows * (head + tail), rows * columns, x.itemsize + dy.itemsize, memory)
+    added = len(where) > 2
+    loaded = x.itemsize + dy.itemsize + (x.itemsize if added else 0)
+    stages = stages_of(rows * (head + tail), rows * columns, loaded, memory)
     factor, middle = form
-    constants = columns, head, tail, rows, factor, TL[middle], False, to_weight, stages
-    return Launch(kernels.backward, 7, *constants, num_warps=_warps(rows * block)), rows, processors
+    constants = columns, head, tail, rows, factor, TL[middle], added, to_weight, stages
+    return Launch(kernels.backward, 7, *constants, num_warps=warps_of(rows * block)), rows, processors
 
 
 def _forward_op(
@@ -120,7 +121,7 @@ def _forward_op(
     middle: torch.dtype,
     out: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x, where = readable(x)
+    x, x_rows = readable(x)
     device, shape = x.device, x.shape
     columns = shape[-1]
     y = torch.empty(shape, dtype=out, device=device)
@@ -128,42 +129,53 @@ def _forward_op(
     rows = scale.numel()
     if not columns or not rows:
         return y, scale
-    given = x if weight is None else weight
+    if weight is None:
+        weight = x  # a placeholder that the kernel does not access
     launch, size = _forward_launch(
-        device, (x.dtype, given.dtype, out), columns, where, (factor, middle), large=rows >= LARGE
+        device, (x.dtype, weight.dtype, out), columns, x_rows, (factor, middle), large=rows >= LARGE
     )
-    launch((-(-rows // size), 1, 1), x, given, y, scale, rows, *where, float(eps))
+    launch((-(-rows // size), 1, 1), x, weight, y, scale, rows, *x_rows, float(eps))
     return y, scale
 
 
-def _backward_op(
+def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     x: torch.Tensor,
     weight: torch.Tensor | None,
     scale: torch.Tensor,
     dy: torch.Tensor,
+    direct: torch.Tensor | None,
     factor: int,
     middle: torch.dtype,
-    to_weight: bool,  # noqa: FBT001 - the op's schema
+    to_weight: bool,  # noqa: FBT001
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x, where = readable(x)
-    dy, whence = readable(dy)
+    x, x_rows = readable(x)
+    dy, dy_rows = readable(dy)
+    where: tuple[Rows, ...] = x_rows, dy_rows
+    # The kernel does not access placeholders: dy for a gradient to add, x for the weight, scale for partial.
+    if direct is None:
+        direct, direct_rows = dy, dy_rows
+    else:
+        direct, direct_rows = readable(direct)
+        where = x_rows, dy_rows, direct_rows
+    if weight is None:
+        weight = x
     device, shape = x.device, x.shape
     columns, rows = shape[-1], scale.numel()
-    given = x if weight is None else weight
     dx = torch.empty(shape, dtype=x.dtype, device=device)
     if not columns or not rows:
-        return dx, torch.zeros(columns if to_weight else 0, dtype=given.dtype, device=device)
+        return dx, torch.zeros(columns if to_weight else 0, dtype=weight.dtype, device=device)
     launch, size, programs = _backward_launch(
-        device, (x.dtype, dy.dtype, given.dtype), columns, (where, whence), (factor, middle),
+        device, (x.dtype, dy.dtype, weight.dtype), columns, where, (factor, middle),
         to_weight=to_weight, large=rows >= LARGE,
     )  # fmt: skip
     programs = min(programs, -(-rows // size))
-    # Placeholders that the kernel does not access: scale for partial, dy for a gradient to add.
     partial = torch.empty((programs, columns), dtype=torch.float32, device=device) if to_weight else scale
-    launch((programs, 1, 1), x, given, scale, dy, dy, dx, partial, rows, *where, *whence, *whence)
+    launch(
+        (programs, 1, 1), x, weight, scale, dy, direct, dx, partial, rows, *x_rows, *dy_rows, *direct_rows
+    )  # fmt: skip
     if to_weight:
-        return dx, summed(partial, given.dtype)
-    return dx, torch.empty(0, dtype=given.dtype, device=device)
+        return dx, summed(partial, weight.dtype)
+    return dx, torch.empty(0, dtype=weight.dtype, device=device)
 
 
 def _forward_fake(
@@ -177,14 +189,15 @@ def _forward_fake(
     return x.new_empty(x.shape, dtype=out), x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
-def _backward_fake(
+def _backward_fake(  # noqa: PLR0913, PLR0917 - the op's schema
     x: torch.Tensor,
     weight: torch.Tensor | None,
     scale: torch.Tensor,
     dy: torch.Tensor,
+    direct: torch.Tensor | None,
     factor: int,
     middle: torch.dtype,
-    to_weight: bool,  # noqa: FBT001 - the op's schema
+    to_weight: bool,  # noqa: FBT001
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = x.dtype if weight is None else weight.dtype
     return x.new_empty(x.shape), x.new_empty(x.shape[-1:] if to_weight else 0, dtype=dtype)
@@ -197,8 +210,8 @@ FORWARD = define_op(
     _forward_fake,
 )
 BACKWARD = define_op(
-    "rms_norm_backward(Tensor x, Tensor? weight, Tensor scale, Tensor dy, int factor, ScalarType middle,"
-    " bool to_weight) -> (Tensor, Tensor)",
+    "rms_norm_backward(Tensor x, Tensor? weight, Tensor scale, Tensor dy, Tensor? direct, int factor,"
+    " ScalarType middle, bool to_weight) -> (Tensor, Tensor)",
     _backward_op,
     _backward_fake,
 )
@@ -225,7 +238,7 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         to_x, to_weight = ctx.needs_input_grad[:2]
-        dx, dweight = BACKWARD(x, weight, scale, dy, *ctx.form, to_weight)
+        dx, dweight = BACKWARD(x, weight, scale, dy, None, *ctx.form, to_weight)
         return dx if to_x else None, dweight if to_weight else None, None, None, None, None
 
 

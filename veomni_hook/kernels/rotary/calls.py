@@ -17,7 +17,7 @@ import torch
 
 from veomni_hook.kernels.rotary.upstream import replaced
 from veomni_hook.kernels.rotary.variants import FUSED
-from veomni_hook.kernels.shared.operands import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["MOST_COLUMNS", "heads_of", "rule", "without_heads"]
 

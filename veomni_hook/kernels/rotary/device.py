@@ -1,7 +1,15 @@
-"""The device code of rotary embedding; `veomni_hook.kernels.rotary.triton` describes what it computes.
+"""Device code of rotary embedding; `veomni_hook.kernels.rotary.triton` launches it.
 
-A program rotates a tile of rows: ``POSITIONS`` positions by ``HEADS`` heads, heads first. Each row has
-``COUPLES`` couples and ``REST`` numbers that do not change.
+A row, one head at one position, has COUPLES couples (x1, x2) of numbers that are rotated together, and REST
+numbers that do not change. Products and sums are rounded to MIDDLE:
+
+Forward:  y1 = x1 * cos1 - x2 * sin1,  y2 = x2 * cos2 + x1 * sin2
+Backward: dx1 = dy1 * cos1 + dy2 * sin2,  dx2 = dy2 * cos2 - dy1 * sin1: the same with BACK and SWAPPED
+Shapes: q, k [batch, length, heads, columns] of any strides but the last, which is 1; ``stride_T_head`` is the
+distance of heads in the tensor T, and so on. Dtypes are float32, bfloat16 or float16.
+
+A program rotates a tile of rows: POSITIONS positions by HEADS heads, heads first. Parameters are not grouped
+but ordered by tensor: Triton 3.2, the oldest supported release, takes no named tuples.
 """
 
 import triton
@@ -14,9 +22,9 @@ __all__ = ["rotate"]
 def _load(
     x, place, kept, COUPLES: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr, STAYS: tl.constexpr
 ):
-    """The two members of every couple of the rows that begin at ``place``, as stored.
+    """Both members of every couple of the ``kept`` rows, which begin at ``place``, as stored.
 
-    ``STAYS``: the cache evicts these numbers last.
+    PAIRS: members are neighbours, else halves. STAYS: the cache evicts these numbers last.
     """
     EVICTION: tl.constexpr = "evict_last" if STAYS else ""
     if PAIRS:
@@ -25,8 +33,7 @@ def _load(
         inside = kept[:, None]
         if BLOCK != COUPLES:
             inside = inside & (column < 2 * COUPLES)[None, :]
-        at = x + place[:, None] + column[None, :]
-        both = tl.load(at, mask=inside, other=0.0, eviction_policy=EVICTION)
+        both = tl.load(x + place[:, None] + column[None, :], mask=inside, other=0.0, eviction_policy=EVICTION)
         first, second = tl.split(tl.reshape(both, [both.shape[0], BLOCK, 2]))
     else:
         column = tl.arange(0, BLOCK)
@@ -44,6 +51,7 @@ def _load(
 
 @triton.jit
 def _store(y, place, kept, first, second, COUPLES: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr):
+    """Store what `_load` loads."""
     if PAIRS:
         column = tl.arange(0, 2 * BLOCK)
         inside = kept[:, None]
@@ -62,7 +70,7 @@ def _store(y, place, kept, first, second, COUPLES: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def _table(table, place, kept, COUPLES: tl.constexpr, BLOCK: tl.constexpr, TABLE: tl.constexpr):
-    """The factors of the first and the second members."""
+    """cos or sin of the first and of the second members, in float32."""
     # Rows stream through the cache, and every head reads the tables again: keeping them saves 2 %.
     if TABLE == 0:
         inside = kept[:, None]
@@ -80,82 +88,112 @@ def _table(table, place, kept, COUPLES: tl.constexpr, BLOCK: tl.constexpr, TABLE
 
 @triton.jit
 def _rows(
-    x, y, cos, sin, batch, begin, head, length, heads, xb, xs, xh, yb, ys, yh, tb, ts,
+    x, y, cos, sin, batch, begin, head, length, heads,
+    stride_x_batch, stride_x_position, stride_x_head,
+    stride_y_batch, stride_y_position, stride_y_head,
+    stride_table_batch, stride_table_position,
     COUPLES: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr, REST: tl.constexpr,
     REST_AT: tl.constexpr, REST_BLOCK: tl.constexpr, POSITIONS: tl.constexpr, HEADS: tl.constexpr,
     PAIRS_IN: tl.constexpr, PAIRS_OUT: tl.constexpr, TABLE: tl.constexpr, BACK: tl.constexpr,
     SWAPPED: tl.constexpr, MIDDLE: tl.constexpr,
 ):  # fmt: skip
+    """Rotate a tile of x into y: its positions from ``begin`` and its heads from ``head`` on."""
     row = tl.arange(0, POSITIONS * HEADS)
     position = begin + row // HEADS
     head = head.to(tl.int64) + row % HEADS
     kept = (position < length) & (head < heads)
-    place = batch * xb + position * xs + head * xh
-    target = batch * yb + position * ys + head * yh
-    x1, x2 = _load(x + ROTATED, place, kept, COUPLES, BLOCK, PAIRS_IN, False)
+    x_place = batch * stride_x_batch + position * stride_x_position + head * stride_x_head
+    y_place = batch * stride_y_batch + position * stride_y_position + head * stride_y_head
+    x1, x2 = _load(x + ROTATED, x_place, kept, COUPLES, BLOCK, PAIRS_IN, False)
     if POSITIONS == 1:
         # One row of the tables for all heads.
-        where = batch * tb + (begin + tl.arange(0, 1)) * ts
-        known = tl.full([1], 1, tl.int1)
+        table_place = batch * stride_table_batch + (begin + tl.arange(0, 1)) * stride_table_position
+        table_kept = tl.full([1], 1, tl.int1)
     else:
-        where = batch * tb + position * ts
-        known = kept
-    cos1, cos2 = _table(cos, where, known, COUPLES, BLOCK, TABLE)
-    sin1, sin2 = _table(sin, where, known, COUPLES, BLOCK, TABLE)
+        table_place = batch * stride_table_batch + position * stride_table_position
+        table_kept = kept
+    cos1, cos2 = _table(cos, table_place, table_kept, COUPLES, BLOCK, TABLE)
+    sin1, sin2 = _table(sin, table_place, table_kept, COUPLES, BLOCK, TABLE)
     if SWAPPED:
         sin1, sin2 = sin2, sin1
     x1 = x1.to(tl.float32)
     x2 = x2.to(tl.float32)
-    a = (x1 * cos1).to(MIDDLE).to(tl.float32)
-    b = (x2 * sin1).to(MIDDLE).to(tl.float32)
-    c = (x2 * cos2).to(MIDDLE).to(tl.float32)
-    d = (x1 * sin2).to(MIDDLE).to(tl.float32)
+    x1_cos1 = (x1 * cos1).to(MIDDLE).to(tl.float32)
+    x2_sin1 = (x2 * sin1).to(MIDDLE).to(tl.float32)
+    x2_cos2 = (x2 * cos2).to(MIDDLE).to(tl.float32)
+    x1_sin2 = (x1 * sin2).to(MIDDLE).to(tl.float32)
     if BACK:
-        y1 = a + b
-        y2 = c - d
+        y1 = x1_cos1 + x2_sin1
+        y2 = x2_cos2 - x1_sin2
     else:
-        y1 = a - b
-        y2 = c + d
+        y1 = x1_cos1 - x2_sin1
+        y2 = x2_cos2 + x1_sin2
     y1 = y1.to(MIDDLE).to(y.dtype.element_ty)
     y2 = y2.to(MIDDLE).to(y.dtype.element_ty)
-    _store(y + ROTATED, target, kept, y1, y2, COUPLES, BLOCK, PAIRS_OUT)
+    _store(y + ROTATED, y_place, kept, y1, y2, COUPLES, BLOCK, PAIRS_OUT)
     if REST:
         column = tl.arange(0, REST_BLOCK)
         inside = kept[:, None] & (column < REST)[None, :]
-        rest = tl.load(x + REST_AT + place[:, None] + column[None, :], mask=inside, other=0.0)
+        rest = tl.load(x + REST_AT + x_place[:, None] + column[None, :], mask=inside, other=0.0)
         rest = rest.to(y.dtype.element_ty)
-        tl.store(y + REST_AT + target[:, None] + column[None, :], rest, mask=inside)
+        tl.store(y + REST_AT + y_place[:, None] + column[None, :], rest, mask=inside)
 
 
 @triton.jit
 def rotate(
-    q, k, q_out, k_out, cos, sin, length, blocks, q_heads, k_heads, q_shares, shares,
-    qb, qs, qh, kb, ks, kh, rb, rs, rh, ob, os, oh, tb, ts,
-    COUPLES: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr, REST: tl.constexpr,
-    REST_AT: tl.constexpr, REST_BLOCK: tl.constexpr, POSITIONS: tl.constexpr, Q_HEADS: tl.constexpr,
-    K_HEADS: tl.constexpr, PAIRS_IN: tl.constexpr, PAIRS_OUT: tl.constexpr, TABLE: tl.constexpr,
-    BACK: tl.constexpr, SWAPPED: tl.constexpr, MIDDLE: tl.constexpr,
+    q,  # [batch, length, q_heads, columns], strided: the queries
+    k,  # [batch, length, k_heads, columns], strided, the dtype of q: the keys; q again if k_heads is 0
+    q_out,  # like q, strided: a result
+    k_out,  # like k, strided, the dtype of q_out: a result
+    cos,  # [batch or 1, length, width], strided; of one batch, the stride is 0
+    sin,  # like cos, of its strides
+    length,
+    blocks,  # of POSITIONS positions that cover the length
+    q_heads,
+    k_heads,
+    q_shares,  # programs per block of positions that rotate q
+    shares,  # programs per block of positions
+    stride_q_batch, stride_q_position, stride_q_head,
+    stride_k_batch, stride_k_position, stride_k_head,
+    stride_q_out_batch, stride_q_out_position, stride_q_out_head,
+    stride_k_out_batch, stride_k_out_position, stride_k_out_head,
+    stride_table_batch, stride_table_position,
+    COUPLES: tl.constexpr,  # per row
+    BLOCK: tl.constexpr,  # a power of two that holds COUPLES
+    ROTATED: tl.constexpr,  # the first column of the couples
+    REST: tl.constexpr,  # columns that do not change
+    REST_AT: tl.constexpr,  # the first of these columns
+    REST_BLOCK: tl.constexpr,  # a power of two that holds REST, or 0
+    POSITIONS: tl.constexpr,  # per program
+    Q_HEADS: tl.constexpr,  # per program that rotates q
+    K_HEADS: tl.constexpr,  # per program that rotates k
+    PAIRS_IN: tl.constexpr,  # the members of a couple are neighbours in q and k, else halves
+    PAIRS_OUT: tl.constexpr,  # the same of q_out and k_out
+    TABLE: tl.constexpr,  # cos and sin have a column per couple (0), halves (1) or pairs (2)
+    BACK: tl.constexpr,  # rotate in the other direction
+    SWAPPED: tl.constexpr,  # the members take each other's column of sin
+    MIDDLE: tl.constexpr,  # dtype
 ):  # fmt: skip
-    """Rotate q into q_out and k into k_out; per block of positions, ``q_shares`` of ``shares`` programs do q.
-
-    Strides are those of batch, positions and heads: of q (qb, qs, qh), k, q_out (rb, rs, rh), k_out (ob, os,
-    oh), and of cos and sin.
-    """
-    number = tl.program_id(0)
-    share = number % shares
-    block = number // shares
+    """q_out and k_out from q and k, as y from x. Grid: batch * blocks * shares."""
+    program = tl.program_id(0)
+    share = program % shares
+    block = program // shares
     batch = (block // blocks).to(tl.int64)
     begin = (block % blocks).to(tl.int64) * POSITIONS
     # Two calls instead of a selected pointer: the compiler knows only the alignment of arguments.
     if share < q_shares:
         _rows(
             q, q_out, cos, sin, batch, begin, share * Q_HEADS, length, q_heads,
-            qb, qs, qh, rb, rs, rh, tb, ts, COUPLES, BLOCK, ROTATED, REST, REST_AT, REST_BLOCK,
+            stride_q_batch, stride_q_position, stride_q_head,
+            stride_q_out_batch, stride_q_out_position, stride_q_out_head,
+            stride_table_batch, stride_table_position, COUPLES, BLOCK, ROTATED, REST, REST_AT, REST_BLOCK,
             POSITIONS, Q_HEADS, PAIRS_IN, PAIRS_OUT, TABLE, BACK, SWAPPED, MIDDLE,
         )  # fmt: skip
     else:
         _rows(
             k, k_out, cos, sin, batch, begin, (share - q_shares) * K_HEADS, length, k_heads,
-            kb, ks, kh, ob, os, oh, tb, ts, COUPLES, BLOCK, ROTATED, REST, REST_AT, REST_BLOCK,
+            stride_k_batch, stride_k_position, stride_k_head,
+            stride_k_out_batch, stride_k_out_position, stride_k_out_head,
+            stride_table_batch, stride_table_position, COUPLES, BLOCK, ROTATED, REST, REST_AT, REST_BLOCK,
             POSITIONS, K_HEADS, PAIRS_IN, PAIRS_OUT, TABLE, BACK, SWAPPED, MIDDLE,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.rotary.upstream import replaced
-from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
 __all__ = ["loses", "refuses", "rotary"]
 

@@ -1,8 +1,8 @@
 """Rotary embedding in Triton: one pass forward and one backward, query and key in one launch.
 
-A couple ``(x1, x2)`` becomes ``(x1*cos1 - x2*sin1, x2*cos2 + x1*sin2)``. For each variant,
-`veomni_hook.kernels.rotary.forms` defines the positions of couples and their cos and sin. The gradient of a
-rotation is the inverse rotation, so one kernel computes both. Products and sums are rounded one by one and
+`veomni_hook.kernels.rotary.device` has the formula; for each variant, `veomni_hook.kernels.rotary.forms`
+defines the positions of couples and their cos and sin. The gradient of a rotation is the inverse rotation, so
+one kernel computes both. Products and sums are rounded one by one and
 never contracted, so results and gradients are bitwise equal to the reference's (complex tables: within
 rounding). Upstream sources of ``*_fp32_as_query`` round gradients in two ways, one of which is the
 reference's. Batch-invariant: a row's bits depend only on that row.
@@ -29,7 +29,7 @@ from veomni_hook.kernels.rotary.forms import Form
 from veomni_hook.kernels.rotary.steps import steps
 from veomni_hook.kernels.rotary.variants import FUSED
 from veomni_hook.kernels.shared.launch import power
-from veomni_hook.kernels.shared.operands import wants_grad
+from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import define_op
 
 Tensor = torch.Tensor
@@ -106,10 +106,10 @@ def _op(
     cos, sin = _readable(cos), _readable(sin)
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    given, made = [_readable(x) for x in xs], _fake(cos, sin, xs, code, middle, out)
-    for first in range(0, len(given), 2):
-        _launch(cos, sin, given[first : first + 2], made[first : first + 2], code, middle)
-    return made
+    inputs, results = [_readable(x) for x in xs], _fake(cos, sin, xs, code, middle, out)
+    for first in range(0, len(inputs), 2):
+        _launch(cos, sin, inputs[first : first + 2], results[first : first + 2], code, middle)
+    return results
 
 
 def _launch(

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.selection.registry import EAGER, Registry, registry
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.registry import Registry, registry
 
-__all__ = ["AUTO", "Choice", "choice_of", "parse_choice"]
+__all__ = ["AUTO", "Choice", "call_text", "choice_of", "parse_choice"]
 
 AUTO = "auto"
 
@@ -96,6 +97,12 @@ def choice_of(preset: str | None, ops: Mapping[str, str], where: str, known: Reg
     _check(preset, known.backends(), where, "every op")
     listed = None if preset in (AUTO, EAGER) else known.preset(preset)
     return Choice(preset, dict(ops), listed)
+
+
+def call_text(function: str, preset: str | None, ops: Mapping[str, str | None]) -> str:
+    """Return a call that chooses kernels as the user wrote it, for errors."""
+    words = [repr(preset)] if preset is not None else []
+    return f"{function}({', '.join([*words, *(f'{op}={backend!r}' for op, backend in ops.items())])})"
 
 
 def _check(backend: object, valid: list[str], where: str, op: str) -> None:

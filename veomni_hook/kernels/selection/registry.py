@@ -11,7 +11,9 @@ with. ``auto`` never selects it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +100,27 @@ class Registry:
                 where=self._kernels[key].load,
                 fix="register yours under another backend name",
             )
-        self._derived.discard(key)
-        self._kernels[key] = kernel
-        self.version += 1
+        self._put(key, kernel)
+
+    def replace(self, kernel: Kernel) -> None:
+        """Declare ``kernel`` instead of its variant's kernel of that backend; KeyError if there is none."""
+        key = (kernel.op, kernel.variant, kernel.backend)
+        if key not in self._kernels:
+            raise KeyError(key)
+        self._put(key, kernel)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Undo, at the end of the block, all that is declared or replaced in it, as tests do.
+
+        Slots look their kernels up again afterwards.
+        """
+        self._load_declarations()
+        before = {name: copy(value) for name, value in vars(self).items()}
+        try:
+            yield
+        finally:
+            vars(self).update({**before, "version": self.version + 1})
 
     def announced_by(self, kernel: Kernel) -> EntryPoint | None:
         """Return the entry point that added a kernel; None for built-in and registered ones."""
@@ -149,6 +169,11 @@ class Registry:
         """Return the ops that ``backend`` applies to as a preset: those it has kernels for."""
         listed = {kernel.op for kernel in self.kernels() if kernel.backend == backend}
         return tuple(op for op in self.ops() if op in listed)
+
+    def _put(self, key: tuple[str, str, str], kernel: Kernel) -> None:
+        self._derived.discard(key)
+        self._kernels[key] = kernel
+        self.version += 1
 
     def _load_declarations(self) -> None:
         if self._loading:  # `add` asks for the declarations, too

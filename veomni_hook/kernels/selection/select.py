@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.choice import AUTO, Choice
-from veomni_hook.kernels.selection.registry import EAGER, REFERENCE, Kernel, Registry, registry
+from veomni_hook.kernels.selection.declaration import EAGER, REFERENCE, Kernel
+from veomni_hook.kernels.selection.registry import Registry, registry
 from veomni_hook.kernels.selection.system import System
 
 __all__ = ["UNSUPPLIED", "Decision", "Selection", "excluded", "select", "system_of"]

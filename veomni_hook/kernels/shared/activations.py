@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from veomni_hook.kernels.slot.modules import call_is_seen, has_code, is_as_written, place_of, written_in
+from veomni_hook.kernels.shared.module_calls import call_is_seen, has_code, is_as_written, place_of
+from veomni_hook.kernels.shared.origin import written_in
 
 __all__ = ["FUNCTIONS", "name_of", "unknown"]
 
@@ -91,7 +92,7 @@ def _known(kind: type[nn.Module]) -> tuple[str, str] | None:
     return found
 
 
-# See `veomni_hook.kernels.slot.modules.place_of`.
+# See `veomni_hook.kernels.shared.module_calls.place_of`.
 setattr(_known, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
 
 

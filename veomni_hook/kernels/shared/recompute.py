@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.selection.registry import load_attribute
-from veomni_hook.kernels.shared.operands import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
 __all__ = ["computed_again", "recomputed", "refuses"]
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.choice import AUTO, Choice
-from veomni_hook.kernels.selection.registry import EAGER, Kernel, load_attribute, registry
+from veomni_hook.kernels.selection.declaration import EAGER, Kernel
+from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.selection.select import Selection, excluded, select, system_of
-from veomni_hook.kernels.selection.state import STATE
 from veomni_hook.plugins import described, give_up, remedy
 
 __all__ = ["REPLACED", "Answers", "Candidate", "Outcome", "Site"]

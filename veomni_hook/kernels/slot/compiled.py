@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 from veomni_hook.kernels.selection.binding import BINDING
 from veomni_hook.kernels.selection.choice import AUTO
-from veomni_hook.kernels.selection.registry import EAGER
-from veomni_hook.kernels.selection.state import STATE
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.slot.candidates import Answers, Outcome
 from veomni_hook.kernels.slot.skipped import Skipped
 

@@ -7,12 +7,16 @@ forward that a checkpoint recomputes counts as another call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
 
 from veomni_hook.kernels.slot.candidates import Outcome
 
-__all__ = ["Calls", "Record", "Tally"]
+__all__ = ["FIRST_CALL", "Calls", "Record", "Tally"]
+
+#: Called at the first call of each module, with the name of the patched module and the module.
+FIRST_CALL: list[Callable[[str, Any], None]] = []
 
 
 class Calls(NamedTuple):

@@ -5,9 +5,8 @@ an instance, in the modeling file itself. So every call compares the current fun
 that Python compiled from the recognised definition. ``__module__`` and ``__qualname__`` are not sufficient,
 because `functools.wraps` copies them; nor is the function, because its ``__code__`` can be replaced.
 
-Every comparison is by identity, one per definition that a call skips. All comparisons of a class form one
-expression: loops over them took over a microsecond on an H200's host. Dynamo traces another form of these
-comparisons and guards on them, so compiled code detects replacements, too.
+`veomni_hook.kernels.slot.comparison` makes these comparisons. Dynamo traces another form of them and guards
+on it, so compiled code detects replacements, too.
 """
 
 from __future__ import annotations
@@ -16,32 +15,21 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from types import CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from veomni_hook.kernels.slot.comparison import (
+    MISSING,
+    Checks,
+    Same,
+    definition,
+    difference,
+    hub_wrapped_code,
+    same_expression,
+)
+
 __all__ = ["Recognised", "Skipped", "making_slots_of"]
-
-_Named = tuple[str, CodeType | None]
-#: Whether everything compared is as recognised, for a module and its operands (or for a function).
-_Same = Callable[..., bool]
-#: Equal to nothing. Not None, which stands for the code of what the text does not define exactly once.
-_MISSING = object()
-
-
-class _Checks(NamedTuple):
-    """What is compared for modules of one class.
-
-    Attributes:
-        methods: methods of the module that asks.
-        overridden: methods that one of `methods` reaches through ``super()``, each with its class.
-        functions: functions of the modeling module.
-        operands: methods of modules that are operands, each with the name of its class.
-    """
-
-    methods: tuple[_Named, ...] = ()
-    overridden: tuple[tuple[type, str, CodeType | None], ...] = ()
-    functions: tuple[_Named, ...] = ()
-    operands: tuple[tuple[str, str, CodeType | None], ...] = ()
 
 
 class Recognised(NamedTuple):
@@ -86,29 +74,31 @@ class Skipped:
         own = frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == module_name
         self._module_name = module_name
         self._skips = {place: tuple(names) for place, names in skips.items()}
-        self._code = frame.f_code if own and skips else None
         self._scope: Mapping[str, Any] = frame.f_globals if own else {}
         self._module = sys.modules.get(module_name) if own else None
         #: Where classes are looked up by name.
         self._homes, self._kinds = self._module, self._scope
-        self._code_of: Callable[[str], CodeType | None] = self._compiled
-        given = _RECOGNISED.get()
-        if given is not None and given.module.__name__ == module_name:
-            self._module, self._scope = given.module, vars(given.module)
-            self._homes, self._kinds = given.homes, vars(given.homes)
-            self._code_of = given.code_of
+        self._code_of: Callable[[str], CodeType | None] = partial(
+            definition, frame.f_code if own and skips else None
+        )
+        recognised = _RECOGNISED.get()
+        if recognised is not None and recognised.module.__name__ == module_name:
+            self._module, self._scope = recognised.module, vars(recognised.module)
+            self._homes, self._kinds = recognised.homes, vars(recognised.homes)
+            self._code_of = recognised.code_of
         #: The code to compare under ``torch.compile``, as attributes: dynamo reads a dict once for a graph.
         self._held = SimpleNamespace()
         self._named: dict[type, tuple[tuple[str, str, str], ...]] = {}
-        self._by_class: dict[type, _Checks] = {}
-        self._same: dict[type, _Same] = {}
+        self._by_class: dict[type, Checks] = {}
+        self._same: dict[type, Same] = {}
         self._by_function = tuple(
-            (self._code_of(place), _Checks(functions=tuple((name, self._code_of(name)) for name in names)))
+            (self._code_of(place), Checks(functions=tuple((name, self._code_of(name)) for name in names)))
             for place, names in self._skips.items()
             if "." not in place
         )
         self._same_functions = tuple(
-            (code, _expression(checks, self._scope, self._kinds, ())) for code, checks in self._by_function
+            (code, same_expression(checks, self._scope, self._kinds, ()))
+            for code, checks in self._by_function
         )
         #: By class, the methods that the decorators below `Slot.reached` may call.
         self._reached: dict[type, dict[str, CodeType]] = {}
@@ -119,14 +109,14 @@ class Skipped:
         """Return which definition skipped by a call of the module ``owner`` was replaced, or None."""
         same = self._same.get(type(owner))
         if same is None:
-            same = _expression(self.checks_of(type(owner)), self._scope, self._kinds, operands)
+            same = same_expression(self.checks_of(type(owner)), self._scope, self._kinds, operands)
             self._same[type(owner)] = same
         try:
             if same(owner, operands):
                 return None
         except (AttributeError, KeyError):
             pass  # the replacement has no code
-        return _differing(self._by_class[type(owner)], self._scope, self._kinds, owner, operands)
+        return difference(self._by_class[type(owner)], self._scope, self._kinds, owner, operands)
 
     def named(self, kind: type) -> tuple[tuple[str, str, str], ...]:
         """Return what `changed_traced` compares for modules of the class ``kind``.
@@ -137,16 +127,16 @@ class Skipped:
         if (named := self._named.get(kind)) is not None:
             return named
         checks = self._by_class.get(kind) or self.checks_of(kind)
-        found = [
+        compared = [
             *(("", name, code) for name, code in checks.methods),
             *((base.__name__, name, code) for base, name, code in checks.overridden),
             *((".", name, code) for name, code in checks.functions),
             *((home, name, code) for home, name, code in checks.operands),
         ]
-        places = [f"code_{len(self._named)}_{number}" for number in range(len(found))]
-        for place, (_, _, code) in zip(places, found, strict=True):
+        places = [f"code_{len(self._named)}_{number}" for number in range(len(compared))]
+        for place, (_, _, code) in zip(places, compared, strict=True):
             setattr(self._held, place, code)
-        named = tuple((where, name, place) for place, (where, name, _) in zip(places, found, strict=True))
+        named = tuple((where, name, place) for place, (where, name, _) in zip(places, compared, strict=True))
         self._named[kind] = named
         return named
 
@@ -182,13 +172,13 @@ class Skipped:
         return self._function_differs(upstream)
 
     def _function_differs(self, upstream: Any) -> str | None:
-        code = getattr(upstream, "__code__", _MISSING)
-        hub = None if code is not _MISSING else _of_hub(upstream)
+        code = getattr(upstream, "__code__", MISSING)
+        hub = None if code is not MISSING else hub_wrapped_code(upstream)
         for recognised, functions in self._by_function:
             same = code is recognised and upstream.__globals__ is self._scope
             if same or (hub is not None and hub is recognised):
-                return _differing(functions, self._scope, self._kinds, None, ())
-        if not self._by_function and code is not _MISSING:
+                return difference(functions, self._scope, self._kinds, None, ())
+        if not self._by_function and code is not MISSING:
             # A hand-written slot that names no functions.
             written = getattr(upstream, "__globals__", {}).get("__name__")
             return None if written == self._module_name else ""
@@ -220,13 +210,12 @@ class Skipped:
         }
         self.by_methods = True
 
-    def checks_of(self, kind: type) -> _Checks:
+    def checks_of(self, kind: type) -> Checks:
         """Compute, store and return what is compared for modules of the class ``kind``."""
+        mro = list(enumerate(kind.__mro__))
         lineage = {
             base.__qualname__: (number, base)
-            for number, base in reversed(
-                list(enumerate(kind.__mro__))
-            )  # two forms of a class: the first wins
+            for number, base in reversed(mro)  # two forms of a class: the first wins
             if base.__module__ == self._module_name
         }
         places = [place for place in self._skips if "." in place]
@@ -240,109 +229,10 @@ class Skipped:
         for base in reversed(kind.__mro__):
             first.update(self._reached.get(base, {}))
         first.update((name, code) for _, _, name, code in reversed(own))
-        checks = self._by_class[kind] = _Checks(
+        checks = self._by_class[kind] = Checks(
             methods=tuple(first.items()),
             overridden=tuple((base, n, code) for _, base, n, code in own if first[n] is not code),
             functions=tuple((name, code) for home, name, code in split if not home),
             operands=tuple(each for each in split if each[0] and each[0] not in lineage),
         )
         return checks
-
-    def _compiled(self, qualname: str) -> CodeType | None:
-        """Return the code object of a definition; None if the text has none of that name, or several."""
-        found = self._code
-        for part in qualname.split("."):
-            inner = () if found is None else found.co_consts
-            named = [each for each in inner if isinstance(each, CodeType) and each.co_name == part]
-            found = named[0] if len(named) == 1 else None
-        return found
-
-
-def _expression(
-    checks: _Checks, scope: Mapping[str, Any], kinds: Mapping[str, Any], operands: tuple[Any, ...]
-) -> _Same:
-    """Return `_differing` as an expression that is true if nothing differs.
-
-    If something differs, it is false or raises AttributeError or KeyError; `_differing` then gives the
-    reason. ``operands`` show at which positions operands are modules.
-    """
-    from torch.nn import Module
-
-    known: dict[str, Any] = {"scope": scope, "kinds": kinds}
-    tests = ["True"]
-
-    def compare(standing: str, code: CodeType | None) -> None:
-        name = f"code_{len(known)}"
-        known[name] = _MISSING if code is None else code
-        tests.append(f"{standing}.__code__ is {name}")
-
-    for name, code in checks.methods:
-        compare(f"owner.{name}", code)
-    for base, name, code in checks.overridden:
-        known[f"base_{len(known)}"] = base
-        compare(f"base_{len(known) - 1}.{name}", code)
-    for name, code in checks.functions:
-        compare(f"scope[{name!r}]", code)
-    for home, name, code in checks.operands:
-        places = [place for place, each in enumerate(operands) if isinstance(each, Module)]
-        if name != "forward" and len(places) == 1:
-            compare(f"operands[{places[0]}].{name}", code)  # its own, or its class's
-            continue
-        compare(f"kinds[{home!r}].{name}", code)
-        if name != "forward":
-            tests += [f"{name!r} not in operands[{place}].__dict__" for place in places]
-    # The names come from definitions in a parsed module.
-    return eval(f"lambda owner, operands: {' and '.join(tests)}", known)  # type: ignore[no-any-return]
-
-
-def _differing(
-    checks: _Checks,
-    scope: Mapping[str, Any],
-    kinds: Mapping[str, Any],
-    owner: Any,
-    operands: tuple[Any, ...],
-) -> str | None:
-    for name, code in checks.methods:
-        if getattr(getattr(owner, name, None), "__code__", _MISSING) is not code:
-            return _said(f"{type(owner).__name__}.{name}", getattr(owner, name, None))
-    for base, name, code in checks.overridden:
-        if getattr(getattr(base, name, None), "__code__", _MISSING) is not code:
-            return _said(f"{base.__name__}.{name}", getattr(base, name, None))
-    for name, code in checks.functions:
-        standing = scope.get(name)
-        same = getattr(standing, "__code__", _MISSING) is code
-        if not same and (code is None or _of_hub(standing) is not code):
-            return _said(name, standing)
-    for home, name, code in checks.operands:
-        standing = getattr(kinds.get(home), name, None)
-        if getattr(standing, "__code__", _MISSING) is not code:
-            return _said(f"{home}.{name}", standing)
-        if name != "forward" and (own := _own_of_operands(kinds[home], name, operands)) is not None:
-            return _said(f"{home}.{name}", own)
-    return None
-
-
-def _own_of_operands(kind: type, name: str, operands: tuple[Any, ...]) -> Any:
-    """Return the instance attribute ``name`` of an operand of a class; ``forward`` is checked elsewhere."""
-    for operand in operands:
-        if type(operand) is kind and name in operand.__dict__:
-            return operand.__dict__[name]
-    return None
-
-
-def _said(name: str, standing: Any) -> str:
-    from veomni_hook.kernels.slot.modules import written_in  # imports torch, which is loaded by now
-
-    return f"{name}, which a kernel would not call, was replaced by {'.'.join(written_in(standing))}"
-
-
-def _of_hub(standing: Any) -> CodeType | None:
-    """Return the code of the function that the package ``kernels`` wrapped in this module; else None."""
-    if not hasattr(type(standing), "kernel_layer_name"):
-        return None
-    forward = type(standing).forward
-    if getattr(vars(standing).get("forward", forward), "__func__", forward) is not forward:
-        return None  # `kernelize` has installed a kernel from the hub
-    held = [cell.cell_contents for cell in forward.__closure__ or ()]
-    functions = [each for each in held if type(each) is FunctionType]
-    return functions[0].__code__ if len(functions) == 1 else None

@@ -16,15 +16,13 @@ from functools import cached_property
 from itertools import pairwise
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.scope import bound_names, local_names, parameter_names
+from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.scope import bound_names, global_uses, local_names, parameter_names
 from veomni_hook.patches.code.statements import module_statements
-from veomni_hook.patches.code.uses import global_uses
-from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.code.walk import COMPREHENSIONS, DEFINITIONS, FUNCTIONS, child_nodes, walk_ast
 
 __all__ = ["CallSite", "Calls"]
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LEAKS = "it is passed on here without being called"
 
 
@@ -146,9 +144,7 @@ class Calls:
         if isinstance(parent, ast.IfExp) and node is not parent.test:
             return self._holder(parent)
         if isinstance(parent, ast.Call) and parent.args[:1] == [node]:
-            called = parent.func
-            named = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            if named == "partial":
+            if last_name(parent.func) == "partial":
                 return self._holder(parent)
         return node
 
@@ -160,8 +156,8 @@ class Calls:
         if not isinstance(call, ast.Call) or not self._notes:
             return False
         decorated = self._parents.get(call)
-        named = getattr(call.func, "id", getattr(call.func, "attr", ""))
-        return call in getattr(decorated, "decorator_list", ()) and named.startswith(self._notes)
+        decorates = call in getattr(decorated, "decorator_list", ())
+        return decorates and last_name(call.func).startswith(self._notes)
 
     def _is_alias(self, place: ast.expr) -> bool:
         assignment = self._parents.get(place)
@@ -178,7 +174,7 @@ class Calls:
             return False
         targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
         around = next(iter(self._around(place)), None)
-        if not isinstance(around, _FUNCTIONS) or not all(isinstance(target, ast.Name) for target in targets):
+        if not isinstance(around, FUNCTIONS) or not all(isinstance(target, ast.Name) for target in targets):
             return False
         names = {target.id for target in targets if isinstance(target, ast.Name)}
         if any(isinstance(node, ast.Global | ast.Nonlocal) for node in walk_ast(around)):
@@ -253,7 +249,7 @@ class Calls:
         child = node
         while (parent := self._parents.get(child)) is not None:
             outside = child in getattr(parent, "decorator_list", ()) or isinstance(child, ast.arguments)
-            kinds = (*_FUNCTIONS, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
+            kinds = (*DEFINITIONS, ast.Lambda, *COMPREHENSIONS)
             if isinstance(parent, kinds) and not outside:
                 yield parent
             child = parent
@@ -264,16 +260,16 @@ class Calls:
         for inner, outer in pairwise(scopes):
             if isinstance(inner, ast.ClassDef):
                 break
-            if isinstance(inner, _FUNCTIONS) and isinstance(outer, ast.ClassDef):
+            if isinstance(inner, FUNCTIONS) and isinstance(outer, ast.ClassDef):
                 return inner, outer
         return None, None
 
     def _where(self, node: ast.AST) -> str:
         names: list[str] = []
         for scope in self._around(node):
-            if isinstance(scope, _FUNCTIONS) and names:
+            if isinstance(scope, FUNCTIONS) and names:
                 names.append("<locals>")
-            if isinstance(scope, (*_FUNCTIONS, ast.ClassDef)):
+            if isinstance(scope, DEFINITIONS):
                 names.append(scope.name)
         return ".".join(reversed(names))
 
@@ -301,7 +297,7 @@ def _self_name(method: FunctionNode, owner: ast.ClassDef) -> str | None:
 
 
 def _bound_in(scope: ast.AST) -> Set[str]:
-    if isinstance(scope, _FUNCTIONS):
+    if isinstance(scope, FUNCTIONS):
         return local_names(scope)
     if isinstance(scope, ast.Lambda):
         return parameter_names(scope)
@@ -310,7 +306,7 @@ def _bound_in(scope: ast.AST) -> Set[str]:
 
 def _binds(statement: ast.stmt) -> set[str]:
     """The names that a statement itself binds, without those in its blocks."""
-    if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+    if isinstance(statement, DEFINITIONS):
         return {statement.name}
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}

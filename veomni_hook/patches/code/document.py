@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-__all__ = ["Definition", "DefinitionNode", "Document", "FunctionNode", "has_docstring"]
+from veomni_hook.patches.code.walk import DEFINITIONS, FUNCTIONS
+
+__all__ = ["Definition", "DefinitionNode", "Document", "FunctionNode", "has_docstring", "is_docstring"]
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 DefinitionNode: TypeAlias = FunctionNode | ast.ClassDef | ast.Assign | ast.AnnAssign
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 # Blanks, brackets, joined lines and comments may be between the `@` and the expression.
 _DECORATOR_HEAD = re.compile(r"@(?:[\s(\\]|#[^\r\n]*[\r\n])*")
@@ -91,6 +92,16 @@ class Document:
         line = self.lineno(offset)
         return self._line_starts[line] if line < len(self._line_starts) else len(self.source)
 
+    def comments_above(self, offset: int) -> int:
+        """Offset of the first of the comment lines directly above the line of ``offset``, or of this line."""
+        start = self.line_start(offset)
+        while start:
+            above = self.line_start(start - 1)
+            if not self.source[above:start].lstrip().startswith("#"):
+                break
+            start = above
+        return start
+
     # Nodes
 
     def start(self, node: ast.AST) -> int:
@@ -129,7 +140,7 @@ class Document:
         if _LINE_REST.fullmatch(self.source, end, line_end) is None:
             return end
         end = line_end
-        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+        if not isinstance(node, DEFINITIONS):
             return end
         indent = len(self.indent(node).expandtabs())
         start = self.next_line(end)
@@ -209,8 +220,12 @@ class Document:
 
 def has_docstring(node: FunctionNode | ast.ClassDef | ast.Module) -> bool:
     """Whether the body begins with a docstring."""
-    first = node.body[0] if node.body else None
-    constant = first.value if isinstance(first, ast.Expr) else None
+    return bool(node.body) and is_docstring(node.body[0])
+
+
+def is_docstring(statement: ast.stmt) -> bool:
+    """Whether a statement is only a string."""
+    constant = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(constant, ast.Constant) and isinstance(constant.value, str)
 
 
@@ -263,14 +278,14 @@ def _visit(node: ast.AST, prefix: str, parents: tuple[ast.AST, ...], scope: ast.
     if isinstance(node, ast.ClassDef):
         yield Definition(prefix + node.name, node, parents, "class")
         yield from _walk(node.body, f"{prefix}{node.name}.", inside, node)
-    elif isinstance(node, _FUNCTIONS):
+    elif isinstance(node, FUNCTIONS):
         in_class = isinstance(scope, ast.ClassDef)
         accessor: _Accessor = _accessor(node) if in_class else ""
         name = f"{prefix}{node.name}" + (f".{accessor}" if accessor else "")
         yield Definition(name, node, parents, "method" if in_class else "function", accessor)
         yield from _walk(node.body, f"{name}.<locals>.", inside, node)
     elif isinstance(node, ast.Assign | ast.AnnAssign):
-        if not isinstance(scope, _FUNCTIONS):
+        if not isinstance(scope, FUNCTIONS):
             for name in _assigned_names(node):
                 yield Definition(prefix + name, node, parents, "assignment")
     elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):

@@ -1,4 +1,4 @@
-"""Edits of source text: the only way in which this package changes code.
+"""Edits of source text, and the comments that mark them: the only way in which this package changes code.
 
 An edit is a range of character offsets and a replacement text, so everything outside the ranges stays
 unchanged, byte for byte. This module does not depend on Python syntax.
@@ -6,18 +6,27 @@ unchanged, byte for byte. This module does not depend on Python syntax.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Edit", "Placed", "apply_edits", "place_edits"]
+__all__ = ["Edit", "Placed", "apply_edits", "marker_comment", "one_line", "place_edits"]
+
+_DECORATOR = re.compile(r"@(?=\w)")
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
     """Replace ``source[start:end]`` by ``text``; ``start == end`` inserts, an empty text deletes.
 
-    ``patch`` is the index of the applied patch that the edit belongs to (-1: none). ``marker``: the edit only
-    adds comments, which the text for ``diff`` omits.
+    Attributes:
+        start: offset of the first character.
+        end: offset after the last character.
+        text: the replacement.
+        patch: index of the applied patch that the edit belongs to; -1 if none.
+        marker: the edit only adds comments, which the text for ``diff`` omits.
+        indents: nothing is replaced: the text is put before every line of the range, including lines that
+            other edits insert. Only routes write such edits; `routes.compose` turns them into others.
     """
 
     start: int
@@ -25,6 +34,7 @@ class Edit:
     text: str
     patch: int = -1
     marker: bool = False
+    indents: bool = False
 
     @property
     def inserts(self) -> bool:
@@ -77,3 +87,17 @@ def place_edits(source: str, edits: Iterable[Edit], *, markers: bool = True) -> 
 def apply_edits(source: str, edits: Iterable[Edit], *, markers: bool = True) -> str:
     """Return ``source`` with ``edits`` applied; see `place_edits` for order, ``markers`` and errors."""
     return place_edits(source, edits, markers=markers)[0]
+
+
+def marker_comment(label: str, text: str) -> str:
+    """The comment ``# [LABEL] text`` that marks an edit in the patched text, without a newline."""
+    return "# " + one_line(f"[{label}] {text}")
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` as one comment line.
+
+    Collapses white space and removes the ``@`` of decorators: transformers searches a module's source for the
+    text ``@use_experts_implementation``, and a comment must not match.
+    """
+    return _DECORATOR.sub("", " ".join("".join(c if c.isprintable() else " " for c in text).split()))

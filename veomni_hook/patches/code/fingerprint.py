@@ -8,20 +8,18 @@ digest. `serialise` defines what "the same code" means in this package; patterns
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
-from veomni_hook.errors import PatchTargetError
-from veomni_hook.patches.code.document import DefinitionNode, Document
-from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.document import DefinitionNode, is_docstring
+from veomni_hook.patches.code.walk import DEFINITIONS
 
-__all__ = ["check_relies_on", "fingerprint", "serialise", "significant_fields"]
+__all__ = ["fingerprint", "means", "serialise", "significant_fields"]
 
 # Ignored: fields that the context determines (ctx, simple), spelling (kind, type_comment) and annotations.
 # type_params exists since Python 3.12 and is only for annotations.
 _INSIGNIFICANT = frozenset({"annotation", "ctx", "kind", "returns", "simple", "type_comment", "type_params"})
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def fingerprint(node: DefinitionNode) -> str:
@@ -29,7 +27,7 @@ def fingerprint(node: DefinitionNode) -> str:
 
     Nested definitions count with their names and decorators. For an assignment only the value counts.
     """
-    if isinstance(node, _SCOPES):
+    if isinstance(node, DEFINITIONS):
         ignored = {"name", "decorator_list"}
         fields = [(name, value) for name, value in significant_fields(node) if name not in ignored]
         text = f"{type(node).__name__}({_fields_text(fields)})"
@@ -80,40 +78,12 @@ def significant_fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def check_relies_on(document: Document, relies_on: Mapping[str, str | Collection[str]], where: str) -> None:
-    """Check that the definitions which a patch relies on have known digests.
-
-    Args:
-        document: the module that the patch applies to.
-        relies_on: qualified name of a definition in the module to the digests that it may have.
-        where: the location for error messages.
-
-    Raises:
-        PatchTargetError: a definition is missing or has another digest.
-    """
-    for name, digests in relies_on.items():
-        known = (digests,) if isinstance(digests, str) else tuple(digests)
-        found = document.find(name)
-        if not found:
-            close = nearest(name, (definition.qualname for definition in document.definitions()))
-            raise PatchTargetError(
-                f"{name}, which the patch relies on, is not defined in {document.module}",
-                where=where,
-                fix=f"name a definition of that module in relies_on; nearest: {listed(close)}",
-                target=name,
-                nearest=close,
-            )
-        for definition in found:
-            digest = fingerprint(definition.node)
-            if digest not in known:
-                line = document.lineno(document.start(definition.node))
-                raise PatchTargetError(
-                    f"{name} (line {line} of {document.module}) is not the code that the patch relies on: "
-                    f"its fingerprint is {digest}, known are {listed(known)}",
-                    where=where,
-                    fix=f"read the new code; if the patch still holds, add {digest!r} to relies_on[{name!r}]",
-                    target=name,
-                )
+def means(text: str, tree: ast.AST) -> bool:
+    """Whether ``text`` parses to the same code as the module ``tree``."""
+    try:
+        return serialise(ast.parse(text)) == serialise(tree)
+    except SyntaxError:
+        return False
 
 
 def _kind(node: ast.AST) -> str:
@@ -127,19 +97,11 @@ def _fields_text(fields: Any) -> str:
 def _significant_items(node: ast.AST, name: str, items: list[Any]) -> list[Any]:
     if name == "body":
         items = [item for item in items if not (isinstance(item, ast.AnnAssign) and item.value is None)]
-        if isinstance(node, _SCOPES) and items and _is_docstring(items[0]):
+        if isinstance(node, DEFINITIONS) and items and is_docstring(items[0]):
             items = items[1:]
     elif isinstance(node, ast.JoinedStr):
         items = _merge_literals(items)
     return items
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
 
 
 def _merge_literals(parts: list[ast.expr]) -> list[ast.expr]:

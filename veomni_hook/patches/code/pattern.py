@@ -21,11 +21,11 @@ from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.fingerprint import serialise, significant_fields
 from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.statements import blocks
 
 __all__ = ["Capture", "CaptureKind", "Match", "Pattern", "capture_name", "dedented"]
 
 CaptureKind: TypeAlias = Literal["expression", "keywords", "positionals"]
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
 _Bound: TypeAlias = "dict[str, Capture]"
 
@@ -111,7 +111,7 @@ class Pattern:
         """
         found = []
         size = len(self.statements)
-        for block in _blocks(function, nested=nested):
+        for block in blocks(function, nested=nested):
             for start in range(len(block) - size + 1):
                 bound: _Bound = {}
                 if _matches_all(self.statements, block[start : start + size], bound):
@@ -156,7 +156,7 @@ class Pattern:
     def _nearly(self, document: Document, function: FunctionNode) -> str:
         # Patch authors need this after an upgrade: how far the pattern still matches.
         best, at = 0, 0
-        for block in _blocks(function, nested=True):
+        for block in blocks(function, nested=True):
             for start in range(len(block)):
                 bound: _Bound = {}
                 same = 0
@@ -326,18 +326,6 @@ def _expressions(nodes: Sequence[ast.AST]) -> Iterator[ast.expr]:
                 yield node
             if not isinstance(node, ast.JoinedStr):
                 pending.extend(value for _, value in significant_fields(node))
-
-
-def _blocks(node: ast.AST, *, nested: bool) -> Iterator[list[ast.stmt]]:
-    for _, value in ast.iter_fields(node):
-        if not isinstance(value, list):
-            continue
-        if value and isinstance(value[0], ast.stmt):
-            yield value
-        for child in value:
-            holds = isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
-            if holds and (nested or not isinstance(child, _SCOPES)):
-                yield from _blocks(child, nested=nested)
 
 
 def _position(node: ast.AST) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import tokenize
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import Document, FunctionNode, has_docstring
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.walk import walk_ast
 
 __all__ = ["Place", "at_start", "before", "logical_line", "statement_at"]
@@ -17,8 +18,8 @@ __all__ = ["Place", "at_start", "before", "logical_line", "statement_at"]
 class Place:
     """A place for statements: they replace ``[start, end)`` (white space), between ``head`` and ``tail``.
 
-    ``indent`` is the indentation of the statements. ``splits`` are further required edits
-    ``(start, end, text)``, which move other code on the same line to its own line.
+    ``indent`` is the indentation of the statements. ``splits`` are further required edits, which move other
+    code on the same line to its own line.
     """
 
     start: int
@@ -26,7 +27,7 @@ class Place:
     indent: str
     head: str = ""
     tail: str = "\n"
-    splits: tuple[tuple[int, int, str], ...] = ()
+    splits: tuple[Edit, ...] = ()
 
     def comment(self, text: str) -> str:
         """The text to insert at `start` for a comment above the statements."""
@@ -51,13 +52,13 @@ def at_start(document: Document, function: FunctionNode) -> Place:
             return Place(start, start, indent, head="\n", tail="")
         return Place(start, start, indent)
     # `def f(): return x`, `def f(): "doc"; return x`: the code after the header gets its own lines.
-    splits: list[tuple[int, int, str]] = []
+    splits: list[Edit] = []
     indent = document.indent(first if document.begins_line(first) else function)
     if not document.begins_line(first):
         indent += "    "
         if rest[:1] != [first]:
             start = _gap_before(document, first)
-            splits.append((start, document.start(first), f"{document.newline}{indent}"))
+            splits.append(Edit(start, document.start(first), f"{document.newline}{indent}"))
     if not rest:
         end = document.end(first)
         return Place(end, end, indent, head="\n", tail="", splits=tuple(splits))

@@ -1,29 +1,36 @@
-"""Find the names that code binds and uses; inserted code must not collide with them.
+"""Find the names that code binds and uses: in one function, in any scope, and as globals of the module.
 
-The results depend on the tree alone and are the same on every Python release (`symtable` changed its results
-for comprehensions in 3.12).
+Inserted code must not collide with them. The results depend on the tree alone and are the same on every
+Python release (`symtable` changed its results for comprehensions in 3.12).
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.walk import COMPREHENSIONS, FUNCTIONS, child_nodes, walk_ast
 
 __all__ = [
+    "Use",
     "bound_names",
+    "global_bindings",
+    "global_uses",
+    "has_star_import",
+    "loaded",
     "local_names",
     "names_in",
     "nested_names",
     "own_names",
     "parameter_names",
+    "parameters",
     "used_names",
 ]
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # The most frequent nodes that bind nothing.
 _PLAIN = frozenset(
     {ast.Attribute, ast.Constant, ast.Call, ast.Expr, ast.Assign, ast.BinOp, ast.Subscript, ast.keyword}
@@ -31,14 +38,18 @@ _PLAIN = frozenset(
 # Cache size: readers and routes query the same few functions repeatedly. Trees never change, so entries stay
 # valid.
 _ASKED = 16
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def parameters(function: FunctionNode | ast.Lambda) -> list[ast.arg]:
+    """Every parameter of a function in its order, ``*args`` and ``**kwargs`` included."""
+    given = function.args
+    every = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
+    return [parameter for parameter in every if parameter is not None]
 
 
 def parameter_names(function: FunctionNode | ast.Lambda) -> set[str]:
-    """Every parameter of a function, ``*args`` and ``**kwargs`` included."""
-    arguments = function.args
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return {argument.arg for argument in (*named, arguments.vararg, arguments.kwarg) if argument is not None}
+    """The names of `parameters`."""
+    return {parameter.arg for parameter in parameters(function)}
 
 
 @lru_cache(maxsize=_ASKED)
@@ -77,7 +88,7 @@ def nested_names(tree: ast.Module) -> set[str]:
     """Every name that the code binds in a scope inside it: comprehensions, lambdas, functions, classes."""
     names: set[str] = set()
     for node in walk_ast(tree):
-        if isinstance(node, (*_FUNCTIONS, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)):
+        if isinstance(node, (*FUNCTIONS, ast.Lambda, ast.ClassDef, *COMPREHENSIONS)):
             names |= bound_names(child_nodes(node))
     return names
 
@@ -104,7 +115,7 @@ def _binds(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Load):
             yield node.id
-    elif isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+    elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):
         for alias in node.names:
@@ -125,15 +136,139 @@ def _own_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     while todo:
         node = todo.pop()
         yield node
-        if isinstance(node, (*_FUNCTIONS, ast.Lambda)):
+        if isinstance(node, (*FUNCTIONS, ast.Lambda)):
             arguments = node.args
             todo += [*arguments.defaults, *(value for value in arguments.kw_defaults if value is not None)]
             todo += getattr(node, "decorator_list", [])
         elif isinstance(node, ast.ClassDef):
             todo += [*node.bases, *(keyword.value for keyword in node.keywords), *node.decorator_list]
-        elif isinstance(node, _COMPREHENSIONS):
+        elif isinstance(node, COMPREHENSIONS):
             todo.append(node.generators[0].iter)
             # A walrus in a comprehension binds in the function around it.
             yield from (inner.target for inner in walk_ast(node) if isinstance(inner, ast.NamedExpr))
         else:
             todo += child_nodes(node)
+
+
+def loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]:
+    """Every name that the code reads, in text order."""
+    found: list[str] = []
+    for node in nodes:
+        if any(node is each for each in skip):
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found.append(node.id)
+        found += loaded(child_nodes(node), skip)
+    return found
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use of a global name; the node has the position."""
+
+    name: str
+    node: ast.expr | ast.stmt
+
+
+def global_uses(tree: ast.Module, names: Iterable[str]) -> list[Use]:
+    """Every use of one of the module-level ``names``, in text order.
+
+    A name that a parameter, a local or the variable of a comprehension hides does not count. Quoted
+    annotations count.
+    """
+    wanted = frozenset(names)
+    found = [use for node in tree.body for use in _uses(node, wanted, wanted)]
+    return sorted(found, key=lambda use: (use.node.lineno, use.node.col_offset))
+
+
+def global_bindings(tree: ast.Module) -> set[str]:
+    """Every name that the module binds at top level or by ``global``, including in branches."""
+    module = ast.FunctionDef(name="", args=_no_arguments(), body=tree.body, decorator_list=[])
+    names = set(local_names(module))
+    for node in walk_ast(tree):
+        if isinstance(node, ast.Global):
+            names.update(node.names)
+    return names
+
+
+def has_star_import(tree: ast.Module) -> bool:
+    """Whether the module uses ``import *``, so that its text does not show all of its names."""
+    return any(
+        alias.name == "*"
+        for node in walk_ast(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    )
+
+
+def _uses(node: ast.AST, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
+    """Yield uses in ``node``; ``visible`` are the wanted names that refer to the global here."""
+    if isinstance(node, ast.Name):
+        if node.id in visible and not isinstance(node.ctx, ast.Store):
+            yield Use(node.id, node)
+    elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        if node.target.id in visible:
+            yield Use(node.target.id, node.target)
+        yield from _uses(node.value, visible, wanted)
+    elif isinstance(node, FUNCTIONS):
+        arguments = node.args
+        outside = [*node.decorator_list, *arguments.defaults, *(d for d in arguments.kw_defaults if d)]
+        yield from _each(outside, visible, wanted)
+        yield from _annotations(node, visible, wanted)
+        declared = {name for n in walk_ast(node) if isinstance(n, ast.Global) for name in n.names}
+        inner = (visible - local_names(node)) | (declared & wanted)
+        yield from _each(node.body, inner, wanted)
+    elif isinstance(node, ast.Lambda):
+        yield from _each([*node.args.defaults, *(d for d in node.args.kw_defaults if d)], visible, wanted)
+        yield from _uses(node.body, visible - parameter_names(node), wanted)
+    elif isinstance(node, COMPREHENSIONS):
+        bound = {n.id for g in node.generators for n in walk_ast(g.target) if isinstance(n, ast.Name)}
+        yield from _uses(node.generators[0].iter, visible, wanted)
+        inner = visible - bound
+        parts = [child for child in child_nodes(node) if not isinstance(child, ast.comprehension)]
+        yield from _each(parts, inner, wanted)
+        for number, generator in enumerate(node.generators):
+            yield from _each([*([generator.iter] if number else []), *generator.ifs], inner, wanted)
+    elif isinstance(node, ast.AnnAssign):
+        yield from _annotation(node.annotation, visible, wanted)
+        yield from _each([n for n in (node.target, node.value) if n is not None], visible, wanted)
+    else:
+        yield from _each(child_nodes(node), visible, wanted)
+
+
+def _each(nodes: Iterable[ast.AST], visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
+    for node in nodes:
+        yield from _uses(node, visible, wanted)
+
+
+def _annotations(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, visible: frozenset[str], wanted: frozenset[str]
+) -> Iterator[Use]:
+    annotations = [each.annotation for each in parameters(node) if each.annotation is not None]
+    for annotation in (*annotations, *([node.returns] if node.returns else [])):
+        yield from _annotation(annotation, visible, wanted)
+
+
+def _annotation(node: ast.expr, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
+    yield from _uses(node, visible, wanted)
+    for child in _outside_literals(node):
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            try:
+                quoted = ast.parse(child.value.strip(), mode="eval").body
+            except SyntaxError:
+                continue
+            for use in _annotation(quoted, visible, wanted):
+                yield Use(use.name, child)
+
+
+def _outside_literals(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    if isinstance(node, ast.Subscript):
+        if last_name(node.value) == "Literal":
+            return
+    for child in child_nodes(node):
+        yield from _outside_literals(child)
+
+
+def _no_arguments() -> ast.arguments:
+    return ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])

@@ -12,9 +12,8 @@ import symtable
 from collections.abc import Iterator
 from typing import TypeGuard
 
-from veomni_hook.patches.code.scope import own_names
-from veomni_hook.patches.code.uses import Use, global_uses, has_star_import
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.scope import Use, global_uses, has_star_import, own_names
+from veomni_hook.patches.code.walk import FUNCTIONS, walk_ast
 
 __all__ = ["provided_names", "unresolved_names", "unresolved_uses"]
 
@@ -37,7 +36,6 @@ _IMPLICIT = frozenset(
     }
 )
 _WRITERS = frozenset({"exec", "globals"})
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def provided_names(text: str, tree: ast.Module) -> set[str]:
@@ -113,7 +111,7 @@ def _harmless(node: ast.AST, *, in_function: bool) -> Iterator[ast.AST]:
         yield node.annotation
     if isinstance(node, ast.Try) and any(_expects_name_error(handler) for handler in node.handlers):
         yield from node.body
-    inside = in_function or isinstance(node, _FUNCTIONS)
+    inside = in_function or isinstance(node, (*FUNCTIONS, ast.Lambda))
     if isinstance(node, ast.ClassDef):
         inside = False
     for child in ast.iter_child_nodes(node):

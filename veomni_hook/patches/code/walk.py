@@ -1,11 +1,16 @@
-"""A fast `ast.walk` for recognisers, which read whole modules at import time."""
+"""A fast `ast.walk` for recognisers, which read whole modules at import time, and kinds of nodes."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-__all__ = ["child_nodes", "walk_ast"]
+__all__ = ["COMPREHENSIONS", "DEFINITIONS", "FUNCTIONS", "child_nodes", "contains", "walk_ast"]
+
+#: For `isinstance`: a tuple takes half the time of a union of types.
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 # The fields to visit of frequent nodes; other nodes are visited completely. Contexts and operators are
 # skipped: they are a third of all nodes, and code reads them at the node that has them.
@@ -51,3 +56,8 @@ def walk_ast(root: ast.AST) -> Iterator[ast.AST]:
                 found += [item for item in value if isinstance(item, ast.AST)]
             elif isinstance(value, ast.AST):
                 found.append(value)
+
+
+def contains(root: ast.AST, node: ast.AST) -> bool:
+    """Whether ``node`` is ``root`` or a part of it."""
+    return any(inner is node for inner in walk_ast(root))

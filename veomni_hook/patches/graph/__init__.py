@@ -2,10 +2,17 @@
 
 Two functions with the same form compute the same. `canonical` returns the form of a function,
 `reference_form` the form of a kernel's reference function; `match` compares them, `find` searches in a form.
+
+Nodes and their normal forms: `nodes`, `dtypes`, `torch_operations`, `arithmetic`, `indexing`, `normal_forms`.
+From code to a form: `scope` (names of the module), `interpreter`, `forms`. On forms: `branching`, `matching`,
+`references`, `digests`, `printing`.
 """
 
-from veomni_hook.patches.graph.forms import Form, Unknown, branches, canonical, reference_form
-from veomni_hook.patches.graph.labels import digest
+from veomni_hook.patches.graph.branching import Leaf, branches, decided
+from veomni_hook.patches.graph.digests import digest
+from veomni_hook.patches.graph.dtypes import FLOAT32, dtype_of
+from veomni_hook.patches.graph.forms import Form, Unknown, canonical
+from veomni_hook.patches.graph.interpreter.inline import HARMLESS_DECORATORS, decorator_name, receiver_name
 from veomni_hook.patches.graph.matching import (
     ANY,
     ARGUMENT,
@@ -19,23 +26,29 @@ from veomni_hook.patches.graph.matching import (
     find,
     match,
 )
-from veomni_hook.patches.graph.nodes import Node, walk
+from veomni_hook.patches.graph.nodes import Node, constant, is_constant, rebuild, walk
+from veomni_hook.patches.graph.normal_forms import renormalised
+from veomni_hook.patches.graph.printing import has_source, source
 from veomni_hook.patches.graph.references import (
     recognised,
+    reference_form,
     reference_names,
+    reference_scope,
     specific_first,
     variant_names,
 )
 from veomni_hook.patches.graph.scope import Scope
-from veomni_hook.patches.graph.text import source
 
 __all__ = [
     "ANY",
     "ARGUMENT",
     "ATTRIBUTE",
     "Difference",
+    "FLOAT32",
     "FUNCTION",
     "Form",
+    "HARMLESS_DECORATORS",
+    "Leaf",
     "Match",
     "NUMBER",
     "Node",
@@ -45,12 +58,22 @@ __all__ = [
     "Unknown",
     "branches",
     "canonical",
+    "constant",
+    "decided",
+    "decorator_name",
     "digest",
+    "dtype_of",
     "find",
+    "has_source",
+    "is_constant",
     "match",
+    "rebuild",
+    "receiver_name",
     "recognised",
     "reference_form",
     "reference_names",
+    "reference_scope",
+    "renormalised",
     "source",
     "specific_first",
     "variant_names",

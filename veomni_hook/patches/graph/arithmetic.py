@@ -7,19 +7,19 @@ import ast
 from veomni_hook.patches.graph.dtypes import FLOAT32, dtype_of, has_dimension, is_float, is_number
 from veomni_hook.patches.graph.nodes import Node, constant
 
-__all__ = ["arithmetic", "branch", "cast", "compare", "negative", "power", "updated"]
+__all__ = ["binary", "branch", "cast", "compare", "negative", "power", "updated"]
 
 _ROOTS = {0.5: "sqrt", -0.5: "rsqrt"}
 
 
-def cast(operand: Node, to: Node, origin: ast.expr | None = None) -> Node:
-    """``operand`` cast to the dtype ``to``; the operand itself if it has that dtype."""
-    if dtype_of(operand) == to:
+def cast(operand: Node, dtype: Node, origin: ast.expr | None = None) -> Node:
+    """``operand`` cast to a dtype; the operand itself if it has that dtype."""
+    if dtype_of(operand) == dtype:
         return operand
-    return Node("cast", (operand, to), None, origin)
+    return Node("cast", (operand, dtype), None, origin)
 
 
-def arithmetic(op: str, left: Node, right: Node, origin: ast.expr | None = None) -> Node:
+def binary(op: str, left: Node, right: Node, origin: ast.expr | None = None) -> Node:
     """``add``, ``sub``, ``mul`` or ``div`` of two values.
 
     A minus moves out of a product and into a difference. ``x * x`` in float32 becomes a square. An operand
@@ -29,14 +29,14 @@ def arithmetic(op: str, left: Node, right: Node, origin: ast.expr | None = None)
         return Node("square", (left,), None, origin)
     if op in ("mul", "div") and "neg" in (left.op, right.op):
         one, other = (side.args[0] if side.op == "neg" else side for side in (left, right))
-        inner = arithmetic(op, one, other)
+        inner = binary(op, one, other)
         return inner.at(origin) if left.op == right.op else negative(inner, origin)
     if op == "add" and right.op == "neg":
-        return arithmetic("sub", left, right.args[0], origin)
+        return binary("sub", left, right.args[0], origin)
     if op == "add" and left.op == "neg":
-        return arithmetic("sub", right, left.args[0], origin)
+        return binary("sub", right, left.args[0], origin)
     if op == "sub" and right.op == "neg":
-        return arithmetic("add", left, right.args[0], origin)
+        return binary("add", left, right.args[0], origin)
     return Node(op, (_promoted(left, right), _promoted(right, left)), None, origin)
 
 
@@ -76,29 +76,31 @@ def branch(test: Node, met: Node, unmet: Node, origin: ast.expr | None = None) -
         test, met, unmet = test.args[0], unmet, met
     if test.op == "constant":
         return met if test.value else unmet
-    met = _decided(met, test, 1)
-    unmet = _decided(unmet, test, 2)
+    met = _side_of(test, met, 1)
+    unmet = _side_of(test, unmet, 2)
     return met if met == unmet else Node("branch", (test, met, unmet), None, origin)
 
 
 def updated(old: Node, new: Node) -> Node:
     """The value of a tensor ``old`` after an in-place operation that computes ``new``: the dtype stays."""
-    found = dtype_of(old)
-    return new if found is None else cast(new, found)
+    dtype = dtype_of(old)
+    return new if dtype is None else cast(new, dtype)
 
 
-def _decided(node: Node, test: Node, side: int) -> Node:
+def _side_of(test: Node, node: Node, side: int) -> Node:
+    """The side of a branch on the same test; any other node itself."""
     return node.args[side] if node.op == "branch" and node.args[0] == test else node
 
 
 def _promoted(operand: Node, other: Node) -> Node:
-    found = dtype_of(other)
-    if not is_float(found):
+    """``operand`` as the other operand promotes it."""
+    other_dtype = dtype_of(other)
+    if not is_float(other_dtype):
         return operand
     if operand.op == "constant" and type(operand.value) is int:
         return constant(float(operand.value), operand.origin)
-    if found == FLOAT32 and not is_number(operand) and has_dimension(other):
-        own = dtype_of(operand)
-        if own is not None and own.value not in ("torch.float64", "torch.complex64"):
+    if other_dtype == FLOAT32 and not is_number(operand) and has_dimension(other):
+        dtype = dtype_of(operand)
+        if dtype is not None and dtype.value not in ("torch.float64", "torch.complex64"):
             return cast(operand, FLOAT32)
     return operand

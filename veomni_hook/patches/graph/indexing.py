@@ -14,6 +14,8 @@ __all__ = ["ELLIPSIS", "NONE", "item", "length", "shape", "size", "sliced", "sub
 NONE = constant(None)
 ELLIPSIS = constant(...)
 _ZERO = constant(0)
+# Operations whose result may be a list as well as a tensor.
+_LIST_OR_TENSOR = ("call", "attribute", "argument", "global", "item", "getattr")
 
 
 def item(sequence: Node, number: int, origin: ast.expr | None = None) -> Node:
@@ -29,7 +31,7 @@ def item(sequence: Node, number: int, origin: ast.expr | None = None) -> Node:
         return size(sequence.args[0], constant(number), origin)
     elif op == "unbind":
         return select(sequence.args[0], sequence.args[1], constant(number), origin)
-    elif op == "split" and (part := _part(sequence, number, origin)) is not None:
+    elif op == "split" and (part := _part_of_split(sequence, number, origin)) is not None:
         return part
     return Node("item", (sequence, constant(number)), None, origin)
 
@@ -86,14 +88,7 @@ def subscript(value: Node, elements: Sequence[Node], *, single: bool, origin: as
             return item(value, element.value, origin)
         if element.op == "bounds" and value.op in ("shape", "tuple", "bounds"):
             return _part_of_sequence(value, element, origin)
-        if element.op == "bounds" and value.op in (
-            "call",
-            "attribute",
-            "argument",
-            "global",
-            "item",
-            "getattr",
-        ):
+        if element.op == "bounds" and value.op in _LIST_OR_TENSOR:
             # Along the first dimension, slicing a list and slicing a tensor look the same.
             return sliced(value, _ZERO, _bounds(element), origin)
     if all(_is_basic(element) for element in elements):
@@ -119,20 +114,21 @@ def _basic(value: Node, elements: Sequence[Node], origin: ast.expr | None) -> No
         return Node("index", (value, *elements), None, origin)
     result, dim = value, 0
     for element in elements[:split]:
-        result = _one(result, dim, element)
-        dim += not _drops(element)
+        result = _index_dimension(result, dim, element)
+        dim += not _is_integer(element)
     dim = -1
     for element in reversed(elements[split + 1 :]):
-        result = _one(result, dim, element)
-        dim -= not _drops(element)
+        result = _index_dimension(result, dim, element)
+        dim -= not _is_integer(element)
     return result if result is value else result.at(origin)
 
 
-def _drops(element: Node) -> bool:
+def _is_integer(element: Node) -> bool:
+    """Whether a basic index removes its dimension."""
     return element.op == "constant" and element.value is not None
 
 
-def _one(value: Node, dim: int, element: Node) -> Node:
+def _index_dimension(value: Node, dim: int, element: Node) -> Node:
     if element.op == "bounds":
         return sliced(value, constant(dim), _bounds(element))
     if element == NONE:
@@ -140,7 +136,7 @@ def _one(value: Node, dim: int, element: Node) -> Node:
     return select(value, constant(dim), element)
 
 
-def _part(sequence: Node, number: int, origin: ast.expr | None) -> Node | None:
+def _part_of_split(sequence: Node, number: int, origin: ast.expr | None) -> Node | None:
     """An element of ``split`` with two sizes, as a slice."""
     tensor, sizes, dim = sequence.args
     if sizes.op != "tuple" or len(sizes.args) != 2 or any(part.op == "star" for part in sizes.args):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from veomni_hook.patches.graph.forms import Form
 from veomni_hook.patches.graph.nodes import COMMUTATIVE, Node, constant, walk
-from veomni_hook.patches.graph.text import brief, can_be_said
+from veomni_hook.patches.graph.printing import brief, has_source
 
 __all__ = [
     "ANY",
@@ -54,7 +54,7 @@ TENSOR = Rule("an argument or an attribute of self", lambda node: node.op in ("a
 #: A number: an attribute of self or a literal.
 NUMBER = Rule("an attribute of self or a number", _is_number)
 #: A callable with code for the start of a function: ``self.act_fn``, ``F.silu``, ``ACT2FN[self.act]``.
-FUNCTION = Rule("a function", lambda node: node.op not in ("argument", "constant") and can_be_said(node))
+FUNCTION = Rule("a function", lambda node: node.op not in ("argument", "constant") and has_source(node))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +95,27 @@ _Bound = dict["str | bytes", Node]
 
 
 def match(
-    pattern: Form | Node, found: Form | Node, rules: Mapping[str, Rule] | None = None
+    pattern: Form | Node, subject: Form | Node, rules: Mapping[str, Rule] | None = None
 ) -> Match | Difference:
     """Match a formula against a form.
 
     Args:
         pattern: the formula; its arguments are holes.
-        found: what a function computes. If both are forms, the effects have to match, too.
+        subject: what a function computes. If both are forms, the effects have to match, too.
         rules: what each hole may match; anything if it has no rule.
     """
     matcher = _Matcher(rules or {})
-    pairs = [(_result(pattern), _result(found))]
-    if isinstance(pattern, Form) and isinstance(found, Form):
-        if len(pattern.effects) != len(found.effects):
-            effect = (found.effects or pattern.effects)[0]
+    pairs = [(_result(pattern), _result(subject))]
+    if isinstance(pattern, Form) and isinstance(subject, Form):
+        if len(pattern.effects) != len(subject.effects):
+            effect = (subject.effects or pattern.effects)[0]
             return Difference(
                 f"expected {len(pattern.effects)} effects, found {brief(effect)} (line {effect.lineno})", 0
             )
-        pairs += zip(pattern.effects, found.effects, strict=True)
-    for bound in matcher.all(pairs, {}):
-        return Match(_result(found), {name: node for name, node in bound.items() if isinstance(name, str)})
-    size = sum(1 for _ in walk(*(one for one, _ in pairs)))
+        pairs += zip(pattern.effects, subject.effects, strict=True)
+    for bound in matcher.match_all(pairs, {}):
+        return Match(_result(subject), {name: node for name, node in bound.items() if isinstance(name, str)})
+    size = sum(1 for _ in walk(*(node for node, _ in pairs)))
     return Difference(matcher.text, min(matcher.matched / max(size, 1), 0.99), matcher.lineno)
 
 
@@ -123,13 +123,13 @@ def find(
     pattern: Form | Node, where: Form | Node, rules: Mapping[str, Rule] | None = None
 ) -> Iterator[Match]:
     """Every node of a form that a formula matches, outermost first, including effects and all branches."""
-    wanted = _result(pattern)
+    formula = _result(pattern)
     roots = (where.result, *where.effects) if isinstance(where, Form) else (where,)
     for node in walk(*roots):
-        if node.op == wanted.op or wanted.op in ("argument", "call"):
-            made = match(wanted, node, rules)
-            if isinstance(made, Match):
-                yield made
+        if node.op == formula.op or formula.op in ("argument", "call"):
+            result = match(formula, node, rules)
+            if isinstance(result, Match):
+                yield result
 
 
 def _result(form: Form | Node) -> Node:
@@ -137,90 +137,100 @@ def _result(form: Form | Node) -> Node:
 
 
 class _Matcher:
-    """One search; it remembers the difference at the furthest point."""
+    """One search.
+
+    Attributes:
+        open: the number of pattern nodes around the current one whose operands are being matched.
+        line: the upstream line of the last node that has one.
+        matched: the number of pattern nodes that matched before the furthest difference.
+        text: this difference; ``lineno``: its line.
+    """
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self.rules = rules
-        self.begun = 0
+        self.open = 0
+        self.line = 0
         self.matched = -1
-        self.place = 0
         self.text = ""
         self.lineno = 0
 
-    def all(self, pairs: list[tuple[Node, Node]], bound: _Bound) -> Iterator[_Bound]:
+    def match_all(self, pairs: list[tuple[Node, Node]], bound: _Bound) -> Iterator[_Bound]:
         """Every way in which all pairs match together."""
         if not pairs:
             yield bound
             return
-        for one in self.one(*pairs[0], bound):
-            yield from self.all(pairs[1:], one)
+        for with_first in self.match(*pairs[0], bound):
+            yield from self.match_all(pairs[1:], with_first)
 
-    def one(self, pattern: Node, found: Node, bound: _Bound) -> Iterator[_Bound]:
+    def match(self, pattern: Node, node: Node, bound: _Bound) -> Iterator[_Bound]:
         """Every way in which a node of the pattern matches a node."""
         known = bound.get(pattern.key)
         if known is not None:
-            if known == found:
+            if known == node:
                 yield bound
             else:
-                self.fail(known, found, bound)
+                self.fail(known, node, bound)
             return
-        self.begun += 1
-        if found.origin is not None:
-            self.place = found.origin.lineno
-        for made in self.new(pattern, found, bound):
-            self.begun -= 1
-            yield {**made, pattern.key: found}
-            self.begun += 1
-        self.begun -= 1
+        self.open += 1
+        if node.origin is not None:
+            self.line = node.origin.lineno
+        for extended in self.match_new(pattern, node, bound):
+            self.open -= 1
+            yield {**extended, pattern.key: node}
+            self.open += 1
+        self.open -= 1
 
-    def new(self, pattern: Node, found: Node, bound: _Bound) -> Iterator[_Bound]:
+    def match_new(self, pattern: Node, node: Node, bound: _Bound) -> Iterator[_Bound]:
+        """The same for a node of the pattern that no node is bound to."""
         if pattern.op == "argument":
-            yield from self.hole(pattern, found, bound)
+            yield from self.fill(pattern, node, bound)
             return
         number = pattern.args[0] if pattern.op == "cast" else None
-        if number is not None and number.op == "argument" and found.op == "constant":
+        if number is not None and number.op == "argument" and node.op == "constant":
             # Upstream casts a named number, but not a literal.
             if self.rules.get(str(number.value)) is NUMBER:
-                yield from self.hole(number, found, bound)
+                yield from self.fill(number, node, bound)
                 return
-        if pattern.op == "call" and pattern.args[0].op == "argument" and found.op in _UNARY:
-            yield from self.unary(pattern, found, bound)
+        if pattern.op == "call" and pattern.args[0].op == "argument" and node.op in _UNARY:
+            yield from self.match_function(pattern, node, bound)
             return
-        same = pattern.op == found.op and _static(pattern) == _static(found)
-        if not same or len(pattern.args) != len(found.args):
-            self.fail(pattern, found, bound)
+        same = pattern.op == node.op and _static(pattern) == _static(node)
+        if not same or len(pattern.args) != len(node.args):
+            self.fail(pattern, node, bound)
             return
-        yield from self.all(list(zip(pattern.args, found.args, strict=True)), bound)
+        yield from self.match_all(list(zip(pattern.args, node.args, strict=True)), bound)
         if pattern.op in COMMUTATIVE:
-            yield from self.all(list(zip(pattern.args, reversed(found.args), strict=True)), bound)
+            yield from self.match_all(list(zip(pattern.args, reversed(node.args), strict=True)), bound)
 
-    def hole(self, pattern: Node, found: Node, bound: _Bound) -> Iterator[_Bound]:
-        name = str(pattern.value)
+    def fill(self, hole: Node, node: Node, bound: _Bound) -> Iterator[_Bound]:
+        """Fill a hole with a node, if its rule accepts it."""
+        name = str(hole.value)
         rule = self.rules.get(name, ANY)
         known = bound.get(name)
-        if known is not None and known != found:
-            self.fail(known, found, bound)
-        elif not rule.accepts(found):
-            self.fail(pattern, found, bound, f"{rule.words} as {name}")
+        if known is not None and known != node:
+            self.fail(known, node, bound)
+        elif not rule.accepts(node):
+            self.fail(hole, node, bound, f"{rule.words} as {name}")
         else:
-            yield {**bound, name: found}
+            yield {**bound, name: node}
 
-    def unary(self, pattern: Node, found: Node, bound: _Bound) -> Iterator[_Bound]:
-        path, rest = _UNARY[found.op]
-        if len(pattern.args) != 2 or found.args[1:] != rest:
-            self.fail(pattern, found, bound)
+    def match_function(self, pattern: Node, node: Node, bound: _Bound) -> Iterator[_Bound]:
+        """Match a call of a hole with an operation on one tensor: the hole gets torch's function."""
+        path, rest = _UNARY[node.op]
+        if len(pattern.args) != 2 or node.args[1:] != rest:
+            self.fail(pattern, node, bound)
             return
-        callee = Node("global", (), path, _function_of(found, path))
-        yield from self.all([(pattern.args[0], callee), (pattern.args[1], found.args[0])], bound)
+        callee = Node("global", (), path, _function_of(node, path))
+        yield from self.match_all([(pattern.args[0], callee), (pattern.args[1], node.args[0])], bound)
 
-    def fail(self, pattern: Node, found: Node, bound: _Bound, words: str = "") -> None:
+    def fail(self, pattern: Node, node: Node, bound: _Bound, words: str = "") -> None:
         """Remember a difference if more was matched before it than before."""
-        matched = sum(isinstance(key, bytes) for key in bound) + self.begun - 1
+        matched = sum(isinstance(key, bytes) for key in bound) + self.open - 1
         if matched > self.matched:
             self.matched = matched
-            self.lineno = found.lineno or self.place
+            self.lineno = node.lineno or self.line
             line = f" (line {self.lineno})" if self.lineno else ""
-            self.text = f"expected {words or brief(pattern)}, found {brief(found)}{line}"
+            self.text = f"expected {words or brief(pattern)}, found {brief(node)}{line}"
 
 
 def _static(node: Node) -> object:

@@ -6,19 +6,27 @@ import ast
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from veomni_hook.patches.graph.forms import Form, Unknown, reference_form, reference_scope
+from veomni_hook.patches.graph.forms import Form, Unknown, interpreted
 from veomni_hook.patches.graph.matching import ANY, Difference, Match, Rule, find, match
 from veomni_hook.patches.graph.nodes import walk
-from veomni_hook.patches.graph.text import brief
-from veomni_hook.patterns import pattern_source
+from veomni_hook.patches.graph.printing import brief
+from veomni_hook.patches.graph.scope import Scope
+from veomni_hook.patterns import pattern_file, pattern_source
 
-__all__ = ["recognised", "reference_names", "specific_first", "variant_names"]
+__all__ = [
+    "recognised",
+    "reference_form",
+    "reference_names",
+    "reference_scope",
+    "specific_first",
+    "variant_names",
+]
 
 
 @cache
 def variant_names(op: str) -> tuple[str, ...]:
     """The variants of an op, in the order of its table, which is read as text: no kernel is imported."""
-    path = f"kernels/{op}/variants.py"
+    path = pattern_file(op, "variants.py")
     for node in ast.parse(pattern_source(path)).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "VARIANTS":
             assert isinstance(node.value, ast.Dict)  # noqa: S101
@@ -43,9 +51,38 @@ def reference_names(path: str) -> tuple[str, ...]:
 @cache
 def specific_first(op: str) -> tuple[str, ...]:
     """The variants of an op, the larger formulas first: a smaller one may be a part of them."""
-    path = f"kernels/{op}/reference.py"
+    path = pattern_file(op)
     sizes = {name: len([*walk(reference_form(path, name).result)]) for name in variant_names(op)}
     return tuple(sorted(sizes, key=lambda name: -sizes[name]))
+
+
+@cache
+def reference_scope(path: str) -> Scope:
+    """The names of a reference file; ``path`` from the package's root."""
+    return Scope(ast.parse(pattern_source(path)))
+
+
+@cache
+def reference_form(path: str, function: str) -> Form:
+    """The form of a reference function, from its source text.
+
+    A parameter annotated as a Callable is a function of one tensor that keeps dtype and shape.
+
+    Args:
+        path: the file, from the package's root: ``kernels/rms_norm/reference.py``.
+        function: its name.
+
+    Raises:
+        ValueError: there is no such function, or it has no form.
+    """
+    scope = reference_scope(path)
+    node = scope.functions.get(function)
+    if node is None:
+        raise ValueError(f"{path} defines no function {function}")
+    form = interpreted(node, scope, None, node.body, activations=True)
+    if isinstance(form, Unknown):
+        raise ValueError(f"{function} in {path}, line {form.lineno}: {form.reason}")
+    return form
 
 
 def recognised(
@@ -70,20 +107,20 @@ def recognised(
     """
     if isinstance(form, Unknown):
         return Difference(f"{form.reason} (line {form.lineno})", 0.0, form.lineno)
-    tried = names or reference_names(path)
+    names = names or reference_names(path)
     nearest = Difference("", -1.0)
-    for name in tried:
+    for name in names:
         pattern = reference_form(path, name)
-        made = match(pattern, form, {each: rules.get(each, otherwise) for each in pattern.arguments})
-        if isinstance(made, Match):
-            return name, made
-        if made.depth > nearest.depth:
-            nearest = Difference(f"nearest is {name}: {made.text}", made.depth, made.lineno)
+        result = match(pattern, form, {hole: rules.get(hole, otherwise) for hole in pattern.arguments})
+        if isinstance(result, Match):
+            return name, result
+        if result.depth > nearest.depth:
+            nearest = Difference(f"nearest is {name}: {result.text}", result.depth, result.lineno)
     if nearest.depth > 0:
         return nearest
-    for name in tried:
+    for name in names:
         pattern = reference_form(path, name)
-        if any(find(pattern, form, {each: rules.get(each, otherwise) for each in pattern.arguments})):
+        if any(find(pattern, form, {hole: rules.get(hole, otherwise) for hole in pattern.arguments})):
             line = form.result.lineno
             text = f"nearest is {name}: expected nothing after it, found {brief(form.result)} (line {line})"
             return Difference(text, 0.0, line)

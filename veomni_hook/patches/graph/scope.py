@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.replacements import Replacements
+from veomni_hook.patches.code.redefinitions import Redefinitions
 from veomni_hook.patches.code.statements import module_statements
 from veomni_hook.patches.code.walk import walk_ast
 
@@ -42,22 +42,23 @@ class Scope:
         self.functions: dict[str, FunctionNode] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         self.cache: dict[tuple[int, int], object] = {}
-        self.replaced = Replacements(tree, source)
+        self.replaced = Redefinitions(tree, source)
         self.refused: dict[str, str] = {}
         self._meanings: dict[str, str | None] = {}
+        self._assignments: dict[ast.ClassDef, dict[str, int]] = {}
         self._star = False
-        self._every: list[ast.ClassDef] = []
+        self._class_definitions: list[ast.ClassDef] = []
         for statement in module_statements(tree):
             if isinstance(statement, ast.ClassDef):
-                self._every.append(statement)
-            for name, meaning in self._bound(statement):
+                self._class_definitions.append(statement)
+            for name, meaning in self._bindings(statement):
                 known = self._meanings.get(name, meaning)
                 self._meanings[name] = meaning if known == meaning else None
         for name in _declared_global(tree) if source is None or "global " in source else ():
             self._meanings[name] = None
         for statement in tree.body:
             name = getattr(statement, "name", "")
-            if self._meanings.get(name) != _own(statement) or self.replaced.line(name):
+            if self._meanings.get(name) != _local_meaning(statement) or self.replaced.line(name):
                 continue
             if isinstance(statement, _FUNCTIONS):
                 self.functions[name] = statement
@@ -87,16 +88,16 @@ class Scope:
         None if it is unknown: a class of another file is in between, a subclass of ``owner`` in this file
         overrides the method, or the module may replace it.
         """
-        passed: list[ast.ClassDef] = []
+        chain: list[ast.ClassDef] = []
         for base in self.lineage(owner):
             if base is None:
                 return None
-            passed.append(base)
-            if name in _methods(base) and (len(passed) > 1 or not above):
-                other = self._other(owner, name, passed[1:] if above else passed, above=above)
-                if other:
-                    self.refused[owner.name] = other
-                return None if other else (_methods(base)[name], base)
+            chain.append(base)
+            if name in _methods(base) and (len(chain) > 1 or not above):
+                reason = self._why_unknown(owner, name, chain[1:] if above else chain, above=above)
+                if reason:
+                    self.refused[owner.name] = reason
+                return None if reason else (_methods(base)[name], base)
         return None
 
     def why_refused(self, name: str) -> str:
@@ -130,32 +131,32 @@ class Scope:
             return f"{base}.{node.attr}" if base else ""
         return ""
 
-    def _other(self, owner: ast.ClassDef, name: str, line: list[ast.ClassDef], *, above: bool) -> str:
+    def _why_unknown(self, owner: ast.ClassDef, name: str, chain: list[ast.ClassDef], *, above: bool) -> str:
         """Why an instance of ``owner`` may have another method of this name; empty if it may not.
 
         Args:
-            line: the classes in which it is looked up, up to the one that defines it.
+            chain: the classes in which it is looked up, up to the one that defines it.
         """
-        derived = self._derived(owner)
-        for each in line if above else (*derived, *line):
-            if number := self.replaced.line(f"{each.name}.{name}"):
-                return f"{each.name}.{name} may be replaced at line {number}"
-            if not above and (number := self._assigned(each, name)):
-                return f"{each.name} assigns self.{name} at line {number}"
-            if special := _methods(each).keys() & _DYNAMIC:
-                return f"{each.name} defines {', '.join(sorted(special))} (line {each.lineno})"
+        subclasses = self._subclasses(owner)
+        for holder in chain if above else (*subclasses, *chain):
+            if number := self.replaced.line(f"{holder.name}.{name}"):
+                return f"{holder.name}.{name} may be replaced at line {number}"
+            if not above and (number := self._assignment_line(holder, name)):
+                return f"{holder.name} assigns self.{name} at line {number}"
+            if special := _methods(holder).keys() & _DYNAMIC:
+                return f"{holder.name} defines {', '.join(sorted(special))} (line {holder.lineno})"
         own = {id(base) for base in self.lineage(owner) if base is not None}
-        for each in derived:
-            for base in self.reached(each):
+        for subclass in subclasses:
+            for base in self.ancestors(subclass):
                 if base is None:
-                    return f"{each.name} may inherit another {name} (line {each.lineno})"
-                if id(base) in own or (above and base in derived):
+                    return f"{subclass.name} may inherit another {name} (line {subclass.lineno})"
+                if id(base) in own or (above and base in subclasses):
                     continue
                 if (method := _methods(base).get(name)) is not None:
-                    return f"{each.name} has {base.name}.{name} (line {method.lineno})"
+                    return f"{subclass.name} has {base.name}.{name} (line {method.lineno})"
         return ""
 
-    def reached(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | None]:
+    def ancestors(self, owner: ast.ClassDef) -> Iterator[ast.ClassDef | None]:
         """A class and its base classes; None for a base of another file that precedes one of this file."""
         pending, seen = [owner], set[int]()
         for current in pending:
@@ -166,16 +167,16 @@ class Scope:
             names = [self.dotted(base) for base in current.bases]
             own = [number for number, name in enumerate(names) if name.startswith(":")]
             for number, name in enumerate(names):
-                found = [each for each in self._every if name == f":{each.name}"]
-                pending += found
-                if not found and name not in _ROOTS and own and number < own[-1]:
+                bases = [known for known in self._class_definitions if name == f":{known.name}"]
+                pending += bases
+                if not bases and name not in _ROOTS and own and number < own[-1]:
                     yield None
 
-    def _assigned(self, owner: ast.ClassDef, name: str) -> int:
+    def _assignment_line(self, owner: ast.ClassDef, name: str) -> int:
         """The line where a method of a class assigns ``self.<name>``, or 0."""
-        key = (id(owner), 0)
-        if key not in self.cache:
-            self.cache[key] = {
+        lines = self._assignments.get(owner)
+        if lines is None:
+            lines = self._assignments[owner] = {
                 node.attr: node.lineno
                 for method in owner.body
                 if isinstance(method, _FUNCTIONS)
@@ -183,19 +184,19 @@ class Scope:
                 if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
                 if getattr(node.value, "id", "") == "self"
             }
-        found = self.cache[key]
-        assert isinstance(found, dict)  # noqa: S101
-        return int(found.get(name, 0))
+        return lines.get(name, 0)
 
-    def _derived(self, owner: ast.ClassDef) -> list[ast.ClassDef]:
-        found = [owner]
-        for base in found:
-            for candidate in self._every:
-                if candidate not in found and any(self.dotted(b) == f":{base.name}" for b in candidate.bases):
-                    found.append(candidate)
-        return found[1:]
+    def _subclasses(self, owner: ast.ClassDef) -> list[ast.ClassDef]:
+        classes = [owner]
+        for base in classes:
+            for candidate in self._class_definitions:
+                if candidate not in classes and any(
+                    self.dotted(expression) == f":{base.name}" for expression in candidate.bases
+                ):
+                    classes.append(candidate)
+        return classes[1:]
 
-    def _bound(self, statement: ast.stmt) -> Iterator[tuple[str, str]]:
+    def _bindings(self, statement: ast.stmt) -> Iterator[tuple[str, str]]:
         if isinstance(statement, ast.Import):
             for alias in statement.names:
                 top = alias.name.partition(".")[0]
@@ -207,18 +208,18 @@ class Scope:
                 self._star |= alias.name == "*"
                 yield alias.asname or alias.name, f"{module}{separator}{alias.name}"
         elif isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
-            yield statement.name, _own(statement)
+            yield statement.name, _local_meaning(statement)
         elif isinstance(
             statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.With | ast.Delete
         ):
-            for name in _stored(statement):
+            for name in _assigned_names(statement):
                 yield name, f":{statement.lineno}"
         elif isinstance(statement, ast.If | ast.While):
-            for name in _stored(statement.test):
+            for name in _assigned_names(statement.test):
                 yield name, f":{statement.lineno}"
 
 
-def _own(statement: ast.stmt) -> str:
+def _local_meaning(statement: ast.stmt) -> str:
     # With the line: two definitions of one name are two meanings.
     return f":{statement.lineno}"
 
@@ -227,7 +228,7 @@ def _methods(owner: ast.ClassDef) -> dict[str, FunctionNode]:
     return {node.name: node for node in owner.body if isinstance(node, _FUNCTIONS)}
 
 
-def _stored(statement: ast.AST) -> Iterator[str]:
+def _assigned_names(statement: ast.AST) -> Iterator[str]:
     targets: list[ast.AST]
     if isinstance(statement, ast.For):
         targets = [statement.target]

@@ -2,11 +2,12 @@
 
 One folder per op, with the name of the op's folder in `veomni_hook.kernels`: ``find`` decides; ``read``
 follows code that is more than one formula, step by step; ``guard`` writes the guard where
-`veomni_hook.patches.routes` has no text for it. An idiom is a module (listed in `recognise.IDIOMS`) with
+`veomni_hook.patches.routes` has no text for it. What idioms of several ops need is there and in
+`veomni_hook.patches.code`. An idiom is a module (listed in `recognise.IDIOMS`) with
 
 * ``OP``: the op's name;
 * ``CANDIDATES``: a description of the code that counts as a candidate, so that misses are counted;
-* ``find(view)``: every candidate of a module as a `site.Site`.
+* ``find(view)``: every candidate of a module as a `veomni_hook.patches.site.Site`.
 
 No idiom depends on a model's name or a release: idioms compare forms (`veomni_hook.patches.graph`) or
 statements.

@@ -9,8 +9,8 @@ from types import ModuleType
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.routes.settle import settled
-from veomni_hook.patches.routes.site import Site
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site
 
 __all__ = ["IDIOMS", "idioms", "recognise"]
 
@@ -47,8 +47,7 @@ def recognise(document: Document) -> list[Site]:
     sites: list[Site] = []
     for idiom in idioms():
         try:
-            view.found[idiom.__name__] = tuple(settled(view, idiom.find(view)))
-            sites += view.found[idiom.__name__]
+            sites += settled(view, view.sites(idiom.find))
         except Exception as error:
             raise IdiomError(
                 f"the idiom {idiom.__name__} fails on this module: {type(error).__name__}: {error}",

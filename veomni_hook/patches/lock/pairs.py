@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from veomni_hook.patches.code.names import distance
+from veomni_hook.patches.code.nearest_names import distance
 from veomni_hook.patches.lock.records import LockedSite
 
 __all__ = ["Placed", "moved", "pairs"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 
 from veomni_hook.patches.code.document import Definition, Document, has_docstring
@@ -16,8 +15,8 @@ from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.lock.records import Body, LockedModule, LockedSite, Override
 from veomni_hook.patches.lock.signatures import signature
 from veomni_hook.patches.routes.reliance import relied_on
-from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.selection import selected
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 
 __all__ = ["overrides_of", "snapshot"]
@@ -105,13 +104,7 @@ def _why(site: Site) -> str:
 
 def _bodies_of(document: Document, site: Site) -> tuple[str, ...]:
     """The site's own definition and those that the routed code uses."""
-    definition = _last(document, site.target)
-    if definition is None:
-        return ()
-    if not site.splices:  # recognised as a whole, and routed where it is called
-        start = document.start(definition.node)
-        site = replace(site, splices=(Splice(start, start, ""),))
-    return (site.target, *relied_on(document, site))
+    return (site.target, *relied_on(document, site)) if document.find(site.target) else ()
 
 
 def _last(document: Document, name: str) -> Definition | None:

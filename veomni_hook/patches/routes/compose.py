@@ -1,6 +1,6 @@
-"""Combine the splices of all routes of a module into compatible edits.
+"""Combine the edits of all routes of a module into compatible ones.
 
-Each idiom writes as if it were alone. This module indents splices that are inside the ``else`` of another
+Each idiom writes as if it were alone. This module indents edits that are inside the ``else`` of another
 route's guard, and wraps lines that become too long.
 """
 
@@ -14,46 +14,41 @@ from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.code.placement import logical_line
 from veomni_hook.patches.code.reindent import string_lines
 from veomni_hook.patches.code.wrap import WIDTH, wrapped
-from veomni_hook.patches.routes.site import Splice
 
 __all__ = ["composed"]
 
 
 def composed(
-    document: Document,
-    splices: Iterable[tuple[int, Splice]],
-    marks: Iterable[Edit] = (),
-    others: Sequence[Edit] = (),
+    document: Document, routed: Sequence[Edit], marks: Iterable[Edit] = (), others: Sequence[Edit] = ()
 ) -> tuple[list[Edit], dict[int, set[int]]]:
-    """The edits that carry out splices, and the steps that are carried out by edits of others.
+    """The edits that carry out routes, and the steps that are carried out by edits of others.
 
     Args:
         document: the module.
-        splices: each with the index of its step, in order of application. If several are at the beginning of
-            an ``indents`` splice, those before it stay outside of it.
+        routed: the edits of routes, in order of application. If several are at the beginning of an
+            ``indents`` edit, those before it stay outside of it.
         marks: comments directly above statements, wherever these move.
         others: edits that do not belong to routes; lines that they touch are not wrapped.
 
     Raises:
-        ValueError: the ranges of two ``indents`` splices cross.
+        ValueError: the ranges of two ``indents`` edits cross.
     """
-    given = list(splices)
-    _check_nested(document, [splice for _, splice in given if splice.indents])
-    edits = [Edit(s.start, s.end, s.text, index, s.marker) for index, s in given if not s.indents]
-    before = [number for number, (_, splice) in enumerate(given) if not splice.indents]
-    edits += marks
+    _check_nested(document, [edit for edit in routed if edit.indents])
+    before = [number for number, edit in enumerate(routed) if not edit.indents]
+    edits = [*(routed[number] for number in before), *marks]
     moved: list[Edit] = []
-    for number, (index, splice) in enumerate(given):
-        if splice.indents:
+    for number, indenting in enumerate(routed):
+        if indenting.indents:
             for place, edit in enumerate(edits):
-                first = splice.start + (place < len(before) and before[place] < number)
-                if first <= edit.start < splice.end:
-                    edits[place] = _indented(document, edit, splice.text)
-            moved += (Edit(at, at, splice.text, index) for at in _lines(document, splice))
+                first = indenting.start + (place < len(before) and before[place] < number)
+                if first <= edit.start < indenting.end:
+                    edits[place] = _indented(document, edit, indenting.text)
+            lines = _lines(document, indenting)
+            moved += (Edit(at, at, indenting.text, indenting.patch) for at in lines)
     return _fitted(document, [*edits, *moved], others)
 
 
-def _check_nested(document: Document, ranges: Sequence[Splice]) -> None:
+def _check_nested(document: Document, ranges: Sequence[Edit]) -> None:
     for number, inner in enumerate(ranges):
         for outer in ranges[:number]:
             apart = inner.end <= outer.start or outer.end <= inner.start
@@ -62,17 +57,17 @@ def _check_nested(document: Document, ranges: Sequence[Splice]) -> None:
                 raise ValueError(f"two guards cross at line {document.lineno(inner.start)}")
 
 
-def _lines(document: Document, splice: Splice) -> Iterator[int]:
+def _lines(document: Document, edit: Edit) -> Iterator[int]:
     """Where the code begins in each line of a range, except blank lines and lines inside a string.
 
     Additional indentation goes after the existing one: four columns before a tab may have no effect.
     """
-    start = document.line_start(splice.start)
-    text = document.source[start : splice.end]
+    start = document.line_start(edit.start)
+    text = document.source[start : edit.end]
     inside = _inside_strings(text)
-    while start < splice.end:
+    while start < edit.end:
         following = document.next_line(start)
-        number = document.lineno(start) - document.lineno(splice.start)
+        number = document.lineno(start) - document.lineno(edit.start)
         if document.source[start:following].strip() and number not in inside:
             yield start + _indentation(document.source[start:following])
         start = following

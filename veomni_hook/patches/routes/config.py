@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.report import MissedSite
-from veomni_hook.patches.routes.site import Site, Status
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType, SlotSpec
 
 __all__ = ["NAME", "missed", "routes"]
@@ -27,7 +27,7 @@ def routes(sites: Iterable[Site], module: str) -> PatchConfig | None:
     Raises:
         IdiomError: two idioms give one slot different meanings.
     """
-    routed = [site for site in sites if site.status is Status.ROUTED and site.splices]
+    routed = [site for site in sites if site.status is Status.ROUTED and site.edits]
     if not routed:
         return None
     return PatchConfig(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.runs import Run
+from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.graph import Form, Node, Unknown, canonical, digest, source
-from veomni_hook.patches.graph.text import can_be_said
-from veomni_hook.patches.routes.splice import free_name
+from veomni_hook.patches.graph import Form, Node, Unknown, canonical, digest, has_source, source
+from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["Method"]
@@ -42,7 +41,7 @@ class Method:
             node = node.args[0]  # a promotion, which the formula repeats
         if node.op == "global":
             return self._global(node)
-        if can_be_said(node):
+        if has_source(node):
             return ast.parse(source(node, self.receiver), mode="eval").body
         # Code of a helper uses the helper's own names.
         return node.origin if node.origin in set(walk_ast(self.method)) else None

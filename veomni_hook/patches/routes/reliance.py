@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.routes.site import Site, Splice
+from veomni_hook.patches.site import Site
 
 __all__ = ["covered", "relied_on"]
 
@@ -22,16 +23,19 @@ def covered(document: Document, site: Site) -> list[tuple[int, int]]:
     """Return the ranges of the source that a route covers.
 
     A replacement covers the code that it replaces. An inserted statement covers all that follows it in its
-    function, because it may return.
+    function, because it may return. A site without edits is recognised as a whole, and routed where it is
+    called: it covers its function.
     """
     function = _function(document, site.target)
     if function is None:
-        return [(splice.start, splice.end) for splice in site.splices if not splice.marker]
+        return [(edit.start, edit.end) for edit in site.edits if not edit.marker]
     first, last = document.span(function)
+    if not site.edits:
+        return [(document.start(function), last)]
     return [
-        (max(splice.start, first), last if _inserts(document, splice) else splice.end)
-        for splice in site.splices
-        if not splice.marker
+        (max(edit.start, first), last if _inserts(document, edit) else edit.end)
+        for edit in site.edits
+        if not edit.marker
     ]
 
 
@@ -44,10 +48,7 @@ def relied_on(document: Document, site: Site) -> tuple[str, ...]:
     function = _function(document, site.target)
     owner = site.target.rpartition(".")[0]
     names = {
-        name
-        for splice in site.splices
-        if not splice.marker
-        for name in _uses(_words(splice.text), owner, document)
+        name for edit in site.edits if not edit.marker for name in _uses(_words(edit.text), owner, document)
     }
     if function is not None:
         ranges = covered(document, site)
@@ -71,8 +72,8 @@ def _function(document: Document, target: str) -> FunctionNode | None:
     return nodes[-1] if nodes else None
 
 
-def _inserts(document: Document, splice: Splice) -> bool:
-    return not document.source[splice.start : splice.end].strip()
+def _inserts(document: Document, edit: Edit) -> bool:
+    return not document.source[edit.start : edit.end].strip()
 
 
 def _lies_in(document: Document, node: ast.AST, ranges: Iterable[tuple[int, int]]) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from veomni_hook.patches.routes.reliance import relied_on
-from veomni_hook.patches.routes.site import Site, Splice, Status
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 __all__ = ["settled"]
 
@@ -22,7 +22,7 @@ def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
             yield replace(site, reason=f"{site.reason}; {reason}" if site.reason else reason)
         else:
             yield replace(
-                site, status=Status.MISSED, variant="", reason=reason, captures={}, splices=(), slots=()
+                site, status=Status.MISSED, variant="", reason=reason, captures={}, edits=(), slots=()
             )
 
 
@@ -40,8 +40,4 @@ def _reason(view: ModuleView, site: Site) -> str:
 def _names(view: ModuleView, site: Site) -> Iterator[str]:
     """The names that a site relies on, its own first."""
     yield site.target
-    found = view.document.find(site.target)
-    if not site.splices and found:
-        start = view.document.start(found[-1].node)
-        site = replace(site, splices=(Splice(start, start, ""),))
     yield from relied_on(view.document, site)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from veomni_hook.patches.code.runs import Run, loaded, put_together, target
-from veomni_hook.patches.code.scope import bound_names
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.scope import bound_names, loaded
+from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.routes.site import Splice
-from veomni_hook.patches.routes.splice import before_statement
+from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["guard"]
@@ -31,8 +31,8 @@ def guard(
     *,
     returns: bool = True,
     beside: bool = False,
-) -> tuple[Splice, ...] | None:
-    """The splices that let ``answer`` replace the run if ``condition`` holds; None if impossible.
+) -> tuple[Edit, ...] | None:
+    """The edits that let ``answer`` replace the run if ``condition`` holds; None if impossible.
 
     Args:
         answer: assigns what the run assigns and later code reads, or returns.
@@ -63,9 +63,11 @@ def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
     found = [each for each in run.statements if bound_names([each]) & names]
     bound = bound_names(run.statements)
     for each in found:
-        if target(each) is None or bound & set(loaded([each])) - {target(each)} or _calls_module(run, each):
+        name = simple_target(each)
+        needed = bound & set(loaded([each])) - {name}
+        if name is None or needed or _calls_module(run, each):
             return []
-    targets = [target(each) for each in found]
+    targets = [simple_target(each) for each in found]
     # With two assignments to one name, the second one counts, but it may read the first.
     return found if len(set(targets)) == len(names) == len(found) else []
 
@@ -90,10 +92,10 @@ def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
     return [*answer, ast.Return(value)] if value is not None else None
 
 
-def _with_else(view: ModuleView, run: Run, code: str, comment: str) -> tuple[Splice, ...]:
-    splices = before_statement(view, run.function, run.statements[0], f"{code}\nelse:", comment)
-    start, end = splices[0].start, view.document.end(run.statements[-1])
-    return (*splices, Splice(start, end, "    ", indents=True))
+def _with_else(view: ModuleView, run: Run, code: str, comment: str) -> tuple[Edit, ...]:
+    edits = before_statement(view, run.function, run.statements[0], f"{code}\nelse:", comment)
+    start, end = edits[0].start, view.document.end(run.statements[-1])
+    return (*edits, Edit(start, end, "    ", indents=True))
 
 
 def _indented(statements: Iterable[ast.stmt]) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-
-if TYPE_CHECKING:
-    from veomni_hook.patches.graph.scope import Scope
-    from veomni_hook.patches.routes.site import Site
+from veomni_hook.patches.graph import Scope
+from veomni_hook.patches.site import Site
 
 __all__ = ["ModuleView"]
+
+Find: TypeAlias = "Callable[[ModuleView], Iterable[Site]]"
 
 
 class ModuleView:
@@ -21,14 +21,17 @@ class ModuleView:
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        #: Results of idioms that other idioms use, by op or by the idiom's module.
-        self.found: dict[str, tuple[Site, ...]] = {}
+        self._sites: dict[Find, tuple[Site, ...]] = {}
+
+    def sites(self, find: Find) -> tuple[Site, ...]:
+        """What an idiom's ``find`` yields for the module; idioms that build on each other share it."""
+        if find not in self._sites:
+            self._sites[find] = tuple(find(self))
+        return self._sites[find]
 
     @cached_property
     def scope(self) -> Scope:
         """The meaning of the module's global names."""
-        from veomni_hook.patches.graph.scope import Scope
-
         return Scope(self.document.tree, self.document.source)
 
     @cached_property

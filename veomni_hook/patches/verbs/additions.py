@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from veomni_hook.errors import PatchConflictError, PatchTargetError
-from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.imports import import_anchor
+from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.reindent import reindent
-from veomni_hook.patches.code.source import Snippet
-from veomni_hook.patches.code.statements import import_anchor
+from veomni_hook.patches.code.snippet import Snippet
 from veomni_hook.patches.code.wrap import wrapped
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import ImportSpec, PatchType, PositionedHelper, SlotSpec

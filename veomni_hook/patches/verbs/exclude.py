@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError
-from veomni_hook.patches.code.items import remove_items
-from veomni_hook.patches.code.names import listed, nearest
-from veomni_hook.patches.code.statements import blocks, module_statements, removal
+from veomni_hook.patches.code.nearest_names import listed, nearest
+from veomni_hook.patches.code.removal import remove_items, remove_statement
+from veomni_hook.patches.code.statements import blocks, module_statements
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.verbs.targets import top_level
@@ -55,8 +55,8 @@ def plan_exclusions(plan: Plan) -> dict[str, int]:
         for statement in gone:
             whole = len(gone) == len(block) and block is not plan.document.tree.body
             needed = whole and statement is gone[-1]
-            splice = removal(plan.document, statement, needed=needed, attached=True)
-            plan.change(excluded[id(statement)], *splice)
+            edit = remove_statement(plan.document, statement, needed=needed, attached=True)
+            plan.add(excluded[id(statement)], edit)
     _filter_all(plan, names)
     return names
 
@@ -89,8 +89,7 @@ def _filter_all(plan: Plan, names: dict[str, int]) -> None:
                 is_tuple = isinstance(found, ast.Tuple)
                 if dropped:
                     index = next(iter(dropped.values()))
-                    for splice in remove_items(plan.document, found.elts, dropped, lone_comma=is_tuple):
-                        plan.change(index, *splice)
+                    plan.add(index, *remove_items(plan.document, found.elts, dropped, lone_comma=is_tuple))
 
 
 def _named(found: ast.List | ast.Tuple | ast.Set, names: dict[str, int]) -> Iterator[tuple[int, int]]:

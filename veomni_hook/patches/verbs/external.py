@@ -13,8 +13,8 @@ from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, Pat
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import ReplacementError
-from veomni_hook.patches.code.names import listed, nearest
-from veomni_hook.patches.code.uses import global_bindings, has_star_import
+from veomni_hook.patches.code.nearest_names import listed, nearest
+from veomni_hook.patches.code.scope import global_bindings, has_star_import
 
 if TYPE_CHECKING:
     from veomni_hook.patches.plan import Plan

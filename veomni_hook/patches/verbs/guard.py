@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import replace
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.captures import find_places, substitute
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.fingerprint import fingerprint
-from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.pattern import Capture, CaptureKind, Match, Pattern
 from veomni_hook.patches.code.placement import Place, at_start, before
 from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.scope import bound_names, local_names, parameter_names, used_names
-from veomni_hook.patches.code.source import function_body
-from veomni_hook.patches.code.substitute import find_places, substitute
+from veomni_hook.patches.code.snippet import function_body
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.spec import Patch
 from veomni_hook.patches.verbs.inplace import (
@@ -65,7 +66,7 @@ def plan_guard(
     _check_names(parameters, body, function, pattern, patch.target, where)
     edits: list[Edit] = []
     for number, (place, captures) in enumerate(_places(document, function, patch, pattern)):
-        edits += [Edit(start, end, text, index) for start, end, text in place.splits]
+        edits += [replace(split, patch=index) for split in place.splits]
         block = _block(document, body, place.indent, captures, parameters, where, patch.target)
         if not number:
             comment = with_newlines(document, place.comment(marker(definition, patch, config)))

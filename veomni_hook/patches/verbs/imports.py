@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError
-from veomni_hook.patches.code.items import remove_items
-from veomni_hook.patches.code.names import listed, nearest
-from veomni_hook.patches.code.statements import blocks, removal
+from veomni_hook.patches.code.nearest_names import listed, nearest
+from veomni_hook.patches.code.removal import remove_items, remove_statement
+from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.plan import Plan
 
 __all__ = ["bound_name", "importable", "plan_drops"]
@@ -92,10 +92,9 @@ def _drop(
     for other in others:
         plan.shared.setdefault(other, set()).add(index)
     if len(dropped) == len(statement.names):
-        plan.change(index, *removal(plan.document, statement, needed=False))
+        plan.add(index, remove_statement(plan.document, statement, needed=False))
         return True
-    for start, end, text in remove_items(plan.document, statement.names, dropped):
-        plan.change(index, start, end, text)
+    plan.add(index, *remove_items(plan.document, statement.names, dropped))
     return False
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from veomni_hook.errors import PatchTargetError, ReplacementError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
@@ -75,7 +76,7 @@ def inherited_init(plan: Plan, index: int, node: ast.ClassDef) -> str:
     """
     target = plan.steps[index].target
     reason = ""
-    if any(_called(decorator) == "dataclass" for decorator in node.decorator_list):
+    if any(decorator_name(decorator) == "dataclass" for decorator in node.decorator_list):
         reason = "@dataclass writes it when the class is made"
     elif not _can_inherit_init(plan.document, node, set()):
         reason = "and it has no base that could give it one"
@@ -150,12 +151,6 @@ def _as_init(document: Document, function: ast.FunctionDef) -> Iterator[Edit]:
 
 def _marker(plan: Plan, index: int) -> str:
     return plan.marker(index, "MODIFIED INIT", f"{plan.steps[index].target}.__init__")
-
-
-def _called(decorator: ast.expr) -> str:
-    while isinstance(decorator, ast.Call):
-        decorator = decorator.func
-    return decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
 
 
 def _can_inherit_init(document: Document, node: ast.ClassDef, seen: set[str]) -> bool:

@@ -7,22 +7,22 @@ fingerprint, and neither may change the names that the function uses.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.fingerprint import check_relies_on, fingerprint
-from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.edit import Edit, marker_comment
+from veomni_hook.patches.code.fingerprint import fingerprint
+from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.pattern import Capture
 from veomni_hook.patches.code.placement import statement_at
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.report import one_line
 from veomni_hook.patches.spec import Patch
 from veomni_hook.patches.verbs.targets import resolve
 
 __all__ = [
     "check_body",
+    "check_relies_on",
     "effects",
     "find_function",
     "mark_statement",
@@ -83,7 +83,7 @@ def marker(definition: Definition, patch: Patch, config: str) -> str:
     """The comment that names the patch in the patched text, without indentation and newline."""
     kind = "METHOD" if definition.kind == "method" else "FUNCTION"
     reason = patch.description or f"{patch.patch_type.value} of {patch.target}"
-    return "# " + one_line(f"[PATCHED {kind}] {patch.target}: {reason}" + (f" ({config})" if config else ""))
+    return marker_comment(f"PATCHED {kind}", f"{patch.target}: {reason}" + (f" ({config})" if config else ""))
 
 
 def mark_statement(document: Document, function: FunctionNode, offset: int, index: int, comment: str) -> Edit:
@@ -96,3 +96,39 @@ def mark_statement(document: Document, function: FunctionNode, offset: int, inde
 def with_newlines(document: Document, text: str) -> str:
     """``text``, whose lines end in ``\\n``, with the line endings of the document."""
     return document.newline.join(text.split("\n"))
+
+
+def check_relies_on(document: Document, relies_on: Mapping[str, str | Collection[str]], where: str) -> None:
+    """Check that the definitions which a patch relies on have known digests.
+
+    Args:
+        document: the module that the patch applies to.
+        relies_on: qualified name of a definition in the module to the digests that it may have.
+        where: the location for error messages.
+
+    Raises:
+        PatchTargetError: a definition is missing or has another digest.
+    """
+    for name, digests in relies_on.items():
+        known = (digests,) if isinstance(digests, str) else tuple(digests)
+        found = document.find(name)
+        if not found:
+            close = nearest(name, (definition.qualname for definition in document.definitions()))
+            raise PatchTargetError(
+                f"{name}, which the patch relies on, is not defined in {document.module}",
+                where=where,
+                fix=f"name a definition of that module in relies_on; nearest: {listed(close)}",
+                target=name,
+                nearest=close,
+            )
+        for definition in found:
+            digest = fingerprint(definition.node)
+            if digest not in known:
+                line = document.lineno(document.start(definition.node))
+                raise PatchTargetError(
+                    f"{name} (line {line} of {document.module}) is not the code that the patch relies on: "
+                    f"its fingerprint is {digest}, known are {listed(known)}",
+                    where=where,
+                    fix=f"read the new code; if the patch still holds, add {digest!r} to relies_on[{name!r}]",
+                    target=name,
+                )

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
 from veomni_hook.patches.code.document import Document, has_docstring
-from veomni_hook.patches.code.names import is_near_miss, listed, nearest
+from veomni_hook.patches.code.nearest_names import is_near_miss, listed, nearest
 from veomni_hook.patches.code.reindent import reindent
-from veomni_hook.patches.code.source import Snippet
+from veomni_hook.patches.code.snippet import Snippet
 from veomni_hook.patches.plan import Plan, Step
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.verbs.external import external_import

@@ -1,4 +1,4 @@
-"""Routes: splice an idiom's code unchanged into one definition.
+"""Routes: insert an idiom's code unchanged into one definition.
 
 Idioms belong to this package, so an error in a route is an `IdiomError`, never a user's mistake.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.edit import Edit, marker_comment
+from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.scope import local_names, names_in, own_names
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
-from veomni_hook.patches.report import one_line
 from veomni_hook.patches.routes.compose import composed
-from veomni_hook.patches.routes.site import Site, Splice
+from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.verbs.inplace import mark_statement
 
@@ -26,32 +26,32 @@ __all__ = ["plan_routes"]
 
 
 def plan_routes(plan: Plan) -> None:
-    """Plan the splices of every route; guards and rewrites are already planned.
+    """Plan the edits of every route; guards and rewrites are already planned.
 
     Raises:
-        IdiomError: a splice is outside the top-level definition that the route names, its code binds a name
+        IdiomError: an edit is outside the top-level definition that the route names, its code binds a name
             that upstream code uses differently, or two routes are incompatible.
     """
-    splices: list[tuple[int, Splice]] = []
+    routed: list[Edit] = []
     marks: list[Edit] = []
     for index, step in plan.of_kind(PatchType.ROUTE.value):
         site = step.patch.site
         if site is None:
             raise TypeError(f"the route of {step.target} has no site")
         ranges = _holders(plan, site)
-        for splice in site.splices:
-            if not any(start <= splice.start and splice.end <= end for start, end in ranges):
-                line = plan.document.lineno(splice.start)
+        for edit in site.edits:
+            if not any(start <= edit.start and edit.end <= end for start, end in ranges):
+                line = plan.document.lineno(edit.start)
                 raise _defect(plan, index, f"writes outside of it, at line {line}")
-            splices.append((index, splice))
-        if not any(splice.marker for splice in site.splices):
+            routed.append(replace(edit, patch=index))
+        if not any(edit.marker for edit in site.edits):
             marks += _mark(plan, index, site)
         if taken := _taken(plan, site):
             raise _defect(plan, index, f"binds names that the function uses itself: {listed(sorted(taken))}")
     try:
-        edits, shared = composed(plan.document, splices, marks, tuple(plan.edits))
+        edits, shared = composed(plan.document, routed, marks, tuple(plan.edits))
     except ValueError as error:
-        raise _defect(plan, splices[-1][0], f"does not fit beside other routes: {error}") from error
+        raise _defect(plan, routed[-1].patch, f"does not fit beside other routes: {error}") from error
     plan.edits += edits
     for index, holders in shared.items():
         plan.shared.setdefault(index, set()).update(holders)
@@ -82,12 +82,12 @@ def _holders(plan: Plan, site: Site) -> list[tuple[int, int]]:
 def _mark(plan: Plan, index: int, site: Site) -> Iterator[Edit]:
     """Mark a route that only replaces expressions, above the statement that contains the first of them."""
     document = plan.document
-    start = min(splice.start for splice in site.splices)
+    start = min(edit.start for edit in site.edits)
     for definition in document.find(site.target):
         node = definition.node
         if isinstance(node, FunctionNode) and document.start(node) <= start < document.end(node):
-            comment = one_line(f"[ROUTED] {plan.steps[index].reason}")
-            yield mark_statement(document, node, start, index, f"# {comment}")
+            comment = marker_comment("ROUTED", plan.steps[index].reason)
+            yield mark_statement(document, node, start, index, comment)
             return
 
 
@@ -99,8 +99,8 @@ def _taken(plan: Plan, site: Site) -> set[str]:
     """
     conditions: set[str] = set()
     bound: set[str] = set()
-    for splice in site.splices:
-        if not (splice.marker or splice.indents) and (tree := _parsed(splice.text)) is not None:
+    for edit in site.edits:
+        if not (edit.marker or edit.indents) and (tree := _parsed(edit.text)) is not None:
             # Names bound by comprehensions and lambdas are local to them.
             bound |= own_names(tree.body)
             conditions |= {n.target.id for n in walk_ast(tree) if isinstance(n, ast.NamedExpr)}
@@ -116,7 +116,7 @@ def _taken(plan: Plan, site: Site) -> set[str]:
 
 
 def _parsed(text: str) -> ast.Module | None:
-    """The tree of a splice: statements, possibly continued by upstream's (``else:``), or an expression."""
+    """The tree of an edit: statements, possibly continued by upstream's (``else:``), or an expression."""
     for form in (f"if 1:\n{text}", f"if 1:\n{text.rstrip()} pass", f"({text.strip()}\n)"):
         try:
             return ast.parse(form)

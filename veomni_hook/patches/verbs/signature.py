@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from veomni_hook.errors import SignatureError
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.names import listed
+from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
 

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.relative import absolute_imports, absolute_name
-from veomni_hook.patches.code.source import Snippet, read_snippet
+from veomni_hook.patches.code.imports import absolute_imports, absolute_name
+from veomni_hook.patches.code.snippet import Snippet, read_snippet
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType
 

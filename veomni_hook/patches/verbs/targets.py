@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable
 
 from veomni_hook.errors import PatchTargetError
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.names import listed, nearest
+from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.nearest_names import listed, nearest
 
 __all__ = ["class_named", "members", "plain", "resolve", "top_level"]
 
@@ -120,5 +121,4 @@ def _block(definition: Definition) -> int:
 
 def _is_overload(definition: Definition) -> bool:
     decorators: list[ast.expr] = getattr(definition.node, "decorator_list", [])
-    names = (d.attr if isinstance(d, ast.Attribute) else getattr(d, "id", "") for d in decorators)
-    return "overload" in names
+    return "overload" in map(decorator_name, decorators)

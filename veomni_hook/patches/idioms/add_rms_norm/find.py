@@ -16,20 +16,21 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from veomni_hook.patches.code.attributes import name_of_own
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.runs import at_hand, target
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.statement_runs import at_hand, simple_target
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import variant_names
 from veomni_hook.patches.idioms.add_rms_norm.read import Added, added_runs, has_self, is_the_call
-from veomni_hook.patches.idioms.inherited import called_otherwise, defining, initialised_by
-from veomni_hook.patches.idioms.rms_norm.find import sites as rms_norm_sites
-from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.site import Site, Splice, Status, skipped_at_calls, slot_name
-from veomni_hook.patches.routes.splice import free_name
+from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
+from veomni_hook.patches.routes.inherited import called_otherwise, defining, initialised_by
+from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status, skipped_at_calls
+from veomni_hook.patches.slots import formula_slot, slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -52,13 +53,13 @@ class _Norm:
 
     def operands(self, module: str) -> list[str]:
         """Weight and eps of the object ``module``, as code."""
-        own = (name_of_own(ast.parse(self.site.captures[name], mode="eval").body) for name in _OPERANDS)
+        own = (own_attribute(ast.parse(self.site.captures[name], mode="eval").body) for name in _OPERANDS)
         return [f"{module}.{attribute}" for attribute in own]
 
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    normalising = {site.target.partition(".")[0] for site in rms_norm_sites(view)}
+    normalising = {site.target.partition(".")[0] for site in view.sites(find_rms_norms)}
     normalising.update(name for name in view.classes if "RMSNorm" in name)
     if not normalising:
         return
@@ -77,7 +78,7 @@ def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, _Norm | str]:
     for attribute, value in initialised_by(view, owner):
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in view.classes:
             made.setdefault(attribute, set()).add(value.func.id)
-    sites = {site.target: site for site in rms_norm_sites(view)} if made else {}
+    sites = {site.target: site for site in view.sites(find_rms_norms)} if made else {}
     found: dict[str, _Norm | str] = {}
     for attribute, names in made.items():
         norms = [(name, sites.get(f"{defining(view, name)}.forward")) for name in sorted(names)]
@@ -100,7 +101,7 @@ def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]
     if other := called_otherwise(view, name) or (f"{name} checks its arguments" if checks else ""):
         return other
     for operand in _OPERANDS:
-        if not name_of_own(ast.parse(site.captures[operand], mode="eval").body):
+        if not own_attribute(ast.parse(site.captures[operand], mode="eval").body):
             return f"the {operand} of {name} is {site.captures[operand]}"
     return _Norm(name, site)
 
@@ -112,11 +113,11 @@ def _site(
     found: list[Added],
     norms: Mapping[str, _Norm | str],
 ) -> Site:
-    routed: list[tuple[_Norm, tuple[Splice, ...]]] = []
+    routed: list[tuple[_Norm, tuple[Edit, ...]]] = []
     reasons = []
     for added in found:
         norm = norms[added.attribute]
-        made = norm if isinstance(norm, str) else _splices(view, method, added, norm)
+        made = norm if isinstance(norm, str) else _edits(view, method, added, norm)
         if isinstance(norm, str) or isinstance(made, str):
             reasons.append(f"{made} (line {added.lineno})")
         else:
@@ -135,18 +136,18 @@ def _site(
         reason="; ".join(reasons),
         form="|".join(norm.site.form for norm, _ in routed),
         captures={"norm": ", ".join(dict.fromkeys(norm.class_name for norm, _ in routed))},
-        splices=tuple(splice for _, splices in routed for splice in splices),
-        slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
+        edits=tuple(edit for _, edits in routed for edit in edits),
+        slots=tuple(formula_slot(OP, variant) for variant in variants),
         relies_on=tuple(dict.fromkeys(relied)),
         skips={where: skipped},
         lineno=found[0].lineno,
     )
 
 
-def _splices(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) -> tuple[Splice, ...] | str:
+def _edits(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) -> tuple[Edit, ...] | str:
     """The guard for a run, or why there is none."""
     total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
-    normalised = target(added.run.statements[-1])
+    normalised = simple_target(added.run.statements[-1])
     if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
         return "the sum is made in place"
     if normalised is None or not isinstance(call, ast.Call) or not is_the_call(call, added):

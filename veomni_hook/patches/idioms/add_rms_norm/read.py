@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from veomni_hook.patches.code.attributes import name_of_own
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.runs import Run, blocks, target
+from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.statement_runs import Run, simple_target
+from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import walk_ast
 
 __all__ = ["Added", "added_runs", "has_self", "is_the_call"]
@@ -50,7 +51,7 @@ def added_runs(method: FunctionNode) -> Iterator[Added]:
             rest = block[first + 1 : first + 3] if total is not None else []
             if total is None or not rest:
                 continue
-            copy = target(rest[0]) if _is_name(getattr(rest[0], "value", None), total) else None
+            copy = simple_target(rest[0]) if _is_name(getattr(rest[0], "value", None), total) else None
             last = first + (1 if copy is None else 2)
             attribute = _called(block[last], total) if last < len(block) else None
             if attribute is not None:
@@ -61,14 +62,14 @@ def _called(statement: ast.stmt, total: str) -> str | None:
     """The attribute of ``self`` that a statement calls with ``total`` as the first argument."""
     for node in walk_ast(statement):
         if isinstance(node, ast.Call) and node.args and _is_name(node.args[0], total):
-            if attribute := name_of_own(node.func):
+            if attribute := own_attribute(node.func):
                 return attribute
     return None
 
 
 def is_the_call(call: ast.Call, added: Added) -> bool:
     """Whether this is the call of the norm itself, not a call that contains it."""
-    return name_of_own(call.func) == added.attribute and _is_name(call.args[0], added.total)
+    return own_attribute(call.func) == added.attribute and _is_name(call.args[0], added.total)
 
 
 def _sum(statement: ast.stmt) -> str | None:
@@ -77,7 +78,7 @@ def _sum(statement: ast.stmt) -> str | None:
         return statement.target.id if isinstance(statement.target, ast.Name) else None
     value = getattr(statement, "value", None)
     is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
-    return target(statement) if is_sum else None
+    return simple_target(statement) if is_sum else None
 
 
 def _is_name(node: object, name: str) -> bool:

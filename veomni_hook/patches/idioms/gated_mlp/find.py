@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.runs import Run, at_hand, blocks, called, put_together, target
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.statement_runs import Run, at_hand, called, put_together, simple_target
+from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import (
     ANY,
@@ -34,11 +36,12 @@ from veomni_hook.patches.idioms.gated_mlp.read import (
     holds_experts,
     is_activation,
 )
-from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -48,7 +51,7 @@ CANDIDATES = (
     "projection, and an activation; or that multiplies an activated projection with a projection."
 )
 
-_REFERENCE = "kernels/gated_mlp/reference.py"
+_REFERENCE = pattern_file(OP)
 _LONGEST = 6
 _PROJECTIONS = {"gate_proj", "up_proj", "down_proj"}
 _OWN = re.compile(r"\bself\.(\w+)")
@@ -161,8 +164,8 @@ class _Search(Method):
             variant="|".join(variants),
             form=self.digest(),
             captures={name: ast.unparse(operand) for name, operand in routed[0][0].operands.items()},
-            splices=tuple(splice for _, made in routed for splice in made),
-            slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
+            edits=tuple(edit for _, made in routed for edit in made),
+            slots=tuple(formula_slot(OP, variant) for variant in variants),
             skips={self.target: inlined} if inlined else {},
             lineno=self.method.lineno,
         )
@@ -205,11 +208,11 @@ class _Search(Method):
         said = {name: operand for name, operand in bound.items() if operand is not None}
         return said if len(said) == len(bound) else None
 
-    def route(self, found: _Found, *, returns: bool) -> tuple[Splice, ...]:
+    def route(self, found: _Found, *, returns: bool) -> tuple[Edit, ...]:
         """The guard for a product; empty if the code around it does not allow one."""
         result = put_together(found.run.statements, found.taken, found.operands, self.kernel)
         last = found.run.statements[-1]
-        name = target(last)
+        name = simple_target(last)
         made = None
         if result is not None and (name is not None or isinstance(last, ast.Return)):
             store = ast.Return(result) if name is None else ast.Assign([ast.Name(name, ast.Store())], result)

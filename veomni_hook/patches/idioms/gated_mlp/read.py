@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from veomni_hook.patches.code.attributes import initialised, name_of_own
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import last_name, own_attribute
+from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.walk import walk_ast
 
 __all__ = ["ACTIVATIONS", "gated_products", "holds_experts", "is_activation"]
@@ -28,7 +29,7 @@ def holds_experts(owner: ast.ClassDef) -> bool:
         return True
     for _, value in initialised(owner):
         for node in walk_ast(value):
-            if isinstance(node, ast.Call) and _last_name(node.func) == "Parameter" and node.args:
+            if isinstance(node, ast.Call) and last_name(node.func) == "Parameter" and node.args:
                 made = node.args[0]
                 if isinstance(made, ast.Call) and len(made.args) >= 3:
                     return True
@@ -37,8 +38,8 @@ def holds_experts(owner: ast.ClassDef) -> bool:
 
 def is_activation(callee: ast.expr) -> bool:
     """Whether a callee looks like an activation: ``self.act_fn``, ``F.silu``."""
-    name = name_of_own(callee)
-    return bool(_ACTIVATION.search(name)) if name else _last_name(callee) in ACTIVATIONS
+    name = own_attribute(callee)
+    return bool(_ACTIVATION.search(name)) if name else last_name(callee) in ACTIVATIONS
 
 
 def gated_products(owner: ast.ClassDef, methods: Iterable[FunctionNode]) -> list[ast.expr]:
@@ -92,7 +93,7 @@ class _Flow:
         return self.of_call(node) if isinstance(node, ast.Call) else ""
 
     def of_call(self, node: ast.Call) -> str:
-        if name_of_own(node.func) in self.projections:
+        if own_attribute(node.func) in self.projections:
             return "projected"
         if is_activation(node.func):
             return "activated" if node.args and self.kind(node.args[0]) else ""
@@ -103,8 +104,4 @@ class _Flow:
 
 def _makes_projection(value: ast.expr) -> bool:
     calls = (node for node in walk_ast(value) if isinstance(node, ast.Call))
-    return any(_PROJECTION.search(_last_name(call.func)) for call in calls)
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return any(_PROJECTION.search(last_name(call.func)) for call in calls)

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 
-from veomni_hook.patches.code.attributes import initialised
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import chain
 from veomni_hook.patches.code.fingerprint import serialise
-from veomni_hook.patches.code.plain import Unclear, chain
-from veomni_hook.patches.idioms.inherited import linear_otherwise
+from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.idioms.linear_cross_entropy.guard import guard, operands
 from veomni_hook.patches.idioms.linear_cross_entropy.read import (
     Tail,
@@ -27,11 +27,12 @@ from veomni_hook.patches.idioms.linear_cross_entropy.read import (
 from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification import (
     is_candidate as classifies_sequences,
 )
-from veomni_hook.patches.idioms.load_balancing_loss.find import find as find_load_balancing_loss
-from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
-from veomni_hook.patches.routes.splice import before_statement
+from veomni_hook.patches.idioms.load_balancing_loss.find import find as find_load_balancing_losses
+from veomni_hook.patches.routes.inherited import linear_otherwise
+from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "NOT_CAUSAL", "OP", "find"]
 
@@ -71,19 +72,19 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: S
         tail = read_tail(forward, causal[0], view.scope.dotted)
         _check_head(view, owner, tail)
         return _routed(view, target, forward, tail)
-    except (Unclear, ValueError) as reason:
+    except (Missed, ValueError) as reason:
         return missed(reason=f"nearest is {VARIANT}: {reason}", lineno=causal[0].lineno)
 
 
 def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) -> Site:
-    slot = SlotSpec(slot_name(OP, VARIANT), OP, VARIANT)
-    splices: list[Splice] = []
+    slot = formula_slot(OP, VARIANT)
+    edits: list[Edit] = []
     slots = [slot]
-    for other in find_load_balancing_loss(view) if tail.copied else ():
-        here = [one for one in other.splices if any(_within(view, one, node) for node in tail.copied)]
-        splices += here
+    for other in view.sites(find_load_balancing_losses) if tail.copied else ():
+        here = [one for one in other.edits if any(_within(view, one, node) for node in tail.copied)]
+        edits += here
         slots += other.slots if here else ()
-    code = guard(view, forward, tail, slot.name, splices)
+    code = guard(view, forward, tail, slot.name, edits)
     comment = f"{OP}/{VARIANT}: logits are computed when they are read"
     return Site(
         op=OP,
@@ -92,7 +93,7 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
         variant=VARIANT,
         form=_form(tail),
         captures=operands(view, tail),
-        splices=before_statement(view, forward, tail.statement, code, comment),
+        edits=before_statement(view, forward, tail.statement, code, comment),
         slots=tuple(dict.fromkeys(slots)),
         part=PARTS[0],
         lineno=tail.statement.lineno,
@@ -104,11 +105,11 @@ def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
     for name, value in initialised(owner):
         made = chain(value.func) if chain(tail.head) == f"self.{name}" and isinstance(value, ast.Call) else ""
         if other := linear_otherwise(view, made):
-            raise Unclear(f"self.{name} is a {made}, a Linear with a {other} of its own", value)
+            raise Missed(f"self.{name} is a {made}, a Linear with a {other} of its own", value)
 
 
-def _within(view: ModuleView, splice: Splice, node: ast.stmt) -> bool:
-    return view.document.start(node) <= splice.start and splice.end <= view.document.end(node)
+def _within(view: ModuleView, edit: Edit, node: ast.stmt) -> bool:
+    return view.document.start(node) <= edit.start and edit.end <= view.document.end(node)
 
 
 def _form(tail: Tail) -> str:

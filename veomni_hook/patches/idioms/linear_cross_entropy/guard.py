@@ -6,12 +6,12 @@ import ast
 from collections.abc import Sequence
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.idioms.linear_cross_entropy.read import Tail
-from veomni_hook.patches.routes.site import Splice
-from veomni_hook.patches.routes.splice import free_name
+from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["guard", "operands"]
@@ -34,7 +34,7 @@ def operands(view: ModuleView, tail: Tail) -> dict[str, str]:
     return found
 
 
-def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, inside: Sequence[Splice]) -> str:
+def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, inside: Sequence[Edit]) -> str:
     """The statements of the guard, without indentation.
 
     Args:
@@ -42,7 +42,7 @@ def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, insid
         function: the ``forward``.
         tail: what the reader found in it.
         slot: the name of the slot.
-        inside: splices of other sites; they also apply to statements that the guard repeats.
+        inside: edits of other sites; they also apply to statements that the guard repeats.
     """
     asked, kernel, finish = (free_name(function, name) for name in ("asked", "kernel", "finish"))
     line = f"{asked} = ({', '.join(['self', *operands(view, tail).values()])})"
@@ -96,13 +96,13 @@ def _text(view: ModuleView, node: ast.expr) -> str:
     return ast.unparse(node)
 
 
-def _spliced(view: ModuleView, node: ast.stmt | ast.expr, inside: Sequence[Splice]) -> str:
+def _spliced(view: ModuleView, node: ast.stmt | ast.expr, inside: Sequence[Edit]) -> str:
     document = view.document
     start, end = document.start(node), document.end(node)
     text, at = "", start
-    for splice in sorted((s for s in inside if start <= s.start and s.end <= end), key=lambda s: s.start):
-        text += document.source[at : splice.start] + splice.text
-        at = splice.end
+    for edit in sorted((s for s in inside if start <= s.start and s.end <= end), key=lambda s: s.start):
+        text += document.source[at : edit.start] + edit.text
+        at = edit.end
     return reindent(text + document.source[at:end], document.indent(node), "")
 
 

@@ -6,9 +6,12 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from veomni_hook.patches.code.expressions import chain, is_plain
 from veomni_hook.patches.code.fingerprint import serialise
-from veomni_hook.patches.code.plain import Unclear, binding, chain, is_plain, substituted
 from veomni_hook.patches.code.scope import used_names
+from veomni_hook.patches.code.statements import binding
+from veomni_hook.patches.code.substitution import substituted
+from veomni_hook.patches.site import Missed
 
 __all__ = ["Logits", "Step", "is_not_none", "options"]
 
@@ -64,24 +67,24 @@ class Logits:
         """A plain expression in terms of names from before the call of the head.
 
         Raises:
-            Unclear: it is not plain, or uses logits.
+            Missed: it is not plain, or uses logits.
         """
         if self.mentioned(node) or not is_plain(node):
-            raise Unclear(f"{ast.unparse(node)} is not plain", node)
+            raise Missed(f"{ast.unparse(node)} is not plain", node)
         return substituted(node, self.locals)
 
     def bind(self, statement: ast.stmt) -> None:
         """Read a statement that computes logits or changes them, and does nothing else.
 
         Raises:
-            Unclear: it does something else.
+            Missed: it does something else.
         """
         name, value = binding(statement)
         steps = None if value is None else self.steps(value)
         if value is not None and self.head is None:
-            raise Unclear(f"logits come from {ast.unparse(value)[:60]}, where no head is called", statement)
+            raise Missed(f"logits come from {ast.unparse(value)[:60]}, where no head is called", statement)
         if steps is None:
-            raise Unclear("logits are used in another way", statement)
+            raise Missed("logits are used in another way", statement)
         self.held[name] = steps
         self.locals.pop(name, None)
 
@@ -151,7 +154,7 @@ def options(steps: Sequence[Step], node: ast.AST) -> dict[str, ast.expr]:
     """Steps as options of the kernel; dividing, ``tanh`` and multiplying back together are a soft cap.
 
     Raises:
-        Unclear: kernels do not support these steps, or not in this order.
+        Missed: kernels do not support these steps, or not in this order.
     """
     found: dict[str, ast.expr] = {}
     left = list(steps)
@@ -160,7 +163,7 @@ def options(steps: Sequence[Step], node: ast.AST) -> dict[str, ast.expr]:
         if [s.kind for s in left[:3]] == ["divisor", "tanh", "scale"] and left[0].code == left[2].code:
             step, count = Step("softcap", left[0].operand), 3
         if step.operand is None or not found.keys().isdisjoint(_ORDER[_ORDER.index(step.kind) :]):
-            raise Unclear("logits are transformed in an unknown order", node)
+            raise Missed("logits are transformed in an unknown order", node)
         found[step.kind] = step.operand
         del left[:count]
     return found

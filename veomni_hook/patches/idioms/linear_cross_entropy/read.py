@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import chain, is_plain, last_name
 from veomni_hook.patches.code.fingerprint import serialise
-from veomni_hook.patches.code.plain import Unclear, binding, chain, holds, is_plain
 from veomni_hook.patches.code.scope import bound_names, used_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.statements import binding
+from veomni_hook.patches.code.walk import contains, walk_ast
 from veomni_hook.patches.idioms.linear_cross_entropy.logits import Logits, Step, is_not_none, needed, options
+from veomni_hook.patches.site import Missed
 
 __all__ = ["Tail", "loss_calls", "passes_vocabulary", "read_tail"]
 
@@ -72,7 +74,7 @@ def passes_vocabulary(call: ast.Call) -> bool:
     if any(keyword.arg == "vocab_size" for keyword in call.keywords):
         return True
     third = call.args[2] if len(call.args) > 2 else None
-    return str(getattr(third, "attr", getattr(third, "id", ""))).endswith("_size")
+    return third is not None and last_name(third).endswith("_size")
 
 
 def read_tail(function: FunctionNode, call: ast.Call, resolve: Callable[[ast.expr], str]) -> Tail:
@@ -84,7 +86,7 @@ def read_tail(function: FunctionNode, call: ast.Call, resolve: Callable[[ast.exp
         resolve: returns the full name of an expression according to the module's imports, or nothing.
 
     Raises:
-        Unclear: something is not understood.
+        Missed: something is not understood.
     """
     return _Reader(function, call, Logits(resolve)).read()
 
@@ -109,7 +111,7 @@ class _Reader:
         at_call = self._at(inside)
         loss, value = binding(inside[at_call])
         if value is not self._call:
-            raise Unclear("the loss is computed in a nested branch, or not bound to a name", self._call)
+            raise Missed("the loss is computed in a nested branch, or not bound to a name", self._call)
         origin = self._origin(body[:at])
         self._bind(body[origin])
         for statement in body[origin + 1 : at]:
@@ -145,15 +147,15 @@ class _Reader:
 
     def _at(self, block: Sequence[ast.stmt]) -> int:
         for index, statement in enumerate(block):
-            if holds(statement, self._call):
+            if contains(statement, self._call):
                 return index
-        raise Unclear("the loss is computed in an else", self._call)
+        raise Missed("the loss is computed in an else", self._call)
 
     def _origin(self, before: Sequence[ast.stmt]) -> int:
         """The index of the statement that the loss's first argument comes from."""
         given = self._argument(0)
         if not isinstance(given, ast.Name):
-            raise Unclear(f"the loss is not computed from logits but from {ast.unparse(given)}", given)
+            raise Missed(f"the loss is not computed from logits but from {ast.unparse(given)}", given)
         for index in range(len(before) - 1, -1, -1):
             statement = before[index]
             name, value = binding(statement)
@@ -161,8 +163,8 @@ class _Reader:
                 if name not in used_names([value]):
                     return index
             elif given.id in bound_names([statement]) and not isinstance(statement, ast.If):
-                raise Unclear(f"{given.id} is bound in a {type(statement).__name__.lower()}", statement)
-        raise Unclear(f"{given.id} does not come from a statement of the forward itself", given)
+                raise Missed(f"{given.id} is bound in a {type(statement).__name__.lower()}", statement)
+        raise Missed(f"{given.id} does not come from a statement of the forward itself", given)
 
     def _bind(self, statement: ast.stmt) -> None:
         self._logits.bind(statement)
@@ -175,7 +177,7 @@ class _Reader:
         name, value = binding(statement)
         if value is None:
             used = "logits are used in another way" if self._logits.mentioned(statement) else "not plain"
-            raise Unclear(f"a statement between the head and the loss: {used}", statement)
+            raise Missed(f"a statement between the head and the loss: {used}", statement)
         value = self._moved(value)
         if self._logits.mentioned(value):
             self._bind(statement)
@@ -191,7 +193,7 @@ class _Reader:
     def _conditional(self, statement: ast.If) -> None:
         """Read ``if cap is not None:`` around steps with ``cap``; upstream handles any other branch."""
         if not self._logits.mentioned(statement):
-            raise Unclear("a branch between the head and the loss", statement)
+            raise Missed("a branch between the head and the loss", statement)
         found = None if statement.orelse else _optional(self._logits.copy(), statement)
         if found is None:
             self._avoid(statement)
@@ -208,11 +210,11 @@ class _Reader:
             if is_plain(test) and not self._logits.mentioned(test) and used_names([test]).isdisjoint(late):
                 self._conditions.append(self._known(test))
                 return
-        raise Unclear("logits are used in another way", statement)
+        raise Missed("logits are used in another way", statement)
 
     def _known(self, node: ast.expr) -> ast.expr:
         if not self._popped.keys().isdisjoint(used_names([node])):
-            raise Unclear(f"{ast.unparse(node)} uses a value popped from the keywords", node)
+            raise Missed(f"{ast.unparse(node)} uses a value popped from the keywords", node)
         return self._logits.known(node)
 
     def _moved(self, node: ast.expr) -> ast.expr:
@@ -232,11 +234,11 @@ class _Reader:
                 return keyword.value
         if len(self._call.args) > position:
             return self._call.args[position]
-        raise Unclear(f"the loss is called without {_OPERANDS[position]}", self._call)
+        raise Missed(f"the loss is called without {_OPERANDS[position]}", self._call)
 
     def _operands(self) -> tuple[ast.expr, ast.expr, tuple[ast.keyword, ...]]:
         if len(self._call.args) > 3 or any(isinstance(given, ast.Starred) for given in self._call.args):
-            raise Unclear("the loss is called with other positional arguments", self._call)
+            raise Missed("the loss is called with other positional arguments", self._call)
         others = [keyword for keyword in self._call.keywords if keyword.arg not in _OPERANDS]
         labels, vocabulary = self._moved(self._argument(1)), self._argument(2)
         return self._known(labels), self._known(vocabulary), tuple(self._keywords(others))
@@ -250,14 +252,14 @@ class _Reader:
                 continue
             keywords, key, default = popped
             if keyword.arg != key or keywords not in forwarded:
-                raise Unclear(f"{key} was popped from {keywords} and is passed as {keyword.arg}", self._call)
+                raise Missed(f"{key} was popped from {keywords} and is passed as {keyword.arg}", self._call)
             yield ast.keyword(arg=key, value=default)
 
     def _head(self) -> tuple[ast.expr, ast.expr, ast.expr | None]:
         """The head, its argument, and a module that is applied to the argument first."""
         head = self._logits.head
         if head is None:
-            raise Unclear("no head is called", self._call)
+            raise Missed("no head is called", self._call)
         argument = _only_argument(head)
         before_head = argument.func if isinstance(argument, ast.Call) else None
         if before_head is not None and chain(before_head).startswith("self.") and not is_plain(argument):
@@ -265,7 +267,7 @@ class _Reader:
         else:
             before_head = None
         if not is_plain(argument):
-            raise Unclear(f"{ast.unparse(argument)} is not plain", argument)
+            raise Missed(f"{ast.unparse(argument)} is not plain", argument)
         return head.func, argument, before_head
 
     # After the loss
@@ -279,7 +281,7 @@ class _Reader:
             output = value
             del rest[-1]
         if not isinstance(output, ast.Call) or not chain(output.func)[:1].isupper():
-            raise Unclear("the forward does not end by creating an output", end)
+            raise Missed("the forward does not end by creating an output", end)
         for statement in rest:
             if self._logits.mentioned(statement):
                 self._avoid(statement, {loss, *bound_names(self._copied)})
@@ -291,13 +293,13 @@ class _Reader:
         logits = next((keyword.value for keyword in output.keywords if keyword.arg == "logits"), None)
         others = [*output.args, *(keyword.value for keyword in output.keywords if keyword.arg != "logits")]
         if not isinstance(logits, ast.Name) or any(map(self._logits.mentioned, others)):
-            raise Unclear("the output does not contain the logits, or not only as logits", output)
+            raise Missed("the output does not contain the logits, or not only as logits", output)
         return logits.id
 
     def _steps_of(self, output: ast.Call) -> tuple[Step, ...]:
         steps = self._logits.steps(self._argument(0))
         if steps is None or self._logits.held.get(self._returned(output)) != steps:
-            raise Unclear("the output and the loss use different logits", output)
+            raise Missed("the output and the loss use different logits", output)
         return steps
 
     def _needed(self, output: ast.Call, bound: set[str]) -> tuple[ast.stmt, ...]:
@@ -312,7 +314,7 @@ class _Reader:
         lost = (bound_names(self._left_out) | popped_from) & needed
         lost -= {*bound, *(binding(statement)[0] for statement in copied)}
         if lost:
-            raise Unclear(f"{', '.join(sorted(lost))} is used after the loss", output)
+            raise Missed(f"{', '.join(sorted(lost))} is used after the loss", output)
         return tuple(copied)
 
 
@@ -329,7 +331,7 @@ def _optional(logits: Logits, statement: ast.If) -> Logits | None:
         value = logits.known(value)
         for one in statement.body:
             logits.bind(one)
-    except Unclear:
+    except Missed:
         return None
     if logits.held.keys() != before.keys():
         return None
@@ -355,7 +357,7 @@ def _only_with(value: ast.expr, step: Step) -> Step | None:
 def _only_argument(call: ast.expr) -> ast.expr:
     if isinstance(call, ast.Call) and len(call.args) == 1 and not call.keywords:
         return call.args[0]
-    raise Unclear(f"{ast.unparse(call)[:60]} takes more than hidden states", call)
+    raise Missed(f"{ast.unparse(call)[:60]} takes more than hidden states", call)
 
 
 def _popped(node: ast.expr) -> tuple[str, str, ast.expr] | None:

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.plain import Unclear, chain, is_plain
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import chain, is_plain
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
-from veomni_hook.patches.routes.splice import free_name, in_place
+from veomni_hook.patches.routes.insertion import free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
 
@@ -41,10 +42,10 @@ def find(view: ModuleView) -> Iterator[Site]:
         site = partial(Site, OP, f"{owner.name}.forward", part=PART)
         try:
             call, logits = _scored(forward, pooling)
-        except Unclear as reason:
+        except Missed as reason:
             yield site(Status.MISSED, reason=f"nearest is {VARIANT}: {reason}", lineno=pooling.lineno)
             continue
-        slot = SlotSpec(slot_name(OP, VARIANT), OP, VARIANT)
+        slot = formula_slot(OP, VARIANT)
         yield site(
             Status.ROUTED,
             variant=VARIANT,
@@ -54,7 +55,7 @@ def find(view: ModuleView) -> Iterator[Site]:
                 "hidden_states": view.text(call.args[0]),
                 "logits": logits,
             },
-            splices=_splices(view, forward, call, slot.name),
+            edits=_edits(view, forward, call, slot.name),
             slots=(slot,),
             lineno=call.lineno,
         )
@@ -77,27 +78,27 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
     """The call that scores all positions, and the name of what it returns."""
     picked = pooling.value
     if pooling not in forward.body:
-        raise Unclear("scores are pooled in a branch", pooling)
+        raise Missed("scores are pooled in a branch", pooling)
     if not isinstance(picked, ast.Subscript) or not isinstance(picked.value, ast.Name):
-        raise Unclear(f"scores are computed, not selected: {ast.unparse(picked)[:60]}", picked)
+        raise Missed(f"scores are computed, not selected: {ast.unparse(picked)[:60]}", picked)
     index = picked.slice.elts if isinstance(picked.slice, ast.Tuple) else []
     if len(index) != 2 or not isinstance(index[0], ast.Call) or not chain(index[0].func).endswith(".arange"):
-        raise Unclear("scores are not selected by position for every row", picked)
+        raise Missed("scores are not selected by position for every row", picked)
     name = picked.value.id
     bindings = [node for node in _uses(forward, name) if not isinstance(node.ctx, ast.Load)]
     assigned = (s for s in forward.body if isinstance(s, ast.Assign) and s.targets[0] in bindings)
     statement = next(assigned, None)
     if len(bindings) != 1 or statement is None or len(statement.targets) != 1:
-        raise Unclear(f"{name} is bound more than once, or in a branch", pooling)
+        raise Missed(f"{name} is bound more than once, or in a branch", pooling)
     call = statement.value
     if not isinstance(call, ast.Call) or not chain(call.func).startswith("self."):
-        raise Unclear(f"{name} is not the result of a module", statement)
+        raise Missed(f"{name} is not the result of a module", statement)
     if len(call.args) != 1 or call.keywords or not is_plain(call.args[0]):
-        raise Unclear(f"{ast.unparse(call.func)} takes more than hidden states", call)
+        raise Missed(f"{ast.unparse(call.func)} takes more than hidden states", call)
     allowed = {id(picked.value), *map(id, bindings), *_harmless(forward, name)}
     for node in _uses(forward, name):
         if id(node) not in allowed:
-            raise Unclear(f"{name} is used in another way", node)
+            raise Missed(f"{name} is used in another way", node)
     return call, name
 
 
@@ -123,7 +124,7 @@ def _harmless(forward: FunctionNode, name: str) -> Iterator[int]:
                 yield id(given["logits"])
 
 
-def _splices(view: ModuleView, forward: FunctionNode, call: ast.Call, slot: str) -> tuple[Splice, ...]:
+def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call, slot: str) -> tuple[Edit, ...]:
     kernel = free_name(forward, "kernel")
     hidden_states, score = view.text(call.args[0]), view.text(call.func)
     indent = view.document.indent(call)

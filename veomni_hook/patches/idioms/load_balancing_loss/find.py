@@ -7,15 +7,11 @@ them. Only the callee of a call changes, to ``slot.at(self, callee)``, so that t
 from __future__ import annotations
 
 import ast
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 
 from veomni_hook.patches.code.calls import Calls, CallSite
-from veomni_hook.patches.code.cases import Case
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.parameters import parameters_as
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.graph import (
     ARGUMENT,
@@ -23,38 +19,27 @@ from veomni_hook.patches.graph import (
     Form,
     Match,
     Node,
-    Scope,
     Unknown,
-    canonical,
     digest,
     match,
 )
-from veomni_hook.patches.graph.forms import reference_scope
-from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.site import Site, Status, slot_name
-from veomni_hook.patches.routes.splice import in_place
+from veomni_hook.patches.idioms.load_balancing_loss.read import OP, forms, spellings
+from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.slot_code import parameters_as
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import SlotSpec, formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
-OP = "load_balancing_loss"
 CANDIDATES = "Every function whose name contains load_balancing_loss."
 _NAME = "load_balancing_loss"
-# Whether the logits are None, whether they are a tuple, whether the mask is None.
-_CASES = ((True, False, True), (False, False, True), (False, True, True), (False, True, False))
 
 
-def find(view: ModuleView) -> Sequence[Site]:
+def find(view: ModuleView) -> Iterator[Site]:
     """Every function of a module that may compute the loss, and every call of one."""
     if _NAME not in view.document.source:
-        return ()
-    # linear_cross_entropy needs these sites, too: its guard repeats the statements with these calls.
-    if OP not in view.found:
-        view.found[OP] = tuple(_sites(view))
-    return view.found[OP]
-
-
-def _sites(view: ModuleView) -> Iterator[Site]:
+        return
     functions = {name: node for name, node in view.functions.items() if _NAME in name}
     calls = Calls(view.document, functions)
     for name, node in functions.items():
@@ -88,7 +73,7 @@ def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite
         slot.variant,
         reason="" if owned else site.reason or "its position in the source is unknown",
         form=form,
-        splices=(in_place(view, site.node, f"{slot.name}.at({site.owner}, {callee})"),) if owned else (),
+        edits=(in_place(view, site.node, f"{slot.name}.at({site.owner}, {callee})"),) if owned else (),
         slots=(slot,) if owned else (),
         relies_on=(name,),
         counted=False,
@@ -103,20 +88,20 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
         return Difference(text, 0.0, function.lineno)
     if view.scope.functions.get(function.name) is not function:
         return Difference("it is not the only definition of its name", 0.0, function.lineno)
-    forms = _forms(function, view.scope)
-    if isinstance(forms, Unknown):
-        return Difference(f"{forms.reason} (line {forms.lineno})", 0.0, forms.lineno)
+    found = forms(function, view.scope)
+    if isinstance(found, Unknown):
+        return Difference(f"{found.reason} (line {found.lineno})", 0.0, found.lineno)
     nearest = Difference("it has other parameters", 0.0, function.lineno)
-    for variant, spelling in _spellings():
-        found = [_matched(one, other) for one, other in zip(spelling, forms, strict=True)]
-        differences = [each for each in found if isinstance(each, Difference)]
+    for variant, spelling in spellings():
+        matches = [_matched(one, other) for one, other in zip(spelling, found, strict=True)]
+        differences = [each for each in matches if isinstance(each, Difference)]
         if not differences:
-            operands = {str(node.value): name for each in found for name, node in _bindings(each).items()}
+            operands = {str(node.value): name for each in matches for name, node in _bindings(each).items()}
             parameters = parameters_as(function, operands)
             if parameters is not None and parameter_names(function) == operands.keys():
-                slot = SlotSpec(slot_name(OP, variant), OP, variant, parameters)
-                inlined = tuple(dict.fromkeys(name for form in forms for name in form.inlined))
-                return "-".join(digest(form) for form in forms[2:]), slot, inlined
+                slot = formula_slot(OP, variant, parameters)
+                inlined = tuple(dict.fromkeys(name for form in found for name in form.inlined))
+                return "-".join(digest(form) for form in found[2:]), slot, inlined
         elif differences[0].depth >= nearest.depth:
             nearest = differences[0]
     return nearest
@@ -128,37 +113,3 @@ def _matched(pattern: Form, found: Form) -> Match | Difference:
 
 def _bindings(made: Match | Difference) -> Mapping[str, Node]:
     return made.bindings if isinstance(made, Match) else {}
-
-
-@cache
-def _spellings() -> tuple[tuple[str, tuple[Form, ...]], ...]:
-    """The forms of every spelling, each with its variant."""
-    found = []
-    for path, variant in (("reference.py", ""), ("spellings.py", "softmax_topk")):
-        scope = reference_scope(f"kernels/{OP}/{path}")
-        for name, function in scope.functions.items():
-            forms = _forms(function, scope)
-            if not isinstance(forms, Unknown):
-                found.append((variant or name, forms))
-    return tuple(found)
-
-
-def _forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
-    """The forms of a function for each case of `_CASES`: kinds of logits, with and without a mask."""
-    parameters = [parameter.arg for parameter in function.args.args]
-    if len(parameters) < 2:
-        return Unknown("it takes no logits and mask", function.lineno)
-    forms = []
-    for absent, is_tuple, unmasked in _CASES:
-        facts = {
-            f"{parameters[0]} is None": absent,
-            f"isinstance({parameters[0]}, tuple)": is_tuple,
-            f"{parameters[-1]} is None": unmasked,
-        }
-        made = copy.copy(function)
-        made.body = Case(facts).block(function.body)
-        form = canonical(made, scope, body=made.body)
-        if isinstance(form, Unknown):
-            return form
-        forms.append(form)
-    return tuple(forms)

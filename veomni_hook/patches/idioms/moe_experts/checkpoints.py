@@ -12,10 +12,11 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.routes.site import Site, Splice, Status
-from veomni_hook.patches.routes.splice import before_statement
+from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -46,16 +47,16 @@ def find(view: ModuleView) -> Iterator[Site]:
     for owner in view.classes.values() if _LOAD in view.document.source else ():
         methods = view.methods(owner)
         for name, (check, read) in checks.items() if checks.keys() <= methods.keys() else ():
-            splices: list[Splice] = []
+            edits: list[Edit] = []
             # Without additions at the end, the list would contain less than the error that it replaces.
             known = name != _START or _reports(methods[_FINISH])
             for statement, names in read(methods[name]).items() if known else ():
                 code = _CODE.format(check, ", ".join(names))
-                splices += before_statement(view, methods[name], statement, code, _COMMENT)
-            status = Status.ROUTED if splices else Status.MISSED
-            reason = "checks the checkpoint's experts" if splices else "the loading code is unknown"
+                edits += before_statement(view, methods[name], statement, code, _COMMENT)
+            status = Status.ROUTED if edits else Status.MISSED
+            reason = "checks the checkpoint's experts" if edits else "the loading code is unknown"
             at, line = f"{owner.name}.{name}", methods[name].lineno
-            yield Site(OP, at, status, reason=reason, splices=tuple(splices), counted=False, lineno=line)
+            yield Site(OP, at, status, reason=reason, edits=tuple(edits), counted=False, lineno=line)
 
 
 def _asks_for_list(function: FunctionNode) -> Loading:

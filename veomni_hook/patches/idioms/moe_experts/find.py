@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 
-from veomni_hook.patches.code.attributes import initialised, statements_of_init
 from veomni_hook.patches.code.document import FunctionNode, has_docstring
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import (
@@ -27,22 +26,25 @@ from veomni_hook.patches.graph import (
     Rule,
     Unknown,
     canonical,
+    constant,
     digest,
     match,
+    rebuild,
     recognised,
     reference_form,
+    reference_scope,
     source,
     variant_names,
     walk,
 )
-from veomni_hook.patches.graph.forms import reference_scope
-from veomni_hook.patches.graph.nodes import constant, rebuild
-from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES, Loop, OtherLoop, read_loop
-from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.ask import ask
-from veomni_hook.patches.routes.site import Site, Status, slot_name
-from veomni_hook.patches.routes.splice import as_lambda, before_body, decorate
+from veomni_hook.patches.idioms.moe_experts.members import is_identity, is_numbered, parameter_shapes
+from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES, Loop, read_loop
+from veomni_hook.patches.routes.insertion import before_body, decorate
+from veomni_hook.patches.routes.slot_code import as_lambda, ask
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -52,10 +54,8 @@ CANDIDATES = (
     "of which the first is named after experts"
 )
 
-_PARAMETER = re.compile(r"(torch\.)?nn\.Parameter\(torch\.\w+\(.+\)\)", re.DOTALL)
 _STACKED = 3
-_NUMBERED = re.compile(r"for (\w+) in range\([\w.]+\):\n    self\[f'\w*\{\1\}'\]")
-_REFERENCE = "kernels/moe_experts/reference.py"
+_REFERENCE = pattern_file(OP)
 #: The dtype in which results are summed, by what a reference passes for it.
 _SUMMED_IN = {"": "hidden", "torch.float32": "float32", "top_k_weights.dtype": "weights"}
 _RULES: Mapping[str, Rule] = {
@@ -78,10 +78,6 @@ _GROUPED = re.compile(
 )
 
 
-class _Miss(Exception):
-    """No variant computes the same; the message names the nearest variant and the first difference."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Found:
     """A recognised formula: ``operands`` are the kernel's arguments, as source text."""
@@ -99,7 +95,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         named = owner.name.endswith(("Experts", "NaiveMoe"))
         if not named and ("Parameter(" not in (text := view.text(owner)) or "expert" not in text):
             continue
-        shapes = _parameters(owner)
+        shapes = parameter_shapes(owner)
         if not named and not any(
             len(shape) == _STACKED and "expert" in shape[0] for shape in shapes.values()
         ):
@@ -108,31 +104,12 @@ def find(view: ModuleView) -> Iterator[Site]:
         target = f"{owner.name}.forward" if forward is not None else owner.name
         try:
             if forward is None:
-                raise _Miss("it defines no forward")
+                raise Missed("it defines no forward")
             found = _recognised(view, owner, forward, shapes)
-        except _Miss as miss:
+        except Missed as miss:
             yield Site(OP, target, Status.MISSED, reason=str(miss), lineno=owner.lineno)
         else:
             yield _routed(view, owner, forward, found)
-
-
-def _parameters(owner: ast.ClassDef) -> dict[str, list[str]]:
-    """The parameters that ``__init__`` creates, with their dimensions as source text.
-
-    A dimension that ``__init__`` also stores has the attribute's name: ``self.num_experts``.
-    """
-    shapes: dict[str, list[str]] = {}
-    kept: dict[str, str] = {}
-    for name, value in initialised(owner):
-        if _PARAMETER.fullmatch(ast.unparse(value)) is None:
-            kept[ast.unparse(value)] = f"self.{name}"
-        elif isinstance(value, ast.Call) and isinstance(made_of := value.args[0], ast.Call):
-            sizes = made_of.args
-            if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
-                sizes = sizes[0].elts
-            if sizes:
-                shapes[name] = [ast.unparse(size) for size in sizes]
-    return {name: [kept.get(size, size) for size in shape] for name, shape in shapes.items()}
 
 
 def _recognised(
@@ -142,20 +119,20 @@ def _recognised(
         return _grouped(grouped, shapes)
     form = canonical(forward, view.scope, owner)
     if isinstance(form, Unknown):
-        raise _Miss(f"it is not followed: {form.reason} (line {form.lineno})")
+        raise Missed(f"it is not followed: {form.reason} (line {form.lineno})")
     if form.receiver != "self":
-        raise _Miss("its first parameter is not self")
+        raise Missed("its first parameter is not self")
     if all(node.op != "loop" for node in walk(form.result)):
         return _as_a_whole(form)
     try:
         loop = read_loop(form)
-    except OtherLoop as other:
-        raise _Miss(f"nearest is gated: {other}") from None
+    except Missed as other:
+        raise Missed(f"nearest is gated: {other}") from None
     ways = [_with_floats(way.node) for way in loop.ways]
     if len(ways) == 2:
         variant, operands = _or_identity(view, owner, shapes, loop)
     elif len(ways) > 2:
-        raise _Miss("nearest is gated_or_identity: it has more than two branches")
+        raise Missed("nearest is gated_or_identity: it has more than two branches")
     elif loop.count is None:
         variant, operands = _by_mask(view, owner, loop)
     else:
@@ -177,14 +154,14 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
             differences.append((-other, bound.depth, f"nearest is {variant}: {bound.text}"))
             continue
         if dtype != loop.dtype:
-            raise _Miss(f"nearest is {variant}: results are summed in {loop.dtype}, not {dtype}")
+            raise Missed(f"nearest is {variant}: results are summed in {loop.dtype}, not {dtype}")
         for held in loop.stacked.values():
             # The mask needs one row for every expert, besides the sentinel's row.
             count = shapes.get(str(held.value), ["something unknown"])[0]
             if not loop.holds(count):
-                raise _Miss(f"nearest is {variant}: self.{held.value} is stacked over {count}")
+                raise Missed(f"nearest is {variant}: self.{held.value} is stacked over {count}")
         return variant, bound
-    raise _Miss(max(differences)[-1])
+    raise Missed(max(differences)[-1])
 
 
 @cache
@@ -210,9 +187,9 @@ def _or_identity(
         module = same["module"] if isinstance(same, dict) else module
     if isinstance(gated, Difference) or isinstance(same, Difference):
         text = gated.text if isinstance(gated, Difference) else same.text  # type: ignore[union-attr]
-        raise _Miss(f"nearest is gated_or_identity: {text}")
-    if module != "None" and not _is_identity(view, owner, module):
-        raise _Miss(f"nearest is gated_or_identity: {module} is not an Identity")
+        raise Missed(f"nearest is gated_or_identity: {text}")
+    if module != "None" and not is_identity(view, owner, module):
+        raise Missed(f"nearest is gated_or_identity: {module} is not an Identity")
     test = loop.ways[0].tests[0][0]
     past, absent = test.args if test.op == "or" and len(test.args) == 2 else (test, test)
     number = source(past.args[0]) if past.op == "le" and past.args[1] == EXPERT else ""
@@ -226,49 +203,25 @@ def _or_identity(
         shapes.get(gated[name].removeprefix("self."), [""])[0] for name in ("gate_up_proj", "down_proj")
     ]
     if not loop.holds(counts[0]) or counts[1] != number or loop.dtype != "hidden":
-        raise _Miss(f"nearest is gated_or_identity: another choice of experts (line {test.lineno})")
+        raise Missed(f"nearest is gated_or_identity: another choice of experts (line {test.lineno})")
     return "gated_or_identity", {**gated, "num_experts": number, "identity": module}
-
-
-def _is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
-    made = [
-        view.scope.dotted(value.func)
-        for name, value in initialised(owner)
-        if isinstance(value, ast.Call) and f"self.{name}" == attribute
-    ]
-    return made == ["torch.nn.Identity"]
 
 
 def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop) -> tuple[str, dict[str, str]]:
     """Experts that are modules in a dictionary, selected by a mask."""
     bound = _bound("module_expert", loop, 0)
     if isinstance(bound, Difference):
-        raise _Miss(f"nearest is modules: {bound.text}")
-    if not _is_numbered(view, owner) or loop.dtype != "hidden":
-        raise _Miss("nearest is modules: they are not a dictionary's only values, in order")
+        raise Missed(f"nearest is modules: {bound.text}")
+    if not is_numbered(view, owner) or loop.dtype != "hidden":
+        raise Missed("nearest is modules: they are not a dictionary's only values, in order")
     return "modules", {"experts": "self.values()"}
-
-
-def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
-    """Whether ``__init__`` fills a ``ModuleDict`` only with numbered modules, in order."""
-    nodes = list(statements_of_init(owner))
-    loops = [node for node in nodes if isinstance(node, ast.For)]
-    stored = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
-    assigned = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)]
-    others = [node for node in assigned if node.targets != stored]
-    return (
-        [view.scope.dotted(base) for base in owner.bases] == ["torch.nn.ModuleDict"]
-        and len(loops) == len(stored) == 1
-        and not others
-        and _NUMBERED.match(ast.unparse(loops[0])) is not None
-    )
 
 
 def _as_a_whole(form: Form) -> _Found:
     """Experts without a loop."""
     made = recognised(_REFERENCE, form, _WHOLE_RULES, names=_WHOLE, otherwise=TENSOR)
     if isinstance(made, Difference):
-        raise _Miss(made.text)
+        raise Missed(made.text)
     variant, bound = made
     arguments = reference_form(_REFERENCE, variant).arguments
     operands = {name: source(bound.bindings[name], form.receiver) for name in arguments}
@@ -289,7 +242,7 @@ def _grouped(found: re.Match[str], shapes: Mapping[str, list[str]]) -> _Found:
     """Experts that use lists of rows and results, which the graph does not follow."""
     weight, count = found["weight"], found["count"]
     if shapes.get(weight, [""])[0] != count:
-        raise _Miss(f"nearest is grouped_linear: self.{weight} is not stacked over {count}")
+        raise Missed(f"nearest is grouped_linear: self.{weight} is not stacked over {count}")
     operands = {"inputs": found["inputs"], "expert_size": found["expert_size"], "weight": f"self.{weight}"}
     return _Found("grouped_linear", operands, digest(reference_form(_REFERENCE, "grouped_linear")))
 
@@ -325,13 +278,13 @@ def _with_floats(node: Node) -> Node:
 
 
 def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: _Found) -> Site:
-    slot = slot_name(OP, found.variant)
-    code = ask(forward, slot, "self", list(found.operands.values()))
-    splices = before_body(view, forward, code, f"{OP}/{found.variant}")
+    slot = formula_slot(OP, found.variant)
+    code = ask(forward, slot.name, "self", list(found.operands.values()))
+    edits = before_body(view, forward, code, f"{OP}/{found.variant}")
     if owner.decorator_list:
         comment = f"{OP}/{found.variant}: calls that a kernel takes reach the guard in forward"
         taking = as_lambda(forward, list(found.operands.values()))
-        splices = (*decorate(view, owner, f"{slot}.reached({taking})", comment), *splices)
+        edits = (*decorate(view, owner, f"{slot.name}.reached({taking})", comment), *edits)
     return Site(
         OP,
         f"{owner.name}.forward",
@@ -339,8 +292,8 @@ def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found:
         variant=found.variant,
         form=found.form,
         captures=dict(found.operands),
-        splices=splices,
-        slots=(SlotSpec(slot, OP, found.variant),),
+        edits=edits,
+        slots=(slot,),
         relies_on=(*found.relies_on, *found.inlined),
         skips={f"{owner.name}.forward": found.inlined} if found.inlined else {},
         lineno=forward.lineno,

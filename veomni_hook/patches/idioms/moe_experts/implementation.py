@@ -16,10 +16,11 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.routes.site import Site, Splice, Status
-from veomni_hook.patches.routes.splice import after_body, before_body
+from veomni_hook.patches.routes.insertion import after_body, before_body
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -51,13 +52,13 @@ def find(view: ModuleView) -> Iterator[Site]:
             )
 
 
-def _site(target: str, function: FunctionNode, splices: tuple[Splice, ...]) -> Site:
+def _site(target: str, function: FunctionNode, edits: tuple[Edit, ...]) -> Site:
     return Site(
         op=OP,
         target=target,
         status=Status.ROUTED,
         reason="notes the user's experts_implementation",
-        splices=splices,
+        edits=edits,
         counted=False,
         lineno=function.lineno,
     )
@@ -72,7 +73,7 @@ def _code(name: str, arguments: str) -> str:
     return f"from {_MODULE} import {name}\n\n{name}({arguments})"
 
 
-def _call_before(view: ModuleView, function: FunctionNode, name: str, arguments: str) -> tuple[Splice, ...]:
+def _call_before(view: ModuleView, function: FunctionNode, name: str, arguments: str) -> tuple[Edit, ...]:
     return before_body(view, function, _code(name, arguments), _COMMENT)
 
 

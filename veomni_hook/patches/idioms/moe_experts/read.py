@@ -14,14 +14,23 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from veomni_hook.patches.graph import Form, Node, branches, source, walk
-from veomni_hook.patches.graph.dtypes import FLOAT32
-from veomni_hook.patches.graph.forms import Leaf
-from veomni_hook.patches.graph.nodes import constant, is_constant, rebuild
-from veomni_hook.patches.graph.normal import renewed
-from veomni_hook.patches.graph.text import can_be_said
+from veomni_hook.patches.graph import (
+    FLOAT32,
+    Form,
+    Leaf,
+    Node,
+    branches,
+    constant,
+    has_source,
+    is_constant,
+    rebuild,
+    renormalised,
+    source,
+    walk,
+)
+from veomni_hook.patches.site import Missed
 
-__all__ = ["EXPERT", "ROUTING", "STATES", "Loop", "OtherLoop", "read_loop"]
+__all__ = ["EXPERT", "ROUTING", "STATES", "Loop", "read_loop"]
 
 
 def _argument(name: str) -> Node:
@@ -40,10 +49,6 @@ _NUMBERED = re.compile(
     r"JoinedStr\(values=\[Constant\(value='\w*'\), FormattedValue\(value=(Subscript\(value=)?Name\(id='\w+', "
     r"ctx=Load\(\)\)(, slice=Constant\(value=0\), ctx=Load\(\)\))?, conversion=-1\)\]\)"
 )
-
-
-class OtherLoop(Exception):
-    """The form is not a loop over experts; the message says where it differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ def read_loop(form: Form) -> Loop:
     """Read the form of a ``forward``.
 
     Raises:
-        OtherLoop: it is not a loop over experts.
+        Missed: it is not a loop over experts.
     """
     return _Reader().read(form)
 
@@ -96,14 +101,14 @@ class _Reader:
         cast = result.args[1] if result.op == "cast" else None
         loop = result.args[0] if cast is not None else result
         if loop.op != "loop" or len(loop.args) != 3:
-            raise OtherLoop("no loop over experts")
+            raise Missed("no loop over experts")
         iterated, start, step = loop.args
         self._hits(self._routing(iterated))
         dtype = self._start(start)
         if (cast is None and dtype != "hidden") or cast not in (None, Node("dtype", (self.hidden,))):
-            raise OtherLoop("the result has another dtype")
+            raise Missed("the result has another dtype")
         if empty not in (None, start):
-            raise OtherLoop("it returns something else if no expert is chosen")
+            raise Missed("it returns something else if no expert is chosen")
         added = self._added(self._rows(self._routing(step)), dtype)
         self._check_effects([self._rows(self._routing(effect)) for effect in form.effects], added)
         hidden, index, weights = (str(node.value) for node in (self.hidden, self.index, self.weights))
@@ -125,7 +130,7 @@ class _Reader:
                 return self._routing(inner.args[0])
             return None
 
-        return rebuild(node, replace, renewed)
+        return rebuild(node, replace, renormalised)
 
     def _hits(self, hits: Node) -> None:
         """Check that the loop iterates over the experts with tokens."""
@@ -135,26 +140,26 @@ class _Reader:
         summed = compared.args[1] if compared.op == "lt" and is_constant(compared.args[0], 0) else _NONE
         mask = summed.args[0] if summed.op == "sum" and summed.args[1] == _LAST_TWO else _NONE
         if mask.op != "permute" or mask.args[1] != _REVERSED or not is_constant(summed.args[2], value=False):
-            raise OtherLoop(f"it does not iterate over the experts with tokens (line {hits.lineno})")
+            raise Missed(f"it does not iterate over the experts with tokens (line {hits.lineno})")
         self.mask, self.index = mask, mask.args[0]
         if self.index.op == "one_hot":
             self.index, self.count = self.index.args
         if self.index.op != "argument":
-            raise OtherLoop(f"the ids are not a parameter (line {mask.lineno})")
+            raise Missed(f"the ids are not a parameter (line {mask.lineno})")
 
     def _start(self, start: Node) -> str:
         """The dtype of the accumulated result."""
         if start.op != "zeros_like" or start.args[0].op != "argument":
-            raise OtherLoop(f"the result does not start as zeros like a parameter (line {start.lineno})")
+            raise Missed(f"the result does not start as zeros like a parameter (line {start.lineno})")
         self.hidden, dtype, layout, device, *_ = start.args
         if layout != _NONE or device not in (_NONE, Node("device", (self.hidden,))):
-            raise OtherLoop(f"the result is on another device (line {start.lineno})")
+            raise Missed(f"the result is on another device (line {start.lineno})")
         if dtype in (_NONE, Node("dtype", (self.hidden,))):
             return "hidden"
         if dtype == FLOAT32:
             return "float32"
         if dtype.op != "dtype" or dtype.args[0].op != "argument":
-            raise OtherLoop(f"the result has another dtype (line {start.lineno})")
+            raise Missed(f"the result has another dtype (line {start.lineno})")
         self.weights = dtype.args[0]
         return "weights"
 
@@ -167,8 +172,8 @@ class _Reader:
         places = {
             Node("item", (each, constant(n))).key: (_PLACE, _TOKEN)[n] for each in found for n in (0, 1)
         }
-        node = rebuild(node, lambda inner: places.get(inner.key), renewed)
-        return rebuild(node, self._row, renewed)
+        node = rebuild(node, lambda inner: places.get(inner.key), renormalised)
+        return rebuild(node, self._row, renormalised)
 
     def _row(self, node: Node) -> Node | None:
         if node.op == "dtype" and node.args[0] == self.hidden:
@@ -193,10 +198,10 @@ class _Reader:
         while step.op == "branch" and step.args[1].op == "carried" and self._skips_nobody(step.args[0]):
             step = step.args[2]
         if step.op != "index_add" or step.args[0].op != "carried" or step.args[1:3] != (constant(0), _TOKEN):
-            raise OtherLoop(f"it does not add every expert's rows to the result (line {step.lineno})")
+            raise Missed(f"it does not add every expert's rows to the result (line {step.lineno})")
         added, alpha = step.args[3:]
         if not is_constant(alpha, 1):
-            raise OtherLoop(f"it adds a multiple (line {step.lineno})")
+            raise Missed(f"it adds a multiple (line {step.lineno})")
         kept = [Node("dtype", (step.args[0],)), FLOAT32 if dtype == "float32" else _NONE]
         kept.append(Node("dtype", (STATES,)) if dtype == "hidden" else _NONE)
         return added.args[0] if added.op == "cast" and added.args[1] in kept else added
@@ -207,7 +212,7 @@ class _Reader:
             return True
         # Id E has no row in a mask with E rows, and the last row in a mask with E + 1 rows.
         last = [number for number in test.args if number != EXPERT]
-        if test.op != "eq" or len(last) != 1 or self.count is None or not can_be_said(last[0]):
+        if test.op != "eq" or len(last) != 1 or self.count is None or not has_source(last[0]):
             return False
         return source(last[0]) in _counted(self.count)
 
@@ -216,14 +221,14 @@ class _Reader:
         parts = {node.key for node in walk(added)}
         for effect in effects:
             if effect.key not in parts and effect not in (EXPERT, _TOKEN) and not _asks(effect):
-                raise OtherLoop(f"it also calls something (line {effect.lineno})")
+                raise Missed(f"it also calls something (line {effect.lineno})")
 
 
 def _counted(count: Node) -> list[str]:
     """The number of rows of a mask, and the number without the sentinel's row, as source text."""
-    found = [count] if can_be_said(count) else []
+    found = [count] if has_source(count) else []
     if count.op == "add" and constant(1) in count.args:
-        found += [number for number in count.args if number != constant(1) and can_be_said(number)]
+        found += [number for number in count.args if number != constant(1) and has_source(number)]
     return [source(number) for number in found]
 
 

@@ -9,125 +9,37 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
-from veomni_hook.patches.code.runs import Run, at_hand, loaded, replaced, target
-from veomni_hook.patches.code.scope import bound_names
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.statement_runs import Run, simple_target
+from veomni_hook.patches.code.substitution import swapped
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.graph import (
-    ANY,
-    FUNCTION,
-    NUMBER,
-    Difference,
-    Form,
-    Node,
-    Rule,
-    Unknown,
-    digest,
-    match,
-    reference_form,
-    specific_first,
-    walk,
+from veomni_hook.patches.graph import Difference, Form, Node, digest, match, walk
+from veomni_hook.patches.idioms.moe_router.guard import operands, router_guard
+from veomni_hook.patches.idioms.moe_router.read import (
+    OP,
+    RULES,
+    Pattern,
+    Routing,
+    flat,
+    form_of_locals,
+    is_by_number,
+    is_matrix,
+    patterns,
 )
-from veomni_hook.patches.graph.dtypes import dtype_of
-from veomni_hook.patches.graph.forms import decided
-from veomni_hook.patches.graph.nodes import constant, rebuild
-from veomni_hook.patches.graph.normal import renewed
-from veomni_hook.patches.records import SlotSpec
 from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.site import Site, Splice, Status, slot_name
-from veomni_hook.patches.routes.splice import free_name
-from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
-OP = "moe_router"
 CANDIDATES = (
     "Every forward of a class whose name contains Router, Gate or Gating, and every method whose name "
     "contains route, that calls topk."
 )
-_REFERENCE = "kernels/moe_router/reference.py"
-# The position of the dimension in these operations' arguments.
-_DIM = {"softmax": 1, "topk": 2, "gather": 1, "sum": 1}
-_SAME_RANK = ("linear", "cast", "mul", "div", "softmax", "sigmoid", "tanh")
-_PARTS = ("values", "indices")
 _CLASS = re.compile(r"Router|Gate|Gating")
-
-
-def _is_flag(node: Node) -> bool:
-    return node.op in ("attribute", "argument") or (node.op == "constant" and type(node.value) is bool)
-
-
-def _is_function(node: Node) -> bool:
-    # `logits.sigmoid()` names no function, but torch has one.
-    return FUNCTION.accepts(node) or (node.op == "global" and str(node.value).startswith("torch."))
-
-
-_FLAG = Rule("a flag", _is_flag)
-_RULES = {
-    "router_logits": ANY,
-    "bias": ANY,
-    "fill": ANY,
-    "score": Rule("a function", _is_function),
-    "normalise": _FLAG,
-    "sorted_": _FLAG,
-    **dict.fromkeys(("top_k", "num_experts", "num_group", "topk_group", "epsilon"), NUMBER),
-}
-
-
-@dataclass(frozen=True)
-class _Pattern:
-    """A variant's formula; ``fixed`` are flags and numbers with a known value in it."""
-
-    variant: str
-    node: Node
-    fixed: tuple[tuple[str, bool | float], ...] = ()
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A run that computes weights and indices, and the locals that hold them at its end.
-
-    ``pair`` is upstream's formula, ``inlined`` the functions of the file that it calls. ``rest`` is what the
-    last statement then does to the weights. ``flat``: the code uses dimension 1, which is the last dimension
-    only for ``[tokens, experts]``.
-    """
-
-    run: Run
-    pattern: _Pattern
-    weights: str
-    indices: str
-    bindings: Mapping[str, Node]
-    pair: Node
-    inlined: tuple[str, ...]
-    rest: ast.stmt | None = None
-    flat: bool = False
-
-
-@cache
-def _patterns() -> tuple[_Pattern, ...]:
-    """Every formula, plus versions with each value of the flag and without the epsilon."""
-    found = []
-    for variant in specific_first(OP):
-        form = reference_form(_REFERENCE, variant)
-        node = _flat(form.result)
-        found.append(_Pattern(variant, node))
-        if "normalise" in form.arguments:
-            test = Node("argument", (), "normalise")
-            for outcome in (True, False):
-                found.append(
-                    _Pattern(variant, decided(node, test, outcome=outcome), (("normalise", outcome),))
-                )
-        if "epsilon" in form.arguments:
-            found.append(_Pattern(variant, rebuild(node, _without_epsilon, renewed), (("epsilon", 0.0),)))
-    return tuple(found)
-
-
-def _without_epsilon(node: Node) -> Node | None:
-    is_sum = node.op == "add" and node.args[1] == Node("argument", (), "epsilon")
-    return node.args[0] if is_sum else None
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -141,69 +53,10 @@ def find(view: ModuleView) -> Iterator[Site]:
                 yield _Search(view, owner, method).site()
 
 
-def _flat(node: Node, *, prove: bool = True) -> Node:
-    """Normalise spellings that are equivalent for ``[tokens, experts]``.
-
-    The last dimension becomes -1, a softmax in another dtype a softmax of a cast, a named part of a result a
-    numbered one, and an in-place division by the sum an out-of-place one.
-
-    Args:
-        prove: keep the dimensions of tensors that may have more than two.
-    """
-    done: dict[bytes, Node] = {}
-
-    def visit(current: Node) -> Node:
-        if current.key not in done:
-            args = tuple(visit(argument) for argument in current.args)
-            made = Node(current.op, args, current.value, current.origin)
-            done[current.key] = _spelled(made, prove=prove)
-        return done[current.key]
-
-    return visit(node)
-
-
-def _spelled(node: Node, *, prove: bool) -> Node:
-    args = list(node.args)
-    place = _DIM.get(node.op)
-    if place is not None and args[place] == constant(1) and not (prove and _reshaped(args[0])):
-        args[place] = constant(-1)
-    if node.op == "softmax":
-        if args[2] == dtype_of(args[0]):
-            args[2] = constant(None)
-        elif args[2].op == "global":
-            args[0], args[2] = renewed(Node("cast", (args[0], args[2]))), constant(None)
-    if node.op == "getattr" and args[0].op == "topk" and node.value in _PARTS:
-        return Node("item", (args[0], constant(_PARTS.index(str(node.value)))), None, node.origin)
-    if node.op == "cast" and args[0].op == "div" and args[1] == dtype_of(args[0].args[0]):
-        return args[0]
-    return renewed(Node(node.op, tuple(args), node.value, node.origin))
-
-
-def _is_matrix(node: Node) -> bool:
-    """Whether logits are known to be ``[tokens, experts]``: they come from a reshape to two dimensions."""
-    if node.op == "reshape":
-        return node.args[1].op == "tuple" and len(node.args[1].args) == 2
-    if node.op == "call":
-        return len(node.args) == 2 and _is_matrix(node.args[1])
-    return node.op in _SAME_RANK and _is_matrix(node.args[0])
-
-
-def _by_number(node: Node) -> bool:
-    """Whether an operation uses dimension 1, which is the last one of a matrix."""
-    place = _DIM.get(node.op)
-    return place is not None and node.args[place] == constant(1)
-
-
-def _reshaped(node: Node) -> bool:
-    # If the tensor has more dimensions, dimension 1 is not the last one.
-    return any(inner.op in ("reshape", "expand", "unsqueeze", "unflatten", "index") for inner in walk(node))
-
-
 class _Search(Method):
     """Looks for one of the formulas in a method, statement by statement."""
 
     nearest: Difference | None = None
-    is_matrix = False
 
     def site(self) -> Site:
         """The method as a site."""
@@ -213,11 +66,11 @@ class _Search(Method):
             known = next(self.at(Run(self.method, body, 0, last), whole=True), None)
             if known is None:
                 continue
-            self.is_matrix = _is_matrix(known.bindings["router_logits"])
+            matrix = is_matrix(known.bindings["router_logits"])
             for first in range(_first_part(known), -1, -1):
                 for found in self.at(Run(self.method, body, first, last)):
-                    if (splices := self.route(found)) is not None:
-                        return self.routed(found, splices)
+                    if (edits := router_guard(self, found, matrix=matrix)) is not None:
+                        return self.routed(found, edits)
         reason = (
             self.nearest.text
             if self.nearest is not None
@@ -225,7 +78,7 @@ class _Search(Method):
         )
         return Site(OP, self.target, Status.MISSED, reason=reason, lineno=self.method.lineno)
 
-    def at(self, run: Run, *, whole: bool = False) -> Iterator[_Found]:
+    def at(self, run: Run, *, whole: bool = False) -> Iterator[Routing]:
         """The formulas that a run computes in two of its locals.
 
         Args:
@@ -235,12 +88,12 @@ class _Search(Method):
         names = list(dict.fromkeys(name for each in run.statements for name in _assigned(each)))
         if any(isinstance(node, ast.Return) for node in nodes) or not any(map(_is_topk, nodes)):
             return
-        form = self.form(run, names)
+        form = form_of_locals(self, run, names)
         # A kernel cannot replace code that has side effects or may raise before them.
         if not isinstance(form, Form) or form.result.op != "tuple" or (form.effects and not whole):
             return
         held = [
-            (name, _flat(node, prove=not whole)) for name, node in zip(names, form.result.args, strict=True)
+            (name, flat(node, prove=not whole)) for name, node in zip(names, form.result.args, strict=True)
         ]
         calls = {node for _, value in held for node in walk(value) if node.op == "call"}
         for index_name, indices in held:
@@ -250,18 +103,18 @@ class _Search(Method):
                     if not whole and not calls <= set(walk(pair)):
                         continue
                     for pattern, bindings in self.matches(pair):
-                        rest = self.rest(run, weight_name, inner) if inner is not weights else None
+                        rest = _rest(run, weight_name, inner) if inner is not weights else None
                         raw = (form.result.args[names.index(name)] for name in (weight_name, index_name))
-                        flat = any(map(_by_number, walk(*raw)))
-                        known = _Found(run, pattern, weight_name, index_name, bindings, pair, form.inlined)
-                        yield replace(known, rest=rest, flat=flat)
+                        by_number = any(map(is_by_number, walk(*raw)))
+                        known = Routing(run, pattern, weight_name, index_name, bindings, pair, form.inlined)
+                        yield replace(known, rest=rest, flat=by_number)
 
-    def matches(self, pair: Node) -> Iterator[tuple[_Pattern, Mapping[str, Node]]]:
+    def matches(self, pair: Node) -> Iterator[tuple[Pattern, Mapping[str, Node]]]:
         """The formulas that match weights and indices."""
-        for pattern in _patterns():
+        for pattern in patterns():
             if pair.args[0].op != pattern.node.args[0].op:
                 continue
-            made = match(pattern.node, pair, _RULES)
+            made = match(pattern.node, pair, RULES)
             if not isinstance(made, Difference):
                 yield pattern, made.bindings
             elif self.nearest is None or made.depth > self.nearest.depth:
@@ -270,88 +123,12 @@ class _Search(Method):
     def made_of(self, run: Run, name: str, node: Node) -> Iterator[Node]:
         """A value, and the parts that the last statement casts or scales if it assigns ``name``."""
         yield node
-        inside = set(walk_ast(run.statements[-1])) if target(run.statements[-1]) == name else set()
+        inside = set(walk_ast(run.statements[-1])) if simple_target(run.statements[-1]) == name else set()
         yield from (
             inner for inner in walk(*node.args) if inner.origin is not None and inner.origin in inside
         )
 
-    def rest(self, run: Run, name: str, inner: Node) -> ast.stmt | None:
-        """The last statement of a run, with ``inner`` in its value replaced by ``name``."""
-        value = getattr(run.statements[-1], "value", None)
-        if not isinstance(value, ast.expr) or inner.origin is None:
-            return None
-        return ast.Assign(
-            [ast.Name(name, ast.Store())], replaced(value, inner.origin, ast.Name(name, ast.Load()))
-        )
-
-    def form(self, run: Run, names: list[str]) -> Form | Unknown:
-        result = ast.Tuple([ast.Name(name, ast.Load()) for name in names], ast.Load())
-        last = ast.copy_location(ast.Return(result), run.statements[-1])
-        return self.form_of(Run(self.method, [*run.statements, last], 0, len(run.statements)))
-
-    def route(self, found: _Found) -> tuple[Splice, ...] | None:
-        """The guard for a run; None if the code around it does not allow one."""
-        operands = self.operands(found)
-        if operands is None:
-            return None
-        logits = at_hand(ast.parse(operands["router_logits"], mode="eval").body)
-        if logits is None:
-            return None
-        asked, given = logits, ", ".join(operands.values())
-        if operands["router_logits"] == logits:  # else the guard would compute the logits twice
-            name = free_name(self.method, "operands")
-            asked, given = f"*({name} := ({given}))", f"*{name}"
-        answer = ast.parse(f"{found.weights}, {found.indices} = {self.kernel}({given})").body
-        if found.rest is not None:
-            others = set(loaded([found.rest])) - {found.weights, found.indices}
-            if others & bound_names(found.run.statements):
-                return None
-            answer.append(found.rest)
-        slot = slot_name(OP, found.pattern.variant)
-        condition = f"({self.kernel} := {slot}.kernel({self.receiver}, {asked})) is not None"
-        if found.flat and not self.is_matrix:
-            condition = f"{logits}.ndim == 2 and {condition}"
-        if not self.assigned_once_more(found):
-            return None
-        what = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
-        return guard(self.view, found.run, condition, answer, what, beside=True)
-
-    def assigned_once_more(self, found: _Found) -> bool:
-        """Whether the guard may recompute the other values of the run that later code reads.
-
-        No statement of the run may change such a value in place, so that the statements that assign it are
-        enough. No later statement may act on the same tensor that the weights come from, as a hook does.
-        """
-        statements = found.run.statements
-        read = set(loaded(self.method.body, skip=statements))
-        names = sorted(read & bound_names(statements) - {found.weights, found.indices})
-        assigning = [each for each in statements if bound_names([each]) & set(names)]
-        if not names:
-            return True
-        nodes = walk_ast(self.method)
-        done = [each for each in nodes if isinstance(each, ast.Expr) and each not in statements]
-        if not set(names).isdisjoint(loaded(done)):
-            return False
-        every = self.form(found.run, names)
-        some = self.form(Run(self.method, assigning, 0, len(assigning) - 1), names)
-        return isinstance(every, Form) and isinstance(some, Form) and every.result == some.result
-
-    def operands(self, found: _Found) -> dict[str, str] | None:
-        """The kernel's arguments, as code that is valid before the run."""
-        bound = bound_names(found.run.statements)
-        fixed = dict(found.pattern.fixed)
-        texts = {}
-        for name in reference_form(_REFERENCE, found.pattern.variant).arguments:
-            if name in fixed:
-                texts[name] = repr(fixed[name])
-                continue
-            expression = self.expression(found.bindings[name])
-            if expression is None or bound & set(loaded([expression])) - set(_before(expression, found.run)):
-                return None
-            texts[name] = ast.unparse(expression)
-        return texts
-
-    def routed(self, found: _Found, splices: tuple[Splice, ...]) -> Site:
+    def routed(self, found: Routing, edits: tuple[Edit, ...]) -> Site:
         variant = found.pattern.variant
         return Site(
             OP,
@@ -359,18 +136,27 @@ class _Search(Method):
             Status.ROUTED,
             variant,
             form=self.digest() or digest(Node("tuple", tuple(found.bindings.values()))),
-            captures=self.operands(found) or {},
-            splices=splices,
-            slots=(SlotSpec(slot_name(OP, variant), OP, variant),),
+            captures=operands(self, found) or {},
+            edits=edits,
+            slots=(formula_slot(OP, variant),),
             skips={self.target: found.inlined} if found.inlined else {},
             lineno=self.method.lineno,
         )
 
 
-def _first_part(found: _Found) -> int:
+def _rest(run: Run, name: str, inner: Node) -> ast.stmt | None:
+    """The last statement of a run, with ``inner`` in its value replaced by ``name``."""
+    value = getattr(run.statements[-1], "value", None)
+    if not isinstance(value, ast.expr) or inner.origin is None:
+        return None
+    new = swapped(value, {id(inner.origin): (ast.Name(name, ast.Load()),)})
+    return ast.Assign([ast.Name(name, ast.Store())], new)
+
+
+def _first_part(found: Routing) -> int:
     """The index of the statement that computes the first part of the formula."""
-    operands = set(walk(*found.bindings.values()))
-    parts = {node.origin for node in walk(found.pair) if node not in operands}
+    inputs = set(walk(*found.bindings.values()))
+    parts = {node.origin for node in walk(found.pair) if node not in inputs}
     statements = found.run.statements
     last = len(statements) - 1
     return next((n for n in range(last) if not parts.isdisjoint(walk_ast(statements[n]))), last)
@@ -387,14 +173,3 @@ def _assigned(statement: ast.stmt) -> list[str]:
 
 def _is_topk(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "topk"
-
-
-def _before(expression: ast.expr, run: Run) -> list[str]:
-    """The names in an expression of the run that still have their values from before the run."""
-    bound: set[str] = set()
-    for statement in run.statements:
-        if expression in set(walk_ast(statement)):
-            return [name for name in loaded([expression]) if name not in bound]
-        bound |= bound_names([statement])
-    # An expression from elsewhere is an argument of the run, with the value from before it.
-    return loaded([expression])

@@ -11,26 +11,24 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from types import ModuleType
 from typing import NamedTuple
 
-from veomni_hook.patches.code.attributes import initialised
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.plain import is_plain
-from veomni_hook.patches.code.runs import target
+from veomni_hook.patches.code.expressions import is_plain
+from veomni_hook.patches.code.statement_runs import simple_target
+from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.graph import Node, digest, variant_names
-from veomni_hook.patches.graph.nodes import constant
-from veomni_hook.patches.idioms.inherited import called_otherwise
+from veomni_hook.patches.graph import Node, constant, digest, variant_names
 from veomni_hook.patches.idioms.qk_norm_rotary.read import TurnedNorms
-from veomni_hook.patches.idioms.rms_norm import find as rms_norm
-from veomni_hook.patches.idioms.rotary import find as rotary
-from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.ask import tuple_of
+from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
+from veomni_hook.patches.idioms.rotary.find import find as find_rotations
+from veomni_hook.patches.routes.inherited import called_otherwise
 from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.site import Site, Status, skipped_at_calls, slot_name
+from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status, skipped_at_calls
+from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -54,7 +52,7 @@ class _Parts(NamedTuple):
 @cache
 def _parts() -> _Parts:
     variants = variant_names(OP)
-    norms, rotations = variant_names(rms_norm.OP), variant_names(rotary.OP)
+    norms, rotations = variant_names("rms_norm"), variant_names("rotary")
     return _Parts(
         tuple(norm for norm in norms if any(f"{norm}_{rotation}" in variants for rotation in rotations)),
         tuple(rotation for rotation in rotations if any(f"{norm}_{rotation}" in variants for norm in norms)),
@@ -70,7 +68,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         # In most files, a case-insensitive search takes ten times as long as everything else.
         if "apply" not in text or not _ROTARY.search(text):
             continue
-        classes = {site.target.partition(".")[0]: site for site in _sites(view, rms_norm)}
+        classes = {site.target.partition(".")[0]: site for site in view.sites(find_rms_norms)}
         norms = {
             name: classes[node.func.id]
             for name, value in initialised(owner)
@@ -80,13 +78,6 @@ def find(view: ModuleView) -> Iterator[Site]:
         site = _Search(view, owner, forward, norms).site() if norms else None
         if site is not None:
             yield site
-
-
-def _sites(view: ModuleView, idiom: ModuleType) -> tuple[Site, ...]:
-    """The sites of another idiom in the module."""
-    if idiom.__name__ not in view.found:
-        view.found[idiom.__name__] = tuple(idiom.find(view))
-    return view.found[idiom.__name__]
 
 
 class _Search(Method):
@@ -110,7 +101,7 @@ class _Search(Method):
                 and _ROTARY.search(node.func.id)
             ):
                 values = [*node.args, *(keyword.value for keyword in node.keywords)]
-                given = {target(each) for each in normed if each.lineno < node.lineno}
+                given = {simple_target(each) for each in normed if each.lineno < node.lineno}
                 if len({getattr(each, "id", None) for each in values} & given) > 1:
                     found = self.at(node, node.func.id)
                     if isinstance(found, Site):
@@ -129,9 +120,8 @@ class _Search(Method):
 
     def at(self, call: ast.Call, name: str) -> Site | str:
         """The site of a call of a rotary function, or why there is none."""
-        turn = next(
-            (site for site in _sites(self.view, rotary) if site.target == name and site.counted), None
-        )
+        functions = (site for site in self.view.sites(find_rotations) if site.counted)
+        turn = next((site for site in functions if site.target == name), None)
         if turn is None or turn.variant not in _parts().rotations:
             return f"{name} is not one of {', '.join(_parts().rotations)}"
         given = self.operands(call, turn)
@@ -163,7 +153,7 @@ class _Search(Method):
         if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
             return reason
         variant = f"{norm.variant}_{turn.variant}"
-        slot = SlotSpec(slot_name(OP, variant), OP, variant)
+        slot = formula_slot(OP, variant)
         norms = [f"{self.receiver}.{attribute}" for attribute in attributes]
         asked = [self.receiver, found.tensor, *norms, norm.target.partition(".")[0], turn.target]
         asked.append(found.tables(given["cos"], given["sin"]))
@@ -174,8 +164,8 @@ class _Search(Method):
         fused = ast.parse(f"{self.kernel}({', '.join(operands)})", mode="eval").body
         comment = f"{OP}/{variant}: norms of queries and keys, and their rotation"
         answer = found.without_norms(call, fused)
-        splices = guard(self.view, found.run, " and ".join([*tests, asks]), answer, comment, returns=False)
-        if splices is None:
+        edits = guard(self.view, found.run, " and ".join([*tests, asks]), answer, comment, returns=False)
+        if edits is None:
             return "a statement does not begin its own line"
         return Site(
             OP,
@@ -184,7 +174,7 @@ class _Search(Method):
             variant,
             form=digest(Node("tuple", (constant(norm.form), constant(turn.form)))),
             captures={"q_norm": norms[0], "k_norm": norms[1], "rotary": turn.target},
-            splices=splices,
+            edits=edits,
             slots=(slot,),
             relies_on=(norm.target, *norm.relies_on, turn.target),
             skips={self.target: (*skipped_at_calls(norm), *skipped_at_calls(turn))},

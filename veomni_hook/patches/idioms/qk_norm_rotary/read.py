@@ -7,18 +7,19 @@ rotation. Heads may be transposed in between: that does not affect a norm over t
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.plain import is_plain
-from veomni_hook.patches.code.runs import Run, blocks, loaded, replaced, target
-from veomni_hook.patches.code.scope import bound_names, local_names
+from veomni_hook.patches.code.expressions import is_plain
+from veomni_hook.patches.code.scope import bound_names, loaded, local_names
+from veomni_hook.patches.code.statement_runs import Run, simple_target
+from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.substitution import swapped
 from veomni_hook.patches.code.walk import walk_ast
 
-__all__ = ["TurnedNorms", "value_of"]
+__all__ = ["TurnedNorms"]
 
 
 class _Step(NamedTuple):
@@ -57,7 +58,7 @@ class TurnedNorms:
         """The run that ends with ``call``, whose arguments are ``names``; else why there is none."""
         for block in blocks(function):
             steps = list(_steps(block, call, names))
-            last = next((n for n, each in enumerate(steps) if value_of(each.statement) is call), 0)
+            last = next((n for n, each in enumerate(steps) if _value_of(each.statement) is call), 0)
             q, k = (_normed(steps[:last], name, is_norm) for name in names)
             if q is not None and k is not None:
                 first, norm = min(q, k, key=lambda place: place[0])
@@ -81,9 +82,9 @@ class TurnedNorms:
 
     def without_norms(self, call: ast.Call, by: ast.expr) -> list[ast.stmt]:
         """The statements of the run without the norms, and with ``call`` replaced by ``by``."""
-        parts = [(call, by), *((norm, norm.args[0]) for norm in self.norms)]
-        made = [_with(step.statement, parts) for step in self._steps]
-        return [each for each in made if getattr(value_of(each), "id", "") != target(each)]
+        swaps = {id(call): (by,), **{id(norm): (norm.args[0],) for norm in self.norms}}
+        made = [swapped(step.statement, swaps) for step in self._steps]
+        return [each for each in made if getattr(_value_of(each), "id", "") != simple_target(each)]
 
     def tables(self, cos: str, sin: str) -> str:
         """Code for cos and sin that is valid before the run; ``None`` if the run computes them."""
@@ -94,12 +95,12 @@ class TurnedNorms:
                 isinstance(each, ast.Tuple) and ast.unparse(each) in (tables, tables[1:-1])
                 for each in targets
             ):
-                value = value_of(step.statement)
+                value = _value_of(step.statement)
                 tables = value.id if isinstance(value, ast.Name) else "None"
         return "None" if bound_names(self.run.statements) & set(loaded([ast.parse(tables)])) else tables
 
 
-def value_of(statement: ast.stmt) -> ast.expr | None:
+def _value_of(statement: ast.stmt) -> ast.expr | None:
     """What a statement assigns."""
     return statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
 
@@ -122,7 +123,7 @@ def _normed(
         statement = steps[number].statement
         if name not in {*bound_names([statement]), *loaded([statement])}:
             continue
-        inner = value_of(statement) if target(statement) == name else None
+        inner = _value_of(statement) if simple_target(statement) == name else None
         while isinstance(inner, ast.Call) and ast.unparse(inner).endswith(".transpose(1, 2)"):
             inner = getattr(inner.func, "value")  # noqa: B009
         if isinstance(inner, ast.Call) and is_norm(inner):
@@ -130,15 +131,6 @@ def _normed(
         if getattr(inner, "id", "") != name:
             return None
     return None
-
-
-def _with(statement: ast.stmt, parts: Sequence[tuple[ast.expr, ast.expr]]) -> ast.stmt:
-    """A copy of a statement with parts of its value replaced."""
-    value, made = value_of(statement), copy.copy(statement)
-    for part, by in parts if value is not None else ():
-        if value is not None and any(node is part for node in walk_ast(value)):
-            setattr(made, "value", replaced(value, part, by))  # noqa: B010
-    return made
 
 
 def _does_more(statement: ast.stmt) -> bool:

@@ -25,18 +25,19 @@ from veomni_hook.patches.graph import (
     branches,
     canonical,
     digest,
+    has_source,
     recognised,
     reference_form,
     source,
 )
-from veomni_hook.patches.graph.text import can_be_said
-from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.ask import ask
-from veomni_hook.patches.routes.site import Site, Status, slot_name
-from veomni_hook.patches.routes.splice import before_body, before_statement
+from veomni_hook.patches.routes.insertion import before_body, before_statement
+from veomni_hook.patches.routes.slot_code import ask
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "find", "sites"]
+__all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "rms_norm"
 CANDIDATES = (
@@ -45,12 +46,12 @@ CANDIDATES = (
     " counts with the class that defines it"
 )
 
-_REFERENCE = "kernels/rms_norm/reference.py"
+_REFERENCE = pattern_file(OP)
 
 
 def _is_weight(node: Node) -> bool:
     return node.op == "attribute" or (
-        node.op == "to_device" and node.args[0].op == "attribute" and can_be_said(node)
+        node.op == "to_device" and node.args[0].op == "attribute" and has_source(node)
     )
 
 
@@ -70,17 +71,6 @@ _Route = tuple[str, dict[str, str], list[str]]
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    yield from sites(view)
-
-
-def sites(view: ModuleView) -> tuple[Site, ...]:
-    """The candidates of a module, computed once and also used by other idioms."""
-    if OP not in view.found:
-        view.found[OP] = tuple(_sites(view))
-    return view.found[OP]
-
-
-def _sites(view: ModuleView) -> Iterator[Site]:
     text = view.document.source
     if "RMSNorm" not in text and not ("mean(" in text and ("rsqrt(" in text or "pow(" in text)):
         return
@@ -109,10 +99,10 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Site:
         variant="|".join(variants),
         form=digest(form),
         captures={name: text for _, operands, _ in routes for name, text in operands.items()},
-        splices=before_statement(view, forward, body[0], code, comment)
+        edits=before_statement(view, forward, body[0], code, comment)
         if checks
         else before_body(view, forward, code, comment),
-        slots=tuple(SlotSpec(slot_name(OP, variant), OP, variant) for variant in variants),
+        slots=tuple(formula_slot(OP, variant) for variant in variants),
         relies_on=form.inlined,
         skips={f"{owner.name}.forward": form.inlined} if form.inlined else {},
     )
@@ -144,7 +134,7 @@ def _routes(form: Form) -> list[_Route] | Difference:
         found = _route(Form(form.arguments, leaf.node, (), (), form.receiver))
         if isinstance(found, Difference):
             return found
-        if not all(can_be_said(test) for test, _ in leaf.tests):
+        if not all(has_source(test) for test, _ in leaf.tests):
             return Difference("the test that chooses the formula cannot be evaluated before the body", 0.0)
         said = [(source(test, form.receiver), outcome) for test, outcome in leaf.tests]
         routes.append((*found[:2], [text if outcome else _negated(text) for text, outcome in said]))

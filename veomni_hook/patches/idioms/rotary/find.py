@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.calls import Calls, CallSite
 from veomni_hook.patches.code.document import Definition, FunctionNode
-from veomni_hook.patches.code.parameters import parameters_as
+from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.statements import module_statements
 from veomni_hook.patches.graph import (
     TENSOR,
@@ -24,16 +24,17 @@ from veomni_hook.patches.graph import (
     Unknown,
     canonical,
     digest,
+    receiver_name,
     recognised,
     reference_form,
     source,
 )
-from veomni_hook.patches.graph.inline import receiver_name
-from veomni_hook.patches.records import SlotSpec
-from veomni_hook.patches.routes.ask import ask
-from veomni_hook.patches.routes.site import Site, Status, slot_name
-from veomni_hook.patches.routes.splice import before_body, in_place
+from veomni_hook.patches.routes.insertion import before_body, in_place
+from veomni_hook.patches.routes.slot_code import ask, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import SlotSpec, formula_slot, slot_name
+from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -42,7 +43,7 @@ CANDIDATES = "Every function and method whose name matches apply.*(rotary|rope).
 
 _NAME = re.compile(r"apply.*(rotary|rope)", re.IGNORECASE)
 _MENTIONED = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
-_REFERENCE = "kernels/rotary/reference.py"
+_REFERENCE = pattern_file(OP)
 # Prefix of transformers' decorators that record a function for its own kernels.
 _NOTES = "use_kernel"
 # Some functions hard-code this value, others get it as an argument.
@@ -133,7 +134,7 @@ def _call(view: ModuleView, definition: Definition, known: _Known, slot: SlotSpe
         text = f"({text} if {callee} is {site.only_if} else {callee})"
     return replace(
         row,
-        splices=(in_place(view, site.node, text),),
+        edits=(in_place(view, site.node, text),),
         slots=(slot,),
         relies_on=(definition.qualname,),
     )
@@ -144,12 +145,12 @@ def _method(view: ModuleView, definition: Definition, known: _Known) -> Site:
     node = definition.node
     assert isinstance(node, FunctionNode)  # noqa: S101
     receiver = receiver_name(node)
-    slot = SlotSpec(slot_name(OP, known.variant), OP, known.variant)
+    slot = formula_slot(OP, known.variant)
     operands = [source(bound, receiver) for bound in known.bindings.values()]
     code = ask(node, slot.name, receiver, operands)
     return replace(
         _site(definition, known),
-        splices=before_body(view, node, code, f"{OP}/{known.variant}"),
+        edits=before_body(view, node, code, f"{OP}/{known.variant}"),
         slots=(slot,),
     )
 
@@ -196,8 +197,7 @@ def _unsuited(view: ModuleView, definition: Definition) -> str:
     node, parent = definition.node, definition.parents[-1]
     assert isinstance(node, FunctionNode)  # noqa: S101
     for decorator in node.decorator_list:
-        called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if not ast.unparse(called).rpartition(".")[2].startswith(_NOTES):
+        if not decorator_name(decorator).startswith(_NOTES):
             return f"it is decorated with {ast.unparse(decorator)}"
     if isinstance(parent, ast.ClassDef):
         return "" if receiver_name(node) else "a method without an instance"

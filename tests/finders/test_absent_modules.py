@@ -1,0 +1,101 @@
+"""Configs for modules that are not installed: said in a run, cold and warm, and an error under strict."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.finders.conftest import DATA, TINY, Python
+from veomni_hook.finders.absent_modules import problem
+
+SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
+RUN = f"import sys; sys.path.insert(0, '.'); import veomni_hook.install\n{SHOW}\nimport transformers.models.still.modeling_still"
+
+
+def misnamed(tmp_path: Path, module: str) -> None:
+    (tmp_path / "misnamed.py").write_text(
+        f"from veomni_hook import PatchConfig\nconfig = PatchConfig({module!r})\n"
+        "config.add_post_import_block('X = 1')\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "module", ["transformers.models.tinny.modeling_tiny", "transformers.models.tinny.modeling_*"]
+)
+def test_the_warning_comes_once_and_from_a_warm_cache_as_well(
+    python: Python, tmp_path: Path, module: str
+) -> None:
+    misnamed(tmp_path, module)
+    for _ in range(2):
+        ran = python(RUN, flags=("-W", "always"), VEOMNI_PATCHES="tiny_config,misnamed")
+        assert ran.out.split() == ["103"], ran.err
+        said = [line for line in ran.err.splitlines() if "misnamed:config patches nothing" in line]
+        assert len(said) == 1, ran.err
+        assert f"no installed module matches {module}; nearest: {TINY}" in said[0]
+        assert "correct its source_module" in said[0]
+
+
+def test_under_strict_it_is_an_error_each_time(python: Python, tmp_path: Path) -> None:
+    misnamed(tmp_path, "transformers.models.tinny.modeling_tiny")
+    python(RUN, VEOMNI_PATCHES="misnamed")  # warm: what is stored says it, too
+    for _ in range(2):
+        ran = python(RUN, VEOMNI_PATCHES="misnamed", VEOMNI_STRICT="1")
+        assert ran.code == 1
+        assert "ConfigError: no installed module matches transformers.models.tinny.modeling_tiny" in ran.err
+
+
+def test_what_was_installed_since_is_not_warned_about(python: Python, tmp_path: Path) -> None:
+    misnamed(tmp_path, "transformers.models.later.modeling_later")
+    hub = shutil.copytree(DATA / "hub", tmp_path / "hub")
+    code = f"import sys; sys.path.insert(0, 'hub')\n{RUN}\nprint(veomni_hook.install.handle.status())"
+    first = python(code, VEOMNI_PATCHES="tiny_config,misnamed")
+    assert "misnamed:config patches nothing" in first.err and f"{TINY}: patched (miss)" in first.out
+    (hub / "transformers" / "models" / "later").mkdir()
+    (hub / "transformers" / "models" / "later" / "modeling_later.py").write_text("import torch\n")
+    second = python(code, VEOMNI_PATCHES="tiny_config,misnamed")
+    # A miss: only now is it known that the other config is not for this module.
+    assert "patches nothing" not in second.err and f"{TINY}: patched (miss)" in second.out
+
+
+def test_registered_configs(python: Python) -> None:
+    code = (
+        "import veomni_hook\n"
+        "for module in ('nowhere.at_all', 'json.decoder', 'email.mime.*', 'transformers_modules.x.modeling_x', "
+        "'*.modeling_tiny', 'json.dekoder', 'email.mim.*'):\n"
+        "    veomni_hook.register(veomni_hook.PatchConfig(module))\n"
+    )
+    ran = python(code)
+    assert ran.code == 0, ran.err
+    said = [line.split("patches nothing: ")[1] for line in ran.err.splitlines() if "Warning: " in line]
+    assert [line.split(". Fix")[0] for line in said] == [
+        "no installed module matches nowhere.at_all",
+        "no installed module matches json.dekoder; nearest: json.decoder, json.encoder",
+        "no installed module matches email.mim.*; nearest: email.mime, email.mime.text, email.mime.base",
+    ]
+    strict = python(
+        "import veomni_hook\nveomni_hook.register(veomni_hook.PatchConfig('a.b'))", VEOMNI_STRICT="1"
+    )
+    assert "ConfigError: no installed module matches a.b" in strict.err
+
+
+def test_the_real_transformers() -> None:
+    misspelt = "transformers.models.qwen33.modeling_qwen33"
+    assert problem("transformers.models.qwen3.modeling_qwen3") == ""
+    assert problem("transformers.modeling_utils") == ""
+    assert problem("transformers.models.*.modeling_*") == ""
+    assert problem("transformers.models.qwen3*.modeling_*") == ""
+    assert problem("transformers.model*utils") == ""
+    assert problem(misspelt).startswith(
+        f"no installed module matches {misspelt}; nearest: transformers.models.qwen3.modeling_qwen3"
+    )
+    assert problem("transformers.models.qwen33*.modeling_*").startswith("no installed module matches")
+    assert "no installed module matches mytransformers" in problem("mytransformers.models.x.modeling_x")
+
+
+def test_a_module_that_is_no_target_is_patched_only_where_its_config_is_registered() -> None:
+    for module in ("transformers.models.qwen3.configuration_qwen3", "json.decoder"):
+        assert "is not a modeling module of transformers" in problem(module)
+        assert "veomni_hook.register(config)" in problem(module)
+        assert problem(module, registered=True) == ""

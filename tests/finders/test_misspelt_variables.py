@@ -1,0 +1,50 @@
+"""Misspelt environment variables: one warning in a run; those of other projects are left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.finders.conftest import TINY, Python
+from veomni_hook.finders.misspelt_variables import meant
+
+SHOW = f"import veomni_hook.install; from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        ("VEOMNI_KERNEL", "VEOMNI_KERNELS"),
+        ("VEOMNI_KERNLES", "VEOMNI_KERNELS"),
+        ("VEOMNI_PATCH", "VEOMNI_PATCHES"),
+        ("VEOMNI_HOK", "VEOMNI_HOOK"),
+        ("VEOMNI_CACHEDIR", "VEOMNI_CACHE_DIR"),
+        ("VEOMNI_REMOTECODE", "VEOMNI_REMOTE_CODE"),
+        # VeOmni's own, as of August 2026
+        *((f"VEOMNI_{name}", "") for name in (
+            "USE_LIGER_KERNEL", "UPLOAD_CMD", "LORA_KEY", "ENABLE_CHUNK_LOSS", "CHECKPOINT_TEST_NPROC",
+            "VERBOSITY", "DESTROY_NCCL_ON_EXIT", "USE_FUSED_KERNELS",
+        )),
+        ("VEOMNI_SOMETHING_ELSE", ""),
+        ("VEOMNI_", ""),
+    ],
+)  # fmt: skip
+def test_what_is_meant(variable: str, expected: str) -> None:
+    assert meant(variable) == expected
+
+
+def test_one_warning_in_a_run_names_the_nearest(python: Python) -> None:
+    code = f"{SHOW}\nimport veomni_hook\nwith veomni_hook.activate(): import transformers.models.pair_a.modeling_pair_a"
+    ran = python(
+        code, flags=("-W", "always"), VEOMNI_KERNEL="torch", VEOMNI_USE_LIGER_KERNEL="1", VEOMNI_HOK=""
+    )
+    assert ran.out.strip() == "103", ran.err
+    said = [line for line in ran.err.splitlines() if "Warning: " in line]
+    assert len(said) == 1, ran.err
+    assert "VEOMNI_KERNEL is not a variable of veomni-hook" in said[0] and "set VEOMNI_KERNELS" in said[0]
+
+
+def test_under_strict_it_is_an_error(python: Python) -> None:
+    ran = python(SHOW, VEOMNI_KERNEL="torch", VEOMNI_STRICT="1")
+    assert ran.code == 1
+    assert "SettingsError: VEOMNI_KERNEL is not a variable of veomni-hook" in ran.err
+    assert "set VEOMNI_KERNELS, or unset VEOMNI_KERNEL" in ran.err

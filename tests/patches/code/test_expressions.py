@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from veomni_hook.patches.code.expressions import chain, decorator_name, is_plain, last_name, own_attribute
+
+
+def expression(text):
+    return ast.parse(text, mode="eval").body
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("a.b.c", "a.b.c"),
+        ("self.heads[i].out", "self.heads.out"),
+        ("x[:, 0]", "x"),
+        ("f(x).y", ""),
+        ("x[f(1)]", ""),
+        ("3", ""),
+    ],
+)
+def test_chain(text, known):
+    assert chain(expression(text)) == known
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x[:, a.b:, -1].to(y.dtype)",
+        "getattr(self.config.get_text_config(), 'cap', None)",
+        "a if a is not None else b",
+        "not (x > 0 and y)",
+        "kwargs.get('n')",
+    ],
+)
+def test_plain(text):
+    assert is_plain(expression(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["f(x)", "x.roll(1)", "x.pop('a', 1)", "(y := x)", "[x]", "lambda: x", "x.to(f(y))", "(*x,)", "f'{x}'"],
+)
+def test_not_plain(text):
+    assert not is_plain(expression(text))
+
+
+def test_attributes_of_self() -> None:
+    texts = ("self.a", "self.a.b", "this.a", "self", "self.a[0]")
+    assert [own_attribute(ast.parse(text, mode="eval").body) for text in texts] == ["a", "", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("a.b.c", "c"), ("c", "c"), ("f().c", "c"), ("c()", ""), ("c[0]", "")]
+)
+def test_last_name(text, name):
+    assert last_name(expression(text)) == name
+
+
+@pytest.mark.parametrize("text", ["a.hub", "hub", "hub('x')", "a.hub(1)(2)"])
+def test_a_decorator_has_one_name_called_or_not(text):
+    assert decorator_name(expression(text)) == "hub"

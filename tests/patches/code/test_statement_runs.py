@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import ast
+import textwrap
+
+import pytest
+
+from veomni_hook.patches.code.statement_runs import Run, at_hand, called, put_together, simple_target
+
+
+def statements(text: str) -> list[ast.stmt]:
+    return ast.parse(textwrap.dedent(text)).body
+
+
+def part(text: str, code: list[ast.stmt]) -> ast.expr:
+    """The expression of ``code`` that is written as ``text``."""
+    nodes = (node for each in code for node in ast.walk(each) if isinstance(node, ast.expr))
+    return next(node for node in nodes if ast.unparse(node) == text)
+
+
+def together(text: str, taken: str = "", **operands: str) -> str | None:
+    code = statements(text)
+    if not taken:
+        made = put_together(code)
+    else:
+        found = {name: part(operand, code) for name, operand in operands.items()}
+        made = put_together(code, part(taken, code), found, "kernel")
+    assert [ast.unparse(each) for each in code] == [ast.unparse(each) for each in statements(text)]
+    return None if made is None else ast.unparse(made)
+
+
+def test_locals_go_where_they_are_used():
+    assert together("a = f(x)\nb = a + 1\ng(b)") == "g(f(x) + 1)"
+
+
+def test_a_name_means_what_it_did_when_it_was_read():
+    assert together("y = x + 1\nx = f(x)\ng(y, x)") == "g(x + 1, f(x))"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = f(x)\ng(a, a)",
+        "a = f(x)\ng(x)",
+        "a = f(x)\nb = h(x)\ng(b, a)",
+        "a = x + y\nb = f(x)\ng(a * a, b)",
+        "a = f(x)\ng(a) if x else x",
+        "a = f(x)\nx and a",
+        "a = f(x)\n[a for _ in y]",
+        "a = f(x)\n(lambda: a)()",
+        "a, b = f(x)\ng(a)",
+        "a.b = f(x)\ng(a)",
+        "a = (b := f(x))\ng(a)",
+        "a += f(x)\ng(a)",
+        "a = f(x)\npass",
+    ],
+)
+def test_what_would_be_computed_twice_or_never_or_in_another_order(text):
+    assert together(text) is None
+
+
+def test_what_is_not_computed_may_be_written_twice():
+    assert together("a = x\nb = self.y\ng(a, a, b, b)") == "g(x, x, self.y, self.y)"
+
+
+def test_a_kernel_takes_the_place_of_an_expression():
+    text = "a = act(f(x))\nb = g(x)\nd(a * b)"
+    assert together(text, "a * b", gate="f(x)", up="g(x)", activation="act") == "d(kernel(f(x), g(x), act))"
+
+
+def test_operands_are_evaluated_in_upstreams_order():
+    text = "d(g(x) * act(f(x)))"
+    expected = "d(kernel(up=g(x), gate=f(x), activation=act))"
+    assert together(text, "g(x) * act(f(x))", gate="f(x)", up="g(x)", activation="act") == expected
+
+
+def test_a_call_between_that_would_move():
+    text = "a = act(f(x))\nx = h(a)\nd(a * x)"
+    assert together(text, "a * x", gate="f(x)", up="h(a)", activation="act") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("x", "x"),
+        ("self.gate(x)", "x"),
+        ("self.gate(x).to(torch.float32)", "x"),
+        ("x.float()", "x"),
+        ("self.scale * f(x)", "x"),
+        ("x[..., 0]", "x"),
+        ("parts[0]", None),
+        ("self.weight", None),
+    ],
+)
+def test_at_hand(text, name):
+    assert at_hand(ast.parse(text, mode="eval").body) == name
+
+
+def test_called():
+    whole = ast.parse("d(kernel(up=u, gate=g))", mode="eval").body
+    assert ast.unparse(called(whole, "kernel", "gate")) == "g"
+    whole = ast.parse("d(kernel(g, u))", mode="eval").body
+    assert ast.unparse(called(whole, "kernel", "gate")) == "g"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("a = b", "a"),
+        ("a: int = b", "a"),
+        ("a: int", None),
+        ("a = b = c", None),
+        ("a, b = c", None),
+        ("a += b", None),
+        ("a = (b := c)", None),
+    ],
+)
+def test_simple_target(text, name):
+    assert simple_target(statements(text)[0]) == name
+
+
+FUNCTION = """
+def forward(self, x, flag):
+    a = self.f(x)
+    if flag:
+        b = a
+    else:
+        b = x
+    def inner():
+        return 1
+    c = a * b
+    return c
+"""
+
+
+def test_runs_grow_over_assignments_only():
+    (function,) = statements(FUNCTION)
+    run = Run(function, function.body, 4, 4)
+    assert [each.first for each in run.longer(5)] == [4, 3]
+    (made,) = statements(ast.unparse(list(run.longer(5))[1].as_function()))
+    assert ast.unparse(made) == "def forward(self, a, b, c):\n    c = a * b\n    return c"

@@ -1,0 +1,113 @@
+"""The text of guards."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from veomni_hook.patches.routes.slot_code import ask, parameters_as, tuple_of
+
+
+def function(text: str) -> ast.FunctionDef:
+    (node,) = ast.parse(text).body
+    assert isinstance(node, ast.FunctionDef)
+    return node
+
+
+def run(code: str, **names: object) -> object:
+    body = "\n".join(f"    {line}" for line in code.splitlines())
+    made: dict = dict(names)
+    exec(f"def f():\n{body}\n    return 'upstream'", made)
+    return made["f"]()
+
+
+class Slot:
+    def __init__(self, kernel) -> None:
+        self.asked = []
+        self.run = kernel
+
+    def kernel(self, *operands):
+        self.asked.append(operands)
+        return self.run
+
+
+def test_the_kernel_is_called_with_what_the_slot_was_asked_with() -> None:
+    slot = Slot(lambda a, b: a + b)
+    code = ask(function("def f(): pass"), "slot", "this", ["a", "b"])
+    assert run(code, slot=slot, this="module", a=1, b=2) == 3
+    assert slot.asked == [("module", 1, 2)]
+
+
+def test_upstream_runs_where_there_is_no_kernel() -> None:
+    code = ask(function("def f(): pass"), "slot", "this", ["a"])
+    assert run(code, slot=Slot(None), this=0, a=1) == "upstream"
+
+
+@pytest.mark.parametrize(
+    ("tests", "asked"), [(["on"], 1), (["off"], 0), (["on", "off or on"], 1), (["on", "off"], 0)]
+)
+def test_every_test_has_to_hold(tests, asked) -> None:
+    slot = Slot(len)
+    run(ask(function("def f(): pass"), "slot", "0", ["a"], tests), slot=slot, a="", on=True, off=False)
+    assert len(slot.asked) == asked
+
+
+def test_nothing_is_looked_up_where_a_test_fails() -> None:
+    code = ask(function("def f(): pass"), "slot", "0", ["missing"], ["off"])
+    assert run(code, slot=Slot(len), off=False) == "upstream"
+
+
+def test_names_of_the_function_are_left_alone() -> None:
+    code = ask(function("def f(kernel, operands): return kernel"), "slot", "self", ["kernel"])
+    assert "veomni_kernel := " in code
+    assert code.startswith("veomni_operands = (kernel,)")
+
+
+def test_a_long_tuple_has_a_line_each() -> None:
+    assert tuple_of(["a"]) == "(a,)"
+    assert tuple_of(["a", "b"]) == "(a, b)"
+    long = ["a" * 50, "b" * 50]
+    assert ast.literal_eval(tuple_of([repr(text) for text in long])) == tuple(long)
+    assert tuple_of(long).count("\n") == 3
+
+
+def said(signature: str, operands: dict[str, str], **fixed: object) -> str | None:
+    (function,) = ast.parse(f"def f({signature}): pass").body
+    assert isinstance(function, ast.FunctionDef)
+    return parameters_as(function, operands, fixed)
+
+
+@pytest.mark.parametrize(
+    ("signature", "operands", "expected"),
+    [
+        ("q, k", {"q": "q", "k": "k"}, "q, k"),
+        ("query, k, dim=1", {"query": "q", "k": "k"}, "query->q, k, dim=1"),
+        ("q, /, *, k=None", {"q": "q", "k": "k"}, "q, /, *, k=None"),
+        ("q, *rest, k, **more", {"q": "q", "k": "k"}, "q, *rest, k, **more"),
+        ("q, scale=(1, 2)", {"q": "q"}, "q, scale=(1, 2)"),
+    ],
+)
+def test_names_defaults_and_kinds_are_kept(signature, operands, expected) -> None:
+    assert said(signature, operands) == expected
+
+
+def test_a_fixed_operand_is_a_keyword_with_its_value() -> None:
+    assert said("q", {"q": "q"}, unsqueeze_dim=2) == "q, *, unsqueeze_dim=2"
+    assert said("q, *, k", {"q": "q", "k": "k"}, dim="x") == "q, *, k, dim='x'"
+
+
+@pytest.mark.parametrize(
+    ("signature", "operands"),
+    [
+        ("q, scale=SCALE", {"q": "q"}),  # the default is not known here
+        ("q", {"q": "q", "k": "k"}),  # k is missing
+        ("states, q", {"states": "q"}),  # another parameter has the name q
+    ],
+)
+def test_what_does_not_say_the_operands(signature, operands) -> None:
+    assert said(signature, operands) is None
+
+
+def test_a_parameter_with_the_name_of_a_fixed_operand() -> None:
+    assert said("q, dim=1", {"q": "q"}, dim=2) is None

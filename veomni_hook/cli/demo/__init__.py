@@ -1,0 +1,1 @@
+"""`veomni-hook demo`: small models without and with the hook."""

@@ -1,0 +1,1 @@
+"""`veomni-hook kernels`: all kernels, or those of the places in models."""

@@ -1,0 +1,1 @@
+"""`veomni-hook list`: families or modules, and what is routed to kernels there."""

@@ -1,0 +1,124 @@
+"""Configs for modules that are not installed: they patch nothing, and a warning says so once per process.
+
+Configs are loaded only on a cache miss, so the result is stored with the cache entry (`Absent`), and a hit
+checks only these again. Nothing is imported for this.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from itertools import chain
+
+from veomni_hook.errors import ConfigError
+from veomni_hook.finders.locate import locate
+from veomni_hook.finders.log import warn_once
+from veomni_hook.finders.settings_in_force import current_settings
+from veomni_hook.finders.targets import SHARED, is_remote, is_target
+from veomni_hook.patches.spec import PatchConfig, is_pattern
+
+__all__ = ["Absent", "absent", "problem", "report"]
+
+#: The name of a config, and its source module, which is not installed.
+Absent = tuple[str, str]
+
+_OWN = "veomni_hook."
+_MODELS = "transformers.models"
+_FIX = "correct its source_module, or remove the config"
+
+
+def absent(configs: Iterable[PatchConfig]) -> list[Absent]:
+    """The configs that match no installed module; built-in ones may be for other releases."""
+    named = dict.fromkeys((config.name, config.source_module) for config in configs)
+    return [(name, module) for name, module in named if not name.startswith(_OWN) and problem(module)]
+
+
+def report(configs: Iterable[Absent], *, registered: bool = False) -> None:
+    """Warn once per process about each of these configs that still matches no installed module.
+
+    Raises:
+        ConfigError: in strict mode.
+    """
+    for name, module in configs:
+        why = problem(module, registered=registered)
+        if why and current_settings().strict:
+            raise ConfigError(why, where=f"config {name}", fix=_FIX)
+        if why:
+            warn_once(f"the config {name} patches nothing: {why}. Fix: {_FIX}")
+
+
+def problem(source_module: str, *, registered: bool = False) -> str:
+    """Why a config for this module or pattern applies to nothing; empty if it applies or if unknown.
+
+    Args:
+        source_module: a module's name, or a pattern.
+        registered: whether the config is registered in this process; others can patch only transformers.
+    """
+    head = _head(source_module)
+    if is_remote(f"{head}.") or (is_pattern(source_module) and not head):
+        return ""  # unknown which modules of remote code there will be
+    if is_pattern(source_module):
+        known = [*SHARED, *(sys.modules if registered else ())]
+        if any(fnmatchcase(name, source_module) for name in chain(known, _candidates(head))):
+            return ""
+    elif source_module in sys.modules or locate(source_module) is not None:
+        if registered or is_target(source_module):
+            return ""
+        return (
+            f"{source_module} is not a modeling module of transformers; another module is patched only if "
+            "veomni_hook.register(config) is called before it is imported"
+        )
+    near = difflib.get_close_matches(source_module, list(_candidates(_existing(head))))
+    told = f"; nearest: {', '.join(near)}" if near else ""
+    return f"no installed module matches {source_module}{told}"
+
+
+def _head(source_module: str) -> str:
+    """The package that contains everything a name or pattern can match; empty if it can be anywhere."""
+    literal = source_module
+    for place, character in enumerate(source_module):
+        if character in "*?[":
+            literal = source_module[:place]
+            break
+    return literal.rpartition(".")[0]
+
+
+def _existing(package: str) -> str:
+    """The package itself if it is installed, otherwise its nearest installed parent."""
+    while package and not any(map(os.path.isdir, _folders(package))):
+        package = package.rpartition(".")[0]
+    return package
+
+
+def _candidates(package: str) -> Iterator[str]:
+    """Installed modules below a package; for transformers or no package, transformers' modeling modules."""
+    if not package or package in _MODELS:
+        yield from filter(is_target, _below(_MODELS))
+    elif f"{package}.".startswith(f"{_MODELS}."):
+        yield from filter(is_target, _below(package))
+    else:
+        yield from _below(package)
+
+
+def _below(package: str) -> Iterator[str]:
+    for root in _folders(package):
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(name for name in folders if name.isidentifier() and name != "__pycache__")
+            inner = os.path.relpath(folder, root).replace(os.sep, ".")
+            above = package if inner == "." else f"{package}.{inner}"
+            for name in sorted(files):
+                stem, extension = os.path.splitext(name)
+                if extension == ".py":
+                    yield above if stem == "__init__" else f"{above}.{stem}"
+
+
+def _folders(package: str) -> list[str]:
+    """The folders of a package, possibly a namespace package; empty if it is not installed."""
+    spec = locate(package)
+    if spec is None:
+        return []
+    inner = package.removeprefix(spec.name).strip(".").split(".")
+    return [os.path.join(folder, *inner) for folder in spec.submodule_search_locations or ()]

@@ -1,0 +1,64 @@
+"""What may apply to a module, judging by its name and by the text of configs: nothing is imported."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from veomni_hook.finders.config_text import may_be_for
+from veomni_hook.finders.state import STATE
+from veomni_hook.finders.targets import REMOTE_LOADING, is_remote, is_target
+from veomni_hook.finders.upstream import Upstream
+from veomni_hook.patches.models import spec_modules
+from veomni_hook.plugins import PATCHES, in_force
+from veomni_hook.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from veomni_hook.patches.spec import PatchConfig
+
+__all__ = ["asks_idioms", "config_names", "device_of", "may_be_patched", "registered_for"]
+
+
+def may_be_patched(fullname: str, settings: Settings) -> bool:
+    """Whether a module can be patched at all."""
+    if not settings.enabled:
+        return False
+    return (
+        _holds_model_code(fullname, settings)
+        or bool(config_names(fullname, settings))
+        or bool(registered_for(fullname))
+    )
+
+
+def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
+    """Whether idioms run on a module: it must hold model code that computes with tensors."""
+    return _holds_model_code(upstream.module, settings) and (
+        upstream.uses_torch or upstream.module == "transformers.configuration_utils"
+    )
+
+
+def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
+    """Names of the config modules to load for a target: built-in specs, settings, entry points."""
+    builtin = () if fullname == REMOTE_LOADING and not settings.remote_code else spec_modules(fullname)
+    announced = (point.value for point in in_force(PATCHES, settings.plugins))
+    return (*builtin, *(name for name in (*settings.patches, *announced) if may_be_for(name, fullname)))
+
+
+def registered_for(fullname: str) -> list[PatchConfig]:
+    """The configs for a module that were registered in this process."""
+    return [config for config in STATE.registered if config.applies_to(fullname)]
+
+
+def device_of(settings: Settings) -> str:
+    """Which of a GPU/NPU pair of configs applies: the setting, or `npu` if torch_npu is installed."""
+    if settings.device != "auto":
+        return settings.device
+    if "torch_npu" in sys.modules:
+        return "npu"
+    return "npu" if find_spec("torch_npu") else "gpu"
+
+
+def _holds_model_code(fullname: str, settings: Settings) -> bool:
+    known = (is_target(fullname) and fullname != REMOTE_LOADING) or is_remote(fullname)
+    return settings.idioms and known

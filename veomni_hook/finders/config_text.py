@@ -1,0 +1,115 @@
+"""What a config module is for and what it imports, read from its text: nothing is imported.
+
+Loading a config can import half of transformers (VeOmni's configs do), in the middle of an import of the part
+that it needs. So a config is loaded only for the modules that it may be for.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+
+from veomni_hook.finders.locate import locate
+from veomni_hook.finders.targets import is_target
+
+__all__ = ["half_imported", "is_being_imported", "may_be_for"]
+
+_MADE = re.compile(r"\bPatchConfig\(")
+_SOURCE = re.compile(r"""\bPatchConfig\(\s*(?:source_module\s*=\s*)?(["'])([\w.]+)\1""")
+_TAKEN = re.compile(r"^from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
+_COMMENT = re.compile(r"#[^\n]*")
+_CONFIG = re.compile(r"\bconfigs?\b")
+#: What makes the text alone useless: configs that are put together, or changed, by other code.
+_UNKNOWN = re.compile(
+    r"^configs?[ \t]*(?::[^=\n]+)?[+|]?=(?![ \t]*PatchConfig\()"
+    r"|\.source_module[ \t]*=|\bglobals\(\)|\bimport[ \t]+\*",
+    re.MULTILINE,
+)
+_PATCHGEN = "patchgen"
+_IMPORTED = re.compile(r"^(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w.]+))", re.MULTILINE)
+
+
+def may_be_for(name: str, target: str) -> bool:
+    """Whether a config module may hold a config for a target; true if its text does not tell.
+
+    Args:
+        name: the config module, with `:attribute` if one is chosen.
+        target: the module that is imported.
+    """
+    module, _, attribute = name.partition(":")
+    sources = None if attribute else _sources(module, tuple(sys.path))
+    return sources is None or target in sources
+
+
+def half_imported(name: str) -> str:
+    """The first module that a config made for patchgen imports and that is being imported now; usually empty.
+
+    Other configs are loaded in any case: what imports the target may keep its classes and would never see the
+    patched ones.
+    """
+    for imported in _imports(name.partition(":")[0], tuple(sys.path)):
+        if is_being_imported(imported):
+            return imported
+    return ""
+
+
+def is_being_imported(module: str) -> bool:
+    """Whether a module is in `sys.modules` but not complete."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+@cache
+def _sources(module: str, path: tuple[str, ...]) -> frozenset[str] | None:
+    """The modules that the configs of a config module are for; None if its text does not tell."""
+    patched: set[str] = set()
+    seen: set[str] = set()
+    pending = [module]
+    while pending:  # configs may be taken from other modules, also in a circle, which loading them reports
+        here = pending.pop()
+        seen.add(here)
+        told = _told(_text(here, path))
+        if told is None:
+            return None
+        patched |= told[0]
+        pending += told[1] - seen
+    # A config for a module that is not installed is loaded, so that a warning can say so.
+    known = all(is_target(name) and locate(name) is not None for name in patched)
+    return frozenset(patched) if known else None
+
+
+def _told(text: str | None) -> tuple[set[str], set[str]] | None:
+    """The modules a text makes configs for, and those it takes configs from; None if it is unknown."""
+    if text is None or _UNKNOWN.search(text):
+        return None
+    sources = _SOURCE.findall(text)
+    taken = {
+        other
+        for other, names in _TAKEN.findall(text)
+        if _CONFIG.search(_COMMENT.sub("", names)) and not other.startswith(("transformers.", "."))
+    }
+    if len(sources) != len(_MADE.findall(text)) or not (sources or taken):
+        return None
+    return {name for _, name in sources}, taken
+
+
+@cache
+def _imports(module: str, path: tuple[str, ...]) -> tuple[str, ...]:
+    text = _text(module, path) or ""
+    if _PATCHGEN not in text:
+        return ()
+    names = dict.fromkeys(taken_from or imported for taken_from, imported in _IMPORTED.findall(text))
+    return tuple(name for name in names if not name.startswith(("transformers", "torch")))
+
+
+@cache
+def _text(module: str, path: tuple[str, ...]) -> str | None:
+    spec = locate(module)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    try:
+        with open(spec.origin, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,98 @@
+"""The cache of this process, and the keys of modules in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+
+from veomni_hook.cache import key
+from veomni_hook.cache.store import Hit, Store, open_store
+from veomni_hook.finders.applicable import asks_idioms, device_of, registered_for
+from veomni_hook.finders.locate import locate
+from veomni_hook.finders.log import warn_once
+from veomni_hook.finders.outcome import Outcome
+from veomni_hook.finders.settings_in_force import current_settings
+from veomni_hook.finders.state import STATE
+from veomni_hook.finders.upstream import Upstream
+from veomni_hook.settings import Settings
+
+__all__ = ["from_hit", "report_refusal", "stage1", "store"]
+
+
+def store() -> Store:
+    """The cache of this process, opened at first use."""
+    if STATE.store is None:
+        STATE.store = open_store(current_settings().cache_dir, process=STATE.process)
+        report_refusal(STATE.store)
+    return STATE.store
+
+
+def report_refusal(store: Store, *, temporary: bool = False) -> None:
+    """Warn once per process that the cache cannot be used, with the consequence and the remedy.
+
+    Args:
+        store: the cache; no warning if it stored everything it had to.
+        temporary: whether a temporary folder is used instead.
+    """
+    if not store.refused:
+        return
+    now = "are patched in memory at each start"
+    if temporary or store.mode == "temporary":
+        now = "are kept in a temporary folder until this process ends, and every start patches them again"
+    warn_once(
+        f"the cache of patched modules cannot be used: {store.refused}. Modules {now}, so imports are "
+        "slower. Fix: free space there, make the folder writable only for this user, or name another one in "
+        "VEOMNI_CACHE_DIR",
+        about="cache",
+    )
+
+
+def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
+    """The first-stage key: everything that affects the output and is known without loading a config."""
+    inprocess: list[tuple[str, str]] = []
+    if registered := registered_for(upstream.module):
+        from veomni_hook.finders.config_inputs import config_digest  # loads ast; most processes register none
+
+        inprocess = [(config.source_module, config_digest(config)) for config in registered]
+    idioms = "1" if asks_idioms(upstream, settings) else "0"
+    return key.stage1_key(
+        module=upstream.module,
+        upstream=upstream.data,
+        engine=key.engine_digest(),
+        settings={"device": device_of(settings), "idioms": idioms},
+        config_names=[_with_origin(name) for name in names],
+        inprocess=inprocess,
+        distribution=upstream.distribution,
+        version=upstream.version,
+    )
+
+
+def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
+    """Return the outcome of a module that is in the cache."""
+    return Outcome(
+        upstream.module,
+        patched=True,
+        reason=reason,
+        cache=cache,
+        origin=upstream.path,
+        stored=hit.path,
+        patch_hash=hit.patch_hash,
+        report=lambda: hit.report,
+        consult=hit.consult,
+    )
+
+
+def _with_origin(name: str) -> str:
+    """A config's name with its file: two projects may both have a `my_patches`."""
+    module = name.partition(":")[0]
+    if module.startswith("veomni_hook."):
+        return name  # the engine digest covers the built-in specs
+    loaded = sys.modules.get(module)
+    return f"{name} {getattr(loaded, '__file__', None) if loaded else _origin(module, tuple(sys.path))}"
+
+
+@cache
+def _origin(module: str, path: tuple[str, ...]) -> str | None:
+    spec = locate(module)
+    return None if spec is None else spec.origin

@@ -1,0 +1,34 @@
+"""Which modules are targets, judging by their names alone.
+
+`import veomni_hook.install` loads this module, so it imports nothing.
+"""
+
+from __future__ import annotations
+
+PREFIX = "transformers.models."
+REMOTE_PREFIX = "transformers_modules."
+REMOTE_LOADING = "transformers.dynamic_module_utils"
+#: The targets that all models share.
+SHARED = frozenset(
+    (
+        "transformers.configuration_utils",
+        "transformers.modeling_layers",
+        "transformers.modeling_utils",
+        REMOTE_LOADING,
+    )
+)
+
+
+def is_target(fullname: str) -> bool:
+    """Whether a name is a transformers modeling module, or one of the few that all models share.
+
+    The file name does not follow from the family: eight modeling files are not `modeling_<family>`.
+    """
+    if fullname.startswith(PREFIX):
+        return fullname.rpartition(".")[2].startswith("modeling_")
+    return fullname in SHARED
+
+
+def is_remote(fullname: str) -> bool:
+    """Whether a name is a module of remote code, `transformers_modules.*`."""
+    return fullname.startswith(REMOTE_PREFIX)

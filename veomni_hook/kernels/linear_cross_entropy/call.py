@@ -1,0 +1,101 @@
+"""One call of a language model, as the guard in its ``forward`` passes it to the fused loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.linear_cross_entropy import head as heads
+from veomni_hook.kernels.linear_cross_entropy import losses
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, Wanted
+from veomni_hook.kernels.linear_cross_entropy.options import active
+from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
+
+__all__ = ["Call"]
+
+
+class Call(NamedTuple):
+    """One call of a model.
+
+    Attributes:
+        model: the module whose ``forward`` contains the guard.
+        hidden_states: ``[..., hidden]``, the input of ``before_head`` if given, else of the head.
+        head: the module that computes logits ``[..., vocab]``.
+        labels: one int64 for each position, as the loss function takes them.
+        vocab_size: the vocabulary size passed to the loss function.
+        loss_kwargs: all other keywords passed to the loss function.
+        options: ``before_head``, a module applied to hidden states first, and the fields of `Transform`.
+    """
+
+    model: Any
+    hidden_states: torch.Tensor
+    head: Any
+    labels: Any
+    vocab_size: int
+    loss_kwargs: Mapping[str, Any]
+    options: Mapping[str, Any] = {}
+
+    @classmethod
+    def of(cls, *call: Any) -> Call:
+        """Return the call; if the head is an ``nn.Identity``, ``before_head`` becomes the head."""
+        made = cls(*call)
+        before_head = made.options.get("before_head")
+        if type(made.head) is not nn.Identity or before_head is None:
+            return made
+        if "forward" in made.head.__dict__ or heads.calls_refuse(made.head) is not None:
+            return made
+        options = {name: value for name, value in made.options.items() if name != "before_head"}
+        return made._replace(head=before_head, options=options)
+
+    @property
+    def transform(self) -> Transform:
+        """The transform applied to logits before the loss."""
+        if not self.options:
+            return IDENTITY
+        return Transform(**{name: value for name, value in self.options.items() if name != "before_head"})
+
+    @property
+    def given(self) -> Any:
+        """The labels that the loss function uses, in their original shape."""
+        shift_labels = self.loss_kwargs.get("shift_labels")
+        known = losses.reads_shift_labels(self.model.loss_function) and shift_labels is not None
+        return shift_labels if known else self.labels
+
+    def shifted(self, labels: Any, filled: float) -> torch.Tensor:
+        """Align values given per label with the positions that predict the labels, ``[rows]``."""
+        shift_labels = self.loss_kwargs.get("shift_labels")
+        if labels is not self.labels and shift_labels is not None:
+            shift_labels = labels
+        return losses.targets(self.model.loss_function, labels, shift_labels, filled)
+
+    @property
+    def objective(self) -> tuple[Objective, Wanted]:
+        """What the call and `loss_options` request."""
+        objective = Objective(
+            self.loss_kwargs.get("ignore_index", -100),
+            self.loss_kwargs.get("num_items_in_batch"),
+            self.transform,
+        )
+        held = active()
+        if held is None:
+            return objective, NOTHING
+        options, weights = held.options, held.options.loss_weights
+        if weights is not None:
+            if weights.shape != self.given.shape:
+                raise KernelError(
+                    f"loss_weights have the shape {[*weights.shape]}, the labels {[*self.given.shape]}",
+                    where=type(self.model).__name__,
+                    fix="give each label a weight",
+                )
+            weights = self.shifted(weights, 0)
+        asked = objective._replace(
+            label_smoothing=options.label_smoothing,
+            z_loss=options.z_loss,
+            loss_weights=weights,
+            accumulate=options.accumulate,
+        )
+        return asked, options.wanted

@@ -1,0 +1,102 @@
+"""What could observe or change the call of a module that a kernel computes without calling it."""
+
+from __future__ import annotations
+
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as module_globals
+
+from veomni_hook.kernels.shared.origin import written_in
+
+__all__ = [
+    "call_is_overridden",
+    "call_is_seen",
+    "has_code",
+    "is_as_written",
+    "is_linear",
+    "parameter",
+    "place_of",
+]
+
+_GLOBAL_FORWARD, _GLOBAL_FORWARD_PRE, _GLOBAL_BACKWARD, _GLOBAL_BACKWARD_PRE = (
+    getattr(module_globals, f"_global_{name}_hooks")
+    for name in ("forward", "forward_pre", "backward", "backward_pre")
+)
+# Not `nn.Module.__call__`, which tracers and profilers replace.
+_CALL = vars(nn.Module)["_wrapped_call_impl"]
+
+#: The code of unchanged forwards, stored as attributes: see `skipped.Skipped.named`.
+_FORWARDS = SimpleNamespace()
+_PLACES: dict[type, str] = {}
+
+
+def call_is_seen(module: nn.Module) -> str | None:
+    """Return what a call of ``module`` does besides its class's ``forward``, or None."""
+    held = module.__dict__
+    # Unrolled, because every guard calls this: loops over these and the global ones took a fifth longer.
+    if (
+        held["_forward_hooks"]
+        or held["_forward_pre_hooks"]
+        or held["_backward_hooks"]
+        or held["_backward_pre_hooks"]
+    ):
+        return "has hooks"
+    own = held.get("forward")
+    # Some wrappers leave the class's own forward, bound to the module, in the instance.
+    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
+        return "has its own forward"
+    if module._compiled_call_impl is not None:
+        return "is compiled separately"
+    if _GLOBAL_FORWARD or _GLOBAL_FORWARD_PRE or _GLOBAL_BACKWARD or _GLOBAL_BACKWARD_PRE:
+        return "is subject to a global hook"
+    if type(module).__call__ is not _CALL:
+        return call_is_overridden(module)
+    return None
+
+
+def parameter(module: nn.Module, name: str) -> Any:
+    """Return ``module.name``; parameters bypass `torch.nn.Module.__getattr__`, which takes over 1 us."""
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
+
+
+def call_is_overridden(module: nn.Module) -> str | None:
+    """Return why a call of ``module`` does not use torch's ``__call__``, or None."""
+    if type(module).__call__ is not _CALL:
+        return f"has a __call__ that is not torch's ({type(module).__name__})"
+    return None
+
+
+def is_as_written(kind: type[nn.Module]) -> bool:
+    """Return whether a class's ``forward`` is the one that its module's text defines for it."""
+    place = place_of(kind)
+    return place != "" and has_code(kind, place)
+
+
+def has_code(kind: type[nn.Module], place: str) -> bool:
+    """Return whether the forward of a class has the code that `place_of` found."""
+    return kind.forward.__code__ is getattr(_FORWARDS, place)
+
+
+def is_linear(kind: type) -> bool:
+    """Return whether instances of a class compute what the original ``nn.Linear`` does."""
+    return issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward and is_as_written(nn.Linear)
+
+
+def place_of(kind: type[nn.Module]) -> str:
+    """Return where the code of a class's forward is stored; empty unless it is the one in its text."""
+    found = _PLACES.get(kind)
+    if found is not None:
+        return found
+    forward, written = kind.forward, (kind.__module__, f"{kind.__qualname__}.forward")
+    if type(forward) is not FunctionType or written_in(forward) != written:
+        return ""
+    place = f"{kind.__name__}_{len(_PLACES)}"
+    setattr(_FORWARDS, place, forward.__code__)
+    return _PLACES.setdefault(kind, place)
+
+
+# Same as torch.compiler.assume_constant_result, which imports dynamo.
+setattr(place_of, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute

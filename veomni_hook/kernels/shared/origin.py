@@ -1,0 +1,45 @@
+"""Where a function was written, read from its code and globals, because decorators copy ``__module__``."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+__all__ = ["home_of", "name_of", "underlying", "written_in"]
+
+
+def written_in(function: Any) -> tuple[str, str]:
+    """Return the module in which a function was written, and its name there.
+
+    For objects that are not functions, those of their class.
+    """
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return str(type(function).__module__), type(function).__qualname__
+    return str(function.__globals__.get("__name__", "")), str(code.co_qualname)
+
+
+def name_of(function: Any) -> str:
+    """Return ``module.qualname`` of what a callable runs, or of a class."""
+    function = underlying(function)
+    if isinstance(function, FunctionType):
+        return f"{home_of(function)}.{function.__code__.co_qualname}"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def home_of(function: Any) -> str:
+    """Return the name of the module that defines what a callable runs, or a class."""
+    function = underlying(function)
+    if isinstance(function, FunctionType):
+        return str(function.__globals__.get("__name__", "?"))
+    return str(getattr(function, "__module__", None) or "?")
+
+
+def underlying(function: Any) -> Any:
+    """Return what bound, static and class methods and partial objects call."""
+    while isinstance(function, (MethodType, partial, staticmethod, classmethod)):
+        function = function.func if isinstance(function, partial) else function.__func__
+    return function

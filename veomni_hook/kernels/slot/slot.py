@@ -1,0 +1,307 @@
+"""The slot, which patched code asks for a kernel.
+
+A slot is a global of the patched module and belongs to one op and variant. Guards call `Slot.kernel`, call
+sites of functions call `Slot.at`; `Slot.reached` decorates a class whose guard is below a decorator.
+
+A slot holds no references to a model: outcomes are stored outside the modules (weakly), so pickling, copying
+and state dicts are unchanged. A module's binding (`veomni_hook.kernels.selection.binding`) overrides the
+choice of the process. Under ``torch.compile`` only traceable kernels answer
+(`veomni_hook.kernels.slot.compiled`), and under ``auto`` only those that beat Inductor. Under
+``torch.export`` none does: the upstream code is exported.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, wraps
+from typing import Any, TypeVar
+from weakref import ref
+
+from veomni_hook.kernels.selection.binding import BINDING
+from veomni_hook.kernels.selection.choice import Choice
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.kernels.shared.origin import name_of
+from veomni_hook.kernels.slot.arguments import binder_for
+from veomni_hook.kernels.slot.candidates import REPLACED, Answers, Outcome, Site
+from veomni_hook.kernels.slot.compiled import Compiled, device_of
+from veomni_hook.kernels.slot.record import FIRST_CALL, Record
+from veomni_hook.kernels.slot.skipped import Skipped
+
+__all__ = ["Slot"]
+
+_UPSTREAM = Outcome(EAGER, "no kernel can run here")
+_INACTIVE = Outcome(EAGER, "veomni_hook is deactivated")
+
+ModuleClass = TypeVar("ModuleClass", bound=type)
+Taking = Callable[..., tuple[Any, ...]]
+
+
+class _NoKernelError(BaseException):
+    """Carries a guard's negative answer out of the guarded method to `Slot.reached`."""
+
+    def __init__(self, slot: Slot, owner: Any) -> None:
+        super().__init__()
+        self.slot = slot
+        self.owner = owner
+
+
+class Slot:
+    """The place in a patched module where a kernel of ``op``/``variant`` may take over.
+
+    ``parameters`` are the parameters of the upstream function whose calls `at` wraps, in the form that
+    `veomni_hook.kernels.slot.arguments` describes; empty: they are the op's operands. ``skips`` are the
+    definitions of the module whose calls kernels skip (`veomni_hook.kernels.slot.skipped`). The slot must be
+    created in the module's own frame, because it compares them with the code that this frame runs.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        variant: str,
+        module_name: str,
+        parameters: str = "",
+        skips: Mapping[str, Iterable[str]] | None = None,
+    ) -> None:
+        # Patched modules have already imported torch; other importers of this module need not.
+        from torch import compiler, is_grad_enabled
+
+        registry.check(op, variant)
+        self.op = op
+        self.variant = variant
+        self.module_name = module_name
+        self.parameters = parameters
+        self.skips = dict(skips or {})
+        self._skipped = Skipped(self.skips, module_name, sys._getframe(1))
+        self._is_compiling = compiler.is_compiling
+        self._compiler = compiler
+        self._with_gradients = is_grad_enabled
+        self.site = Site(op, variant, module_name, set())
+        self._epoch = -1
+        self._version = -1
+        #: For modules without a binding.
+        self._answers: Answers
+        #: By the choice, and the reason why the upstream code runs.
+        self._known: dict[tuple[str, str], Answers] = {}
+        self._bound: dict[str, Answers] = {}
+        self._bind: Callable[..., tuple[Any, ...]] | None = None
+        self._compiled = Compiled(
+            op, lambda wanted: self._answers_to(Choice(ops={op: wanted})), self._binder, self._skipped
+        )
+        #: Of the modules that have asked, by id; with a weak reference: a WeakKeyDictionary would cost 1.5 us
+        #: at every call.
+        self.records: dict[int, Record] = {}
+        #: The last function that replaced upstream's, and the outcome of its calls.
+        self._replacement: tuple[Any, Outcome] = (None, _UPSTREAM)
+        # Per thread: the module whose call came through `reached` and whose guard has not been asked yet.
+        self._waiting: threading.local | None = None
+
+    def __repr__(self) -> str:
+        parameters = f", parameters={self.parameters!r}" if self.parameters else ""
+        skips = f", skips={self.skips!r}" if self.skips else ""
+        return f"Slot({self.op!r}, {self.variant!r}, {self.module_name!r}{parameters}{skips})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Some tools pickle functions that close over a slot by value; a slot is rebuilt, not copied.
+        return (Slot, (self.op, self.variant, self.module_name, self.parameters, self.skips))
+
+    def kernel(self, owner: Any, *operands: Any) -> Callable[..., Any] | None:
+        """Return the function that computes this call, or None: run the upstream code.
+
+        ``owner`` is the module whose ``forward`` asks. Kernels decide by ``operands``; the device of the
+        first one (of a list of tensors: of its first tensor) selects the kernels to ask. Raises KernelError
+        if a backend chosen by name has no kernel for this variant or cannot run on this machine.
+        """
+        if self._is_compiling():
+            return None if self._exported() else self._compiled.kernel(owner, operands)
+        answers = self.answers(owner)
+        run = None if answers.idle is not None else self._ask(answers, owner, operands)
+        if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
+            self._waiting.owner = None
+            if run is None:
+                raise _NoKernelError(self, owner)
+        return run
+
+    def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what to call instead of ``upstream``, with exactly the same arguments.
+
+        Returns ``upstream`` itself if no kernel can be selected, or if ``upstream`` or a function that it
+        calls is not the recognised one. Else returns a function that asks kernels with the op's operands and,
+        last, ``upstream``. The first kernel that accepts is called with the operands. The function falls back
+        to ``upstream`` if all refuse, or if the arguments do not fit the parameters.
+        """
+        if self._is_compiling():
+            return upstream if self._exported() else self._compiled.at(owner, upstream)
+        if (answers := self.answers(owner)).idle is not None:
+            return upstream
+        if (changed := self._skipped.changed_function(upstream)) is not None:
+            found = answers.refused(answers.wanted, changed) if changed else self._replaced_by(upstream)
+            self._note(owner, found)
+            return upstream
+        return partial(self._call, owner, upstream)
+
+    def reached(self, taking: Taking) -> Callable[[ModuleClass], ModuleClass]:
+        """Let calls of a module class reach the guard in its ``forward``, below another decorator.
+
+        Use it above a class decorator that wraps ``forward`` (and sets ``__wrapped__``). A call first goes to
+        the wrapped ``forward``, whose first statement is the guard. If the guard finds no kernel, nothing has
+        run yet, and the call goes to the wrapper. ``taking`` maps the arguments of a call to the guard's
+        operands: under ``torch.compile`` the kernel is selected and called here, because the code after the
+        guard must not become part of the graph.
+        """
+        return partial(self._reach, taking)
+
+    def _reach(self, taking: Taking, decorated: ModuleClass) -> ModuleClass:
+        from torch.nn import Module
+
+        covering = vars(decorated).get("forward")
+        guarded = getattr(covering, "__wrapped__", None)
+        if covering is None or guarded is None:
+            return decorated
+        self._skipped.add_reached(decorated, Module)
+        waiting = self._waiting = self._waiting or threading.local()
+
+        @wraps(covering)
+        def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if self._is_compiling():
+                operands = taking(module, *args, **kwargs)
+                run = None if self._exported() else self._compiled.kernel(module, operands)
+                return covering(module, *args, **kwargs) if run is None else run(*operands)
+            if self.answers(module).idle is not None:
+                return covering(module, *args, **kwargs)
+            held, waiting.owner = getattr(waiting, "owner", None), module
+            try:
+                return guarded(module, *args, **kwargs)
+            except _NoKernelError as signal:
+                if signal.slot is not self or signal.owner is not module:
+                    raise
+            finally:
+                waiting.owner = held
+            return covering(module, *args, **kwargs)
+
+        # A statement, so that type checkers see no assignment to a method.
+        setattr(decorated, "forward", forward)  # noqa: B010
+        if (offers := registry.ops()[self.op].offers) is not None:
+            load_attribute(offers)(self, decorated)
+        return decorated
+
+    def answers(self, owner: Any = None) -> Answers:
+        """Return the answers for the module ``owner`` (None: for any module without a binding)."""
+        if STATE.epoch != self._epoch or registry.version != self._version:
+            self._refresh()
+        if owner is None or (bound := owner.__dict__.get(BINDING)) is None or not STATE.active:
+            return self._answers
+        wanted = bound.get(self.op)
+        if wanted is None:
+            return self._answers
+        return self._bound.get(wanted) or self._bound.setdefault(
+            wanted, self._answers_to(Choice(ops={self.op: wanted}))
+        )
+
+    def outcome(self, owner: Any) -> Outcome | None:
+        """Return what the last call of the module ``owner`` got; None if it has not asked yet.
+
+        While no kernel can be selected, calls are not recorded; the reason for that is returned.
+        """
+        if (idle := self.answers(owner).idle) is not None:
+            return idle
+        held = self.record(owner)
+        return None if held is None else held.latest.last
+
+    def record(self, owner: Any) -> Record | None:
+        """Return the recorded calls of the module ``owner``, or None."""
+        held = self.records.get(id(owner))
+        return held if held is not None and held.owner() is owner else None
+
+    def traced(self, owner: Any, *, compiled: bool = False) -> Outcome | None:
+        """Return what ``torch.compile`` compiled for the calls of the module ``owner``, or None if unknown.
+
+        ``compiled``: the module is known to be compiled, and may run code traced for another of its class.
+        """
+        return self._compiled.traced(owner, self.answers(owner).wanted, compiled=compiled)
+
+    def _exported(self) -> bool:
+        """Return whether a program is being exported; it has to run without this package."""
+        # In torch 2.11, dynamo always evaluates is_exporting() as true; torch 2.6 does not have it.
+        return getattr(self._compiler, "_is_exporting_flag", False)
+
+    def _refresh(self) -> None:
+        """Apply the settings in force."""
+        epoch, version = STATE.epoch, registry.version
+        if version != self._version:
+            self._known = {}
+        self._bound = {}
+        if STATE.active:
+            self._answers = self._answers_to(STATE.effective)
+        else:
+            self._answers = Answers(self.site, Choice(EAGER), _INACTIVE)
+        self._epoch, self._version = epoch, version
+
+    def _answers_to(self, choice: Choice) -> Answers:
+        key = (choice.backend(self.op), choice.why(self.op))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Answers(self.site, choice)
+        return found
+
+    def _ask(self, answers: Answers, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        skipped = self._skipped
+        if skipped.by_methods and (changed := skipped.changed(owner, operands)) is not None:
+            self._note(owner, answers.refused(answers.wanted, changed))
+            return None
+        outcome = _UPSTREAM
+        for run, refusals, backend, taken in answers.candidates(device_of(operands)):
+            for refusal in refusals:
+                reason = refusal(owner, *operands)
+                if reason is not None:
+                    outcome = answers.refused(backend, reason)
+                    break
+            else:
+                self._note(owner, taken)
+                return run
+        self._note(owner, outcome)
+        return None
+
+    def _call(self, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            operands = self._binder()(*args, **kwargs)
+        except TypeError:
+            return upstream(*args, **kwargs)  # upstream raises its own error
+        run = self._ask(self.answers(owner), owner, (*operands, upstream))
+        return upstream(*args, **kwargs) if run is None else run(*operands)
+
+    def _binder(self) -> Callable[..., tuple[Any, ...]]:
+        if self._bind is None:
+            self._bind = binder_for(self.op, self.variant, self.parameters)
+        return self._bind
+
+    def _replaced_by(self, function: Any) -> Outcome:
+        """Return the outcome of a call of ``function``, which replaces upstream's."""
+        if self._replacement[0] is not function:
+            self._replacement = (function, Outcome(REPLACED, f"replaced by {name_of(function)}"))
+        return self._replacement[1]
+
+    def _note(self, owner: Any, outcome: Outcome) -> None:
+        held = self.records.get(id(owner))
+        if held is None or held.owner() is not owner:
+            held = self._begin(owner)
+        try:
+            training = owner.training and self._with_gradients()
+        except AttributeError:
+            training = False  # not a module
+        tally = held.latest = held.training if training else held.evaluation
+        if tally.last is outcome:
+            tally.run += 1
+        else:
+            tally.turn(outcome)
+
+    def _begin(self, owner: Any) -> Record:
+        """Create the record of a module at its first call."""
+        key = id(owner)
+        held = self.records[key] = Record(ref(owner, lambda _: self.records.pop(key, None)))
+        for notice in FIRST_CALL:
+            notice(self.module_name, owner)
+        return held

@@ -1,0 +1,272 @@
+"""Read the source text of the functions and classes in configs.
+
+It reads the whole file and finds the definition in its syntax tree, so that comments above a definition,
+multi-line decorators and strings stay as written. It raises `ReplacementError` if the source is unreadable.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from veomni_hook.errors import NameMapError, ReplacementError
+from veomni_hook.patches.code.document import Definition, Document, FunctionNode, has_docstring
+from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.name_map import apply_name_map
+from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.scope import global_uses, parameters
+
+__all__ = ["Snippet", "function_body", "read_snippet"]
+
+VERBS = frozenset(
+    {
+        "add_helper",
+        "add_helper_after",
+        "add_method",
+        "insert_guard",
+        "modify_init",
+        "override_method",
+        "replace_class",
+        "replace_function",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """The text of one definition, without indentation and without the decorators of configs.
+
+    ``comments`` is the block of ``#`` lines directly above it, without the last newline; ``document``
+    contains only the definition and its decorators.
+    """
+
+    comments: str
+    document: Document
+
+    @property
+    def node(self) -> FunctionNode | ast.ClassDef:
+        """The definition."""
+        node = self.document.tree.body[0]
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            raise TypeError(f"a snippet holds one definition, not {type(node).__name__}")
+        return node
+
+    def named(self, name: str, *, without: frozenset[str] = frozenset(), references: bool = False) -> str:
+        """The text, with the definition renamed to ``name``.
+
+        Args:
+            without: dumps (`ast.dump`) of decorators to omit.
+            references: also rename references to the definition inside it.
+        """
+        document, node = self.document, self.node
+        edits = [
+            Edit(*decorator_lines(document, d), "") for d in node.decorator_list if ast.dump(d) in without
+        ]
+        if node.name != name:
+            start = document.source.index(node.name, _after_keyword(document, node))
+            edits.append(Edit(start, start + len(node.name), name))
+            edits += _references(document, node, name) if references else []
+        return apply_edits(document.source, edits)
+
+
+def read_snippet(
+    replacement: Any,
+    *,
+    where: str,
+    target: str = "",
+    name_map: Any = None,
+    accessor: str = "",
+    tolerate: Callable[[NameMapError], None] | None = None,
+) -> Snippet:
+    """Read the source of a function or class.
+
+    Args:
+        replacement: the object; wrapped functions, static and class methods and properties are unwrapped.
+        where: what declares the patch, for error messages.
+        target: the patch's target, for error messages.
+        name_map: renames identifiers, see `apply_name_map`.
+        tolerate: handles an entry of ``name_map`` that matches nothing, see `apply_name_map`.
+        accessor: ``"setter"`` or ``"deleter"`` to read that accessor of a property instead of its getter.
+
+    Raises:
+        ReplacementError: the source cannot be found, or it is not a definition.
+        NameMapError: an entry of ``name_map`` matches nothing and ``tolerate`` is None.
+    """
+    found = _unwrapped(replacement, accessor)
+    document, definition = _locate(found, replacement, where=where, target=target)
+    node = definition.node
+    begin, end = document.span(node)[0], document.full_end(node)
+    indent = document.indent(node)
+    above = document.source[document.comments_above(begin) : document.line_start(begin)].rstrip("\r\n")
+    comments = reindent(above, indent, "")
+    text = reindent(document.source[document.line_start(begin) : end], indent, "")
+    # A name map applies to identifiers of the replacement, not of the config that declares it.
+    text = _without_verbs(text)
+    mapped = apply_name_map(f"{comments}\n{text}", name_map, where=where, target=target, tolerate=tolerate)
+    lines = mapped.split("\n")
+    count = comments.count("\n") + 1
+    comments, text = "\n".join(lines[:count]), "\n".join(lines[count:])
+    return Snippet(comments, Document(text, document.module))
+
+
+def function_body(replacement: Any, *, where: str = "", target: str = "") -> tuple[tuple[str, ...], str]:
+    """Return the parameter names of a function and its body as text, dedented, without its docstring.
+
+    Comments in the body stay. The text has no final newline; it is empty if there is only a docstring.
+
+    Raises:
+        ReplacementError: the source cannot be read, or it is not a function.
+    """
+    snippet = read_snippet(replacement, where=where, target=target)
+    document, node = snippet.document, snippet.node
+    if isinstance(node, ast.ClassDef):
+        raise ReplacementError(
+            f"the replacement {node.name} is a class, but must be a function",
+            where=where or document.module,
+            fix="decorate a function",
+            target=target,
+        )
+    return tuple(parameter.arg for parameter in parameters(node)), body_text(document, node)
+
+
+def body_text(document: Document, node: FunctionNode) -> str:
+    """The body of ``node`` as text without indentation, docstring and last newline."""
+    body = node.body[1:] if has_docstring(node) else node.body
+    if not body:
+        return ""
+    end = document.full_end(node)
+    if document.is_inline(node):
+        return document.source[document.start(body[0]) : end]
+    if has_docstring(node):
+        begin = document.next_line(document.end(node.body[0]))
+    else:
+        begin = document.line_start(document.span(body[0])[0])
+        while begin and _is_blank_or_comment(document, begin - 1):
+            begin = document.line_start(begin - 1)
+    return reindent(document.source[begin:end], document.indent(body[0]), "").strip("\n")
+
+
+def decorator_lines(document: Document, decorator: ast.expr) -> tuple[int, int]:
+    """The range of a decorator's lines, including the ``@`` and the last newline."""
+    start = document.start(decorator)
+    at = document.source.rfind("@", 0, start)
+    return document.line_start(at), document.next_line(document.end(decorator))
+
+
+def _unwrapped(replacement: Any, accessor: str) -> Any:
+    if isinstance(replacement, property):
+        replacement = {"setter": replacement.fset, "deleter": replacement.fdel}.get(
+            accessor, replacement.fget
+        )
+    if isinstance(replacement, functools.cached_property):
+        replacement = replacement.func
+    while isinstance(replacement, staticmethod | classmethod):
+        replacement = replacement.__func__
+    return replacement if inspect.isclass(replacement) else inspect.unwrap(replacement)
+
+
+def _locate(found: Any, replacement: Any, *, where: str, target: str) -> tuple[Document, Definition]:
+    name = getattr(replacement, "__qualname__", None) or repr(replacement)
+
+    def unreadable(reason: str, fix: str) -> ReplacementError:
+        return ReplacementError(
+            f"the source of the replacement {name} cannot be read: {reason}",
+            where=where,
+            fix=fix,
+            target=target,
+        )
+
+    if not inspect.isclass(found) and not isinstance(found, types.FunctionType):
+        raise unreadable(
+            f"it is a {type(found).__name__}, neither a Python function nor a class",
+            "write it with def or class, or use create_patch_from_external to import it",
+        )
+    path = _source_path(found)
+    text = _file_text(path, found) if path else ""
+    if not text:
+        raise unreadable(
+            f"no source file at {path}" if path else "it comes from no file",
+            "define it in a file (not in an interactive session or by exec)",
+        )
+    try:
+        document = _parsed(text, path)
+    except SyntaxError as error:
+        raise unreadable(f"{path} does not parse: {error}", "restart after saving a valid file") from error
+    definitions = list(_candidates(document, found))
+    if not definitions:
+        reason = (
+            "it is a lambda" if name.endswith("<lambda>") else f"{path} does not define it where Python says"
+        )
+        raise unreadable(reason, "use def or class in a file, and restart after changing it")
+    return document, definitions[-1]
+
+
+def _source_path(found: Any) -> str:
+    if isinstance(found, types.FunctionType):
+        return found.__code__.co_filename
+    module = sys.modules.get(found.__module__)
+    path = getattr(module, "__file__", None)
+    if path:
+        return str(path)
+    # The module was executed without an entry in sys.modules: methods of its classes know the file.
+    codes = (v.__code__ for v in vars(found).values() if isinstance(v, types.FunctionType))
+    return next((code.co_filename for code in codes), "")
+
+
+def _file_text(path: str, found: Any) -> str:
+    linecache.checkcache(path)
+    if isinstance(found, types.FunctionType):
+        namespace: dict[str, Any] = found.__globals__
+    else:
+        namespace = vars(sys.modules.get(found.__module__, types.ModuleType("")))
+    return "".join(linecache.getlines(path, namespace))
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(text: str, path: str) -> Document:
+    return Document(text, path)
+
+
+def _candidates(document: Document, found: Any) -> Iterator[Definition]:
+    for definition in document.definitions():
+        if isinstance(found, types.FunctionType):
+            code, node = found.__code__, definition.node
+            line = document.lineno(document.span(node)[0])
+            if getattr(node, "name", "") == code.co_name and line == code.co_firstlineno:
+                yield definition
+        elif definition.kind == "class" and definition.qualname == found.__qualname__:
+            line = document.lineno(document.span(definition.node)[0])
+            if line == getattr(found, "__firstlineno__", line):
+                yield definition
+
+
+def _is_blank_or_comment(document: Document, offset: int) -> bool:
+    line = document.source[document.line_start(offset) : document.line_end(offset)].strip()
+    return not line or line.startswith("#")
+
+
+def _without_verbs(text: str) -> str:
+    document = Document(text)
+    node = document.tree.body[0]
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    verbs = [decorator for decorator in decorators if decorator_name(decorator) in VERBS]
+    return apply_edits(text, [Edit(*decorator_lines(document, verb), "") for verb in verbs])
+
+
+def _after_keyword(document: Document, node: FunctionNode | ast.ClassDef) -> int:
+    keyword = "class" if isinstance(node, ast.ClassDef) else "def"
+    return document.source.index(keyword, document.start(node)) + len(keyword)
+
+
+def _references(document: Document, node: FunctionNode | ast.ClassDef, name: str) -> Iterator[Edit]:
+    for use in global_uses(document.tree, [node.name]):
+        if isinstance(use.node, ast.Name):
+            yield Edit(document.start(use.node), document.end(use.node), name)

@@ -1,0 +1,132 @@
+"""`for` loops: how one iteration changes the values of the previous one, and the final values.
+
+A name that is bound before the loop and changed in it is carried between iterations. In the body its node is
+``carried``, and the current element of the iterable is ``each``. After the loop its node is ``loop``: of the
+iterable, and of the start and step of every carried value that it depends on.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from veomni_hook.patches.code.walk import child_nodes
+from veomni_hook.patches.graph.dtypes import is_number
+from veomni_hook.patches.graph.interpreter.assignment import assign
+from veomni_hook.patches.graph.interpreter.expressions import evaluate
+from veomni_hook.patches.graph.interpreter.memory import is_fresh, names_sharing
+from veomni_hook.patches.graph.interpreter.state import Frame, UnclearError
+from veomni_hook.patches.graph.nodes import Node, rebuild, walk
+from veomni_hook.patches.graph.normal_forms import renormalised
+
+__all__ = ["loop"]
+
+
+def loop(statement: ast.For, frame: Frame) -> None:
+    """Follow a loop once, for any iteration, and store the values after the last one in ``frame``.
+
+    Raises:
+        UnclearError: the loop is left early, or has effects.
+    """
+    if statement.orelse:
+        raise UnclearError("else of a loop", statement)
+    trace = frame.trace
+    iterable = evaluate(statement.iter, frame)
+    number, effects = trace.loops, len(trace.effects)
+    trace.loops += 1
+    before = dict(frame.values)
+    bound, written = _bound_names(statement), _written_names(statement)
+    new = [name for name in bound if name not in before]
+    names = [name for name in dict.fromkeys((*bound, *written)) if name in before]
+    carried = {name: Node("carried", (before[name],), ("open", number, n)) for n, name in enumerate(names)}
+    inner = frame.fork()
+    inner.loops += 1
+    inner.values.update(carried)
+    inner.values.update((name, Node("unbound", (), name)) for name in new)
+    assign(statement.target, Node("each", (), ("open", number)), inner)
+    if trace.run(statement.body, inner) is not None:
+        raise UnclearError("a loop is left before its end", statement)
+    if len(trace.effects) > effects:
+        raise UnclearError("a loop has effects", statement)
+    for name, value in inner.values.items():
+        if name in before and name not in carried and value is not before[name]:
+            raise UnclearError(f"{name} is changed in a loop in a way that is not followed", statement)
+    for name in written:
+        if name in carried and _may_be_shared(name, carried[name], inner):
+            raise UnclearError(f"{name}, changed in place, may be shared", statement, writes=True)
+    steps = {carried[name].key: (carried[name], before[name], inner.values[name]) for name in names}
+    for name in names:
+        if inner.values[name] != carried[name]:
+            frame.values[name] = _final_value(carried[name], iterable, steps, number)
+    frame.values.update((name, Node("unbound", (), name)) for name in new)
+
+
+def _may_be_shared(name: str, start: Node, frame: Frame) -> bool:
+    """Whether the value of ``name`` has changed in an iteration, and may be that of another name as well."""
+    end = frame.values.get(name)
+    if end is None or end == start or is_number(end):
+        return False
+    return not is_fresh(end) or names_sharing(end, frame) != [name]
+
+
+def _final_value(
+    carried: Node, iterable: Node, steps: dict[bytes, tuple[Node, Node, Node]], number: int
+) -> Node:
+    """The value of a carried name after the loop, in terms of only those carried values that it depends on.
+
+    Args:
+        carried: its value in the body.
+        iterable: what the loop runs over.
+        steps: each carried value, with the name's values before the loop and after one iteration, by its key.
+        number: of the loop.
+    """
+    needed = [carried]
+    for symbol in needed:
+        operands = (node for node in walk(steps[symbol.key][2]) if node.key in steps)
+        needed.extend(node for node in operands if node not in needed)
+    parts = [iterable]
+    for symbol in needed:
+        parts += steps[symbol.key][1:]
+    # Numbered by the loops inside, so that loops before and around this one make no difference.
+    inside = [node.value for node in walk(*parts) if node.op == "loop" and isinstance(node.value, int)]
+    height = max(inside, default=-1) + 1
+    closed = {symbol.key: Node("carried", symbol.args, (height, n)) for n, symbol in enumerate(needed)}
+    closed[Node("each", (), ("open", number)).key] = Node("each", (), height)
+    values = [rebuild(part, lambda node: closed.get(node.key), renormalised) for part in parts[1:]]
+    return Node("loop", (iterable, *values), height)
+
+
+def _bound_names(statement: ast.For) -> list[str]:
+    """Names that the loop binds, in text order."""
+    return list(
+        dict.fromkeys(
+            node.id
+            for node in _nodes(statement)
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+        )
+    )
+
+
+def _written_names(statement: ast.For) -> list[str]:
+    """Names whose value the loop may change in place, in text order."""
+    names: dict[str, None] = {}
+    for node in _nodes(statement):
+        target: ast.AST | None = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            target = node.func.value if node.func.attr.endswith("_") else None
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            target = node.value
+        elif isinstance(node, ast.AugAssign):
+            target = node.target
+        if isinstance(target, ast.Name):
+            names[target.id] = None
+    return list(names)
+
+
+def _nodes(statement: ast.For) -> Iterator[ast.AST]:
+    """Every node of a loop, in text order."""
+    todo: list[ast.AST] = [statement]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo.extend(reversed(list(child_nodes(node))))

@@ -1,0 +1,81 @@
+"""What an idiom finds: a site, routed to a kernel slot or not, and the text that routes it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.slots import SlotSpec
+
+__all__ = ["Missed", "Site", "Status", "skipped_at_calls"]
+
+
+class Status(StrEnum):
+    """The status of a candidate."""
+
+    #: A guard asks a slot here.
+    ROUTED = "routed"
+    #: The formula is known, but there is no module that a kernel could belong to.
+    UNBOUND = "unbound"
+    #: It looks like the op, but no idiom recognises its formula.
+    MISSED = "missed"
+
+
+class Missed(Exception):
+    """A candidate is not recognised.
+
+    Args:
+        reason: where its code differs; it becomes the site's reason.
+        node: the code, whose line the reason then names.
+    """
+
+    def __init__(self, reason: str, node: ast.AST | None = None) -> None:
+        super().__init__(reason if node is None else f"{reason} (line {getattr(node, 'lineno', '?')})")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A candidate for one op in one module.
+
+    Attributes:
+        op: the op's name.
+        target: the target that a patch would name (``Class.forward``, ``apply_rotary_pos_emb``).
+        status: routed or not.
+        variant: the formula; several, joined by ``|`` in the order of the branches, if a flag chooses.
+        reason: why it is not routed: the nearest idiom and the first difference; else a remark or empty.
+        form: digest of what the code computes, the same in all releases that compute the same.
+        captures: the source text for each operand of the formula.
+        edits: the edits that route it.
+        slots: the slots that the edits name.
+        relies_on: definitions of the module that the route assumes unchanged, besides those named in the code
+            that it covers (`veomni_hook.patches.routes.reliance` finds these).
+        skips: definitions of the module that a kernel computes without calling them, by the place that asks:
+            a method, or the function whose calls ask the slot. While the model runs, the slot compares the
+            current definitions with the recognised ones.
+        counted: whether it is one of the op's candidates (call sites belong to a candidate and are not).
+        part: a named part of the op's candidates that has its own total in `coverage`, or empty.
+        lineno: the upstream line, from 1.
+    """
+
+    op: str
+    target: str
+    status: Status
+    variant: str = ""
+    reason: str = ""
+    form: str = ""
+    captures: Mapping[str, str] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+    slots: tuple[SlotSpec, ...] = ()
+    relies_on: tuple[str, ...] = ()
+    skips: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    counted: bool = True
+    part: str = ""
+    lineno: int = 0
+
+
+def skipped_at_calls(site: Site) -> tuple[str, ...]:
+    """What is skipped if a kernel replaces a call of the method or function of ``site``."""
+    return (site.target, *site.skips.get(site.target, ()))
