@@ -1,1 +1,1 @@
-"""The table of sites, the places that compute ops: `coverage`, `kernels`, `list` and `explain` show it."""
+"""The table of sites, every place that computes an op: `coverage`, `kernels`, `list`, `explain` show it."""

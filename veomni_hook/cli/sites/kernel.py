@@ -1,4 +1,4 @@
-"""The kernel that a slot asks first on a machine, and why: for `kernels`, `explain`, `report`, `doctor`."""
+"""What a slot asks first on a machine, and why: for `kernels`, `explain`, `report` and `doctor`."""
 
 from __future__ import annotations
 
