@@ -12,7 +12,7 @@ from veomni_hook.patches.graph.branching import Leaf, branches, decided
 from veomni_hook.patches.graph.digests import digest
 from veomni_hook.patches.graph.dtypes import FLOAT32, dtype_of
 from veomni_hook.patches.graph.forms import Form, Unknown, canonical
-from veomni_hook.patches.graph.interpreter.inline import HARMLESS_DECORATORS, decorator_name, receiver_name
+from veomni_hook.patches.graph.interpreter.inline import HARMLESS_DECORATORS, receiver_name
 from veomni_hook.patches.graph.matching import (
     ANY,
     ARGUMENT,
@@ -60,7 +60,6 @@ __all__ = [
     "canonical",
     "constant",
     "decided",
-    "decorator_name",
     "digest",
     "dtype_of",
     "find",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.statements import initialised
-from veomni_hook.patches.graph import HARMLESS_DECORATORS, decorator_name
+from veomni_hook.patches.graph import HARMLESS_DECORATORS
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["called_otherwise", "defining", "initialised_by", "linear_otherwise"]

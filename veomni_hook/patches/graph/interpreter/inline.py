@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.graph.interpreter.memory import roots
 from veomni_hook.patches.graph.interpreter.state import Frame, UnclearError
@@ -16,7 +17,6 @@ __all__ = [
     "HARMLESS_DECORATORS",
     "Arguments",
     "Callee",
-    "decorator_name",
     "followed",
     "own_method",
     "receiver_name",
@@ -116,13 +116,6 @@ def receiver_name(function: FunctionNode) -> str:
     """The method's name for its instance."""
     parameters = [*function.args.posonlyargs, *function.args.args]
     return parameters[0].arg if parameters else ""
-
-
-def decorator_name(node: ast.expr) -> str:
-    """The last name of a decorator, whether it is called or not."""
-    while isinstance(node, ast.Call):
-        node = node.func
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _attributes(frame: Frame) -> dict[str, Node]:
