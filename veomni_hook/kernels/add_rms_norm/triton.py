@@ -46,12 +46,19 @@ _NUMBERS = {"weight": WEIGHT, "one_plus": ONE_PLUS, "one_plus_rounded": ONE_PLUS
 _FACTORS = {name: _NUMBERS[norm.factor] for name, norm in _NORMS.items()}
 
 
-def _dtypes(variant: str, x: torch.dtype, weight: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """Return the dtype to which ``xhat`` is rounded, and the dtype of the result."""
+def _rounded_to(variant: str, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
+    """The dtype to which the normalised values are rounded before the product."""
     rounded_to = _NORMS[variant].rounded_to
     if rounded_to == "x":
-        return x, torch.promote_types(x, weight)
-    return (weight, weight) if rounded_to == "weight" else (torch.float32, x)
+        return x
+    return weight if rounded_to == "weight" else torch.float32
+
+
+def _result_dtype(variant: str, x: torch.dtype, weight: torch.dtype) -> torch.dtype:
+    rounded_to = _NORMS[variant].rounded_to
+    if rounded_to == "x":
+        return torch.promote_types(x, weight)
+    return weight if rounded_to == "weight" else x
 
 
 # Cached by all Triton specialisations except the number of rows.
@@ -68,9 +75,9 @@ def _forward_launch(
     """Return the forward's launcher, the rows per program, and the dtype of the result."""
     block = power(columns)
     tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
-    middle, out = _dtypes(variant, *dtypes)
-    constants = columns, block, tile // block, _FACTORS[variant], TL[middle]
-    return Launch(kernels.forward, 6, *constants, num_warps=warps_of(tile)), tile // block, out
+    constants = columns, block, tile // block, _FACTORS[variant], TL[_rounded_to(variant, *dtypes)]
+    launch = Launch(kernels.forward, 6, *constants, num_warps=warps_of(tile))
+    return launch, tile // block, _result_dtype(variant, *dtypes)
 
 
 def _forward_op(
@@ -84,7 +91,7 @@ def _forward_op(
     scale = torch.empty(shape[:-1], dtype=torch.float32, device=device)
     rows = scale.numel()
     if not columns or not rows:
-        out = _dtypes(variant, dtype, weight.dtype)[1]
+        out = _result_dtype(variant, dtype, weight.dtype)
         return total, torch.empty(shape, dtype=out, device=device), scale
     launch, size, out = _forward_launch(
         device, (dtype, weight.dtype), columns, (residual_rows, hidden_rows), variant, large=rows >= LARGE
@@ -101,7 +108,7 @@ def _forward_fake(
     residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     shape = residual.shape
-    out = _dtypes(variant, residual.dtype, weight.dtype)[1]
+    out = _result_dtype(variant, residual.dtype, weight.dtype)
     scale = residual.new_empty(shape[:-1], dtype=torch.float32)
     return residual.new_empty(shape), residual.new_empty(shape, dtype=out), scale
 
@@ -142,8 +149,9 @@ class _AddRmsNorm(torch.autograd.Function):
         if dy is None:
             dx = dtotal
         else:
-            form = _FACTORS[ctx.variant], _dtypes(ctx.variant, total.dtype, weight.dtype)[0]
-            dx, dweight = norms.BACKWARD(total, weight, scale, dy, dtotal, *form, to_weight)
+            middle = _rounded_to(ctx.variant, total.dtype, weight.dtype)
+            factor = _FACTORS[ctx.variant]
+            dx, dweight = norms.BACKWARD(total, weight, scale, dy, dtotal, factor, middle, to_weight)
         return (
             dx if to_residual else None, dx if to_hidden else None, dweight if to_weight else None, None, None
         )  # fmt: skip
