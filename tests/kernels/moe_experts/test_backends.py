@@ -9,10 +9,12 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tests.kernels import declared
 from tests.kernels.matching import assert_matches, close, gradients
 from tests.kernels.moe_experts.backends import BACKENDS, COMPOSED, LAYOUTS, SOME_LAYOUTS, every
 from tests.kernels.moe_experts.formulas import CASES, EXPERTS, HIDDEN, LIMIT, SENTINEL, TOP_K
-from veomni_hook.kernels.moe_experts import forms, reference
+from veomni_hook.kernels.moe_experts import forms
+from veomni_hook.kernels.selection.registry import load_attribute
 from veomni_hook.kernels.shared.activations import FUNCTIONS
 
 #: Their activation is no operand.
@@ -221,17 +223,18 @@ def test_experts_past_the_last_return_their_input(backend, with_weights, identit
     ids = torch.randint(0, EXPERTS + 2, routing.shape, device=backend.device)
     gate_up = torch.cat([gate_up, torch.full_like(gate_up[:2], 1e30)])  # that nobody uses
 
-    def call(home):
+    def call(function):
         def run(hidden_states, routing, *weights):
             weights = weights if with_weights else (None, None)
             rest = (functional.silu, EXPERTS, identity)
             asked = (None, hidden_states, ids, routing, *weights, *rest)
-            assert backend.home.refuses_or_identity(*asked) is None
-            return home.gated_or_identity(hidden_states, ids, routing, *weights, *rest)
+            assert load_attribute(backend.declared["gated_or_identity"].refuses)(*asked) is None
+            return function(hidden_states, ids, routing, *weights, *rest)
 
         return run
 
-    assert_matches(call(backend.home), call(reference), [hidden_states, routing, gate_up, down])
+    sides = map(call, declared.pair("moe_experts", "gated_or_identity", backend.name))
+    assert_matches(*sides, [hidden_states, routing, gate_up, down])
 
 
 @every_backend
@@ -242,5 +245,7 @@ def test_16_bits_are_added_up_in_float32(backend):
     weights[0, 0] = 1
     up, down = (torch.ones(1, size, 1, device=backend.device).half() for size in (2, 1))
     x = torch.ones(1, 1, device=backend.device).half()
-    found = backend.home.gated(x, ids, weights.half(), up, down, functional.relu)
+    found = declared.kernel("moe_experts", "gated", backend.name)(
+        x, ids, weights.half(), up, down, functional.relu
+    )
     close(found, torch.tensor([[1 + 2.0**-4]], device=backend.device), 1e-6)
