@@ -224,9 +224,10 @@ _UNCALLED = ("half_split_first_positions_single", "half_split_gathered", "half_s
 
 def _rotary() -> list[Form]:
     from veomni_hook.kernels.rotary import reference
+    from veomni_hook.kernels.rotary.variants import VARIANTS
 
     found = []
-    for name in reference.__all__:
+    for name in VARIANTS:
         function = getattr(reference, name)
         parameters = inspect.signature(function).parameters
         if name in _UNCALLED or any(
