@@ -100,6 +100,12 @@ def test_a_helper_may_not_change_its_callers_tensor() -> None:
     assert "in place" in unknown(f"{helper}def f(x):\n    return h(x)\n")
 
 
+@pytest.mark.parametrize("test", ["if g > 0:", "for _ in range(2):"])
+def test_nor_may_it_in_a_branch_or_loop(test: str) -> None:
+    helper = f"def h(y, g):\n    {test}\n        y += 1\n    return y\n\n\n"
+    assert "in place" in unknown(f"{helper}def f(x, g):\n    y = x * 2\n    z = h(y, g)\n    return y + z\n")
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -108,7 +108,12 @@ class Frame:
     def fork(self) -> Frame:
         """A copy of this frame for another branch."""
         other = Frame(self.trace, dict(self.values), self.local, self.depth)
-        other.owner, other.home, other.loops = self.owner, self.home, self.loops
+        other.owner, other.home, other.loops, other.borrowed = (
+            self.owner,
+            self.home,
+            self.loops,
+            self.borrowed,
+        )
         return other
 
     def join(self, test: Node, met: Frame, unmet: Frame) -> None:
