@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from veomni_hook.kernels.selection.registry import Kernel, load_attribute, registry
+from veomni_hook.kernels.selection.declaration import Kernel
+from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 __all__ = ["kernel", "kernels", "pair", "reference"]
 

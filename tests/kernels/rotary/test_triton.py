@@ -11,7 +11,7 @@ from tests.kernels import declared
 from tests.kernels.matching import assert_matches
 from tests.kernels.rotary import variants
 from tests.kernels.rotary.variants import BROADCAST, COMPLEX, DEVICE, PARTIAL, at, states, tables
-from veomni_hook.kernels.rotary import calls, reference
+from veomni_hook.kernels.rotary import operand_rules, reference
 from veomni_hook.kernels.selection.registry import load_attribute
 
 pytest.importorskip("triton")
@@ -150,7 +150,7 @@ def test_without_a_batch(place):
     xs = xs if heads_at == 1 else [x.transpose(0, 1) for x in xs]
     given = {"cos": cos, "sin": sin, "unsqueeze_dim": place}
     sides = [partial(f, **given) for f in (kernels.kernel("half_split_fp32"), reference.half_split_fp32)]
-    assert calls.rule("half_split")(None, *xs, cos, sin, place, reference.half_split) is None
+    assert operand_rules.rule("half_split")(None, *xs, cos, sin, place, reference.half_split) is None
     assert_matches(*sides, xs, exact=True)
 
 
@@ -344,4 +344,4 @@ def test_refuses_wide_heads_and_other_tables():
 def test_refuses_where_a_hub_kernel_stands():
     q = states(2, 3, 5, 16, F32)
     cos, sin = tables("half_split", 2, 5, 16, F32)
-    assert "hub" in calls.rule("half_split")(None, q, q, cos, sin, 1, torch.nn.Identity())
+    assert "hub" in operand_rules.rule("half_split")(None, q, q, cos, sin, 1, torch.nn.Identity())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.add_rms_norm import calls
+from veomni_hook.kernels.add_rms_norm import skipped_calls
 from veomni_hook.kernels.add_rms_norm.reference import added
 from veomni_hook.kernels.rms_norm import npu as norms
 from veomni_hook.kernels.shared import ascend
@@ -95,8 +95,8 @@ def apart(variant: str) -> Callable[..., tuple[Tensor, Tensor]]:
 def refuses(
     owner: Any, residual: Tensor, hidden_states: Tensor, norm: Any, norm_class: type[nn.Module]
 ) -> str | None:
-    """Return why this call must run the upstream code, or None; see `calls.refuses` for the operands."""
-    reason = calls.refuses(owner, residual, hidden_states, norm, norm_class)
+    """Return why this call must run the upstream code, or None. Operands: see `skipped_calls.refuses`."""
+    reason = skipped_calls.refuses(owner, residual, hidden_states, norm, norm_class)
     if reason is not None:
         return reason
     parameters = [held for held in norm._parameters.values() if held is not None]

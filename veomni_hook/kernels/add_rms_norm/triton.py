@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.add_rms_norm import calls, reference
 from veomni_hook.kernels.add_rms_norm import device as kernels
+from veomni_hook.kernels.add_rms_norm import reference, skipped_calls
 from veomni_hook.kernels.add_rms_norm.variants import OP
 from veomni_hook.kernels.rms_norm import triton as norms
 from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED, TL, WEIGHT, warps_of
@@ -202,8 +202,8 @@ def _addends_unfit(residual: torch.Tensor, hidden_states: torch.Tensor) -> str |
 def refuses(
     owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any, norm_class: type[nn.Module]
 ) -> str | None:
-    """Return why this call must run the upstream code, or None; see `calls.refuses` for the operands."""
-    reason = calls.refuses(owner, residual, hidden_states, norm, norm_class)
+    """Return why this call must run the upstream code, or None. Operands: see `skipped_calls.refuses`."""
+    reason = skipped_calls.refuses(owner, residual, hidden_states, norm, norm_class)
     if reason is not None:
         return reason
     if (reason := _addends_unfit(residual, hidden_states)) is not None:

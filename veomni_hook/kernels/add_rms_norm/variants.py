@@ -40,7 +40,7 @@ _LIGER = backend(
 _TORCH = backend(
     "torch",
     ".torch:kernel({variant})",
-    refuses=".calls:refuses",
+    refuses=".skipped_calls:refuses",
     traceable=True,
     description="an addition, then the torch kernel of rms_norm",
     automatic=False,
@@ -51,7 +51,7 @@ def _of(norm: str, *kernels: Kernel) -> Variant:
     return Variant(
         f"x = residual + hidden_states; {NORMS[norm].formula}",
         ".reference:of({variant})",
-        kernels=(*kernels, _TORCH, checked_reference(".calls:refuses", ".reference:of({variant})")),
+        kernels=(*kernels, _TORCH, checked_reference(".skipped_calls:refuses", ".reference:of({variant})")),
         form=NORMS[norm].form,
     )
 
@@ -63,4 +63,4 @@ VARIANTS = {
     "one_plus_weight": _of("one_plus_weight", _TRITON, _NPU, _LIGER),
     "one_plus_weight_rounded": _of("one_plus_weight_rounded", _TRITON, _NPU),
 }
-OP = op("add_rms_norm", VARIANTS, yields=".calls:chosen_apart", parts=("rms_norm",))
+OP = op("add_rms_norm", VARIANTS, yields=".skipped_calls:chosen_apart", parts=("rms_norm",))

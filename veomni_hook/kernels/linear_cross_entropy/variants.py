@@ -48,8 +48,8 @@ _LIGER = backend(
 _REFERENCE = checked_reference(".causal_lm:cannot", ".causal_lm:reference_output")
 _POOLED = backend(
     "torch",
-    ".pooled:last_token",
-    refuses=".pooled:refuses",
+    ".last_token:last_token",
+    refuses=".last_token:refuses",
     description="applies the score module only to the position that is used, on any device",
 )
 

@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.load_balancing_loss.operands import kept_rows, loss_of, middle_of, refuses_operands
+from veomni_hook.kernels.load_balancing_loss.row_weights import (
+    kept_rows,
+    loss_of,
+    middle_of,
+    refuses_operands,
+)
 
 __all__ = ["refuses", "softmax_topk", "softmax_topk_in_dtype"]
 

@@ -21,7 +21,12 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.load_balancing_loss import device
-from veomni_hook.kernels.load_balancing_loss.operands import kept_rows, loss_of, middle_of, refuses_operands
+from veomni_hook.kernels.load_balancing_loss.row_weights import (
+    kept_rows,
+    loss_of,
+    middle_of,
+    refuses_operands,
+)
 from veomni_hook.kernels.shared.launch import power
 from veomni_hook.kernels.shared.operators import define_op
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.moe_router import operands, reference
-from veomni_hook.kernels.moe_router.operands import is_count
+from veomni_hook.kernels.moe_router import operand_checks, reference
+from veomni_hook.kernels.moe_router.operand_checks import is_count
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.operators import define_op
 
@@ -99,9 +99,9 @@ def _fits(router_logits: Tensor, top_k: Any) -> bool:
 
 def refuses(owner: Any, router_logits: Tensor, *others: Any) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    return operands.refuses(owner, router_logits, *others) or ascend.unfit(router_logits)
+    return operand_checks.refuses(owner, router_logits, *others) or ascend.unfit(router_logits)
 
 
 def refuses_in_autocast(owner: Any, router_logits: Tensor, *others: Any) -> str | None:
     """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
-    return operands.refuses_in_autocast(owner, router_logits, *others) or ascend.unfit(router_logits)
+    return operand_checks.refuses_in_autocast(owner, router_logits, *others) or ascend.unfit(router_logits)

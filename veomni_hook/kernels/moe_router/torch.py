@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 
 from veomni_hook.kernels.moe_router import reference
-from veomni_hook.kernels.moe_router.operands import refuses, score_of
+from veomni_hook.kernels.moe_router.operand_checks import refuses, score_of
 
 __all__ = ["biased_topk", "grouped_topk", "refuses", "softmax_topk", "topk_softmax"]
 

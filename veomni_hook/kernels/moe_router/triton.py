@@ -25,8 +25,8 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.moe_router import device as kernels
-from veomni_hook.kernels.moe_router import operands, reference
-from veomni_hook.kernels.moe_router.operands import SIGMOID, SOFTMAX, is_count, score_of
+from veomni_hook.kernels.moe_router import operand_checks, reference
+from veomni_hook.kernels.moe_router.operand_checks import SIGMOID, SOFTMAX, is_count, score_of
 from veomni_hook.kernels.shared.launch import Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op
@@ -280,12 +280,16 @@ def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = N
 
 def refuses(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    return operands.refuses(owner, router_logits, *others) or untraceable() or _beyond(router_logits, others)
+    return (
+        operand_checks.refuses(owner, router_logits, *others)
+        or untraceable()
+        or _beyond(router_logits, others)
+    )
 
 
 def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
     """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
-    reason = operands.refuses_in_autocast(owner, router_logits, *others)
+    reason = operand_checks.refuses_in_autocast(owner, router_logits, *others)
     return reason or untraceable() or _beyond(router_logits, others)
 
 

@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.qk_norm_rotary import device, reference, upstream
+from veomni_hook.kernels.qk_norm_rotary import device, reference, skipped_calls
 from veomni_hook.kernels.qk_norm_rotary.variants import OP
 from veomni_hook.kernels.shared.launch import power
 from veomni_hook.kernels.shared.module_calls import parameter
@@ -328,7 +328,7 @@ def kernel(variant: str) -> _Kernel:
 
 def refuses(owner: Any, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None; `upstream` documents the operands."""
-    reason = upstream.refuses(owner, *operands)
+    reason = skipped_calls.refuses(owner, *operands)
     if reason is not None:
         return reason
     hidden_states, q_norm, k_norm, _, _, tables = operands

@@ -39,7 +39,7 @@ _TRITON_PARTIAL = replace(
 _TORCH = backend(
     "torch",
     ".torch:kernel({variant})",
-    refuses=".upstream:refuses",
+    refuses=".skipped_calls:refuses",
     traceable=True,
     description="the torch kernels of rms_norm, then upstream's rotation",
     automatic=False,
@@ -60,7 +60,7 @@ def _of(norm: str, rotation: str, fused: Kernel = _TRITON) -> Variant:
     return Variant(
         f"{_ROTATIONS[rotation]}, n = {_NORMS[norm]}",
         ".reference:of({variant})",
-        kernels=(fused, _TORCH, checked_reference(".upstream:refuses", ".reference:of({variant})")),
+        kernels=(fused, _TORCH, checked_reference(".skipped_calls:refuses", ".reference:of({variant})")),
         form=Parts(norm, rotation),
     )
 
@@ -76,4 +76,4 @@ VARIANTS = {
     "one_plus_weight_half_split_cast_out": _of("one_plus_weight", "half_split_cast_out"),
     "one_plus_weight_half_split_partial": _of("one_plus_weight", "half_split_partial", _TRITON_PARTIAL),
 }
-OP = op("qk_norm_rotary", VARIANTS, yields=".upstream:chosen_apart", parts=("rms_norm", "rotary"))
+OP = op("qk_norm_rotary", VARIANTS, yields=".skipped_calls:chosen_apart", parts=("rms_norm", "rotary"))

@@ -17,11 +17,11 @@ import torch
 from liger_kernel.ops.rope import rope_backward, rope_forward
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.rotary import calls
+from veomni_hook.kernels.rotary import operand_rules
 
 __all__ = ["refuses", "rotary"]
 
-_unfit = calls.rule("half_split")
+_unfit = operand_rules.rule("half_split")
 
 
 class _Rotary(torch.autograd.Function):

@@ -11,7 +11,7 @@ The operator computes ``x * r1 + turn(x) * r2`` over the whole last dimension, o
 
 The operator documents no rounding of products and sum; upstream rounds each. It documents tables from -1 to
 1; their values are not checked, and YaRN scales them by slightly more.
-Shapes: as in `veomni_hook.kernels.rotary.calls`. Saved: the tables at full width. Mutates: nothing.
+Shapes: as in `veomni_hook.kernels.rotary.operand_rules`. Saved: the tables at full width. Mutates: nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.rotary import calls, signatures
+from veomni_hook.kernels.rotary import operand_rules, signatures
 from veomni_hook.kernels.rotary.forms import COUPLE, Form
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.operators import define_op
@@ -124,7 +124,7 @@ kernel = partial(signatures.kernel, _rotate)
 
 
 def _within(rule: Callable[..., str | None], owner: Any, *operands: Any) -> str | None:
-    """A rule of `veomni_hook.kernels.rotary.calls`, plus the operator's limits."""
+    """A rule of `veomni_hook.kernels.rotary.operand_rules`, plus the operator's limits."""
     reason = rule(owner, *operands)
     if reason is None and operands[0].shape[-1] >= _MOST_COLUMNS:
         return f"npu_rotary_mul supports a head_dim of less than {_MOST_COLUMNS}"
@@ -134,4 +134,4 @@ def _within(rule: Callable[..., str | None], owner: Any, *operands: Any) -> str 
 @cache
 def rule(variant: str) -> Callable[..., str | None]:
     """Return the rule for calls of a variant."""
-    return partial(_within, calls.rule(variant))
+    return partial(_within, operand_rules.rule(variant))

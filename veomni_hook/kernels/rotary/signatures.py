@@ -2,7 +2,7 @@
 
 A backend has one function ``rotate(form, xs, cos, sin, heads_at)``, which rotates tensors of one dtype by
 tables without heads. `kernel` makes of it the function that call sites call. A variant's rule in
-`veomni_hook.kernels.rotary.calls` must have accepted the call: unsuitable operands are read out of bounds.
+`operand_rules` must have accepted the call: unsuitable operands are read out of bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from veomni_hook.kernels.rotary import calls
+from veomni_hook.kernels.rotary import operand_rules
 from veomni_hook.kernels.rotary.forms import Form
 from veomni_hook.kernels.rotary.variants import FUSED
 
@@ -26,27 +26,27 @@ def _both(
     rotate: Rotate, form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Rotate query and key by tables that get a heads dimension at ``unsqueeze_dim``."""
-    query, key = rotate(form, (q, k), cos, sin, calls.heads_of(q, unsqueeze_dim))
+    query, key = rotate(form, (q, k), cos, sin, operand_rules.heads_of(q, unsqueeze_dim))
     return query, key
 
 
 def _one(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
     """`_both` for one tensor."""
-    return rotate(form, (x,), cos, sin, calls.heads_of(x, unsqueeze_dim))[0]
+    return rotate(form, (x,), cos, sin, operand_rules.heads_of(x, unsqueeze_dim))[0]
 
 
 def _both_broadcast(
     rotate: Rotate, form: Form, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Rotate query and key by tables that broadcast over heads."""
-    (cos, at), (sin, _) = calls.without_heads(q, cos), calls.without_heads(q, sin)
+    (cos, at), (sin, _) = operand_rules.without_heads(q, cos), operand_rules.without_heads(q, sin)
     query, key = rotate(form, (q, k), cos, sin, at)
     return query, key
 
 
 def _one_broadcast(rotate: Rotate, form: Form, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`_both_broadcast` for one tensor."""
-    (cos, at), (sin, _) = calls.without_heads(x, cos), calls.without_heads(x, sin)
+    (cos, at), (sin, _) = operand_rules.without_heads(x, cos), operand_rules.without_heads(x, sin)
     return rotate(form, (x,), cos, sin, at)[0]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.rotary.upstream import replaced
+from veomni_hook.kernels.rotary.called_function import replaced
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
 __all__ = ["loses", "refuses", "rotary"]

@@ -35,7 +35,7 @@ _FUSED = (
     backend(
         "triton",
         ".triton:kernel({variant})",
-        refuses=".calls:rule({variant})",
+        refuses=".operand_rules:rule({variant})",
         requires=TRITON,
         priority=10,
         traceable=True,
@@ -62,7 +62,7 @@ _TORCH_HALVES = backend(
 _TORCH = backend(
     "torch",
     ".reference:{variant}",
-    refuses=".upstream:refuses",
+    refuses=".called_function:refuses",
     traceable=True,
     description="the formula in PyTorch; saves only cos and sin for the backward",
     automatic=False,
@@ -75,11 +75,11 @@ _LIGER = backend(
     description="Liger's kernel, which rotates copies in place; reads one half of cos and sin",
     automatic=False,
 )
-_REFERENCE = checked_reference(".upstream:refuses")
+_REFERENCE = checked_reference(".called_function:refuses")
 _FORMULA = (_TORCH, _REFERENCE)
 _FORMULA_WIDE = (
-    replace(_TORCH, refuses=".upstream:refuses_wide"),
-    checked_reference(".upstream:refuses_wide"),
+    replace(_TORCH, refuses=".called_function:refuses_wide"),
+    checked_reference(".called_function:refuses_wide"),
 )
 #: For a method's body, at whose start no other function could have been substituted.
 _FORMULA_IN_METHOD = (replace(_TORCH, refuses=None),)

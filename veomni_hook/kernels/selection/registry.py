@@ -19,14 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.declaration import (
-    EAGER,
-    NPU,
     REFERENCE,
     REFERENCE_DESCRIPTION,
     RESERVED,
     Kernel,
     Op,
-    Requirement,
     Variant,
 )
 from veomni_hook.plugins import KERNELS, described, give_up, in_force, remedy
@@ -35,14 +32,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
-    "EAGER",
-    "NPU",
-    "REFERENCE",
-    "Kernel",
-    "Op",
     "Registry",
-    "Requirement",
-    "Variant",
     "load_attribute",
     "register_kernel",
     "registry",

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from veomni_hook.kernels.rotary.upstream import replaced
+from veomni_hook.kernels.rotary.called_function import replaced
 from veomni_hook.kernels.selection.binding import wanted_by
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.shared.module_calls import call_is_seen

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from transformers.loss.loss_utils import ForCausalLMLoss, ForSequenceClassificationLoss
 
-from veomni_hook.kernels.linear_cross_entropy import pooled, reference
+from veomni_hook.kernels.linear_cross_entropy import last_token, reference
 
 HIDDEN = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
 
 def test_scores_are_where_and_as_many_as_the_hidden_states():
-    scores = pooled.last_token(HIDDEN, nn.Identity())
+    scores = last_token.last_token(HIDDEN, nn.Identity())
     assert scores.device == HIDDEN.device and scores.shape == (2, 5)
 
 
@@ -21,19 +21,24 @@ def test_scores_are_where_and_as_many_as_the_hidden_states():
 def test_what_is_picked_is_what_the_reference_has_there(last):
     score = nn.Linear(8, 3)
     index = (torch.arange(2), last)
-    picked = pooled.last_token(HIDDEN, score)[index]
+    picked = last_token.last_token(HIDDEN, score)[index]
     assert torch.allclose(picked, reference.last_token(HIDDEN, score)[index], atol=1e-6)
 
 
 def test_only_the_loss_that_ignores_all_scores_will_do():
     score = nn.Linear(8, 3)
-    assert pooled.refuses(SimpleNamespace(loss_function=ForSequenceClassificationLoss), HIDDEN, score) is None
-    assert pooled.refuses(SimpleNamespace(), HIDDEN, score) is None
-    assert "ForCausalLMLoss" in pooled.refuses(SimpleNamespace(loss_function=ForCausalLMLoss), HIDDEN, score)
+    assert (
+        last_token.refuses(SimpleNamespace(loss_function=ForSequenceClassificationLoss), HIDDEN, score)
+        is None
+    )
+    assert last_token.refuses(SimpleNamespace(), HIDDEN, score) is None
+    assert "ForCausalLMLoss" in last_token.refuses(
+        SimpleNamespace(loss_function=ForCausalLMLoss), HIDDEN, score
+    )
 
 
 def test_hooks_and_what_is_no_module():
     score = nn.Sequential(nn.Linear(8, 3))
-    assert "function" in pooled.refuses(SimpleNamespace(), HIDDEN, lambda x: x)
+    assert "function" in last_token.refuses(SimpleNamespace(), HIDDEN, lambda x: x)
     score[0].register_forward_pre_hook(lambda *_: None)
-    assert "hook" in pooled.refuses(SimpleNamespace(), HIDDEN, score)
+    assert "hook" in last_token.refuses(SimpleNamespace(), HIDDEN, score)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from veomni_hook.kernels.qk_norm_rotary.upstream import chosen_apart, refuses
+from veomni_hook.kernels.qk_norm_rotary.skipped_calls import chosen_apart, refuses
 from veomni_hook.kernels.selection.binding import BINDING, use_kernels
 from veomni_hook.kernels.selection.process_choice import set_choice
 

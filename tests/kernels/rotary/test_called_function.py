@@ -5,7 +5,7 @@ from types import MethodType
 import pytest
 import torch
 
-from veomni_hook.kernels.rotary.upstream import refuses, refuses_wide, replaced
+from veomni_hook.kernels.rotary.called_function import refuses, refuses_wide, replaced
 from veomni_hook.kernels.rotary.variants import OP
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 

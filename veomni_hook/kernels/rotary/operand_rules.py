@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.rotary.upstream import replaced
+from veomni_hook.kernels.rotary.called_function import replaced
 from veomni_hook.kernels.rotary.variants import FUSED
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
