@@ -8,6 +8,10 @@ from typing import Any, Literal
 
 import torch
 
+from veomni_hook.kernels.selection.choice import Choice
+from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.kernels.selection.select import select, system_of
+
 __all__ = ["Problem", "Side", "beside", "formula", "made"]
 
 Side = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
@@ -54,17 +58,11 @@ def made(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> torch
 
 def formula(op: str, variant: str) -> Callable[..., Any]:
     """The reference of a variant."""
-    from veomni_hook.kernels.selection.registry import load_attribute, registry
-
     return load_attribute(registry.ops()[op].variants[variant].reference)
 
 
 def beside(op: str, variant: str, device: str) -> dict[str, Side]:
     """The sides ``liger``, by our adapter, and ``ours``, what ``auto`` picks: those that run here."""
-    from veomni_hook.kernels.selection.choice import Choice
-    from veomni_hook.kernels.selection.registry import load_attribute
-    from veomni_hook.kernels.selection.select import select, system_of
-
     found = {}
     for name, choice in (("liger", Choice(ops={op: "liger"})), ("ours", Choice())):
         kernel = select(op, variant, choice, system_of(device)).kernel

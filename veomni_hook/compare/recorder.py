@@ -213,6 +213,7 @@ class Recorder:
         ]
 
     def _add_kernels(self, found: dict[str, Any]) -> None:
+        # Only now, after the last step: they load kernels.
         from veomni_hook.compare.kernels import kernels_of
         from veomni_hook.finders.state import STATE
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from veomni_hook.compare import process
 from veomni_hook.compare.plan import BOOTSTRAP, Plan
 from veomni_hook.compare.runs import Run, progress, read, written
+from veomni_hook.finders.children import environment
 
 if TYPE_CHECKING:
     from veomni_hook.settings import Settings
@@ -72,8 +73,6 @@ def take_turns(order: Order, told: Callable[[Run, int], None]) -> Iterator[Run]:
 
 def environ_of(plan: Plan, settings: Settings, *, hooked: bool, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a run; the two kinds differ only in whether the hook is on."""
-    from veomni_hook.finders.children import environment
-
     path = os.pathsep.join(filter(None, (BOOTSTRAP, environ.get("PYTHONPATH"))))
     base = {**environ, **plan.variables(), "PYTHONPATH": path}
     return {**base, **environment(replace(settings, enabled=hooked), base)}

@@ -2,7 +2,8 @@
 
 Python does not call a finder if an earlier one has already found the module. So whenever our finder is called
 for any name while another is ahead of it on `sys.meta_path`, it looks for such modules: the next import that
-the other hook does not handle reveals them.
+the other hook does not handle reveals them. That may be any import of the program, so functions here import
+what only a module that was found needs.
 """
 
 from __future__ import annotations

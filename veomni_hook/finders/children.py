@@ -42,7 +42,7 @@ def environment(settings: Settings, environ: Mapping[str, str] | None = None) ->
         settings: every field that differs from its default gets its own variable.
         environ: the environment that the children start from; `os.environ` by default.
     """
-    from veomni_hook.settings import ENVIRONMENT
+    from veomni_hook.settings import ENVIRONMENT  # activation loads this module and must stay light
 
     environ = os.environ if environ is None else environ
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.selection.select import UNSUPPLIED
 from veomni_hook.patches.render import header
 from veomni_hook.patches.report import AppliedPatch, PatchReport
 from veomni_hook.patches.spec import SlotSpec
@@ -79,8 +81,6 @@ def unpatched(
 
 def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
     """Return every place in a patched module's text that asks one of the slots, in line order."""
-    from veomni_hook.kernels.selection.registry import registry
-
     named = {slot.name: slot for slot in slots}
     found = []
     for owner, node in _calls(ast.parse(text), ""):
@@ -131,9 +131,6 @@ def _slots(report: PatchReport) -> Iterator[tuple[str, str, int]]:
 
 def _unsupplied(places: Iterable[Place]) -> Iterator[Unrouted]:
     """The places that ask a slot for whose formula no machine has a kernel."""
-    from veomni_hook.kernels.selection.registry import registry
-    from veomni_hook.kernels.selection.select import UNSUPPLIED
-
     for place in places:
         if place.formula and not registry.supplied(place.op, place.variant):
             yield Unrouted(place.op, place.target, "no kernel", UNSUPPLIED)

@@ -157,6 +157,7 @@ def _module(name: str | None, call: Any, objective: Objective, wanted: Wanted) -
 
 def _traced(kind: str, name: str | None) -> tuple[ModuleType, ...]:
     """Choose without the registry, which a tracer cannot follow: the named backend or the device's best."""
+    # A backend is imported on first use: triton and torch_npu need not be installed.
     from veomni_hook.kernels.linear_cross_entropy import reference
     from veomni_hook.kernels.linear_cross_entropy import torch as chunked
 
