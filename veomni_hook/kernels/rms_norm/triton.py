@@ -13,11 +13,11 @@ bfloat16): 98 % both ways at 4096 and 128 columns, 97 % backward at 12288, in tw
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.rms_norm import device as kernels
 from veomni_hook.kernels.rms_norm.tiles import (
@@ -35,10 +35,11 @@ from veomni_hook.kernels.rms_norm.tiles import (
     summed,
     warps_of,
 )
+from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
-from veomni_hook.kernels.shared.operators import define_op
-from veomni_hook.kernels.shared.rows import Rows, readable
+from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
+from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at
 
 __all__ = [
     "BACKWARD",
@@ -69,13 +70,52 @@ def _forward_launch(
     form: tuple[int, torch.dtype],
     *,
     large: bool,
+    keep: bool,
 ) -> tuple[Launch, int]:
     """Return the forward's launcher, and the rows per program."""
     block = power(columns)
     tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
     factor, middle = form
-    constants = columns, block, tile // block, factor, TL[middle]
+    constants = columns, block, tile // block, factor, TL[middle], keep
     return Launch(kernels.forward, 4, *constants, num_warps=warps_of(tile)), tile // block
+
+
+class _Plan(NamedTuple):
+    """What a forward needs to know of the shapes and strides of a call.
+
+    ``launch`` is None if there is nothing to compute. ``numbers`` are the arguments after the tensors up to
+    eps, ``scales`` the sizes and strides of the scale. ``like``: the result has the dtype and strides of x.
+    """
+
+    launch: Launch | None
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    scales: tuple[tuple[int, ...], tuple[int, ...]]
+    like: bool
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _forward_plan(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    form: tuple[int, torch.dtype],
+    keep: bool,  # noqa: FBT001
+) -> _Plan | None:
+    """Return the plan for x of these strides, or None if it must be copied first."""
+    x_rows = rows_at(shape, strides)
+    if x_rows is None:
+        return None
+    columns, rows = shape[-1], prod(shape[:-1])
+    scales = tuple(shape[:-1]), contiguous_strides(shape[:-1])
+    like = strides == contiguous_strides(shape) and dtypes[0] is dtypes[2]
+    if not columns or not rows:
+        return _Plan(None, (0, 0, 0), (), scales, like)
+    launch, size = _forward_launch(
+        device, dtypes, columns, x_rows, form, large=rows >= LARGE, keep=keep
+    )  # fmt: skip
+    return _Plan(launch, (-(-rows // size), 1, 1), (rows, *x_rows), scales, like)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -120,21 +160,24 @@ def _forward_op(
     factor: int,
     middle: torch.dtype,
     out: torch.dtype,
+    keep: bool = True,  # noqa: FBT001, FBT002 - not in the op's schema
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x, x_rows = readable(x)
-    device, shape = x.device, x.shape
-    columns = shape[-1]
-    y = torch.empty(shape, dtype=out, device=device)
-    scale = torch.empty(shape[:-1], dtype=torch.float32, device=device)
-    rows = scale.numel()
-    if not columns or not rows:
-        return y, scale
     if weight is None:
         weight = x  # a placeholder that the kernel does not access
-    launch, size = _forward_launch(
-        device, (x.dtype, weight.dtype, out), columns, x_rows, (factor, middle), large=rows >= LARGE
-    )
-    launch((-(-rows // size), 1, 1), x, weight, y, scale, rows, *x_rows, float(eps))
+    device, shape, dtype = x.device, x.shape, x.dtype
+    plan = _forward_plan(
+        device, (dtype, weight.dtype, out), shape, x.stride(), (factor, middle), keep
+    )  # fmt: skip
+    if plan is None:
+        x = x.contiguous()
+        plan = _forward_plan(device, (dtype, weight.dtype, out), shape, x.stride(), (factor, middle), keep)
+        assert plan is not None  # noqa: S101
+    launch, grid, numbers, scales, like = plan
+    # The fastest of torch's functions for each; `torch.empty` of a `torch.Size` takes three times as long.
+    y = torch.empty_like(x) if like else torch.empty(shape, dtype=out, device=device)
+    scale = torch.empty_strided(*scales, dtype=torch.float32, device=device) if keep else y
+    if launch is not None:
+        launch(grid, x, weight, y, scale, *numbers, float(eps))
     return y, scale
 
 
@@ -203,6 +246,8 @@ def _backward_fake(  # noqa: PLR0913, PLR0917 - the op's schema
     return x.new_empty(x.shape), x.new_empty(x.shape[-1:] if to_weight else 0, dtype=dtype)
 
 
+#: The forward without the scale, which only a backward reads; if nothing needs a gradient.
+_infer = on_its_device(partial(_forward_op, keep=False))
 FORWARD = define_op(
     "rms_norm(Tensor x, Tensor? weight, float eps, int factor, ScalarType middle, ScalarType out)"
     " -> (Tensor, Tensor)",
@@ -234,7 +279,7 @@ class _RmsNorm(torch.autograd.Function):
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @backward_once
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         to_x, to_weight = ctx.needs_input_grad[:2]
@@ -273,8 +318,22 @@ def unweighted(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
     return _norm(hidden_states, None, eps, NONE, torch.float32, hidden_states.dtype)
 
 
-def _norm(*call: Any) -> torch.Tensor:
-    return _RmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+_apply = applied(_RmsNorm)
+
+
+def _norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    factor: int,
+    middle: torch.dtype,
+    out: torch.dtype,
+) -> torch.Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
+        return _apply(x, weight, eps, factor, middle, out)  # type: ignore[no-any-return]
+    if watched():
+        return FORWARD(x, weight, eps, factor, middle, out)[0]  # type: ignore[no-any-return]
+    return _infer(x, weight, eps, factor, middle, out)[0]  # type: ignore[no-any-return]
 
 
 def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:

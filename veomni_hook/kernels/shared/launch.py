@@ -109,7 +109,7 @@ def _raw_launch(compiled: Any, count: int) -> tuple[Any, int, Any, tuple[Any, ..
     Nothing is launched here. Which arguments a launcher adds differs between releases, so a copy of it is
     called with marks, and must pass them on in the expected order.
     """
-    launcher = getattr(compiled, "run", None)
+    launcher: Any = getattr(compiled, "run", None)
     launch = getattr(launcher, "launch", None)
     if type(launch) is not BuiltinFunctionType or torch.version.hip is not None or _stream is None:
         return None
