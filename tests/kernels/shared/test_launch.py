@@ -207,3 +207,11 @@ def test_tritons_launcher_has_the_expected_form(hooks):
     found = module._raw_launch(compiled, 3)
     assert found is not None
     assert found[-1][-4:] == ((4, 1, 0), None, None, None)
+
+
+def test_a_tensor_that_left_a_transform_has_an_address(hooks):
+    left = []
+    torch.func.grad(lambda x: [left.append(x), x.sum()][1])(X)
+    launch, noted = raw(Compiled())
+    launch(GRID, left[0], X, 5)
+    assert noted[0][-4:-2] == (X.data_ptr(), X.data_ptr())

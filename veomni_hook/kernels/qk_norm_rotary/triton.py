@@ -10,16 +10,17 @@ atomics.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.qk_norm_rotary import device, reference, skipped_calls
 from veomni_hook.kernels.qk_norm_rotary.variants import OP
-from veomni_hook.kernels.shared.launch import power
+from veomni_hook.kernels.rms_norm.tiles import summed
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.module_calls import parameter
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
@@ -117,6 +118,100 @@ def _result(x: Tensor, dtype: torch.dtype, *, joined: bool) -> Tensor:
     return result if result.stride(3) == 1 else _positions_first(x, dtype)
 
 
+class _Launched(NamedTuple):
+    """How a call is launched; ``results`` are the sizes and strides of both results.
+
+    ``launch`` is None if there is nothing to compute. ``numbers`` are the arguments after the two eps.
+    """
+
+    launch: Launch | None
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    results: tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+_Shapes = tuple[torch.Size, ...]
+_Strides = tuple[tuple[int, ...], ...]
+_Dtypes = tuple[torch.dtype, ...]
+
+
+def _stand_in(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor without data: plans depend on shapes and strides."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+# Plans depend on everything that Triton specialises on, and on the sizes and strides of a call.
+@lru_cache(maxsize=LAUNCHES)
+def _forward_plan(
+    on: torch.device,
+    dtypes: _Dtypes,
+    shapes: _Shapes,
+    strides: _Strides,
+    form: tuple[int, torch.dtype, torch.dtype, torch.dtype],
+    joined: bool,  # noqa: FBT001
+) -> _Launched:
+    """Return the forward's plan.
+
+    Args:
+        on: where it runs.
+        dtypes: of q, the weights, cos and the results.
+        shapes: of q, k and cos.
+        strides: of q, k, cos and sin.
+        form: the factor, and the dtypes to which normalised values, norms and products are rounded.
+        joined: whether upstream concatenates the results.
+    """
+    q, k = (_stand_in(*each, dtypes[0]) for each in zip(shapes[:2], strides[:2], strict=True))
+    cos, sin = (_stand_in(shapes[2], each, dtypes[2]) for each in strides[2:])
+    q_out, k_out = (_result(x, dtypes[3], joined=joined) for x in (q, k))
+    results = (tuple(q_out.shape), q_out.stride()), (tuple(k_out.shape), k_out.stride())
+    positions, length = q.shape[0] * q.shape[2], q.shape[2]
+    if not positions:
+        return _Launched(None, (0, 0, 0), (), results)
+    sizes, at_once, warps, _ = _sizes(FORWARD, q, k, cos)
+    factor, *rounded = form
+    constants = *sizes, factor, *(_TL[each] for each in rounded), at_once
+    numbers = (
+        positions, length, *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
+        *q_out.stride()[:3], *k_out.stride()[:3],
+    )  # fmt: skip
+    launch = Launch(device.forward, 8, *constants, num_warps=warps)
+    return _Launched(launch, (-(-positions // at_once), 1, 1), numbers, results)
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _backward_plan(
+    on: torch.device,
+    dtypes: _Dtypes,
+    shapes: _Shapes,
+    strides: _Strides,
+    form: tuple[int, torch.dtype],
+    to_weight: bool,  # noqa: FBT001
+) -> _Launched:
+    """Return the backward's plan: as `_forward_plan`, with the gradients' dtype and strides at the ends."""
+    q, k = (_stand_in(*each, dtypes[0]) for each in zip(shapes[:2], strides[:2], strict=True))
+    cos, sin = (_stand_in(shapes[2], each, dtypes[2]) for each in strides[2:4])
+    dq, dk = (_positions_first(x, x.dtype) for x in (q, k))
+    results = (tuple(dq.shape), dq.stride()), (tuple(dk.shape), dk.stride())
+    positions, length = q.shape[0] * q.shape[2], q.shape[2]
+    sizes, at_once, warps, per_position = _sizes(BACKWARD, q, k, cos)
+    together = max(1, _NUMBERS_A_PROCESSOR // (at_once * (q.shape[1] + k.shape[1]) * q.shape[3]))
+    a_processor = min(BACKWARD.programs, together)
+    processors, room = _room(on)
+    staged = a_processor * per_position * at_once * (dtypes[0].itemsize + dtypes[3].itemsize)
+    stages = min(BACKWARD.stages, 1 + room // max(staged, 1))
+    programs = min(a_processor * processors, -(-positions // at_once))
+    if not programs:
+        return _Launched(None, (0, 0, 0), (), results)
+    factor, middle = form
+    constants = *sizes, factor, _TL[middle], to_weight, at_once, stages
+    numbers = (
+        positions, length, *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
+        *strides[4][:3], *strides[5][:3],
+    )  # fmt: skip
+    launch = Launch(device.backward, 11, *constants, num_warps=warps)
+    return _Launched(launch, (programs, 1, 1), numbers, results)
+
+
 def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     q: Tensor,
     k: Tensor,
@@ -134,17 +229,17 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     joined: bool,  # noqa: FBT001
 ) -> tuple[Tensor, Tensor]:
     q, k = _readable(q), _readable(k)
-    q_out, k_out = _result(q, out, joined=joined), _result(k, out, joined=joined)
-    positions, length = q.shape[0] * q.shape[2], q.shape[2]
-    if not positions:
-        return q_out, k_out
-    sizes, at_once, warps, _ = _sizes(FORWARD, q, k, cos)
-    device.forward[(-(-positions // at_once),)](
-        q, k, q_weight, k_weight, cos, sin, q_out, k_out, q_eps, k_eps, positions, length,
-        *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
-        *q_out.stride()[:3], *k_out.stride()[:3],
-        *sizes, factor, _TL[middle], _TL[normed], _TL[product], at_once, num_warps=warps,
+    plan = _forward_plan(
+        q.device, (q.dtype, q_weight.dtype, cos.dtype, out), (q.shape, k.shape, cos.shape),
+        (q.stride(), k.stride(), cos.stride(), sin.stride()), (factor, middle, normed, product), joined,
     )  # fmt: skip
+    q_out = torch.empty_strided(*plan.results[0], dtype=out, device=q.device)
+    k_out = torch.empty_strided(*plan.results[1], dtype=out, device=q.device)
+    if plan.launch is not None:
+        plan.launch(
+            plan.grid, q, k, q_weight, k_weight, cos, sin, q_out, k_out,
+            float(q_eps), float(k_eps), *plan.numbers,
+        )  # fmt: skip
     return q_out, k_out
 
 
@@ -164,25 +259,30 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     to_weight: bool,  # noqa: FBT001 - the op's schema
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, q_grad, k_grad = map(_readable, (q, k, q_grad, k_grad))
-    dq, dk = _positions_first(q, q.dtype), _positions_first(k, k.dtype)
-    positions, length = q.shape[0] * q.shape[2], q.shape[2]
-    sizes, at_once, warps, numbers = _sizes(BACKWARD, q, k, cos)
-    together = max(1, _NUMBERS_A_PROCESSOR // (at_once * (q.shape[1] + k.shape[1]) * q.shape[3]))
-    a_processor = min(BACKWARD.programs, together)
-    processors, room = _room(q.device)
-    staged = a_processor * numbers * at_once * (q.element_size() + q_grad.element_size())
-    stages = min(BACKWARD.stages, 1 + room // max(staged, 1))
-    programs = min(a_processor * processors, -(-positions // at_once))
-    partial = torch.empty(programs if to_weight else 0, 2, q.shape[3], dtype=torch.float32, device=q.device)
-    if programs:
-        device.backward[(programs,)](
-            q, k, q_weight, k_weight, cos, sin, q_grad, k_grad, dq, dk, partial,
-            q_eps, k_eps, positions, length,
-            *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
-            *q_grad.stride()[:3], *k_grad.stride()[:3],
-            *sizes, factor, _TL[middle], to_weight, at_once, stages, num_warps=warps,
+    plan = _backward_plan(
+        q.device, (q.dtype, q_weight.dtype, cos.dtype, q_grad.dtype), (q.shape, k.shape, cos.shape),
+        (q.stride(), k.stride(), cos.stride(), sin.stride(), q_grad.stride(), k_grad.stride()),
+        (factor, middle), to_weight,
+    )  # fmt: skip
+    dq = torch.empty_strided(*plan.results[0], dtype=q.dtype, device=q.device)
+    dk = torch.empty_strided(*plan.results[1], dtype=k.dtype, device=q.device)
+    columns = q.shape[3]
+    programs = plan.grid[0]
+    if plan.launch is None or not to_weight:
+        weights = torch.zeros(2, columns, dtype=q_weight.dtype, device=q.device)
+        partial = weights  # a placeholder that the kernel does not access
+    else:
+        partial = torch.empty_strided(
+            (programs, 2 * columns), (2 * columns, 1), dtype=torch.float32, device=q.device
+        )
+    if plan.launch is not None:
+        plan.launch(
+            plan.grid, q, k, q_weight, k_weight, cos, sin, q_grad, k_grad, dq, dk, partial,
+            float(q_eps), float(k_eps), *plan.numbers,
         )  # fmt: skip
-    return dq, dk, partial.sum(0)
+        if to_weight:
+            weights = summed(partial, q_weight.dtype).view(2, columns)
+    return dq, dk, weights
 
 
 def _forward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
@@ -191,7 +291,7 @@ def _forward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 
 
 def _backward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    weights = q.new_empty((2, q.shape[3]), dtype=torch.float32)
+    weights = others[0].new_empty((2, q.shape[3]))
     return _positions_first(q, q.dtype), _positions_first(k, k.dtype), weights
 
 
@@ -221,9 +321,9 @@ class _QkNormRotary(torch.autograd.Function):
         return _FORWARD(*operands)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @backward_once
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, q_weight, k_weight, *_ = ctx.saved_tensors
+        q, k, *_ = ctx.saved_tensors
         # Unused results have no gradient, and their inputs get none.
         used = [grad is not None for grad in incoming]
         needs = [need and use for need, use in zip(ctx.needs_input_grad[:4], used * 2, strict=True)]
@@ -234,10 +334,13 @@ class _QkNormRotary(torch.autograd.Function):
         return (
             dq if needs[0] else None,
             dk if needs[1] else None,
-            weights[0].to(q_weight.dtype) if needs[2] else None,
-            weights[1].to(k_weight.dtype) if needs[3] else None,
+            weights[0] if needs[2] else None,
+            weights[1] if needs[3] else None,
             *[None] * 10,
         )
+
+
+_apply = applied(_QkNormRotary)
 
 
 class _Kernel:
@@ -275,7 +378,9 @@ class _Kernel:
             middle, normed = q.dtype, torch.promote_types(q.dtype, q_weight.dtype)
         product = torch.promote_types(normed, cos.dtype)
         out = normed if self._cast_out else product
-        return _QkNormRotary.apply(  # type: ignore[no-untyped-call,no-any-return]
+        needed = q.requires_grad or k.requires_grad or q_weight.requires_grad or k_weight.requires_grad
+        run = _apply if needed and torch.is_grad_enabled() else _FORWARD
+        return run(  # type: ignore[no-any-return]
             q,
             k,
             q_weight,

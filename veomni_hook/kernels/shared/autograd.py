@@ -21,25 +21,31 @@ _is_wrapped: Callable[[torch.Tensor], bool] | None = getattr(
 )
 
 
-def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return ``function.apply`` for calls with positional arguments, the first of which is a tensor.
+def applied(function: type[torch.autograd.Function], data: int = 0) -> Callable[..., Any]:
+    """Return ``function.apply`` for calls with positional arguments.
 
     ``Function.apply`` looks at its class and at every argument before it enters C++: a third of the time of
     an empty function. Where that changes nothing, the function that it ends in is called.
 
-    All tensor arguments must be such that they would be wrapped by ``torch.func`` only together with the
-    first one, or be parameters.
+    Args:
+        function: it has no ``setup_context``.
+        data: the number of an argument that is a tensor computed by the model, if any is.
     """
     apply: Callable[..., Any] = function.apply
     direct: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    if _is_wrapped is None or "setup_context" in vars(function):
+    if _is_wrapped is None:
         return apply
     is_wrapped = _is_wrapped
 
-    def call(x: torch.Tensor, *arguments: Any) -> Any:
-        if is_dynamo_compiling() or _compiler._is_compiling_flag or _in_functorch() or is_wrapped(x):
-            return apply(x, *arguments)
-        return direct(x, *arguments)
+    def call(*arguments: Any) -> Any:
+        if (
+            is_dynamo_compiling()
+            or _compiler._is_compiling_flag
+            or _in_functorch()
+            or is_wrapped(arguments[data])
+        ):
+            return apply(*arguments)
+        return direct(*arguments)
 
     return call
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import triton
+from torch._functorch.utils import unwrap_dead_wrappers
 
 __all__ = ["LAUNCHES", "Launch", "cdiv", "power"]
 
@@ -72,7 +73,11 @@ class Launch:
     def __call__(self, grid: tuple[int, int, int], *arguments: Any) -> None:
         """Launch the function on the current device and stream."""
         tensors = self._tensors
-        pointers = [*map(_data_ptr, arguments[:tensors])]
+        try:
+            pointers = [*map(_data_ptr, arguments[:tensors])]
+        except RuntimeError:  # a tensor that left a transform of `torch.func`
+            arguments = unwrap_dead_wrappers(arguments)
+            pointers = [*map(_data_ptr, arguments[:tensors])]
         aligned = not reduce(or_, pointers) % _ALIGNED
         if aligned and self._compiled is not None:
             if self._raw is None or _observed():
