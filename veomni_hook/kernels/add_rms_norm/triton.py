@@ -30,7 +30,7 @@ from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED
 from veomni_hook.kernels.rms_norm.variants import Norm
 from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at
 
@@ -236,13 +236,13 @@ def kernel(variant: str) -> Callable[..., _Pair]:
 
 def unfit(residual: Any, hidden_states: Any, weight: Any, eps: Any) -> str | None:
     """Return why the kernels cannot take these operands, or None."""
-    reason = _addends_unfit(residual, hidden_states)
-    return reason if reason is not None else norms.refuses(None, residual, weight, eps)
+    reason = (
+        not_plain(residual, hidden_states, weight) or untraceable() or _addends_unfit(residual, hidden_states)
+    )
+    return reason if reason is not None else norms.unfit(residual, weight, eps)
 
 
 def _addends_unfit(residual: torch.Tensor, hidden_states: torch.Tensor) -> str | None:
-    if (reason := not_plain(residual, hidden_states)) is not None:
-        return reason
     if residual.shape != hidden_states.shape:
         return "the two addends have different shapes"
     if residual.dtype is not hidden_states.dtype:
@@ -263,8 +263,13 @@ def refuses(
         return reason
     if (reason := _addends_unfit(residual, hidden_states)) is not None:
         return reason
-    parameters = [each for each in norm._parameters.values() if each is not None]
-    if len(parameters) != 1:
-        return f"the norm has {len(parameters)} parameters instead of only a weight"
-    # eps is checked in the call.
-    return norms.refuses(owner, residual, parameters[0], 0.0)
+    parameters = norm._parameters
+    weight = parameters.get("weight")
+    if weight is None or len(parameters) != 1:
+        named = [each for each in parameters.values() if each is not None]
+        if len(named) != 1:
+            return f"the norm has {len(named)} parameters instead of only a weight"
+        weight = named[0]
+    # eps is checked in the call, and the addends were above.
+    reason = not_plain(weight)
+    return reason if reason is not None else norms.unfit(residual, weight, 0.0)

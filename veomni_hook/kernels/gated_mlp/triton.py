@@ -20,7 +20,7 @@ import triton.language as tl
 
 from veomni_hook.kernels.gated_mlp import device, reference
 from veomni_hook.kernels.gated_mlp.recomputed import Origin, product_of
-from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.activations import name_of, name_of_accepted, unknown
 from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
@@ -215,7 +215,7 @@ def _unusual(gate: Tensor, up: Tensor, *numbers: Any) -> bool:
         or gate.shape != up.shape
         or gate.device != up.device
         or not gate.ndim
-        or any(type(number) not in (int, float) or number < 0 for number in numbers)
+        or (bool(numbers) and any(type(number) not in (int, float) or number < 0 for number in numbers))
     )
 
 
@@ -255,7 +255,7 @@ def scaled_sigmoid(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tens
 
 
 def _number(activation: Activation) -> int:
-    name = name_of(activation)
+    name = name_of_accepted(activation)
     assert name is not None, unknown(activation)  # noqa: S101 - `refuses` was asked
     return ACTIVATIONS[name]
 

@@ -50,6 +50,7 @@ __all__ = [
     "one_plus_weight_rounded",
     "refuses",
     "refuses_unweighted",
+    "unfit",
     "unweighted",
     "weight_before_cast",
 ]
@@ -153,6 +154,36 @@ def _backward_launch(
     return Launch(kernels.backward, 7, *constants, num_warps=warps_of(rows * block)), rows, processors
 
 
+@lru_cache(maxsize=LAUNCHES)
+def _backward_plan(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    shape: torch.Size,
+    strides: tuple[tuple[int, ...], ...],
+    form: tuple[int, torch.dtype],
+    added: bool,  # noqa: FBT001
+    to_weight: bool,  # noqa: FBT001
+) -> _Plan | None:
+    """Return the backward's plan, whose ``scales`` are those of the partial gradients of the weight.
+
+    ``strides`` are those of x, dy and the gradient that is added; None if one of them must be copied first.
+    """
+    found = [rows_at(shape, each) for each in strides]
+    if any(each is None for each in found):
+        return None
+    where = tuple(each for each in found if each is not None)
+    columns, rows = shape[-1], prod(shape[:-1])
+    like = strides[0] == contiguous_strides(shape)
+    if not columns or not rows:
+        return _Plan(None, (0, 0, 0), (), ((), ()), like)
+    launch, size, programs = _backward_launch(
+        device, dtypes, columns, where if added else where[:2], form, to_weight=to_weight, large=rows >= LARGE
+    )
+    programs = min(programs, -(-rows // size))
+    numbers = rows, *(each for one in where for each in one)
+    return _Plan(launch, (programs, 1, 1), numbers, ((programs, columns), (columns, 1)), like)
+
+
 def _forward_op(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -191,31 +222,24 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     middle: torch.dtype,
     to_weight: bool,  # noqa: FBT001
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x, x_rows = readable(x)
-    dy, dy_rows = readable(dy)
-    where: tuple[Rows, ...] = x_rows, dy_rows
+    added = direct is not None
     # The kernel does not access placeholders: dy for a gradient to add, x for the weight, scale for partial.
-    if direct is None:
-        direct, direct_rows = dy, dy_rows
-    else:
-        direct, direct_rows = readable(direct)
-        where = x_rows, dy_rows, direct_rows
-    if weight is None:
-        weight = x
-    device, shape = x.device, x.shape
-    columns, rows = shape[-1], scale.numel()
-    dx = torch.empty(shape, dtype=x.dtype, device=device)
-    if not columns or not rows:
-        return dx, torch.zeros(columns if to_weight else 0, dtype=weight.dtype, device=device)
-    launch, size, programs = _backward_launch(
-        device, (x.dtype, dy.dtype, weight.dtype), columns, where, (factor, middle),
-        to_weight=to_weight, large=rows >= LARGE,
-    )  # fmt: skip
-    programs = min(programs, -(-rows // size))
-    partial = torch.empty((programs, columns), dtype=torch.float32, device=device) if to_weight else scale
-    launch(
-        (programs, 1, 1), x, weight, scale, dy, direct, dx, partial, rows, *x_rows, *dy_rows, *direct_rows
-    )  # fmt: skip
+    direct = dy if direct is None else direct
+    weight = x if weight is None else weight
+    device, shape, dtype = x.device, x.shape, x.dtype
+    kind = device, (dtype, dy.dtype, weight.dtype), shape
+    form = (factor, middle), added, to_weight
+    plan = _backward_plan(*kind, (x.stride(), dy.stride(), direct.stride()), *form)
+    if plan is None:
+        x, dy, direct = readable(x)[0], readable(dy)[0], readable(direct)[0]
+        plan = _backward_plan(*kind, (x.stride(), dy.stride(), direct.stride()), *form)
+        assert plan is not None  # noqa: S101
+    launch, grid, numbers, partials, like = plan
+    dx = torch.empty_like(x) if like else torch.empty(shape, dtype=dtype, device=device)
+    if launch is None:
+        return dx, torch.zeros(shape[-1] if to_weight else 0, dtype=weight.dtype, device=device)
+    partial = torch.empty_strided(*partials, dtype=torch.float32, device=device) if to_weight else scale
+    launch(grid, x, weight, scale, dy, direct, dx, partial, *numbers)
     if to_weight:
         return dx, summed(partial, weight.dtype)
     return dx, torch.empty(0, dtype=weight.dtype, device=device)
@@ -338,9 +362,30 @@ def _norm(
 
 def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    reason = not_plain(weight) or refuses_unweighted(owner, hidden_states, eps)
-    if reason is not None:
-        return reason
+    # One function, because each call takes time: guards of other ops ask this, too.
+    reason = not_plain(weight, hidden_states) or untraceable()
+    return reason if reason is not None else unfit(hidden_states, weight, eps)
+
+
+def unfit(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:
+    """Return why the kernels cannot take these plain tensors, or None."""
+    shape = hidden_states.shape
+    if (
+        hidden_states.dtype in DTYPES
+        and weight.dtype in DTYPES
+        and hidden_states.layout is torch.strided
+        and type(eps) is float
+        and shape
+        and shape[-1] <= MOST_COLUMNS
+        and weight.device == hidden_states.device
+        and shape[-1:] == weight.shape
+        and weight.is_contiguous()
+    ):
+        return None
+    return _unfit_input(hidden_states, eps) or _unfit_weight(hidden_states, weight)
+
+
+def _unfit_weight(hidden_states: torch.Tensor, weight: torch.Tensor) -> str | None:
     if weight.dtype not in DTYPES:
         return f"the weight has dtype {weight.dtype}"
     if weight.device != hidden_states.device:
@@ -355,8 +400,10 @@ def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: 
 def refuses_unweighted(owner: Any, hidden_states: torch.Tensor, eps: float) -> str | None:
     """Return why this call must run the upstream code, or None."""
     reason = not_plain(hidden_states) or untraceable()
-    if reason is not None:
-        return reason
+    return reason if reason is not None else _unfit_input(hidden_states, eps)
+
+
+def _unfit_input(hidden_states: torch.Tensor, eps: float) -> str | None:
     if hidden_states.layout is not torch.strided:
         return "the input is not a strided tensor"
     if hidden_states.dtype not in DTYPES:
