@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
 from transformers import Qwen3Config
 
 pytest.importorskip("triton")
 
 from tests.kernels.fake_launches import faked
 from tests.kernels.patched_qwen3 import load
+from veomni_hook.kernels.shared import launch
 
 
 class Cost(NamedTuple):
@@ -33,11 +33,13 @@ class Cost(NamedTuple):
 
 #: Without gradients, and of a forward with gradients.
 LIMITS = {
-    "rms_norm": (Cost(0, 0, 0), Cost(0, 0, 0)),
-    "add_rms_norm": (Cost(0, 0, 0), Cost(0, 0, 0)),
-    "qk_norm_rotary": (Cost(0, 0, 0), Cost(0, 0, 0)),
-    "gated_mlp": (Cost(0, 0, 0), Cost(0, 0, 0)),
+    "rms_norm": (Cost(18, 13, 1224), Cost(23, 17, 1707)),
+    "add_rms_norm": (Cost(29, 21, 1584), Cost(35, 25, 2075)),
+    "qk_norm_rotary": (Cost(30, 25, 2440), Cost(35, 28, 3299)),
+    "gated_mlp": (Cost(33, 23, 1184), Cost(43, 29, 2043)),
 }
+#: Of the memory, which depends on the Python version; measured with 3.11.
+MARGIN = 1.2
 
 
 def cost_of(call: Callable[[], Any]) -> Cost:
@@ -118,10 +120,9 @@ def _without_device() -> Iterator[None]:
 def test_a_guard_costs_no_more_than_today(guards, op, gradients):
     with torch.set_grad_enabled(gradients):
         cost, limit = cost_of(guards[op]), LIMITS[op][gradients]
-    print(op, gradients, cost)
     assert cost.python <= limit.python, f"{cost.python} Python calls instead of {limit.python}"
     assert cost.c <= limit.c, f"{cost.c} calls of C functions instead of {limit.c}"
-    assert cost.memory <= limit.memory, f"{cost.memory} bytes instead of {limit.memory}"
+    assert cost.memory <= limit.memory * MARGIN, f"{cost.memory} bytes instead of {limit.memory}"
 
 
 @pytest.mark.parametrize("op", LIMITS)
@@ -134,12 +135,18 @@ def test_a_guard_keeps_nothing(guards, op):
         before = sys.getallocatedblocks()
         for _ in range(100):
             call()
+        gc.collect()
         assert sys.getallocatedblocks() - before < 50
 
 
-def test_what_is_faked_is_the_launch_alone(guards):
-    """Results have upstream's shapes and dtypes, so nothing was refused on the way."""
-    for op, call in guards.items():
-        made = call()
-        assert all(each.dtype is torch.float32 for each in (made if isinstance(made, tuple) else (made,))), op
-    assert isinstance(nn.Module(), nn.Module)
+@pytest.mark.parametrize("op", LIMITS)
+def test_what_is_faked_is_the_launch_alone(guards, op, monkeypatch):
+    launched = []
+    call = launch.Launch.__call__
+    monkeypatch.setattr(
+        launch.Launch, "__call__", lambda self, *them: [launched.append(self), call(self, *them)][1]
+    )
+    for _ in range(2):
+        guards[op]()
+    (first, second) = launched
+    assert first is second and first._raw is not None

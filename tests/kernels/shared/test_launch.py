@@ -118,6 +118,7 @@ class Chain:
 def hooks(handle, monkeypatch):
     hooks = Hooks()
     monkeypatch.setattr(module, "_HOOKS", hooks)
+    monkeypatch.setattr(module, "_CHAIN", Chain)
     monkeypatch.setattr(module, "_stream", lambda device: ("stream of", device))
     monkeypatch.setattr(module, "_device", lambda: 3)
     return hooks

@@ -39,6 +39,7 @@ def power(number: int) -> int:
 
 #: Where profilers set hooks that are called at every launch.
 _HOOKS: Any = triton.knobs.runtime if hasattr(triton, "knobs") else triton.compiler.CompiledKernel
+_CHAIN: Any = getattr(getattr(triton, "knobs", None), "HookChain", None)
 _data_ptr = torch.Tensor.data_ptr
 _stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _device: Any = getattr(torch._C, "_cuda_getDevice", None)
@@ -99,9 +100,9 @@ def _observed() -> bool:
     """Return whether a profiler has asked Triton to call it at every launch."""
     # Some releases have one function or None, others a chain of functions.
     before, after = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
-    if before is not None and getattr(before, "calls", True):
-        return True
-    return after is not None and bool(getattr(after, "calls", True))
+    if type(before) is type(after) is _CHAIN:
+        return bool(before.calls or after.calls)
+    return any(each is not None and (type(each) is not _CHAIN or each.calls) for each in (before, after))
 
 
 class _Mark:

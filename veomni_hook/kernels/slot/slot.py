@@ -119,7 +119,10 @@ class Slot:
         """
         if self._is_dynamo() or self._compiler._is_compiling_flag:
             return None if self._exported() else self._compiled.kernel(owner, operands)
-        answers = self.answers(owner)
+        if STATE.epoch != self._epoch or registry.version != self._version:
+            self._refresh()
+        # `answers`, without a call for modules that are not bound.
+        answers = self.answers(owner) if BINDING in owner.__dict__ else self._answers
         run = None if answers.idle is not None else self._ask(answers, owner, operands)
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
             self._waiting.owner = None
