@@ -81,6 +81,9 @@ FAMILIES = {
     "Gemma-3-12B": Family("gemma3_text", shape(3840, 15360, 3, "16 8 256", 262_208, sliding_window=1024)),
     "Cohere2": Family("cohere2", shape(4096, 14336, 2, "32 8 128", 256_000)),
     "Gemma-2-9B": Family("gemma2", shape(3584, 14336, 2, "16 8 256", 256_000)),
+    "Gemma-2-9B (eager attention)": Family(
+        "gemma2", shape(3584, 14336, 2, "16 8 256", 256_000), attention="eager"
+    ),
     "Granite-8B (vocabulary 49,155)": Family("granite", shape(4096, 12800, 3, "32 8 128", 49_155)),
     "GPT-OSS-20B": Family("gpt_oss", _GPT_OSS),
     "GPT-OSS-20B (flex_attention)": Family("gpt_oss", _GPT_OSS, attention="flex_attention"),

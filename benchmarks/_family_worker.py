@@ -107,6 +107,7 @@ class Worker:
         from torch.profiler import ProfilerActivity, profile
 
         self._step(side)
+        self.model.zero_grad(set_to_none=True)
         with profile(activities=[ProfilerActivity.CUDA]) as recorded:
             self._step(side)
             self._synchronize()

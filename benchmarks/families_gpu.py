@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,7 +42,11 @@ class Process:
 
     def __init__(self, kernels: str, device: str) -> None:
         command = [sys.executable, "-m", "benchmarks._family_worker", kernels, device]
-        self._worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # Liger searches tiles for its experts at every new shape, for minutes.
+        environment = os.environ | {"LIGER_FUSED_MOE_AUTOTUNE": "0"}
+        self._worker = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """Send a request and return its answer, which has ``error`` if it failed."""
@@ -70,12 +76,15 @@ def measured(
         own = [side for side in PROCESSES[name] if side in at]
         return {side: at[side].ask("build", family=list(family), side=side) for side in own}
 
+    began = time.perf_counter()
     with ThreadPoolExecutor(len(processes)) as pool:
         facts = {side: one for part in pool.map(built, processes) for side, one in part.items()}
+    print(f"first steps: {time.perf_counter() - began:.0f} s", end="", flush=True)
     turns: dict[str, list[dict[str, Any]]] = {side: [] for side in facts if "error" not in facts[side]}
     for _ in range(ROUNDS):
         for side in turns:
             turns[side].append(at[side].ask("steps", side=side, number=STEPS))
+    print(f", turns until {time.perf_counter() - began:.0f} s", end="", flush=True)
     for side, answers in turns.items():
         facts[side] |= summary(answers)
         if family.decode and not side.endswith("compile"):
@@ -84,6 +93,7 @@ def measured(
             facts[side] |= at[side].ask("profile", side=side)
     for process in processes.values():
         process.ask("drop")
+    print(f", all until {time.perf_counter() - began:.0f} s", flush=True)
     return facts
 
 
