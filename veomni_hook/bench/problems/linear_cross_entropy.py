@@ -1,9 +1,14 @@
-"""A language model's loss from hidden states: three products of matrices in a step forward and backward."""
+"""A language model's loss from hidden states: three products of matrices in a step forward and backward.
+
+Its limit is the time of these three, each of them whole, in the same run: the rate of another product swings
+with the clock by more than the loss adds to its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import torch
 from torch.nn import functional
@@ -15,8 +20,19 @@ from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_ent
 
 __all__ = ["problems"]
 
-# Rows, hidden size, vocabulary.
-_ACCELERATOR = ((8192, 2048, 151936), (16384, 4096, 151936), (8192, 2560, 262144), (16384, 4096, 32000))
+# Rows, hidden size, vocabulary. The last but two is no multiple of 8.
+_FIRST = ((8192, 2048, 151936), (16384, 4096, 151936))
+_ACCELERATOR = (
+    *_FIRST,
+    *(
+        (8192, *size)
+        for size in product((2048, 2880, 4096, 5120), (128256, 151936, 201088))
+        if (8192, *size) not in _FIRST
+    ),
+    (8192, 4096, 49155),
+    (8192, 2560, 262144),
+    (16384, 4096, 32000),
+)
 _CPU = ((2048, 1024, 151936), (1024, 256, 32000))
 
 
@@ -35,8 +51,9 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             shape=f"{rows} x {hidden} x {vocab}",
             leaves=(x, weight),
             sides={**_sides(device, target), **peer},
-            limit="flops",
+            limit="products",
             work={"step": 6 * rows * hidden * vocab},
+            products=_products,
             absent=absent,
         )
 
@@ -52,6 +69,13 @@ def _sides(device: str, target: torch.Tensor) -> dict[str, Side]:
     for name, accumulate in (("ours", "weight"), ("ours, float32 sums", "float32")):
         found[name] = partial(linear_cross_entropy, target=target, accumulate=accumulate)
     return found
+
+
+def _products(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the three whole products of a step: the logits, and what the gradients are made by."""
+    x, weight = x.detach(), weight.detach()
+    logits = x @ weight.t()
+    return logits @ weight, logits.t() @ x
 
 
 def upstream(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
