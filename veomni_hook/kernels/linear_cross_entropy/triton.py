@@ -20,7 +20,7 @@ import torch
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, device
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
-from veomni_hook.kernels.linear_cross_entropy.chunks import Sums, chunks, divisor
+from veomni_hook.kernels.linear_cross_entropy.chunks import Head, Sums, chunks, divisor
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
 from veomni_hook.kernels.selection.binding import wanted_by
@@ -48,6 +48,8 @@ CHUNK_ROWS, CHUNK_BYTES = 1024, 1 << 28
 TILE = 128
 # Elements of a row that a program holds at once, and its warps.
 BLOCK, ELEMENTS_A_WARP, STAGES = 16384, 512, 1
+# Bytes that a thread loads at once.
+_LOAD = 16
 _SCALE_BLOCK, _SCALE_PROGRAMS = 8192, 1056
 
 
@@ -76,9 +78,10 @@ class _Walk(NamedTuple):
     """How the kernels of one call iterate over a row of logits and transform it."""
 
     vocab: int
-    block: int
-    warps: int
+    lanes: int
+    group: int
     capped: bool
+    warps: int
     cap: float
 
     @classmethod
@@ -86,7 +89,9 @@ class _Walk(NamedTuple):
         vocab = weight.shape[0]
         block = min(BLOCK, max(128, power(vocab)))
         warps = max(4, min(32, block // ELEMENTS_A_WARP))
-        return cls(vocab, block, warps, softcap is not None, 1.0 if softcap is None else softcap)
+        group = _LOAD // weight.element_size()
+        cap = 1.0 if softcap is None else softcap
+        return cls(vocab, block // group, group, softcap is not None, warps, cap)
 
 
 def _row_results(x: torch.Tensor, *, entropy: bool, predictions: bool) -> tuple[torch.Tensor, ...]:
@@ -119,18 +124,20 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     weights = losses if loss_weights is None else loss_weights.contiguous()
     entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
     items, inverse = divisor(target, num_items, loss_weights, ignore_index)
-    sums = Sums(x, weight, Needed(*needed), (total, result))
+    head = Head.of(weight, bias)
+    sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
-    for part, logits in chunks(x, weight, bias, _size(x, weight, total, result)):
+    for chunk in chunks(x, head, _size(x, weight, total, result)):
+        part, logits, _ = chunk
         device.loss[(logits.shape[0],)](
             logits, logits.stride(0), target[part], weights[part], inverse, losses[part], log_probs[part],
             entropies[part], tokens[part], ignore_index, factor, walk.cap, label_smoothing, z_loss,
-            walk.vocab, walk.block, walk.capped, loss_weights is not None, label_smoothing != 0, entropy,
+            *walk[:4], loss_weights is not None, label_smoothing != 0, entropy,
             predictions, any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
         )  # fmt: skip
-        sums.add(part, logits)
+        sums.add(chunk)
         # Free the buffer before the weight's gradient is converted.
-        del logits
+        del chunk, logits
     return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
 
 
@@ -149,10 +156,10 @@ def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
     lses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
     walk = _Walk.of(weight, softcap)
-    for part, logits in chunks(x, weight, bias, _size(x, weight, x.dtype, x.dtype)):
+    for part, logits, _ in chunks(x, Head.of(weight, bias), _size(x, weight, x.dtype, x.dtype)):
         device.statistics[(logits.shape[0],)](
             logits, logits.stride(0), target[part], lses[part], log_probs[part], entropies[part],
-            tokens[part], ignore_index, factor, walk.cap, walk.vocab, walk.block, walk.capped, entropy,
+            tokens[part], ignore_index, factor, walk.cap, *walk[:4], entropy,
             predictions, STAGES, num_warps=walk.warps,
         )  # fmt: skip
     return log_probs, entropies, tokens, lses
@@ -177,16 +184,18 @@ def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
     target = target.contiguous()
     incoming = [None if each is None else each.contiguous() for each in (to_log_probs, to_entropy)]
     operands = [lse if each is None else each for each in (entropy, *incoming)]
-    sums = Sums(x, weight, Needed(*needed), (total, result))
+    head = Head.of(weight, bias)
+    sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
-    for part, logits in chunks(x, weight, bias, _size(x, weight, total, result)):
+    for chunk in chunks(x, head, _size(x, weight, total, result)):
+        part, logits, _ = chunk
         device.gradient[(logits.shape[0],)](
             logits, logits.stride(0), target[part], lse[part], *(each[part] for each in operands),
-            ignore_index, factor, walk.cap, walk.vocab, walk.block, walk.capped, to_log_probs is not None,
+            ignore_index, factor, walk.cap, *walk[:4], to_log_probs is not None,
             to_entropy is not None, STAGES, num_warps=walk.warps,
         )  # fmt: skip
-        sums.add(part, logits)
-        del logits
+        sums.add(chunk)
+        del chunk, logits
     return _filled(x, sums.results())
 
 
