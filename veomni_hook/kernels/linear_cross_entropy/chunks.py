@@ -67,14 +67,12 @@ class Head(NamedTuple):
         return self.whole + (0 if self.rest is None else self.rest.shape[0])
 
     def logits(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the logits of ``x`` to ``out`` ``[rows, columns]``, and zeros into its last columns."""
+        """Write the logits of ``x`` to ``out``, ``[rows, columns]``; those of padding are 0 if ``x`` is finite."""
         if self.whole:
             bias = None if self.bias is None else self.bias[: self.whole]
             _linear(x, self.weight[: self.whole], bias, out[:, : self.whole])
         if self.rest is not None:
             _linear(x, self.rest, self.bias_rest, out[:, self.whole :])
-            # Zero times infinity is not.
-            out[:, self.weight.shape[0] :].zero_()
 
     def gradient(self, grad_logits: torch.Tensor, out: torch.Tensor) -> None:
         """Write the gradient of x to ``out``, from that of its logits, ``[rows, columns]``."""
@@ -106,7 +104,7 @@ class Chunk(NamedTuple):
     Attributes:
         rows: which.
         logits: ``[rows, vocab]``.
-        padded: the same memory with the head's columns of padding, which are zero and stay so.
+        padded: the same memory with the head's columns of padding, whose gradient is 0.
     """
 
     rows: slice

@@ -66,9 +66,10 @@ class WeightGradient:
         if x.device.type == "cpu":
             # Without bfloat16 units, float32 is five times as fast.
             x = x.to(self._parts[0].dtype)
-        for columns, part in zip(
-            grad_logits.split([part.shape[0] for part in self._added], 1), self._added, strict=True
-        ):
+        begin = 0
+        for part in self._added:
+            columns = grad_logits[:, begin:][:, : part.shape[0]]
+            begin += part.shape[0]
             if part.numel():
                 _add(part, columns.to(x.dtype), x, beta)
 
