@@ -50,7 +50,13 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     pytest.importorskip("triton")
     from veomni_hook.kernels.linear_cross_entropy import triton as kernels
 
-    for name, value in (("CHUNK_ROWS", 1), ("CHUNK_BYTES", 1), ("TILE", 4), ("BLOCK", 128)):
+    for name, value in (
+        ("CHUNK_ROWS", 1),
+        ("LEAST_ROWS", 1),
+        ("CHUNK_BYTES", 1),
+        ("TILE", 4),
+        ("BLOCK", 128),
+    ):
         monkeypatch.setattr(kernels, name, value)
     return kernels
 

@@ -23,6 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def small(monkeypatch):
     """Several chunks, and several blocks a row, at sizes that the interpreter can do."""
     monkeypatch.setattr(kernels, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(kernels, "LEAST_ROWS", 1)
     monkeypatch.setattr(kernels, "CHUNK_BYTES", 1)
     monkeypatch.setattr(kernels, "TILE", 8)
     monkeypatch.setattr(kernels, "BLOCK", 128)
@@ -227,9 +228,13 @@ def test_equal_bits_from_run_to_run():
 @pytest.mark.parametrize(
     ("size", "rows"),
     [
-        ((8192, 2048, 151936, 2), 1024),
-        ((10000, 2048, 151936, 2), 1024),
-        ((8193, 2048, 151936, 2), 1024),
+        ((8192, 1024, 151936, 2), 1024),
+        ((8192, 2047, 151936, 2), 1024),
+        ((8192, 2048, 151936, 2), 2048),
+        ((8192, 2880, 201088, 2), 2048),
+        ((10000, 4096, 151936, 2), 3072),
+        ((8193, 5120, 151936, 2), 4096),
+        ((8192, 2048, 16384, 2), 8192),
         ((5, 64, 33, 4), 128),
         ((0, 64, 33, 4), 128),
     ],

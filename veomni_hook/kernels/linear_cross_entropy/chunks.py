@@ -67,7 +67,7 @@ class Head(NamedTuple):
         return self.whole + (0 if self.rest is None else self.rest.shape[0])
 
     def logits(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the logits of ``x`` to ``out`` ``[rows, columns]``; those of padding are 0, or NaN like others."""
+        """Write the logits of ``x`` to ``out`` ``[rows, columns]``; those of padding are 0."""
         if self.whole:
             bias = None if self.bias is None else self.bias[: self.whole]
             _linear(x, self.weight[: self.whole], bias, out[:, : self.whole])

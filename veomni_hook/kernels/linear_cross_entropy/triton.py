@@ -38,12 +38,16 @@ __all__ = [
 ]
 
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-# Rows of a chunk. With fewer than 1,024 the products with the weight's gradient are memory-bound. A chunk may
-# have more while its logits take less than CHUNK_BYTES, or than the weight without CHUNK_ROWS columns; than
-# the whole weight if its gradient is summed in float32: the converted gradient needs as much later. On an
-# H200, 16,384 x 4,096 x 151,936, in ms: 1,024 rows 96.1, 2,048 95.6, 2,816 96.7, 3,072 94.3, 3,328 96.5.
-# Multiples of 1,024 suit the products' tiles.
-CHUNK_ROWS, CHUNK_BYTES = 1024, 1 << 28
+# Rows of a chunk: with fewer, the products with the weight's gradient are memory-bound. A chunk may have more
+# while its logits take less than CHUNK_BYTES, than the weight (up to LEAST_ROWS), or than the weight without
+# CHUNK_ROWS columns; than the whole weight if its gradient is summed in float32: the converted gradient needs
+# as much later. Multiples of 1,024 suit the products' tiles. On an H200, 8,192 rows, bfloat16, in ms:
+#                     products   1,024   1,280   1,536   2,048   3,072   4,096
+#   2,048 x 151,936       21.7    24.9    24.4    24.4    23.9    23.9    23.8
+#   2,880 x 201,088       42.6    47.9    46.7    45.6    44.6    44.8    44.1
+#   4,096 x 151,936       44.3    48.6    47.7    47.4    47.3    46.1    46.4
+#   5,120 x 128,256       47.1    51.8    52.7    48.8    47.6    48.0    47.8
+CHUNK_ROWS, LEAST_ROWS, CHUNK_BYTES = 1024, 2048, 1 << 28
 #: Rows in a tile of the matrix products.
 TILE = 128
 # Elements of a row that a program holds at once, and its warps.
@@ -58,7 +62,7 @@ def chunk_rows(rows: int, hidden: int, vocab: int, element: int, *, converted: b
 
     ``converted``: the weight's gradient is summed in float32 and returned in a narrower dtype.
     """
-    share = hidden if converted else hidden - CHUNK_ROWS
+    share = hidden if converted else max(min(hidden, LEAST_ROWS), hidden - CHUNK_ROWS)
     most = max(CHUNK_ROWS, share, CHUNK_BYTES // (vocab * element)) // CHUNK_ROWS * CHUNK_ROWS
     return min(most, max(1, -(-rows // TILE)) * TILE)
 
