@@ -33,8 +33,10 @@ def _transformed(raw, factor, cap, CAPPED: tl.constexpr):
     if CAPPED:
         # tanh from exp: the interpreter has no tanh.
         power = tl.exp2(raw.to(tl.float32) * (factor * (2.0 / cap) * _LOG2_E))
-        return (cap * _LOG2_E) * (1.0 - 2.0 / (1.0 + power))
-    return raw.to(tl.float32) * (factor * _LOG2_E)
+        z2 = (cap * _LOG2_E) * (1.0 - 2.0 / (1.0 + power))
+    else:
+        z2 = raw.to(tl.float32) * (factor * _LOG2_E)
+    return z2
 
 
 @triton.jit
