@@ -111,15 +111,18 @@ def test_a_share_of_its_own_products() -> None:
     assert turns == ["side", *["products", "side"] * 2, "side"]  # able; warm, timed; the peak
 
 
-def test_the_products_of_the_loss_are_those_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_cross_entropy, "_CPU", ((6, 4, 9),))
+@pytest.mark.parametrize(("vocab", "width"), [(9, 16), (16, 16)])
+def test_the_products_of_the_loss_are_those_of_its_step(
+    vocab: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_cross_entropy, "_CPU", ((6, 4, vocab),))
     problem = next(iter(linear_cross_entropy.problems("cpu", quick=True)))
     assert problem.limit == "products" and problem.products is not None
     x, weight = (leaf.requires_grad_() for leaf in problem.leaves)
     with FlopCounterMode(display=False) as counter:
         to_x, to_weight = problem.products(x, weight)
-    assert counter.get_total_flops() == 6 * 6 * 4 * 9
-    assert (to_x.shape, to_weight.shape) == (x.shape, weight.shape) and not to_x.requires_grad
+    assert counter.get_total_flops() == 6 * 6 * 4 * width
+    assert (to_x.shape, to_weight.shape) == (x.shape, (width, 4)) and not to_x.requires_grad
 
 
 def test_a_peak_is_above_what_was_there_before() -> None:
