@@ -35,6 +35,8 @@ if torch.compiler.is_dynamo_compiling():
         return {result}
 """
 _COMMENT = "torch.compile: no mask where none is needed without it"
+#: What reports show after the op; no kernel has this name.
+_VARIANT = "left_out_when_compiled"
 _TRACES = ("is_tracing", "is_torchdynamo_exporting")
 
 
@@ -97,7 +99,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         else:
             edits = before_body(view, function, code, _COMMENT)
             reason = f"asks {decision.answer} under torch.compile"
-            yield replace(site, status=Status.ROUTED, reason=reason, edits=edits)
+            yield replace(site, status=Status.ROUTED, variant=_VARIANT, reason=reason, edits=edits)
 
 
 def _code(view: ModuleView, function: FunctionNode, decision: _Decision) -> str:
