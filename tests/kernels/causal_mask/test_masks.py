@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import DynamicCache, StaticCache
 
@@ -272,6 +273,24 @@ def test_a_window_is_a_guard():
             x = torch.randn(3, length, WIDTH)
             assert same(run(x)[0], call("create_sliding_window_causal_mask", config, x, made(x)))
     assert counter.frame_count == 2
+
+
+def test_a_static_cache_adds_no_guard_on_lengths():
+    config = config_of(64)
+    cache = StaticCache(config=config, max_cache_len=8)
+    cache.early_initialization(2, 1, WIDTH, torch.float32, "cpu")
+    counter = torch._dynamo.testing.CompileCounter()
+    torch._dynamo.reset()
+    with patched():
+        run = torch.compile(
+            lambda x, past: call("create_causal_mask", config, x, made(x), past_key_values=past),
+            backend=counter,
+            fullgraph=True,
+            dynamic=True,
+        )
+        for length in (3, 8, 5):
+            assert run(torch.randn(2, length, WIDTH), cache).shape == (2, 1, length, 8)
+    assert counter.frame_count == 1
 
 
 def test_only_the_choice_of_eager_code_brings_the_mask_back(embeds):
