@@ -276,7 +276,7 @@ def test_a_window_is_a_guard():
 
 
 def test_a_static_cache_adds_no_guard_on_lengths():
-    config = config_of(64)
+    config = tiny()
     cache = StaticCache(config=config, max_cache_len=8)
     cache.early_initialization(2, 1, WIDTH, torch.float32, "cpu")
     counter = torch._dynamo.testing.CompileCounter()
