@@ -1,8 +1,9 @@
 """Attention by torch's ``flex_attention``: no score is stored, and blocks that the mask hides are skipped.
 
 Scores, softmax and sinks are in float32. With sinks, the output without them is multiplied by
-``sigmoid(logsumexp(scores) - sink)``. On a GPU everything is one compiled graph. Code is compiled once for
-lengths that stay the same, and once more for varying ones.
+``sigmoid(logsumexp(scores) - sink)``. Everything is one compiled graph. Code is compiled once for lengths
+that stay the same, and once more for varying ones. (Uncompiled, flex_attention stores the scores; and in
+torch 2.13 its gradients are wrong where a checkpoint recomputes it.)
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from itertools import count
 from types import FunctionType
 from typing import Any
 
@@ -35,8 +37,11 @@ _RETURN_LSE: dict[str, Any] = (
     else {"return_lse": True}
 )
 
-#: By kind of call: dtype, sinks or not, softcap, mask or not, with gradients or not.
+_BACKEND = "inductor"
+#: By kind of call: dtype, sinks or not, softcap, scale, mask or not, with gradients or not.
 _COMPILED: dict[tuple[Any, ...], Callable[..., torch.Tensor]] = {}
+
+_NUMBERS = count()
 
 logger = logging.getLogger("veomni_hook.kernels")
 
@@ -67,7 +72,11 @@ def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
     dropout: float = 0.0,
     softcap: float | None = None,
 ) -> Result:
-    """Return attention with the scores ``softcap * tanh(scores / softcap)``."""
+    """Return attention with the scores ``softcap * tanh(scores / softcap)``; see `reference`.
+
+    A query that sees no key (left padding) gets the mean of the values, as upstream's softmax over equal
+    scores does; unlike there, no gradient reaches these scores.
+    """
     blocks = _blocks(attention_mask, uniform=True)
     scale = module.head_dim**-0.5 if scaling is None else scaling
     return _attend(query, key, value, None, blocks, softcap, scale)
@@ -164,13 +173,12 @@ def _attend(
     if groups & (groups - 1):
         # Not a power of two: flex_attention's kernels for groups need one.
         key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
-    change = None if softcap is None else _capped(softcap, None if blocks is None else blocks.sees)
-    operands = (query, key, value, sinks, None if blocks is None else blocks.mask, change, scale)
+    mask, sees = (None, None) if blocks is None else blocks
+    change = None if sinks is not None else _change(softcap, sees)
+    operands = (query, key, value, sinks, mask, change, scale)
+    kind = (dtype, sinks is None, softcap, scale, blocks is None, torch.is_grad_enabled())
     with torch.autocast(query.device.type, enabled=False):
-        if query.device.type == "cuda":
-            kind = (dtype, sinks is None, softcap, blocks is None, torch.is_grad_enabled())
-            return _on_gpu(kind, operands), None
-        return _attention(*operands), None
+        return _run(kind, operands), None
 
 
 def _attention(
@@ -197,39 +205,48 @@ def _attention(
     return result
 
 
-def _capped(softcap: float, sees: torch.Tensor | None) -> Callable[..., Any]:
-    """Return the change of scores; without keys to see, a query's scores are all 0."""
+def _change(softcap: float | None, sees: torch.Tensor | None) -> Callable[..., Any] | None:
+    """Return the change of scores, or None: the softcap, and 0 for queries without a key to see."""
+    cap: Any = softcap
+    visible: Any = sees
 
     def capped(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
-        return softcap * torch.tanh(score / softcap)
+        return cap * torch.tanh(score / cap)
 
-    def capped_where_seen(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
-        return softcap * torch.tanh(score / softcap) * sees[batch, query]  # type: ignore[index]
+    def seen(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return score * visible[batch, query]
 
-    return capped if sees is None else capped_where_seen
+    def capped_and_seen(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return cap * torch.tanh(score / cap) * visible[batch, query]
+
+    if sees is None:
+        return None if softcap is None else capped
+    return seen if softcap is None else capped_and_seen
 
 
-def _on_gpu(kind: tuple[Any, ...], operands: tuple[Any, ...]) -> torch.Tensor:
+def _run(kind: tuple[Any, ...], operands: tuple[Any, ...]) -> torch.Tensor:
     """Run the compiled code; where torch would compile no further variant, begin anew.
 
     Without ``fullgraph``, torch would then silently run flex_attention uncompiled, which stores all scores.
     """
     run = _COMPILED.get(kind)
     if run is None:
-        run = _COMPILED[kind] = _compiled(dynamic=None)
+        run = _COMPILED[kind] = _compiled()
     try:
         return run(*operands)
     except FailOnRecompileLimitHit:
         logger.warning("attention: torch's limit of compiled variants is reached; compiling anew: %s", kind)
-        run = _COMPILED[kind] = _compiled(dynamic=True)
+        run = _COMPILED[kind] = _compiled()
         return run(*operands)
 
 
-def _compiled(*, dynamic: bool | None) -> Callable[..., torch.Tensor]:
+def _compiled() -> Callable[..., torch.Tensor]:
     """Return `_attention`, compiled.
 
-    torch counts variants by code object, and stops at eight. So every kind of call has its own.
+    torch counts variants by code object, and stops at eight. By the code's name it remembers which numbers
+    vary, and compiles no graph for a softcap that does. So every kind of call has code and a name of its own.
     """
-    own: Any = FunctionType(_attention.__code__.replace(), globals(), _attention.__name__)
-    compiled: Callable[..., torch.Tensor] = torch.compile(own, fullgraph=True, dynamic=dynamic)
+    name = f"attention_{next(_NUMBERS)}"
+    own: Any = FunctionType(_attention.__code__.replace(co_name=name), globals(), name)
+    compiled: Callable[..., torch.Tensor] = torch.compile(own, fullgraph=True, backend=_BACKEND)
     return compiled

@@ -29,9 +29,12 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
     chosen = vars(config).get(_RECORD.key)
     if chosen is not None:
         return f"attn_implementation={chosen!r} was chosen"
-    if not is_watched(type(config), "attn") and config._attn_implementation is not None:
+    used = config._attn_implementation
+    if used not in (None, EAGER):
+        return f"transformers uses attn_implementation={used!r}"
+    if used is not None and not is_watched(type(config), "attn"):
         return (
-            f"attn_implementation={config._attn_implementation!r} may have been chosen: "
+            f"attn_implementation={used!r} may have been chosen: "
             "transformers was imported before veomni_hook, so the choice is unknown"
         )
     return None

@@ -130,6 +130,8 @@ def _row(
         outcome = slot.traced(owner) or slot.traced(owner, compiled=compiled)
         how = "" if outcome is None else "itself" if slot.traced(owner) is not None else "kind"
     called = outcome is not None and answers.idle is None
+    if outcome is None and owner is not None and answers.wanted == AUTO:
+        outcome = _yielded(slot, owner)
     if outcome is None:
         selection = answers.selection(device)
         if selection.failure is not None:
@@ -156,6 +158,13 @@ def _row(
         compiled=how,
         module=slot.module_name,
     )
+
+
+def _yielded(slot: Slot, owner: nn.Module) -> Outcome | None:
+    """Return the outcome of every call of ``owner`` if the user chose the upstream code for it."""
+    yields = registry.ops()[slot.op].yields
+    reason = None if yields is None else load_attribute(yields)(owner)
+    return None if reason is None else Outcome(EAGER, reason)
 
 
 def _notes(slot: Slot, owner: Any, wanted: str, outcome: Outcome, *, supplied: bool) -> Iterator[str]:

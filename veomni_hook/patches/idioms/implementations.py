@@ -26,6 +26,9 @@ from veomni_hook.patches.site import Site, Status
 
 __all__ = ["Setting"]
 
+#: Parameters that the setter of a model may have beside the value.
+_OTHERS = {"allow_all_kernels"}
+
 
 class Setting(NamedTuple):
     """A setting of a config and a model.
@@ -106,7 +109,9 @@ class Setting(NamedTuple):
     def _is_request(self, function: FunctionNode) -> bool:
         """Whether the method stores its first argument and has no return statement."""
         returns = any(isinstance(node, ast.Return) for node in walk_ast(function))
-        return len(function.args.args) >= 2 and self._assigns(function) and not returns
+        others = {argument.arg for argument in function.args.args[2:]}
+        plain = len(function.args.args) >= 2 and others <= _OTHERS
+        return plain and self._assigns(function) and not returns
 
     def _assigns(self, function: FunctionNode) -> bool:
         return any(
