@@ -131,7 +131,7 @@ def _row(
         how = "" if outcome is None else "itself" if slot.traced(owner) is not None else "kind"
     called = outcome is not None and answers.idle is None
     if outcome is None and owner is not None and answers.wanted == AUTO:
-        outcome = _yielded(slot, owner)
+        outcome = _bypassed(slot, owner)
     if outcome is None:
         selection = answers.selection(device)
         if selection.failure is not None:
@@ -160,10 +160,10 @@ def _row(
     )
 
 
-def _yielded(slot: Slot, owner: nn.Module) -> Outcome | None:
-    """Return the outcome of every call of ``owner`` if the user chose the upstream code for it."""
-    yields = registry.ops()[slot.op].yields
-    reason = None if yields is None else load_attribute(yields)(owner)
+def _bypassed(slot: Slot, owner: nn.Module) -> Outcome | None:
+    """Return the outcome of every call of ``owner`` if other settings leave them to the upstream code."""
+    rule = registry.ops()[slot.op].bypassed
+    reason = None if rule is None else load_attribute(rule)(owner)
     return None if reason is None else Outcome(EAGER, reason)
 
 
