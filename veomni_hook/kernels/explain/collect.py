@@ -130,6 +130,8 @@ def _row(
         outcome = slot.traced(owner) or slot.traced(owner, compiled=compiled)
         how = "" if outcome is None else "itself" if slot.traced(owner) is not None else "kind"
     called = outcome is not None and answers.idle is None
+    if outcome is None and owner is not None and answers.wanted == AUTO:
+        outcome = _bypassed(slot, owner)
     if outcome is None:
         selection = answers.selection(device)
         if selection.failure is not None:
@@ -156,6 +158,13 @@ def _row(
         compiled=how,
         module=slot.module_name,
     )
+
+
+def _bypassed(slot: Slot, owner: nn.Module) -> Outcome | None:
+    """Return the outcome of every call of ``owner`` if other settings leave them to the upstream code."""
+    rule = registry.ops()[slot.op].bypassed
+    reason = None if rule is None else load_attribute(rule)(owner)
+    return None if reason is None else Outcome(EAGER, reason)
 
 
 def _notes(slot: Slot, owner: Any, wanted: str, outcome: Outcome, *, supplied: bool) -> Iterator[str]:
