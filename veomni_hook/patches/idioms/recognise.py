@@ -28,6 +28,7 @@ IDIOMS = (
     "load_balancing_loss.find",
     "linear_cross_entropy.find",
     "linear_cross_entropy.sequence_classification",
+    "causal_mask.find",
 )
 
 
