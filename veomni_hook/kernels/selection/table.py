@@ -48,9 +48,15 @@ def op(
     parts: tuple[str, ...] = (),
     offers: str | None = None,
     overrides: str | None = None,
+    prepares: str | None = None,
 ) -> Op:
     """Return the `Op` that a table declares, with complete references."""
-    rules: dict[str, Any] = {"yields": yields, "offers": offers, "overrides": overrides}
+    rules: dict[str, Any] = {
+        "yields": yields,
+        "offers": offers,
+        "overrides": overrides,
+        "prepares": prepares,
+    }
     variants = {variant: _row(name, variant, row) for variant, row in rows.items()}
     return Op(name, variants, parts=parts, **_complete(name, rules, {}))
 

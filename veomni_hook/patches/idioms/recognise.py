@@ -21,6 +21,8 @@ IDIOMS = (
     "rotary.find",
     "qk_norm_rotary.find",
     "gated_mlp.find",
+    "attention.find",
+    "attention.implementation",
     "moe_experts.find",
     "moe_experts.implementation",
     "moe_experts.checkpoints",
