@@ -23,6 +23,7 @@ IDIOMS = (
     "gated_mlp.find",
     "attention.find",
     "attention.implementation",
+    "attention.window",
     "moe_experts.find",
     "moe_experts.implementation",
     "moe_experts.checkpoints",
