@@ -43,6 +43,7 @@ OP_PACKAGES = (
     "add_rms_norm",
     "rotary",
     "qk_norm_rotary",
+    "attention",
     "gated_mlp",
     "moe_experts",
     "moe_router",
