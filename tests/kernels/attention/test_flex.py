@@ -98,6 +98,14 @@ def test_any_length_and_any_number_of_groups(length, heads):
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=5e-5)
 
 
+@pytest.mark.parametrize(("heads", "key_heads", "given"), [(8, 2, 2), (6, 2, 6), (4, 4, 4)])
+def test_groups_that_are_no_power_of_two_are_repeated(monkeypatch, heads, key_heads, given):
+    module, held = Attention(heads, key_heads), []
+    monkeypatch.setattr(flex, "_run", lambda kind, operands: held.extend(operands))
+    flex.with_sinks(*module.operands(9, key_heads), None, module, 0.3)
+    assert [each.shape[1] for each in held[:3]] == [heads, given, given]
+
+
 @pytest.mark.parametrize("scaling", [None, 0.5])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("masked", [True, False])

@@ -43,9 +43,7 @@ _COMPILED: dict[tuple[Any, ...], Callable[..., torch.Tensor]] = {}
 
 _NUMBERS = count()
 # Its name until torch 2.6 is the second.
-_LIMIT_HIT: type[Exception] = getattr(exc, "FailOnRecompileLimitHit", None) or getattr(
-    exc, "FailOnCacheLimitHit", RuntimeError
-)
+_LIMIT_HIT: Any = getattr(exc, "FailOnRecompileLimitHit", None) or vars(exc)["FailOnCacheLimitHit"]
 
 logger = logging.getLogger("veomni_hook.kernels")
 
