@@ -27,6 +27,11 @@ def test_a_mask_that_was_written_to_is_not_trusted():
     assert not known(mask).is_unchanged()
 
 
+def test_masks_of_inference_mode_are_unknown_because_they_have_no_version():
+    with torch.inference_mode():
+        assert known(upstreams_mask(1, 9)) is None
+
+
 def test_a_deleted_mask_is_forgotten():
     gc.collect()
     before = len(masks._KNOWN)

@@ -99,7 +99,8 @@ def known(dense: torch.Tensor) -> Mask | None:
 
 
 def _remember(mask: Any) -> None:
-    if type(mask) is torch.Tensor and mask.dim() == 4 and mask.device.type != "meta":
+    # Tensors of inference mode have no version that would tell a change in place.
+    if type(mask) is torch.Tensor and mask.dim() == 4 and not (mask.is_meta or mask.is_inference()):
         key = id(mask)
         _KNOWN[key] = Mask(mask, lambda gone: _forget(key, gone))
 

@@ -19,12 +19,16 @@ _RECORD = RecordedChoice("attn")
 note_assignment = _RECORD.note_assignment
 note_request = _RECORD.note_request
 forget_choice = _RECORD.forget_choice
+#: This choice leaves the kernel to torch, and the one that a slot has for it is torch's.
+_TORCH = "sdpa"
 
 
 def users_choice(owner: Any, *operands: Any) -> str | None:
     """Return why ``auto`` leaves the attention module ``owner`` to transformers, or None without a choice."""
     config = getattr(owner, "config", None)
     if config is None or not hasattr(config, "_attn_implementation"):
+        return None
+    if config._attn_implementation == _TORCH:
         return None
     chosen = vars(config).get(_RECORD.key)
     if chosen is not None:

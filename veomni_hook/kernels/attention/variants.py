@@ -27,6 +27,15 @@ _FLEX_SOFTCAP = backend(
     description=_FLEX.description,
 )
 
+_FLASH = backend(
+    "flash",
+    ".flash:sliding_window",
+    refuses=".flash:refuses",
+    loses=".flash:loses",
+    requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
+    description="torch's flash attention with a window; skips keys that the window hides",
+)
+
 VARIANTS = {
     "sinks": Variant(
         "softmax over the scores and one sink a head, in the dtype of the scores; the sink has no value",
@@ -47,6 +56,12 @@ VARIANTS = {
         "softmax over softcap * tanh(scores / softcap), in float32",
         operands=(*_OPERANDS, "softcap"),
         kernels=(_FLEX_SOFTCAP,),
+    ),
+    "sliding_window": Variant(
+        "softmax over the scores of a causal window, in float32",
+        reference=".masked:{variant}",
+        operands=_OPERANDS,
+        kernels=(_FLASH,),
     ),
 }
 OP = op(

@@ -23,6 +23,7 @@ IDIOMS = (
     "gated_mlp.find",
     "attention.find",
     "attention.implementation",
+    "attention.window",
     "moe_experts.find",
     "moe_experts.implementation",
     "moe_experts.checkpoints",
@@ -30,6 +31,7 @@ IDIOMS = (
     "load_balancing_loss.find",
     "linear_cross_entropy.find",
     "linear_cross_entropy.sequence_classification",
+    "causal_mask.find",
 )
 
 
