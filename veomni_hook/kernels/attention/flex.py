@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo import exc
 from torch.nn.attention import flex_attention as torch_flex
 
 from veomni_hook.kernels.attention.masks import Blocks, known
@@ -42,6 +42,8 @@ _BACKEND = "inductor"
 _COMPILED: dict[tuple[Any, ...], Callable[..., torch.Tensor]] = {}
 
 _NUMBERS = count()
+# Its name until torch 2.6 is the second.
+_LIMIT_HIT: Any = getattr(exc, "FailOnRecompileLimitHit", None) or vars(exc)["FailOnCacheLimitHit"]
 
 logger = logging.getLogger("veomni_hook.kernels")
 
@@ -234,7 +236,7 @@ def _run(kind: tuple[Any, ...], operands: tuple[Any, ...]) -> torch.Tensor:
         run = _COMPILED[kind] = _compiled()
     try:
         return run(*operands)
-    except FailOnRecompileLimitHit:
+    except _LIMIT_HIT:
         logger.warning("attention: torch's limit of compiled variants is reached; compiling anew: %s", kind)
         run = _COMPILED[kind] = _compiled()
         return run(*operands)
