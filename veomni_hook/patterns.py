@@ -14,6 +14,8 @@ PATTERN_FILES = (
     "kernels/add_rms_norm/variants.py",
     "kernels/gated_mlp/reference.py",
     "kernels/gated_mlp/variants.py",
+    "kernels/layer_norm/reference.py",
+    "kernels/layer_norm/variants.py",
     "kernels/load_balancing_loss/reference.py",
     "kernels/load_balancing_loss/spellings.py",
     "kernels/moe_experts/reference.py",

@@ -29,6 +29,8 @@ from veomni_hook.kernels.rms_norm.tiles import (
     ONE_PLUS_ROUNDED,
     TL,
     WEIGHT,
+    backward_tile,
+    forward_tile,
     room,
     split,
     stages_of,
@@ -53,11 +55,6 @@ __all__ = [
     "weight_before_cast",
 ]
 
-# Elements per program: the best sizes tried on an H200 at each width, within 2 % of the bandwidth; the hint
-# evict_first cost 4 %. Wide rows of a power of 2 are processed four or two at a time, others one at a time.
-_FORWARD_TILE, _FORWARD_WIDE_TILE, _BACKWARD_TILE = 2048, 16384, 8192
-_WIDE = 4096
-
 
 # Launchers, cached by all Triton specialisations; `large`: row numbers do not fit into 32 bits.
 @lru_cache(maxsize=LAUNCHES)
@@ -72,7 +69,7 @@ def _forward_launch(
 ) -> tuple[Launch, int]:
     """Return the forward's launcher, and the rows per program."""
     block = power(columns)
-    tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
+    tile = forward_tile(columns)
     factor, middle = form
     constants = columns, block, tile // block, factor, TL[middle]
     return Launch(kernels.forward, 4, *constants, num_warps=warps_of(tile)), tile // block
@@ -101,8 +98,8 @@ def _backward_launch(
         large: row numbers do not fit into 32 bits.
     """
     processors, memory = room(device)
-    block = power(columns)
-    rows = max(block, _BACKWARD_TILE) // block
+    tile = backward_tile(columns)
+    rows = tile // power(columns)
     head, tail = split(columns)
     x, dy, _ = dtypes
     added = len(where) > 2
@@ -110,7 +107,7 @@ def _backward_launch(
     stages = stages_of(rows * (head + tail), rows * columns, loaded, memory)
     factor, middle = form
     constants = columns, head, tail, rows, factor, TL[middle], added, to_weight, stages
-    return Launch(kernels.backward, 7, *constants, num_warps=warps_of(rows * block)), rows, processors
+    return Launch(kernels.backward, 7, *constants, num_warps=warps_of(tile)), rows, processors
 
 
 def _forward_op(
