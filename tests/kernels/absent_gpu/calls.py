@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tests.kernels import declared
 from veomni_hook.kernels.selection.registry import load_attribute
+from veomni_hook.kernels.slot.arguments import operand_names
 
 __all__ = ["OPS", "Call"]
 
@@ -53,6 +54,25 @@ def rms_norm() -> Iterator[Call]:
             if variant.endswith("_grouped"):
                 rest["group_size"] = columns // 2
             yield f"{variant} {columns}", partial(both_ways, partial(kernel, **rest), [*rows, *weights])
+
+
+def layer_norm() -> Iterator[Call]:
+    """Rows, and groups of neighbours with a weight each."""
+    for variant, kernel in kernels_of("layer_norm").items():
+        for columns in (128, 4096, 12288, 130):
+            operands = operand_names("layer_norm", variant)
+            shape = {"normalized_shape": (columns,)} if "normalized_shape" in operands else {}
+            call = partial(kernel, eps=1e-6, **shape)
+            parameters = [name for name in ("weight", "bias") if name in operands]
+            kinds = [empty(4 if columns < 4096 else 1, columns), empty(columns)]
+            for parameter in kinds if "weight" in parameters and not shape else kinds[1:]:
+                named = dict.fromkeys(parameters, parameter)
+
+                def of(x: Tensor, *given: Tensor, call: Any = call, names: Any = tuple(named)) -> Any:
+                    return call(x, **dict(zip(names, given, strict=True)))
+
+                rows = empty(64, *parameter.shape)
+                yield f"{variant} {tuple(parameter.shape)}", partial(both_ways, of, [rows, *named.values()])
 
 
 def add_rms_norm() -> Iterator[Call]:
@@ -183,6 +203,7 @@ _LAYOUTS = (
 OPS: dict[str, Callable[[], Iterator[Call]]] = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
+    "layer_norm": layer_norm,
     "rotary": rotary,
     "qk_norm_rotary": qk_norm_rotary,
     "gated_mlp": gated_mlp,
