@@ -20,6 +20,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.rms_norm import device as kernels
+from veomni_hook.kernels.rms_norm import wide_device
 from veomni_hook.kernels.rms_norm.tiles import (
     DTYPES,
     LARGE,
@@ -29,6 +30,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
     ONE_PLUS_ROUNDED,
     TL,
     WEIGHT,
+    WIDE_WARPS,
     backward_tile,
     forward_tile,
     room,
@@ -36,6 +38,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
     stages_of,
     summed,
     warps_of,
+    wide,
 )
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
@@ -98,15 +101,20 @@ def _backward_launch(
         large: row numbers do not fit into 32 bits.
     """
     processors, memory = room(device)
+    x, dy, weight = dtypes
+    added = len(where) > 2
+    factor, middle = form
+    steps = factor, TL[middle], added, to_weight
+    chunked = wide(columns, x.itemsize + dy.itemsize + weight.itemsize, memory)
+    if chunked is not None:
+        constants = columns, chunked.head, chunked.tail, chunked.chunk, *steps, chunked.stages
+        return Launch(wide_device.backward, 7, *constants, num_warps=WIDE_WARPS), 1, processors
     tile = backward_tile(columns)
     rows = tile // power(columns)
     head, tail = split(columns)
-    x, dy, _ = dtypes
-    added = len(where) > 2
     loaded = x.itemsize + dy.itemsize + (x.itemsize if added else 0)
     stages = stages_of(rows * (head + tail), rows * columns, loaded, memory)
-    factor, middle = form
-    constants = columns, head, tail, rows, factor, TL[middle], added, to_weight, stages
+    constants = columns, head, tail, rows, *steps, stages
     return Launch(kernels.backward, 7, *constants, num_warps=warps_of(tile)), rows, processors
 
 
