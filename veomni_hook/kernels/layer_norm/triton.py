@@ -147,9 +147,10 @@ def _backward_op(
     dy, dy_rows, _ = _rows_of_groups(dy, weight)
     width = shape[-1] * groups
     if not dx.numel():
-        return dx, *(
+        dweight, dbias = (
             torch.zeros(width * n, dtype=t, device=device) for n, t in zip(needed, dtypes, strict=True)
         )
+        return dx, dweight, dbias
     rows = dx.numel() // width
     launch, size, programs = _backward_launch(
         device, (x.dtype, dy.dtype, _dtype(weight)), (shape[-1], groups), (x_rows, dy_rows), middle,
