@@ -8,15 +8,21 @@ import torch
 from tests.kernels import declared
 from tests.kernels.layer_norm.variants import DTYPES, EPS, UPSTREAM, inputs, pair, upstream
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.layer_norm.operand_checks import OPERANDS
+from veomni_hook.kernels.layer_norm import operand_checks
 from veomni_hook.kernels.layer_norm.variants import OP
 from veomni_hook.kernels.slot.arguments import operand_names
 
 
 def test_every_variant_is_here():
-    assert set(UPSTREAM) == set(OP.variants) == set(OPERANDS)
-    for variant, names in OPERANDS.items():
-        assert ("hidden_states", *names) == tuple(operand_names("layer_norm", variant))
+    assert set(UPSTREAM) == set(OP.variants)
+
+
+@pytest.mark.parametrize("variant", UPSTREAM)
+def test_operands_are_in_the_order_that_the_checks_take(variant):
+    first, *names = operand_names("layer_norm", variant)
+    order = [name for name in ("normalized_shape", "weight", "bias", "eps") if name in names]
+    assert (first, names) == ("hidden_states", order)
+    assert ("normalized_shape" in names) == (variant in operand_checks._SHAPED)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
