@@ -23,7 +23,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Modules that all models share and that built-in patches are for.
-SHARED = ("modeling_layers", "modeling_utils", "configuration_utils", "dynamic_module_utils")
+SHARED = (
+    "modeling_layers", "modeling_utils", "configuration_utils", "masking_utils", "dynamic_module_utils",
+    "integrations.sdpa_attention",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

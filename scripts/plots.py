@@ -23,6 +23,7 @@ STEPS = {
     "Qwen3-30B-A3B, 4 layers": "qwen3_30b_a3b_step_gpu-cudnn.json",
 }
 PEERS = ("eager", "compile", "liger", "ours")
+FAMILY_SIDES = ("compile", "liger", "ours+compile", "ours")
 
 # What is read from the rows of a bench: the label, the op and the shape.
 NORMS = {
@@ -66,11 +67,19 @@ def step_data() -> dict[str, Any]:
 
 
 def families_data() -> list[dict[str, Any]]:
-    """Return time and memory of each peer relative to eager, by family, the hook's best families first."""
+    """Return time and memory of each peer relative to eager, by family, the hook's best families first.
+
+    Families that `families_gpu` has recorded come from its file, others from the older one.
+    """
+    rows = {row["family"]: row for row in _read("families-h200.json")["families"]}
+    for row in _read("families_gpu-cuda.json")["families"]:
+        sides = {side: one for side, one in row["sides"].items() if "step_ms" in one}
+        values = {key: {side: one[key] for side, one in sides.items()} for key in ("step_ms", "extra_gib")}
+        rows[row["family"]] = {"family": row["family"], **values}
     found = []
-    for row in _read("families-h200.json")["families"]:
+    for row in rows.values():
         time, memory = (
-            {side: _relative(values[side], values["eager"]) for side in PEERS[1:] if side in values}
+            {side: _relative(values[side], values["eager"]) for side in FAMILY_SIDES if side in values}
             for values in (row["step_ms"], row.get("extra_gib", {}))
         )
         found.append({"family": row["family"], "time": time, "memory": memory})
@@ -80,10 +89,12 @@ def families_data() -> list[dict[str, Any]]:
 def kernels_data() -> dict[str, Any]:
     """Return the percent of the limit of each peer, by panel and row."""
     bench, experts = _read("bench-cuda.json")["rows"], _read("bench-experts-cuda.json")["rows"]
+    limit = next(row["limit"] for row in bench if row["op"] == "linear_cross_entropy" and row["share"])
+    own = "its own products" if limit == "products" else "a product's rate"
     return {
         "Forward, % of bandwidth": _shares(bench, NORMS, "forward"),
         "Backward, % of bandwidth": _shares(bench, NORMS, "backward"),
-        "Loss, % of a product's rate": _shares(bench, LOSS, "step"),
+        f"Loss, % of {own}": _shares(bench, LOSS, "step"),
         "Experts, % of a product's rate": _shares(experts, EXPERTS, "step", eager="grouped_mm"),
     }
 
@@ -114,7 +125,7 @@ def draw_step(pyplot: Any, data: Mapping[str, Any]) -> Any:
 
 def draw_families(pyplot: Any, data: Sequence[Mapping[str, Any]]) -> Any:
     """Draw a row for each family, a mark for each peer where it is relative to eager."""
-    marks = {"compile": "s", "liger": "^", "ours": "o"}
+    marks = {"compile": "s", "liger": "^", "ours+compile": "D", "ours": "o"}
     figure, axes = pyplot.subplots(
         1, 2, figsize=(8.4, 1.2 + 0.3 * len(data)), layout="constrained", sharey=True
     )
@@ -126,7 +137,7 @@ def draw_families(pyplot: Any, data: Sequence[Mapping[str, Any]]) -> Any:
                 )
                 axis.plot(
                     (low + high) / 2, place, marks[side], color=COLOURS[side], markersize=8,
-                    markeredgecolor=INK, markeredgewidth=0.6, label=NAMES[side] if not place else None,
+                    markeredgecolor=INK, markeredgewidth=0.6, label=NAMES[side],
                 )  # fmt: skip
             if row[quantity]:
                 text = " to ".join(f"{value:.2f}" for value in dict.fromkeys(row[quantity]["ours"]))
@@ -145,7 +156,9 @@ def draw_families(pyplot: Any, data: Sequence[Mapping[str, Any]]) -> Any:
     axes[0].set_yticks(range(len(data)), [row["family"] for row in data])
     axes[0].set_ylim(len(data) - 0.4, -0.7)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    named = dict(zip(labels, handles, strict=True))
+    names = [NAMES[side] for side in FAMILY_SIDES if NAMES[side] in named]
+    figure.legend([named[name] for name in names], names, loc="outside upper center", ncols=len(names))
     return figure
 
 
@@ -226,7 +239,7 @@ PLOTS = {
         draw_step,
     ),
     "families": Plot(
-        "Step time and memory of 17 models on an H200, relative to eager", families_data, draw_families
+        "Step time and memory of 18 models on an H200, relative to eager", families_data, draw_families
     ),
     "kernels": Plot(
         "What share of the hardware's limit kernels reach on an H200", kernels_data, draw_kernels

@@ -23,6 +23,7 @@ COLOURS = {
     "compile": "#e69f00",
     "liger": "#56b4e9",
     "ours": "#d55e00",
+    "ours+compile": "#009e73",
     "floor": FAINT,
 }
 NAMES = {
@@ -30,6 +31,7 @@ NAMES = {
     "compile": "torch.compile",
     "liger": "Liger",
     "ours": "veomni-hook",
+    "ours+compile": "veomni-hook and torch.compile",
     "floor": "floor",
 }
 

@@ -12,6 +12,8 @@ __all__ = ["PATTERN_FILES", "pattern_file", "pattern_source"]
 #: Paths relative to the package's root.
 PATTERN_FILES = (
     "kernels/add_rms_norm/variants.py",
+    "kernels/attention/reference.py",
+    "kernels/attention/variants.py",
     "kernels/gated_mlp/reference.py",
     "kernels/gated_mlp/variants.py",
     "kernels/layer_norm/reference.py",

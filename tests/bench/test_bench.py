@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from veomni_hook.bench import quack, record, run
 from veomni_hook.bench.problem import Problem, Side
-from veomni_hook.bench.problems import OPS, checked, problems, rotary
+from veomni_hook.bench.problems import OPS, checked, linear_cross_entropy, problems, rotary
 from veomni_hook.bench.run import Row, measured
 from veomni_hook.bench.timing import peak_bytes
 from veomni_hook.cli.bench import bench
@@ -81,6 +82,47 @@ def test_a_step_from_a_gradient_that_is_given() -> None:
     assert [row.part for row in rows] == ["failed", "forward", "step"]
     assert rows[-1].work == 4096 and rows[-1].peak["ours"] >= 2 * problem.leaves[0].nbytes
     assert not rows[1].peak
+
+
+def test_a_share_of_its_own_products() -> None:
+    turns: list[str] = []
+
+    def side(weight: torch.Tensor) -> torch.Tensor:
+        turns.append("side")
+        return weight.sum()
+
+    def products(weight: torch.Tensor) -> torch.Tensor:
+        turns.append("products")
+        return weight @ weight
+
+    problem = Problem(
+        op="sum",
+        shape="8 x 8",
+        leaves=[torch.randn(8, 8)],
+        sides={"ours": side},
+        limit="products",
+        work={"step": 1},
+        products=products,
+    )
+    (row,) = measured([problem], "cpu")
+    assert row.milliseconds.keys() == row.share.keys() == row.peak.keys() == {"ours"}
+    assert row.products is not None and row.products > 0
+    assert row.share["ours"] == row.products / row.milliseconds["ours"]
+    assert turns == ["side", *["products", "side"] * 2, "side"]  # able; warm, timed; the peak
+
+
+@pytest.mark.parametrize(("vocab", "width"), [(9, 16), (16, 16)])
+def test_the_products_of_the_loss_are_those_of_its_step(
+    vocab: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_cross_entropy, "_CPU", ((6, 4, vocab),))
+    problem = next(iter(linear_cross_entropy.problems("cpu", quick=True)))
+    assert problem.limit == "products" and problem.products is not None
+    x, weight = (leaf.requires_grad_() for leaf in problem.leaves)
+    with FlopCounterMode(display=False) as counter:
+        to_x, to_weight = problem.products(x, weight)
+    assert counter.get_total_flops() == 6 * 6 * 4 * width
+    assert (to_x.shape, to_weight.shape) == (x.shape, (width, 4)) and not to_x.requires_grad
 
 
 def test_a_peak_is_above_what_was_there_before() -> None:

@@ -27,6 +27,7 @@ SHOW = (
         ("transformers.modeling_layers", True),
         ("transformers.modeling_utils", True),
         ("transformers.dynamic_module_utils", True),
+        ("transformers.masking_utils", True),
         ("transformers.modeling_outputs", False),
         ("transformers_modules.repo.modeling_x", False),
         ("mytransformers.models.qwen3.modeling_qwen3", False),

@@ -27,7 +27,7 @@ FAMILIES = (
     "qwen3",
     "qwen3_moe",
 )
-_MODULES = ("modeling_layers", "modeling_utils", "configuration_utils")
+_MODULES = ("modeling_layers", "modeling_utils", "configuration_utils", "masking_utils")
 
 
 def modules(families: tuple[str, ...]) -> Iterator[tuple[str, Path]]:

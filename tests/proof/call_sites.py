@@ -66,10 +66,14 @@ class _Calls(ast.NodeVisitor):
         self.callees: set[str] = set()
 
     def visit_Call(self, node: ast.Call) -> None:
-        callee = _callee(node.func, self.slots) if isinstance(node.func, ast.Call) else None
-        if callee is not None:
-            self.found[ast.dump(node)] += 1
-            self.callees.add(ast.unparse(callee))
+        bound = [node.func] if isinstance(node.func, ast.Call) else []
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "get_interface":
+            # Bound as the default that the look-up returns, instead of at the call.
+            bound = [each for each in node.args if isinstance(each, ast.Call)]
+        for each in bound:
+            if (callee := _callee(each, self.slots)) is not None:
+                self.found[ast.dump(node)] += 1
+                self.callees.add(ast.unparse(callee))
         self.generic_visit(node)
 
 

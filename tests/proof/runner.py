@@ -86,7 +86,7 @@ def routed(module: str, ops: Iterable[str] = ()) -> list[Any]:
 
 def prover(site: Any) -> Callable[[Any, Any], Proof]:
     """What proves a site in a module."""
-    from tests.proof import additions, attention, inputs, losses, provers, rotary
+    from tests.proof import additions, attention, eager_attention, inputs, losses, provers, rotary
     from tests.proof.call_sites import prove_call_site
 
     if not site.counted:
@@ -99,6 +99,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "layer_norm": provers.class_prover(inputs.norm_calls),
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,
+        "attention": eager_attention.prove_eager_attention,
         "gated_mlp": provers.class_prover(inputs.layer_calls),
         "moe_experts": provers.class_prover(inputs.expert_calls),
         "moe_router": provers.class_prover(inputs.layer_calls),

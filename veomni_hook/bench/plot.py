@@ -35,7 +35,7 @@ def write_plot(rows: Sequence[Row], title: str, path: Path) -> None:
         axis.barh(places, values, height, label=side, color=_COLOURS.get(side))
     labels = [f"{row.op} {row.part}\n{row.shape}, {row.dtype}" for row in shown]
     axis.set_yticks([place + 0.4 - height / 2 for place in range(len(shown))], labels, fontsize=8)
-    axis.set(xlabel="% of the limit (bandwidth of a copy, rate of a product of matrices)", title=title)
+    axis.set(xlabel="% of the limit (bandwidth of a copy, matrix products)", title=title)
     axis.invert_yaxis()
     axis.legend()
     axis.grid(axis="x", alpha=0.3)

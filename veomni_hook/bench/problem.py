@@ -28,9 +28,11 @@ class Problem:
         sides: what computes it, by name; ``eager`` is the upstream code.
         incoming: gradients of the results, by the name of the part that they are measured as, a backward
             through a graph that is kept; where it is empty, the result is a scalar.
-        limit: what bounds it: bytes that move, or floating-point operations.
-        work: how many of these each part needs at least; what is not there is not measured. ``step`` is
-            forward and backward, with the memory that they take.
+        limit: what bounds it: bytes that move, floating-point operations, or its own ``products``.
+        work: how many bytes or operations each part needs at least; what is not there is not measured.
+            ``step`` is forward and backward, with the memory that they take.
+        products: where they are the limit, the matrix products of a step and nothing else, called like a
+            side and timed by turns with the sides.
         spoils: sides whose backward writes into the gradient that it is given.
         absent: peers that are not among the sides here, and why.
     """
@@ -39,8 +41,9 @@ class Problem:
     shape: str
     leaves: Sequence[torch.Tensor]
     sides: Mapping[str, Side]
-    limit: Literal["bytes", "flops"]
+    limit: Literal["bytes", "flops", "products"]
     work: Mapping[str, int]
+    products: Side | None = None
     incoming: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
     spoils: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)

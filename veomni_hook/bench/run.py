@@ -18,6 +18,7 @@ from veomni_hook.bench.timing import by_turns, host_time, peak_bytes, wall_time
 __all__ = ["Row", "measured"]
 
 ROUNDS = {"cpu": 5, **dict.fromkeys(accelerator.TYPES, 20)}
+_PRODUCTS = "products"
 #: Below this a part is bound by the host: what it takes there is measured apart.
 SHORT = 1.0
 
@@ -29,12 +30,14 @@ class Row:
     Attributes:
         op, part, dtype, shape: what was measured; the part ``host`` is the host's time of a step, with the
             device not waited for, ``wall`` its time where many steps follow each other.
-        limit, work: bytes or floating-point operations, and the fewest that are needed.
+        limit, work: bytes or floating-point operations, and the fewest that are needed; the limit
+            ``products`` is the time of the part's own matrix products.
         milliseconds: the median by side; what cannot do it is not there.
         share: of what the device can do at most, by side.
         peak: bytes above what was held before, by side.
         failed: in a row of its own, why a side could not compute the problem (the part ``failed``), or why
             there is no such side here (the part ``absent``, once an op).
+        products: the median milliseconds of the products, where they are the limit.
     """
 
     op: str
@@ -47,6 +50,7 @@ class Row:
     share: Mapping[str, float]
     peak: Mapping[str, int]
     failed: Mapping[str, str] = field(default_factory=dict)
+    products: float | None = None
 
 
 def able(problem: Problem) -> tuple[Problem, dict[str, str]]:
@@ -101,12 +105,21 @@ def _peak(problem: Problem, call: Callable[[], object], device: str) -> int:
 
 
 def _row(problem: Problem, part: str, calls: Mapping[str, Callable[[], object]], device: str) -> Row:
-    times = by_turns(calls, device, ROUNDS[device])
     work = problem.work[part]
-    most = _most(problem, device)
-    share = {name: work / taken / most for name, taken in times.items()}
+    products = None
+    if problem.products is None:
+        times = by_turns(calls, device, ROUNDS[device])
+        share = {name: work / taken / _most(problem, device) for name, taken in times.items()}
+    else:
+        floor = partial(problem.products, *problem.leaves)
+        times = dict(by_turns({_PRODUCTS: floor, **calls}, device, ROUNDS[device]))
+        products = times.pop(_PRODUCTS)
+        share = {name: products / taken for name, taken in times.items()}
     peak = {name: _peak(problem, call, device) for name, call in calls.items()} if part == "step" else {}
-    return Row(problem.op, part, problem.dtype, problem.shape, problem.limit, work, times, share, peak)
+    return Row(
+        problem.op, part, problem.dtype, problem.shape, problem.limit, work, times, share, peak,
+        products=products,
+    )  # fmt: skip
 
 
 def _most(problem: Problem, device: str) -> float:

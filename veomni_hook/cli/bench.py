@@ -50,9 +50,10 @@ def bench(
     """Measure kernels, and for comparison the upstream code, torch.compile, and Liger and QuACK if installed.
 
     Each entry is one part of an op (for example its backward) at one size. For each implementation it has the
-    median time, the share of the device's limit (the bandwidth of a copy, or the rate of a large matrix
-    product) and the peak memory. Time on the host has separate entries. If a run is interrupted, the file
-    of --out holds what was measured, and names the ops that were not finished.
+    median time, the share of the device's limit (the bandwidth of a copy, the rate of a large matrix product,
+    or for the loss its own three matrix products, timed in the same run) and the peak memory. Time on the
+    host has separate entries. If a run is interrupted, the file of --out holds what was measured, and names
+    the ops that were not finished.
     """
     from veomni_hook.bench.problems import OPS, checked, problems
 

@@ -12,6 +12,8 @@ REMOTE_LOADING = "transformers.dynamic_module_utils"
 SHARED = frozenset(
     (
         "transformers.configuration_utils",
+        "transformers.integrations.sdpa_attention",
+        "transformers.masking_utils",
         "transformers.modeling_layers",
         "transformers.modeling_utils",
         REMOTE_LOADING,

@@ -23,6 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def small(monkeypatch):
     """Several chunks, and several blocks a row, at sizes that the interpreter can do."""
     monkeypatch.setattr(kernels, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(kernels, "LEAST_ROWS", 1)
     monkeypatch.setattr(kernels, "CHUNK_BYTES", 1)
     monkeypatch.setattr(kernels, "TILE", 8)
     monkeypatch.setattr(kernels, "BLOCK", 128)
@@ -64,6 +65,21 @@ def test_predictions_are_the_first_of_the_highest():
         expected = (x @ weight.t() + bias).argmax(-1).where(target != -100, -100)
         assert found[:2] == (None, None) and torch.equal(found.predictions, expected)
         assert found.predictions[0] == 7
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab", [120, 128, 129, 384, 512, 643, 1003])
+def test_blocks_of_a_row_that_stay_in_registers(vocab, dtype):
+    rows, hidden = 6, 16
+    target = torch.randint(0, vocab, (rows,), device=DEVICE)
+    target[:5] = torch.tensor([0, vocab - 1, vocab // 2, 127, -100], device=DEVICE).clamp(max=vocab - 1)
+    given = [torch.randn(rows, hidden), torch.randn(vocab, hidden) * 0.3, torch.randn(vocab)]
+    given = [each.to(DEVICE, dtype) for each in given]
+    for objective in (Objective(), OBJECTIVES["loss_weights"](DEVICE)):
+        weights = objective.loss_weights
+        objective = objective._replace(loss_weights=None if weights is None else weights[:rows])
+        sides = [loss_of(module, target, objective, Wanted()) for module in (kernels, reference)]
+        assert_matches(*sides, given)
 
 
 @pytest.mark.parametrize("ignored", ["none", "all"])
@@ -227,9 +243,13 @@ def test_equal_bits_from_run_to_run():
 @pytest.mark.parametrize(
     ("size", "rows"),
     [
-        ((8192, 2048, 151936, 2), 1024),
-        ((10000, 2048, 151936, 2), 1024),
-        ((8193, 2048, 151936, 2), 1024),
+        ((8192, 1024, 151936, 2), 1024),
+        ((8192, 2047, 151936, 2), 1024),
+        ((8192, 2048, 151936, 2), 2048),
+        ((8192, 2880, 201088, 2), 2048),
+        ((10000, 4096, 151936, 2), 3072),
+        ((8193, 5120, 151936, 2), 4096),
+        ((8192, 2048, 16384, 2), 8192),
         ((5, 64, 33, 4), 128),
         ((0, 64, 33, 4), 128),
     ],

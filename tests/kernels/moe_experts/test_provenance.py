@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from veomni_hook.kernels.moe_experts import provenance
 from veomni_hook.kernels.moe_experts.provenance import (
     forget_choice,
     note_assignment,
     note_request,
     users_choice,
 )
+from veomni_hook.kernels.shared import recorded_choice
 
 
 class Config:
@@ -71,10 +72,10 @@ class Model:
 def _watched(monkeypatch):
     """A process in which transformers' models are patched."""
     models = SimpleNamespace(PreTrainedModel=Model)
-    monkeypatch.setitem(provenance.sys.modules, "transformers.modeling_utils", models)
-    provenance._found_watched.cache_clear()
+    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", models)
+    recorded_choice._found_watched.cache_clear()
     yield
-    provenance._found_watched.cache_clear()
+    recorded_choice._found_watched.cache_clear()
 
 
 def choice(config):
@@ -197,6 +198,6 @@ def test_models_that_are_not_watched_make_configs_unclear(monkeypatch):
     unpatched = SimpleNamespace(
         PreTrainedModel=SimpleNamespace(set_experts_implementation=lambda self, x: None)
     )
-    monkeypatch.setitem(provenance.sys.modules, "transformers.modeling_utils", unpatched)
+    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", unpatched)
     reason = users_choice(SimpleNamespace(config=Config().resolve()))
     assert reason is not None and "may have been chosen" in reason

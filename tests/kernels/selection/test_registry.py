@@ -32,6 +32,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
         "layer_norm",
         "rotary",
         "qk_norm_rotary",
+        "attention",
         "gated_mlp",
         "moe_experts",
         "moe_router",

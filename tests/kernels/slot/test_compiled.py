@@ -29,6 +29,10 @@ def takes_floats(owner, x, *_):
     return None if x.is_floating_point() else "it is no float"
 
 
+def takes_none_of_this_length(owner, x, *_):
+    return f"it has {x.shape[0]} rows"
+
+
 @pytest.fixture
 def toy():
     """An op with a traceable kernel, one that is not, and one for which there is never a place."""
@@ -156,6 +160,27 @@ class TestChoice:
         set_choice("toy=quick")
         exported = torch.export.export(kind(), (X,))
         assert torch.equal(exported.module()(X), X)
+
+
+@pytest.mark.usefixtures("toy")
+def test_the_reason_of_a_refusal_is_kept():
+    set_choice("toy=quick")
+    model = Guarded()
+    compiled(model)[0](torch.arange(16).reshape(2, 8))
+    assert model.slot.traced(model) == ("eager", "left to Inductor: quick refused the call: it is no float")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_reason_that_dynamo_cannot_compute_breaks_no_graph(toy, dynamic):
+    registry.add(
+        Kernel(**{**toy, "refuses": f"{__name__}:takes_none_of_this_length"}, backend="picky", traceable=True)
+    )
+    set_choice("toy=picky")
+    model = Guarded()
+    run = torch.compile(model, backend="eager", fullgraph=True, dynamic=dynamic)
+    assert torch.equal(run(X), X)
+    backend, reason = model.slot.traced(model)
+    assert backend == "eager" and reason.startswith("left to Inductor: picky refused the call")
 
 
 def test_auto_takes_what_beats_inductor(toy):

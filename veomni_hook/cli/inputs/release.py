@@ -22,8 +22,8 @@ __all__ = ["Releases", "release"]
 
 _VERSION = re.compile(r"v?(\d+(?:\.\w+)+)")
 _WANTED = re.compile(
-    r"transformers/(?:__init__|modeling_layers|modeling_utils|configuration_utils|dynamic_module_utils"
-    r"|models/\w+/\w+)\.py"
+    r"transformers/(?:__init__|modeling_layers|modeling_utils|configuration_utils|masking_utils|dynamic_module_utils"
+    r"|integrations/sdpa_attention|models/\w+/\w+)\.py"
 )
 _SECONDS = 600
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["rows_of_model", "rows_of_module"]
 
+#: Modules with functions that modules of all models call: a row is there for those that have asked.
+_FUNCTIONS = ("transformers.integrations.sdpa_attention",)
+
 
 def rows_of_module(module: ModuleType, device: str) -> list[Row]:
     """Return a row for each slot of a modeling module, with what it would select on ``device``."""
@@ -43,6 +46,9 @@ def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
     modules = list(model.named_modules())
     places = {kind: places_of(kind) for kind in dict.fromkeys(type(module) for _, module in modules)}
     replaced = _guards_of_replaced(places)
+    shared = [
+        slot for name in _FUNCTIONS if (home := sys.modules.get(name)) for slot in slots_in(home).items()
+    ]
     compiled = tuple(f"{place}." if place else "" for place, module in modules if _is_compiled(module))
     for place, module in modules:
         kind = type(module)
@@ -51,6 +57,9 @@ def _rows_of(model: nn.Module, device: str) -> Iterator[Row]:
             row = _row(place, named, name, slot, module, device, compiled=inside)
             row = replace(row, asked_in=_asked_in([guard for _, guard in guards]))
             yield _as_it_is_now(row, [replacement_of(guard, base, kind, module) for base, guard in guards])
+        for name, slot in shared:
+            if slot.record(module) is not None:
+                yield _row(place, named, name, slot, module, device, compiled=inside)
         for guard in replaced.get(kind, ()) if not places[kind] else ():
             row = _row(place, named, guard.name, guard.slot, module, device, compiled=inside)
             row = replace(row, asked_in=_asked_in([guard]))
@@ -130,6 +139,8 @@ def _row(
         outcome = slot.traced(owner) or slot.traced(owner, compiled=compiled)
         how = "" if outcome is None else "itself" if slot.traced(owner) is not None else "kind"
     called = outcome is not None and answers.idle is None
+    if outcome is None and owner is not None and answers.wanted == AUTO:
+        outcome = _bypassed(slot, owner)
     if outcome is None:
         selection = answers.selection(device)
         if selection.failure is not None:
@@ -156,6 +167,13 @@ def _row(
         compiled=how,
         module=slot.module_name,
     )
+
+
+def _bypassed(slot: Slot, owner: nn.Module) -> Outcome | None:
+    """Return the outcome of every call of ``owner`` if other settings leave them to the upstream code."""
+    rule = registry.ops()[slot.op].bypassed
+    reason = None if rule is None else load_attribute(rule)(owner)
+    return None if reason is None else Outcome(EAGER, reason)
 
 
 def _notes(slot: Slot, owner: Any, wanted: str, outcome: Outcome, *, supplied: bool) -> Iterator[str]:

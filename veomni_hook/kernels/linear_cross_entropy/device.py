@@ -8,11 +8,14 @@ Forward:  `statistics` log_prob = z[target] - lse;  entropy = -sum(p log p);  pr
 Backward: `loss`       d = t' w * inverse * ((1 + 2 z_loss lse) p - (1 - e) onehot - e / V)
           `gradient`   d = t' * (dlog_prob (onehot - p) - dentropy p (log p + entropy))
           `scale`      x * factor
-Grid: (rows of the chunk,): a program handles a row of logits, BLOCK columns at a time; `scale` differs.
+Grid: (rows of the chunk,): a program handles a row of logits, LANES times GROUP columns at a time; `scale`
+differs.
 
 Shapes: logits [rows, V], 16-bit or float32, are overwritten by their gradient; everything else has a number a
-row. All steps are in float32. STAGES: loads in flight. Arguments are not grouped, for the reason that
-`veomni_hook.kernels.moe_experts.device` gives.
+row. Rows of logits begin at multiples of 16 bytes, which is what GROUP columns take, and V is rounded up to a
+multiple of GROUP in memory: these columns are overwritten by zeros. All steps are in float32; exponentials
+are of base 2, and what is named so is a multiple of log2(e). STAGES: loads in flight. Arguments are not
+grouped, for the reason that `veomni_hook.kernels.moe_experts.device` gives.
 """
 
 import triton
@@ -20,48 +23,135 @@ import triton.language as tl
 
 __all__ = ["gradient", "loss", "scale", "statistics"]
 
+_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+_LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
 def _transformed(raw, factor, cap, CAPPED: tl.constexpr):
-    """z of the logits ``raw``."""
-    z = raw.to(tl.float32) * factor
+    """z of the logits ``raw`` in base 2: z * log2(e)."""
     if CAPPED:
         # tanh from exp: the interpreter has no tanh.
-        z = cap * (1.0 - 2.0 / (1.0 + tl.exp(z * (2.0 / cap))))
-    return z
+        power = tl.exp2(raw.to(tl.float32) * (factor * (2.0 / cap) * _LOG2_E))
+        z2 = (cap * _LOG2_E) * (1.0 - 2.0 / (1.0 + power))
+    else:
+        z2 = raw.to(tl.float32) * (factor * _LOG2_E)
+    return z2
+
+
+@triton.jit
+def _columns(LANES: tl.constexpr, GROUP: tl.constexpr):
+    """The columns of a block, [LANES, GROUP]: a group is one load of a thread, which reduces it alone."""
+    return tl.arange(0, LANES)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+
+
+@triton.jit
+def _slope(
+    raw, lse2, of_probability, of_product, of_all, factor, cap, CAPPED: tl.constexpr, PRODUCT: tl.constexpr
+):
+    """The gradient of the logits ``raw``: (p * (of_probability + of_product * z) + of_all) * t'."""
+    z2 = _transformed(raw, factor, cap, CAPPED)
+    p = tl.exp2(z2 - lse2)
+    if PRODUCT:
+        # -inf * 0 is NaN.
+        d = p * (of_probability + (of_product * _LN_2) * tl.where(p > 0, z2, 0.0)) + of_all
+    else:
+        d = p * of_probability + of_all
+    if CAPPED:
+        tanh = z2 * (_LN_2 / cap)
+        d = d * (1.0 - tanh * tanh)
+    return d * factor
+
+
+@triton.jit
+def _held(row_logits, NUMBER: tl.constexpr, VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+          HELD: tl.constexpr):  # fmt: skip
+    """One of the last HELD whole blocks of a row, which stays in registers until it is overwritten; or 0."""
+    BLOCK: tl.constexpr = LANES * GROUP
+    if NUMBER < HELD:
+        raw = tl.load(row_logits + (VOCAB // BLOCK - HELD + NUMBER) * BLOCK + _columns(LANES, GROUP))
+    else:
+        raw = 0.0
+    return raw
+
+
+@triton.jit
+def _overwrite_held(
+    row_logits, raw, nothing, lse2, of_probability, of_product, of_all, factor, cap, NUMBER: tl.constexpr,
+    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr,
+    CAPPED: tl.constexpr, PRODUCT: tl.constexpr,
+):  # fmt: skip
+    BLOCK: tl.constexpr = LANES * GROUP
+    if NUMBER < HELD:
+        # The compiler does not know that this changes nothing: otherwise it would hold what was computed from
+        # these before, in float32, which takes twice as many registers.
+        same = (raw.to(tl.int16, bitcast=True) ^ nothing.to(tl.int16)).to(raw.dtype, bitcast=True)
+        d = _slope(same, lse2, of_probability, of_product, of_all, factor, cap, CAPPED, PRODUCT)
+        block = row_logits + (VOCAB // BLOCK - HELD + NUMBER) * BLOCK + _columns(LANES, GROUP)
+        tl.store(block, d.to(row_logits.dtype.element_ty))
 
 
 @triton.jit
 def _overwrite(
     row_logits,  # [V]: a row of logits; overwritten
+    first, second, third, fourth,  # [LANES, GROUP]: what `_held` holds
+    nothing,  # 0, int32
     label, lse, of_probability, of_product, of_label, of_all, factor, cap,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, PRODUCT: tl.constexpr,
-    STAGES: tl.constexpr,
+    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr, CAPPED: tl.constexpr,
+    PRODUCT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Overwrite a row of logits with its gradient, in one pass.
 
     p * (of_probability + of_product * z) + of_all, plus of_label at the label; times the transform's slope.
+    The pass runs backwards: what was read last is still in the cache.
     """
-    for begin in tl.range(0, VOCAB, BLOCK, num_stages=STAGES):
-        column = begin + tl.arange(0, BLOCK)
-        mask = column < VOCAB
-        z = _transformed(tl.load(row_logits + column, mask=mask, other=0.0), factor, cap, CAPPED)
-        p = tl.exp(z - lse)
-        d = p * of_probability + of_all
-        if PRODUCT:
-            d += p * of_product * tl.where(p > 0, z, 0.0)
-        d = tl.where(column == label, d + of_label, d) * factor
-        if CAPPED:
-            d = d * (1.0 - (z / cap) * (z / cap))
-        tl.store(row_logits + column, d.to(row_logits.dtype.element_ty), mask=mask)
+    BLOCK: tl.constexpr = LANES * GROUP
+    ALL: tl.constexpr = VOCAB // BLOCK
+    PADDED: tl.constexpr = (VOCAB + GROUP - 1) // GROUP * GROUP
+    lse2 = lse * _LOG2_E
+    dtype = row_logits.dtype.element_ty
+    column = _columns(LANES, GROUP)
+    valid = (label >= 0) & (label < VOCAB)
+    raw_label = tl.load(row_logits + label, mask=valid, other=0.0)
+    tl.debug_barrier()  # read before another warp overwrites it
+    _overwrite_held(
+        row_logits, first, nothing, lse2, of_probability, of_product, of_all, factor, cap, 0, VOCAB, LANES,
+        GROUP, HELD, CAPPED, PRODUCT,
+    )  # fmt: skip
+    _overwrite_held(
+        row_logits, second, nothing, lse2, of_probability, of_product, of_all, factor, cap, 1, VOCAB, LANES,
+        GROUP, HELD, CAPPED, PRODUCT,
+    )  # fmt: skip
+    _overwrite_held(
+        row_logits, third, nothing, lse2, of_probability, of_product, of_all, factor, cap, 2, VOCAB, LANES,
+        GROUP, HELD, CAPPED, PRODUCT,
+    )  # fmt: skip
+    _overwrite_held(
+        row_logits, fourth, nothing, lse2, of_probability, of_product, of_all, factor, cap, 3, VOCAB, LANES,
+        GROUP, HELD, CAPPED, PRODUCT,
+    )  # fmt: skip
+    if ALL * BLOCK < VOCAB:
+        last = ALL * BLOCK + column
+        raw = tl.load(row_logits + last, mask=last < PADDED, other=0.0)
+        d = _slope(raw, lse2, of_probability, of_product, of_all, factor, cap, CAPPED, PRODUCT)
+        tl.store(row_logits + last, tl.where(last < VOCAB, d, 0.0).to(dtype), mask=last < PADDED)
+    for number in tl.range(0, ALL - HELD, num_stages=STAGES):
+        block = row_logits + (ALL - HELD - 1 - number) * BLOCK + column
+        d = _slope(tl.load(block), lse2, of_probability, of_product, of_all, factor, cap, CAPPED, PRODUCT)
+        tl.store(block, d.to(dtype))
+    tl.debug_barrier()
+    # One column, and not a comparison for every column.
+    d = _slope(raw_label, lse2, of_probability, of_product, of_all + of_label, factor, cap, CAPPED, PRODUCT)
+    tl.store(row_logits + label, d.to(dtype), mask=valid)
 
 
 @triton.jit
-def _clear(row_logits, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    dtype = row_logits.dtype.element_ty
-    for begin in tl.range(0, VOCAB, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        tl.store(row_logits + column, tl.zeros([BLOCK], dtype), mask=column < VOCAB)
+def _clear(row_logits, VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr):
+    zeros = tl.zeros([LANES, GROUP], row_logits.dtype.element_ty)
+    PADDED: tl.constexpr = (VOCAB + GROUP - 1) // GROUP * GROUP
+    for begin in tl.range(0, PADDED, LANES * GROUP):
+        column = begin + _columns(LANES, GROUP)
+        tl.store(row_logits + column, zeros, mask=column < PADDED)
 
 
 @triton.jit
@@ -72,58 +162,120 @@ def _z_of_label(row_logits, label, factor, cap, VOCAB: tl.constexpr, CAPPED: tl.
     """
     valid = (label >= 0) & (label < VOCAB)
     raw = tl.load(row_logits + label, mask=valid, other=0.0)
-    return tl.where(valid, _transformed(raw, factor, cap, CAPPED), float("nan")), valid
+    return tl.where(valid, _transformed(raw, factor, cap, CAPPED) * _LN_2, float("nan")), valid
+
+
+@triton.jit
+def _summed(
+    z2, first, top, sum_exp, moment, sum_z, best,
+    LANES: tl.constexpr, GROUP: tl.constexpr, SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr,
+    PREDICTIONS: tl.constexpr,
+):  # fmt: skip
+    """The sums of every lane with a block added, which begins at the column ``first``; -inf adds nothing."""
+    if SMOOTHED:
+        sum_z += tl.sum(tl.where(z2 > float("-inf"), z2, 0.0), axis=1)
+    highest = tl.max(z2, axis=1)
+    higher = tl.maximum(top, highest)
+    power = tl.exp2(z2 - higher[:, None])
+    share = tl.exp2(top - higher)
+    if ENTROPY:
+        # -inf * 0 is NaN.
+        apart = tl.where(power > 0, z2 - higher[:, None], 0.0)
+        moment = share * (moment + tl.where(share > 0, top - higher, 0.0) * sum_exp) + tl.sum(
+            power * apart, axis=1
+        )
+    if PREDICTIONS:
+        column = first + _columns(LANES, GROUP)
+        here = tl.min(tl.where(z2 == highest[:, None], column, 2147483647), axis=1)
+        best = tl.where(highest > top, here, best)
+    return higher, sum_exp * share + tl.sum(power, axis=1), moment, sum_z, best
 
 
 @triton.jit
 def _summary(
     row_logits,  # [V]: a row of logits
     factor, cap,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, SMOOTHED: tl.constexpr,
-    ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr, STAGES: tl.constexpr,
+    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr, CAPPED: tl.constexpr,
+    SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A row's logsumexp, mean, entropy and first highest column, in one pass; 0 if not requested.
 
-    Each lane keeps its own maximum and sums: one exponential per element, no reduction until the end.
+    Each lane keeps its own maximum and sums: no reduction across threads until the end.
     """
+    BLOCK: tl.constexpr = LANES * GROUP
+    ALL: tl.constexpr = VOCAB // BLOCK
+    PADDED: tl.constexpr = (VOCAB + GROUP - 1) // GROUP * GROUP
     # Finite, so that differences in lanes without elements are not NaN.
-    top = tl.full([BLOCK], -1e30, tl.float32)
-    sum_exp = tl.zeros([BLOCK], tl.float32)  # of exp(z - top)
-    moment = tl.zeros([BLOCK], tl.float32)  # the sum of exp(z - top) * (z - top)
-    sum_z = tl.zeros([BLOCK], tl.float32)
-    best = tl.zeros([BLOCK], tl.int32)  # the first column with top
-    for begin in tl.range(0, VOCAB, BLOCK, num_stages=STAGES):
-        column = begin + tl.arange(0, BLOCK)
-        mask = column < VOCAB
-        z = _transformed(tl.load(row_logits + column, mask=mask, other=0.0), factor, cap, CAPPED)
-        if SMOOTHED:
-            sum_z += tl.where(mask, z, 0.0)
-        z = tl.where(mask, z, float("-inf"))
-        gap = z - top
-        power = tl.exp(-tl.abs(gap))
-        higher = gap > 0
-        if ENTROPY:
-            more = moment + power * tl.where(power > 0, gap, 0.0)
-            moment = tl.where(higher, power * (moment - tl.where(higher, gap, 0.0) * sum_exp), more)
-        sum_exp = tl.where(higher, sum_exp * power + 1.0, sum_exp + power)
-        if PREDICTIONS:
-            best = tl.where(higher, column, best)
-        top = tl.maximum(top, z)
+    top = tl.full([LANES], -1e30, tl.float32)
+    sum_exp = tl.zeros([LANES], tl.float32)  # of exp(z - top)
+    moment = tl.zeros([LANES], tl.float32)  # the sum of exp(z - top) * (z - top), in base 2
+    sum_z = tl.zeros([LANES], tl.float32)  # in base 2
+    best = tl.zeros([LANES], tl.int32)  # the first column with top
+    column = _columns(LANES, GROUP)
+    for number in tl.range(0, ALL - HELD, num_stages=STAGES):
+        z2 = _transformed(tl.load(row_logits + number * BLOCK + column), factor, cap, CAPPED)
+        top, sum_exp, moment, sum_z, best = _summed(
+            z2,
+            number * BLOCK,
+            top,
+            sum_exp,
+            moment,
+            sum_z,
+            best,
+            LANES,
+            GROUP,
+            SMOOTHED,
+            ENTROPY,
+            PREDICTIONS,
+        )
+    first = _held(row_logits, 0, VOCAB, LANES, GROUP, HELD)
+    second = _held(row_logits, 1, VOCAB, LANES, GROUP, HELD)
+    third = _held(row_logits, 2, VOCAB, LANES, GROUP, HELD)
+    fourth = _held(row_logits, 3, VOCAB, LANES, GROUP, HELD)
+    if HELD > 0:
+        top, sum_exp, moment, sum_z, best = _summed(
+            _transformed(first, factor, cap, CAPPED), (ALL - HELD + 0) * BLOCK, top, sum_exp, moment, sum_z,
+            best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS,
+        )  # fmt: skip
+    if HELD > 1:
+        top, sum_exp, moment, sum_z, best = _summed(
+            _transformed(second, factor, cap, CAPPED), (ALL - HELD + 1) * BLOCK, top, sum_exp, moment, sum_z,
+            best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS,
+        )  # fmt: skip
+    if HELD > 2:
+        top, sum_exp, moment, sum_z, best = _summed(
+            _transformed(third, factor, cap, CAPPED), (ALL - HELD + 2) * BLOCK, top, sum_exp, moment, sum_z,
+            best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS,
+        )  # fmt: skip
+    if HELD > 3:
+        top, sum_exp, moment, sum_z, best = _summed(
+            _transformed(fourth, factor, cap, CAPPED), (ALL - HELD + 3) * BLOCK, top, sum_exp, moment, sum_z,
+            best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS,
+        )  # fmt: skip
+    if ALL * BLOCK < VOCAB:
+        last = ALL * BLOCK + column
+        # The mask is of whole groups, or each column would be a load of its own.
+        z2 = _transformed(tl.load(row_logits + last, mask=last < PADDED, other=0.0), factor, cap, CAPPED)
+        z2 = tl.where(last < VOCAB, z2, float("-inf"))
+        top, sum_exp, moment, sum_z, best = _summed(
+            z2, ALL * BLOCK, top, sum_exp, moment, sum_z, best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS
+        )
     highest = tl.max(top, axis=0)
-    share = tl.exp(top - highest)
+    share = tl.exp2(top - highest)
     total = tl.sum(sum_exp * share, axis=0)
-    lse = highest + tl.log(total)
+    lse = (highest + tl.log2(total)) * _LN_2
     mean = tl.full([], 0.0, tl.float32)
     if SMOOTHED:
-        mean = tl.sum(sum_z, axis=0) / VOCAB
+        mean = tl.sum(sum_z, axis=0) * (_LN_2 / VOCAB)
     entropy = tl.full([], 0.0, tl.float32)
     if ENTROPY:
         # sum(p * (z - highest)) <= 0 <= log(total): nothing cancels.
-        entropy = tl.log(total) - tl.sum(share * (moment + (top - highest) * sum_exp), axis=0) / total
+        moments = tl.sum(share * (moment + (top - highest) * sum_exp), axis=0)
+        entropy = (tl.log2(total) - moments / total) * _LN_2
     prediction = tl.full([], 0, tl.int32)
     if PREDICTIONS:
         prediction = tl.min(tl.where(top == highest, best, VOCAB), axis=0)
-    return lse, mean, entropy, prediction
+    return lse, mean, entropy, prediction, first, second, third, fourth
 
 
 @triton.jit
@@ -150,7 +302,9 @@ def loss(
     entropies,  # [rows], float32: likewise; written if ENTROPY
     predictions,  # [rows], int64: ignore_index for ignored rows; written if PREDICTIONS
     ignore_index, factor, cap, smoothing, z_loss,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, WEIGHTED: tl.constexpr,
+    nothing,  # 0, int32
+    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, CAPPED: tl.constexpr, HELD: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr, GRADIENT: tl.constexpr,
     SCALED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -166,12 +320,12 @@ def loss(
         tl.store(losses + row, 0.0)
         _keep(row, log_probs, entropies, predictions, 0.0, 0.0, label, ENTROPY, PREDICTIONS)
         if GRADIENT:
-            _clear(row_logits, VOCAB, BLOCK)
+            _clear(row_logits, VOCAB, LANES, GROUP)
     else:
         # Read before anything is overwritten: the reductions in the summary synchronise warps.
         z_label, valid = _z_of_label(row_logits, label, factor, cap, VOCAB, CAPPED)
-        lse, mean, entropy, prediction = _summary(
-            row_logits, factor, cap, VOCAB, BLOCK, CAPPED, SMOOTHED, ENTROPY, PREDICTIONS, STAGES
+        lse, mean, entropy, prediction, first, second, third, fourth = _summary(
+            row_logits, factor, cap, VOCAB, LANES, GROUP, HELD, CAPPED, SMOOTHED, ENTROPY, PREDICTIONS, STAGES
         )
         log_prob = z_label - lse
         _keep(row, log_probs, entropies, predictions, log_prob, entropy, prediction, ENTROPY, PREDICTIONS)
@@ -185,8 +339,9 @@ def loss(
                 weight = weight * tl.load(inverse)
             of_probability = tl.where(valid, weight * (1.0 + 2.0 * z_loss * lse), float("nan"))
             _overwrite(
-                row_logits, label.to(tl.int32), lse, of_probability, 0.0, weight * (smoothing - 1.0),
-                -weight * smoothing / VOCAB, factor, cap, VOCAB, BLOCK, CAPPED, False, STAGES,
+                row_logits, first, second, third, fourth, nothing, label.to(tl.int32), lse, of_probability,
+                0.0, weight * (smoothing - 1.0), -weight * smoothing / VOCAB, factor, cap, VOCAB, LANES,
+                GROUP, HELD, CAPPED, False, STAGES,
             )  # fmt: skip
 
 
@@ -200,7 +355,8 @@ def statistics(
     entropies,  # [rows], float32: likewise; written if ENTROPY
     predictions,  # [rows], int64: ignore_index for ignored rows; written if PREDICTIONS
     ignore_index, factor, cap,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr,
+    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, CAPPED: tl.constexpr,
+    ENTROPY: tl.constexpr,
     PREDICTIONS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A row's log_prob = z[target] - lse, entropy = -sum(p log p), first argmax(z), and lse for `gradient`.
@@ -215,8 +371,8 @@ def statistics(
         _keep(row, log_probs, entropies, predictions, 0.0, 0.0, label, ENTROPY, PREDICTIONS)
     else:
         z_label, _ = _z_of_label(row_logits, label, factor, cap, VOCAB, CAPPED)
-        lse, _, entropy, prediction = _summary(
-            row_logits, factor, cap, VOCAB, BLOCK, CAPPED, False, ENTROPY, PREDICTIONS, STAGES
+        lse, _, entropy, prediction, _, _, _, _ = _summary(
+            row_logits, factor, cap, VOCAB, LANES, GROUP, 0, CAPPED, False, ENTROPY, PREDICTIONS, STAGES
         )
         log_prob = z_label - lse
         _keep(row, log_probs, entropies, predictions, log_prob, entropy, prediction, ENTROPY, PREDICTIONS)
@@ -233,7 +389,8 @@ def gradient(
     dlog_probs,  # [rows], float32: the incoming gradient; read if LOG_PROBS, else 0
     dentropies,  # [rows], float32: the incoming gradient; read if ENTROPY, else 0
     ignore_index, factor, cap,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, LOG_PROBS: tl.constexpr,
+    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, CAPPED: tl.constexpr,
+    LOG_PROBS: tl.constexpr,
     ENTROPY: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """d = t' (dlog_prob (onehot - p) - dentropy p (log p + entropy)), 0 for ignored rows. Grid: (rows,)."""
@@ -241,7 +398,7 @@ def gradient(
     row_logits = logits + row * stride_logits_row
     label = tl.load(target + row)
     if label == ignore_index:
-        _clear(row_logits, VOCAB, BLOCK)
+        _clear(row_logits, VOCAB, LANES, GROUP)
     else:
         lse = tl.load(lses + row)
         of_label = 0.0
@@ -255,8 +412,8 @@ def gradient(
         valid = (label >= 0) & (label < VOCAB)
         of_probability = tl.where(valid, of_probability, float("nan"))
         _overwrite(
-            row_logits, label.to(tl.int32), lse, of_probability, of_product, of_label, 0.0, factor, cap,
-            VOCAB, BLOCK, CAPPED, ENTROPY, STAGES,
+            row_logits, 0.0, 0.0, 0.0, 0.0, 0, label.to(tl.int32), lse, of_probability, of_product, of_label,
+            0.0, factor, cap, VOCAB, LANES, GROUP, 0, CAPPED, ENTROPY, STAGES,
         )  # fmt: skip
 
 

@@ -217,6 +217,12 @@ def _linear_refuses(linear: Any) -> str | None:
         return "the head has its own forward"
     if functional.linear is not torch._C._nn.linear:
         return "torch.nn.functional.linear has been replaced"
+    weight = linear._parameters.get("weight")
+    sharded = type(weight).__module__.startswith(
+        "torch.distributed."
+    )  # `LossRequest.answer` sees it gathered
+    if weight is not None and not sharded and not_plain(weight) is not None:
+        return f"the weight of the head is a {type(weight).__name__}, not a plain tensor"
     return calls_refuse(linear) or ("a global hook is registered" if any(_global_hooks()) else None)
 
 

@@ -1,7 +1,8 @@
 """Scores of the one position in each row that a sequence classifier uses.
 
 Upstream scores every position and picks one in each row. Here it picks from a `Scores`, which scores only
-the picked positions. The module ``score`` is kept as it is (quantised, LoRA-wrapped).
+the picked positions. The module ``score`` is kept as it is (LoRA-wrapped, with quantised weights), unless it
+rounds a position by what the others contain, as dynamic float8 does with one scale for its whole input.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import nn
 
 from veomni_hook.kernels.linear_cross_entropy.head import calls_refuse
 from veomni_hook.kernels.shared.module_calls import is_linear
+from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.origin import written_in
 
 __all__ = ["Scores", "last_token", "refuses"]
@@ -20,7 +22,9 @@ __all__ = ["Scores", "last_token", "refuses"]
 #: Modules and packages (adapters, quantised projections) whose classes treat each row independently.
 _BY_ROW: tuple[type, ...] = (nn.Identity, nn.Dropout, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _BY_ROW += (nn.ParameterDict, nn.GELU, nn.ReLU, nn.SiLU, nn.Sigmoid, nn.Tanh)
-_PACKAGES = ("peft.", "bitsandbytes.", "torchao.", "transformers.integrations.", "gptqmodel.", "awq.")
+_PACKAGES = ("peft.", "bitsandbytes.", "transformers.integrations.", "gptqmodel.", "awq.")
+#: Except these: LLM.int8() keeps a column in 16 bits if any row has an outlier there.
+_ACROSS_ROWS = ("Linear8bitLt",)
 _LOSS_HOME = ("transformers.loss.loss_utils", "ForSequenceClassificationLoss")
 
 
@@ -47,10 +51,15 @@ class Scores:
         return scores
 
 
-def _goes_row_by_row(module: nn.Module) -> bool:
-    """Whether a module is known to compute each position independently of the others."""
+def _may_mix_rows(module: nn.Module) -> str | None:
+    """Return what in ``module`` is not known to compute each position independently, or None."""
     kind = type(module)
-    return kind in _BY_ROW or is_linear(kind) or kind.__module__.startswith(_PACKAGES)
+    if is_linear(kind):
+        weight = module._parameters.get("weight")
+        held = getattr(weight, "_local_tensor", weight)  # what a rank holds of a sharded weight
+        return None if held is None or not_plain(held) is None else f"weight of class {type(held).__name__}"
+    known = kind in _BY_ROW or (kind.__module__.startswith(_PACKAGES) and kind.__name__ not in _ACROSS_ROWS)
+    return None if known else kind.__name__
 
 
 def last_token(hidden_states: torch.Tensor, score: Any) -> Scores:
@@ -63,11 +72,10 @@ def refuses(owner: Any, hidden_states: torch.Tensor, score: Any) -> str | None:
     if not isinstance(score, nn.Module):
         return f"score is a {type(score).__name__}, not a module"
     for module in score.modules():
-        reason = calls_refuse(module)
-        if reason is None and not _goes_row_by_row(module):
-            reason = f"score contains a {type(module).__name__}, which may read more than one position"
-        if reason is not None:
+        if (reason := calls_refuse(module)) is not None:
             return reason
+        if (mixing := _may_mix_rows(module)) is not None:
+            return f"score contains a {mixing}, which may read more than one position"
     loss_function = getattr(owner, "loss_function", None)
     if loss_function is not None and (home := written_in(loss_function)) != _LOSS_HOME:
         return f"the model has its own loss_function ({'.'.join(home)})"

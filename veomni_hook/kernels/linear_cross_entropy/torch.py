@@ -15,7 +15,7 @@ import torch
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
-from veomni_hook.kernels.linear_cross_entropy.chunks import ALIGNED, Sums, chunks, divisor
+from veomni_hook.kernels.linear_cross_entropy.chunks import ALIGNED, Chunk, Head, Sums, chunks, divisor
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active
 from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
@@ -83,12 +83,15 @@ def _size(x: torch.Tensor, weight: torch.Tensor) -> int:
     return max(CHUNK_ROWS, logits // max(1, weight.shape[0]))
 
 
-def _chunks(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> Iterator[tuple[slice, torch.Tensor]]:
+def _head(weight: torch.Tensor, bias: torch.Tensor | None) -> Head:
+    # See `_chunks`.
+    return Head.of(weight, bias, aligned=not torch.compiler.is_compiling())
+
+
+def _chunks(x: torch.Tensor, head: Head) -> Iterator[Chunk]:
     # dynamo (torch 2.11) cannot write to rows with padding between them.
     close = x.device.type == "cpu" or torch.compiler.is_compiling()
-    return chunks(x, weight, bias, _size(x, weight), 1 if close else ALIGNED)
+    return chunks(x, head, _size(x, head.weight), 1 if close else ALIGNED)
 
 
 def _precision(
@@ -119,15 +122,17 @@ def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
     weights = weights.where(target != form.ignore_index, 0)
     # Scaled gradients may underflow in float16.
     late = x.dtype is torch.float16
-    sums = Sums(x, weight, needed, _precision(x, weight, kept, form))
+    head = _head(weight, bias)
+    sums = Sums(x, head, needed, _precision(x, weight, kept, form))
     found = rowwise.Rows.empty(x, form)
-    for part, logits in _chunks(x, weight, bias):
+    for chunk in _chunks(x, head):
+        part, logits, _ = chunk
         of_rows(
             logits, target[part], weights[part], 1.0 if late else inverse, form, found.part(part),
             gradient=any(needed),
         )  # fmt: skip
-        sums.add(part, logits)
-        del logits
+        sums.add(chunk)
+        del chunk, logits
     of_x, of_weight, of_bias = sums.results()
     of_x = None if of_x is None else selected.of_all(of_x, rows)
     gradients = Gradients(of_x, of_weight, of_bias)
@@ -143,7 +148,7 @@ def _statistics(
     x, target, _ = selected
     found = rowwise.Rows.empty(x, form)
     ones = torch.ones_like(target, dtype=torch.float32)
-    for part, logits in _chunks(x, weight, bias):
+    for part, logits, _ in _chunks(x, _head(weight, bias)):
         rowwise.loss(logits, target[part], ones[part], 1.0, form, found.part(part), gradient=False)
     return _statistics_of(found, selected, rows, form), selected.of_all(found.lse, rows)
 
@@ -167,12 +172,14 @@ def _gradients(  # noqa: PLR0913, PLR0917 - see autograd.Backend
     numbers = [lse, entropy, to_log_probs, to_entropy]
     if index is not None:
         numbers = [None if each is None else each[index] for each in numbers]
-    sums = Sums(x, weight, needed, _precision(x, weight, kept, form))
-    for part, logits in _chunks(x, weight, bias):
+    head = _head(weight, bias)
+    sums = Sums(x, head, needed, _precision(x, weight, kept, form))
+    for chunk in _chunks(x, head):
+        part, logits, _ = chunk
         of_rows = [None if each is None else each[part] for each in numbers]
         rowwise.overwrite(logits, target[part], form, *of_rows)  # type: ignore[arg-type]
-        sums.add(part, logits)
-        del logits
+        sums.add(chunk)
+        del chunk, logits
     of_x, of_weight, of_bias = sums.results()
     return Gradients(None if of_x is None else selected.of_all(of_x, rows), of_weight, of_bias)
 

@@ -20,7 +20,7 @@ import torch
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, device
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
-from veomni_hook.kernels.linear_cross_entropy.chunks import Sums, chunks, divisor
+from veomni_hook.kernels.linear_cross_entropy.chunks import Head, Sums, chunks, divisor
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
 from veomni_hook.kernels.selection.binding import wanted_by
@@ -38,16 +38,24 @@ __all__ = [
 ]
 
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-# Rows of a chunk. With fewer than 1,024 the products with the weight's gradient are memory-bound. A chunk may
-# have more while its logits take less than CHUNK_BYTES, or than the weight without CHUNK_ROWS columns; than
-# the whole weight if its gradient is summed in float32: the converted gradient needs as much later. On an
-# H200, 16,384 x 4,096 x 151,936, in ms: 1,024 rows 96.1, 2,048 95.6, 2,816 96.7, 3,072 94.3, 3,328 96.5.
-# Multiples of 1,024 suit the products' tiles.
-CHUNK_ROWS, CHUNK_BYTES = 1024, 1 << 28
+# Rows of a chunk: with fewer, the products with the weight's gradient are memory-bound. A chunk may have more
+# while its logits take less than CHUNK_BYTES, than the weight (up to LEAST_ROWS), or than the weight without
+# CHUNK_ROWS columns; than the whole weight if its gradient is summed in float32: the converted gradient needs
+# as much later. Multiples of 1,024 suit the products' tiles. On an H200, 8,192 rows, bfloat16, in ms:
+#                     products   1,024   1,280   1,536   2,048   3,072   4,096
+#   2,048 x 151,936       21.7    24.9    24.4    24.4    23.9    23.9    23.8
+#   2,880 x 201,088       42.6    47.9    46.7    45.6    44.6    44.8    44.1
+#   4,096 x 151,936       44.3    48.6    47.7    47.4    47.3    46.1    46.4
+#   5,120 x 128,256       47.1    51.8    52.7    48.8    47.6    48.0    47.8
+CHUNK_ROWS, LEAST_ROWS, CHUNK_BYTES = 1024, 2048, 1 << 28
 #: Rows in a tile of the matrix products.
 TILE = 128
 # Elements of a row that a program holds at once, and its warps.
 BLOCK, ELEMENTS_A_WARP, STAGES = 16384, 512, 1
+# Blocks of a row that stay in registers, of which a warp then has twice as many.
+HELD = 4
+# Bytes that a thread loads at once.
+_LOAD = 16
 _SCALE_BLOCK, _SCALE_PROGRAMS = 8192, 1056
 
 
@@ -56,7 +64,7 @@ def chunk_rows(rows: int, hidden: int, vocab: int, element: int, *, converted: b
 
     ``converted``: the weight's gradient is summed in float32 and returned in a narrower dtype.
     """
-    share = hidden if converted else hidden - CHUNK_ROWS
+    share = hidden if converted else max(min(hidden, LEAST_ROWS), hidden - CHUNK_ROWS)
     most = max(CHUNK_ROWS, share, CHUNK_BYTES // (vocab * element)) // CHUNK_ROWS * CHUNK_ROWS
     return min(most, max(1, -(-rows // TILE)) * TILE)
 
@@ -76,17 +84,23 @@ class _Walk(NamedTuple):
     """How the kernels of one call iterate over a row of logits and transform it."""
 
     vocab: int
-    block: int
-    warps: int
+    lanes: int
+    group: int
     capped: bool
+    held: int
+    warps: int
     cap: float
 
     @classmethod
-    def of(cls, weight: torch.Tensor, softcap: float | None) -> _Walk:
+    def of(cls, weight: torch.Tensor, softcap: float | None, *, plain: bool = False) -> _Walk:
+        """``plain``: the kernel needs few registers besides those that hold blocks."""
         vocab = weight.shape[0]
         block = min(BLOCK, max(128, power(vocab)))
-        warps = max(4, min(32, block // ELEMENTS_A_WARP))
-        return cls(vocab, block, warps, softcap is not None, 1.0 if softcap is None else softcap)
+        held = min(HELD, vocab // block) if plain and softcap is None and weight.element_size() == 2 else 0
+        warps = max(4, min(32, block // (ELEMENTS_A_WARP * (2 if held else 1))))
+        group = _LOAD // weight.element_size()
+        cap = 1.0 if softcap is None else softcap
+        return cls(vocab, block // group, group, softcap is not None, held, warps, cap)
 
 
 def _row_results(x: torch.Tensor, *, entropy: bool, predictions: bool) -> tuple[torch.Tensor, ...]:
@@ -119,18 +133,21 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     weights = losses if loss_weights is None else loss_weights.contiguous()
     entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
     items, inverse = divisor(target, num_items, loss_weights, ignore_index)
-    sums = Sums(x, weight, Needed(*needed), (total, result))
-    walk = _Walk.of(weight, softcap)
-    for part, logits in chunks(x, weight, bias, _size(x, weight, total, result)):
+    head = Head.of(weight, bias)
+    sums = Sums(x, head, Needed(*needed), (total, result))
+    plain = not (label_smoothing or entropy or predictions)
+    walk = _Walk.of(weight, softcap, plain=plain and any(needed))
+    for chunk in chunks(x, head, _size(x, weight, total, result)):
+        part, logits, _ = chunk
         device.loss[(logits.shape[0],)](
             logits, logits.stride(0), target[part], weights[part], inverse, losses[part], log_probs[part],
             entropies[part], tokens[part], ignore_index, factor, walk.cap, label_smoothing, z_loss,
-            walk.vocab, walk.block, walk.capped, loss_weights is not None, label_smoothing != 0, entropy,
-            predictions, any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
+            0, *walk[:5], loss_weights is not None, label_smoothing != 0, entropy, predictions,
+            any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
         )  # fmt: skip
-        sums.add(part, logits)
+        sums.add(chunk)
         # Free the buffer before the weight's gradient is converted.
-        del logits
+        del chunk, logits
     return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
 
 
@@ -149,10 +166,10 @@ def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
     lses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
     walk = _Walk.of(weight, softcap)
-    for part, logits in chunks(x, weight, bias, _size(x, weight, x.dtype, x.dtype)):
+    for part, logits, _ in chunks(x, Head.of(weight, bias), _size(x, weight, x.dtype, x.dtype)):
         device.statistics[(logits.shape[0],)](
             logits, logits.stride(0), target[part], lses[part], log_probs[part], entropies[part],
-            tokens[part], ignore_index, factor, walk.cap, walk.vocab, walk.block, walk.capped, entropy,
+            tokens[part], ignore_index, factor, walk.cap, *walk[:4], entropy,
             predictions, STAGES, num_warps=walk.warps,
         )  # fmt: skip
     return log_probs, entropies, tokens, lses
@@ -177,16 +194,18 @@ def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
     target = target.contiguous()
     incoming = [None if each is None else each.contiguous() for each in (to_log_probs, to_entropy)]
     operands = [lse if each is None else each for each in (entropy, *incoming)]
-    sums = Sums(x, weight, Needed(*needed), (total, result))
+    head = Head.of(weight, bias)
+    sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
-    for part, logits in chunks(x, weight, bias, _size(x, weight, total, result)):
+    for chunk in chunks(x, head, _size(x, weight, total, result)):
+        part, logits, _ = chunk
         device.gradient[(logits.shape[0],)](
             logits, logits.stride(0), target[part], lse[part], *(each[part] for each in operands),
-            ignore_index, factor, walk.cap, walk.vocab, walk.block, walk.capped, to_log_probs is not None,
+            ignore_index, factor, walk.cap, *walk[:4], to_log_probs is not None,
             to_entropy is not None, STAGES, num_warps=walk.warps,
         )  # fmt: skip
-        sums.add(part, logits)
-        del logits
+        sums.add(chunk)
+        del chunk, logits
     return _filled(x, sums.results())
 
 

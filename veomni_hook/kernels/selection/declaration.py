@@ -133,6 +133,9 @@ class Op:
     ops whose sites, at the same module and directly below it, a kernel of this op also computes. ``offers``
     names a function ``(slot, module class)`` that is called for every class whose guard is below another
     decorator: it may add kernels to the implementations that this decorator lets users choose from.
+    ``prepares`` names a function ``(slot)`` that is called when a slot of the op is created.
+    ``bypassed`` names a function ``(owner) -> str | None`` that returns why no call of ``owner`` gets a
+    kernel under ``auto``; `explain` asks it for modules without a recorded call.
     ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns which choice of the user has
     no effect because the backend ``wanted`` was chosen by name.
     """
@@ -143,3 +146,5 @@ class Op:
     parts: tuple[str, ...] = ()
     offers: str | None = None
     overrides: str | None = None
+    prepares: str | None = None
+    bypassed: str | None = None

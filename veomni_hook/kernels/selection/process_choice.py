@@ -25,6 +25,8 @@ class State:
         active: whether slots answer.
         wanted: the resulting choice for every op. Plain strings, so that code under ``torch.compile``
             depends on nothing else.
+        answering: whether patched code that asks for no kernel (`veomni_hook.kernels.causal_mask`) may differ
+            from upstream's: False where ``eager`` is chosen for all ops, or slots do not answer.
         asked: callback that runs whenever kernels are selected for a slot, which happens at a call. Its
             arguments: the patched module's name; a torch device type, or None if no kernel is possible on
             any device; whether ``torch.compile`` is tracing the call.
@@ -35,6 +37,7 @@ class State:
         self.contexts: tuple[Choice, ...] = ()
         self.active = True
         self.wanted: dict[str, str] = {}
+        self.answering = True
         self.asked: Callable[[str, str | None, bool], None] | None = None
         self.epoch = 0
 
@@ -50,6 +53,7 @@ class State:
         """Make slots look their kernels up again."""
         effective = self.effective
         self.wanted = {op: effective.backend(op) if self.active else EAGER for op in registry.ops()}
+        self.answering = self.active and effective.preset != EAGER
         self.epoch += 1
 
     @contextmanager

@@ -44,6 +44,7 @@ OP_PACKAGES = (
     "layer_norm",
     "rotary",
     "qk_norm_rotary",
+    "attention",
     "gated_mlp",
     "moe_experts",
     "moe_router",

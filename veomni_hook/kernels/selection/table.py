@@ -40,7 +40,7 @@ def checked_reference(refuses: str, load: str = ".reference:{variant}") -> Kerne
     return backend(REFERENCE, load, refuses=refuses, description=REFERENCE_DESCRIPTION, automatic=False)
 
 
-def op(
+def op(  # noqa: PLR0913 - the fields of an op, all but two by keyword
     name: str,
     rows: Mapping[str, Variant],
     *,
@@ -48,9 +48,17 @@ def op(
     parts: tuple[str, ...] = (),
     offers: str | None = None,
     overrides: str | None = None,
+    prepares: str | None = None,
+    bypassed: str | None = None,
 ) -> Op:
     """Return the `Op` that a table declares, with complete references."""
-    rules: dict[str, Any] = {"yields": yields, "offers": offers, "overrides": overrides}
+    rules: dict[str, Any] = {
+        "yields": yields,
+        "offers": offers,
+        "overrides": overrides,
+        "prepares": prepares,
+        "bypassed": bypassed,
+    }
     variants = {variant: _row(name, variant, row) for variant, row in rows.items()}
     return Op(name, variants, parts=parts, **_complete(name, rules, {}))
 

@@ -48,7 +48,7 @@ class Notes:
     def add(self, wanted: str, outcome: Outcome) -> None:
         """Record what is being compiled; call it while dynamo traces `Compiled.kernel`."""
         self._last[wanted] = outcome
-        owner = _traced_owner()
+        owner = _traced_local("owner")
         if owner is None:
             self._complete = False
         else:
@@ -60,18 +60,24 @@ class Notes:
         return self._last.get(wanted) if found is None and (compiled or not self._complete) else found
 
 
-def _traced_owner() -> Any:
-    """Return the ``owner`` of the `Compiled.kernel` that dynamo is tracing, or None if torch hides it.
+def _traced_local(name: str) -> Any:
+    """Return a local of the `Compiled.kernel` that dynamo is tracing; None if torch hides it.
 
-    As an argument, dynamo would guard on it and compile every layer separately.
+    As arguments, dynamo would guard on the owner and compile every layer separately, and break the graph at a
+    reason that it cannot compute (one with a size that varies).
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
-        local: Any = InstructionTranslator.current_tx().output.current_tx.symbolic_locals["owner"]
+        local: Any = InstructionTranslator.current_tx().output.current_tx.symbolic_locals[name]
         return local.realize().value
     except (AttributeError, KeyError):  # these are private APIs
         return None
+
+
+def _refused_by(backend: str, reason: Any) -> Outcome:
+    why = f": {reason}" if isinstance(reason, str) else ""
+    return Outcome(EAGER, f"{_LEFT.reason}: {backend} refused the call{why}")
 
 
 class Compiled:
@@ -103,9 +109,13 @@ class Compiled:
             return bool(found)
 
         def note(wanted: str, backend: str, refusing: str) -> bool:
-            why = f"{refusing} refused the call" if refusing else _REPLACED
-            left = Outcome(EAGER, f"{_LEFT.reason}: {why}")
-            notes.add(wanted, Outcome(backend, "compiled in") if backend else left)
+            if backend:
+                outcome = Outcome(backend, "compiled in")
+            elif refusing:
+                outcome = _refused_by(refusing, _traced_local("reason"))
+            else:
+                outcome = Outcome(EAGER, f"{_LEFT.reason}: {_REPLACED}")
+            notes.add(wanted, outcome)
             return True
 
         def prepare() -> bool:
@@ -135,7 +145,8 @@ class Compiled:
         refusing = ""
         for run, refusals, backend in self._kernels[wanted, device]:
             for refusal in refusals:
-                if refusal(owner, *operands) is not None:
+                reason = refusal(owner, *operands)  # `note` reads it
+                if reason is not None:
                     refusing = backend
                     break
             else:

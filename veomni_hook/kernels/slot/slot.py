@@ -98,6 +98,8 @@ class Slot:
         self._replacement: tuple[Any, Outcome] = (None, _UPSTREAM)
         # Per thread: the module whose call came through `reached` and whose guard has not been asked yet.
         self._waiting: threading.local | None = None
+        if (prepares := registry.ops()[op].prepares) is not None:
+            load_attribute(prepares)(self)
 
     def __repr__(self) -> str:
         parameters = f", parameters={self.parameters!r}" if self.parameters else ""

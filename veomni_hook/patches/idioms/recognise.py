@@ -22,6 +22,9 @@ IDIOMS = (
     "rotary.find",
     "qk_norm_rotary.find",
     "gated_mlp.find",
+    "attention.find",
+    "attention.implementation",
+    "attention.window",
     "moe_experts.find",
     "moe_experts.implementation",
     "moe_experts.checkpoints",
@@ -29,6 +32,7 @@ IDIOMS = (
     "load_balancing_loss.find",
     "linear_cross_entropy.find",
     "linear_cross_entropy.sequence_classification",
+    "causal_mask.find",
 )
 
 

@@ -1,0 +1,97 @@
+"""The families of `families_gpu`: real shapes with few layers, as data."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["FAMILIES", "Family", "shape"]
+
+
+class Family(NamedTuple):
+    """A model and the step that is measured.
+
+    Attributes:
+        model_type: of its config in transformers; Liger knows its function by it.
+        fields: of the config.
+        batch, length: sequences and their tokens.
+        attention: the implementation that the user names; None: nobody chose.
+        decode: whether its decoding is measured as well.
+    """
+
+    model_type: str
+    fields: dict[str, Any]
+    batch: int = 2
+    length: int = 4096
+    attention: str | None = None
+    decode: bool = False
+
+
+def shape(hidden: int, inner: int, layers: int, heads: str, vocabulary: int, **more: Any) -> dict[str, Any]:
+    """Return the fields that all configs share; ``heads`` are those of queries, of keys, and their width."""
+    queries, keys, width = map(int, heads.split())
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": queries,
+        "num_key_value_heads": keys,
+        "head_dim": width,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": False,
+        **more,
+    }
+
+
+_GPT_OSS = shape(2880, 2880, 2, "64 8 64", 201_088, num_local_experts=32, num_experts_per_tok=4)
+
+FAMILIES = {
+    "Qwen3-30B-A3B": Family(
+        "qwen3_moe",
+        shape(2048, 6144, 3, "32 4 128", 151_936)
+        | {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8},
+    ),
+    "Qwen3-8B": Family("qwen3", shape(4096, 12288, 3, "32 8 128", 151_936)),
+    "Llama-3-8B": Family("llama", shape(4096, 14336, 3, "32 8 128", 128_256)),
+    "OLMo-2-7B": Family("olmo2", shape(4096, 11008, 3, "32 32 128", 100_352)),
+    "Mixtral-8x7B": Family(
+        "mixtral",
+        shape(4096, 14336, 2, "32 8 128", 32_000) | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "DeepSeek-V3 (64 experts)": Family(
+        "deepseek_v3",
+        # Its config derives the width of a head from those below.
+        {
+            name: value
+            for name, value in shape(7168, 18432, 2, "128 128 192", 129_280).items()
+            if name != "head_dim"
+        }
+        | {"moe_intermediate_size": 2048, "n_routed_experts": 64, "n_group": 8, "topk_group": 4}
+        | {"num_experts_per_tok": 8, "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512}
+        | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    ),
+    "GLM-4-MoE": Family(
+        "glm4_moe",
+        shape(4096, 10944, 2, "96 8 128", 151_552)
+        | {"moe_intermediate_size": 1408, "n_routed_experts": 128, "num_experts_per_tok": 8}
+        | {"first_k_dense_replace": 1, "use_qk_norm": True},
+    ),
+    "Seed-OSS": Family("seed_oss", shape(5120, 27648, 2, "80 8 128", 155_136)),
+    "Phi-3-14B": Family("phi3", shape(5120, 17920, 3, "40 10 128", 32_064, pad_token_id=None)),
+    "Qwen2-7B": Family("qwen2", shape(3584, 18944, 2, "28 4 128", 152_064)),
+    "Gemma-3-12B": Family("gemma3_text", shape(3840, 15360, 3, "16 8 256", 262_208, sliding_window=1024)),
+    "Cohere2": Family("cohere2", shape(4096, 14336, 2, "32 8 128", 256_000)),
+    "Gemma-2-9B": Family("gemma2", shape(3584, 14336, 2, "16 8 256", 256_000)),
+    "Gemma-2-9B (eager attention)": Family(
+        "gemma2", shape(3584, 14336, 2, "16 8 256", 256_000), attention="eager"
+    ),
+    "Granite-8B (vocabulary 49,155)": Family("granite", shape(4096, 12800, 3, "32 8 128", 49_155)),
+    "GPT-OSS-20B": Family("gpt_oss", _GPT_OSS),
+    "GPT-OSS-20B (flex_attention)": Family("gpt_oss", _GPT_OSS, attention="flex_attention"),
+    "Qwen3-0.6B, 28 layers, 1 x 1,024": Family(
+        "qwen3",
+        shape(1024, 3072, 28, "16 8 128", 151_936) | {"tie_word_embeddings": True},
+        batch=1,
+        length=1024,
+        decode=True,
+    ),
+}

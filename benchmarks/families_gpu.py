@@ -1,0 +1,187 @@
+"""A training step of many model families: upstream, torch.compile, Liger, ours, and ours with torch.compile.
+
+    python -m benchmarks.families_gpu                     # all families; about 15 minutes on an H200
+    python -m benchmarks.families_gpu Qwen3-8B Granite    # those whose names begin so
+
+All sides of a family alternate in one run: each library has a process of its own, and one works at a time
+while times are taken. (First steps, which compile, run at once in all processes.) Times are medians; memory
+is the peak above the model. Results of families that are not measured stay in the file, with the date of
+their run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks._families import FAMILIES, Family
+from benchmarks._record import RESULTS
+
+#: The sides that a process trains, by the name of the process.
+PROCESSES = {"upstream": ("eager", "compile"), "liger": ("liger",), "hook": ("ours", "ours+compile")}
+SIDES = tuple(side for sides in PROCESSES.values() for side in sides)
+ROUNDS, STEPS = 3, 4
+TARGET = "families_gpu-cuda.json"
+CACHES = ("dynamic", "static")
+
+#: What was measured, by side.
+Facts = dict[str, dict[str, Any]]
+
+
+class Process:
+    """A worker and the pipe to it."""
+
+    def __init__(self, kernels: str, device: str) -> None:
+        command = [sys.executable, "-m", "benchmarks._family_worker", kernels, device]
+        # Liger searches tiles for its experts at every new shape, for minutes.
+        environment = os.environ | {"LIGER_FUSED_MOE_AUTOTUNE": "0"}
+        self._worker = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        """Send a request and return its answer, which has ``error`` if it failed."""
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        try:
+            print(json.dumps({"do": do, **request}), file=self._worker.stdin, flush=True)
+            line = self._worker.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        return json.loads(line) if line else {"error": "the process ended"}
+
+    def end(self) -> None:
+        """Close the pipe and wait."""
+        assert self._worker.stdin is not None
+        self._worker.stdin.close()
+        self._worker.wait()
+
+
+def measured(
+    family: Family, processes: dict[str, Process], sides: Sequence[str], *, profile: bool = False
+) -> Facts:
+    """Return what each side of a family took; sides that cannot run have ``error``."""
+    at = {side: process for name, process in processes.items() for side in PROCESSES[name] if side in sides}
+
+    def built(name: str) -> Facts:
+        own = [side for side in PROCESSES[name] if side in at]
+        return {side: at[side].ask("build", family=list(family), side=side) for side in own}
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(len(processes)) as pool:
+        facts = {side: one for part in pool.map(built, processes) for side, one in part.items()}
+    print(f"first steps: {time.perf_counter() - began:.0f} s", end="", flush=True)
+    turns: dict[str, list[dict[str, Any]]] = {side: [] for side in facts if "error" not in facts[side]}
+    for _ in range(ROUNDS):
+        for side in turns:
+            turns[side].append(at[side].ask("steps", side=side, number=STEPS))
+    print(f", turns until {time.perf_counter() - began:.0f} s", end="", flush=True)
+    for side, answers in turns.items():
+        facts[side] |= summary(answers)
+        if family.decode and not side.endswith("compile"):
+            facts[side] |= {f"decode_{kind}": at[side].ask("decode", cache=kind) for kind in CACHES}
+        if profile:
+            facts[side] |= at[side].ask("profile", side=side)
+    for process in processes.values():
+        process.ask("drop")
+    print(f", all until {time.perf_counter() - began:.0f} s", flush=True)
+    return facts
+
+
+def summary(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median and the range of all turns of a side, its memory and its recompilations."""
+    failed = [answer for answer in answers if "error" in answer]
+    if failed:
+        return failed[0]
+    times = [value for answer in answers for value in answer["ms"]]
+    return {
+        "step_ms": round(statistics.median(times), 2),
+        "range_ms": [round(min(times), 2), round(max(times), 2)],
+        "extra_gib": round(max(answer["extra_gib"] for answer in answers), 2),
+        "recompilations": sum(answer["recompilations"] for answer in answers),
+    }
+
+
+def line(name: str, facts: Facts) -> str:
+    """Return a family's milliseconds and GiB of every side, and what its compiled sides did."""
+    return "\n    ".join([name, *(f"{side:13}{described(one)}" for side, one in facts.items())])
+
+
+def described(one: dict[str, Any]) -> str:
+    """Return a side's results in words."""
+    if "error" in one:
+        return str(one["error"])
+    words = [f"{one['step_ms']:8.1f} ms {one['extra_gib']:6.1f} GiB, loss {one['loss']:.4f}"]
+    if "graph_breaks" in one:
+        words.append(
+            f"first step {one['first_step_s']:.0f} s, {one['graph_breaks']} graph breaks,"
+            f" {one['recompilations']} recompilations"
+        )
+    for kind in CACHES:
+        if (decoded := one.get(f"decode_{kind}")) is not None:
+            words.append(f"{kind} cache {decoded.get('tokens_per_s', decoded.get('error'))} tokens/s")
+    return ", ".join(words)
+
+
+def chosen(names: list[str]) -> dict[str, Family]:
+    """Return the families whose names begin with one of ``names`` (none: all)."""
+    found = {
+        name: family for name, family in FAMILIES.items() if not names or any(map(name.startswith, names))
+    }
+    if not found:
+        raise SystemExit(f"no family is called {' or '.join(names)}; known: {', '.join(FAMILIES)}")
+    return found
+
+
+def main() -> None:
+    """Measure and record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("families", nargs="*", help="beginnings of names")
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--kernels", default="auto", help="what ours runs with")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--profile", type=Path, help="a JSON file for the kernels of a step of each side")
+    parser.add_argument("--out", type=Path, default=RESULTS / TARGET)
+    options = parser.parse_args()
+    sides = options.sides.split(",")
+    processes = {
+        name: Process(options.kernels if name == "hook" else "none", options.device)
+        for name, own in PROCESSES.items()
+        if set(own) & set(sides)
+    }
+    kernels = {}
+    for name, family in chosen(options.families).items():
+        facts = measured(family, processes, sides, profile=options.profile is not None)
+        print(line(name, facts), flush=True)
+        kernels[name] = {side: one.pop("kernels", []) for side, one in facts.items()}
+        if options.profile is not None:
+            options.profile.write_text(json.dumps(kernels))
+        record(name, family, facts, options)
+    for process in processes.values():
+        process.end()
+
+
+def record(name: str, family: Family, facts: Facts, options: argparse.Namespace) -> None:
+    """Write a family's results into the file, in the order of the families."""
+    from veomni_hook.bench.record import circumstances, write
+
+    known = json.loads(options.out.read_text())["families"] if options.out.exists() else []
+    now = circumstances("families_gpu", options.device)
+    now["dtype"] = "bfloat16"
+    row = {"family": name, "date": now["date"], "shape": f"{family.batch} x {family.length}", "sides": facts}
+    rows = {one["family"]: one for one in known} | {name: row}
+    ordered = [rows[key] for key in FAMILIES if key in rows]
+    write(now | {"families": ordered}, options.out)
+
+
+if __name__ == "__main__":
+    main()

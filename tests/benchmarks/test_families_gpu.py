@@ -1,0 +1,67 @@
+"""`families_gpu`: what its processes measure, on a CPU at a small size, and what is recorded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks import families_gpu
+from benchmarks._families import FAMILIES, Family, shape
+
+SMALL = Family("qwen3", shape(64, 96, 2, "4 2 16", 131), length=24)
+
+
+def test_sides_train_the_same_model_and_a_side_that_cannot_run_says_why(monkeypatch):
+    monkeypatch.setattr(families_gpu, "ROUNDS", 1)
+    monkeypatch.setattr(families_gpu, "STEPS", 2)
+    kinds = {"upstream": "none", "hook": "torch", "liger": "none"}
+    processes = {name: families_gpu.Process(kernels, "cpu") for name, kernels in kinds.items()}
+    family = SMALL._replace(model_type="qwen3", decode=False)
+    facts = families_gpu.measured(family, processes, ["eager", "ours", "liger"])
+    again = families_gpu.measured(family._replace(model_type="absent"), processes, ["eager"])
+    for process in processes.values():
+        process.end()
+    assert facts["ours"]["loss"] == pytest.approx(facts["eager"]["loss"], rel=1e-2)
+    assert facts["ours"]["gradient_norm"] == pytest.approx(facts["eager"]["gradient_norm"], rel=1e-2)
+    assert 0 < facts["eager"]["range_ms"][0] <= facts["eager"]["step_ms"] <= facts["eager"]["range_ms"][1]
+    assert "absent" in again["eager"]["error"]
+    assert "loss" in families_gpu.line("small", facts) and "absent" in families_gpu.line("small", again)
+    if "error" in facts["liger"]:  # not installed
+        assert "liger" in facts["liger"]["error"]
+
+
+def test_results_of_other_families_stay_in_the_file(tmp_path):
+    out = tmp_path / "results.json"
+    options = argparse.Namespace(out=out, device="cpu")
+    first, second = list(FAMILIES)[:2]
+    families_gpu.record(second, FAMILIES[second], {"eager": {"step_ms": 2.0}}, options)
+    families_gpu.record(first, FAMILIES[first], {"eager": {"step_ms": 1.0}}, options)
+    families_gpu.record(second, FAMILIES[second], {"eager": {"step_ms": 3.0}}, options)
+    rows = json.loads(out.read_text())["families"]
+    assert [(row["family"], row["sides"]["eager"]["step_ms"]) for row in rows] == [
+        (first, 1.0),
+        (second, 3.0),
+    ]
+
+
+def test_families_are_chosen_by_the_beginning_of_their_names():
+    assert list(families_gpu.chosen(["Qwen3-8", "Seed"])) == ["Qwen3-8B", "Seed-OSS"]
+    with pytest.raises(SystemExit, match="no family is called nothing; known: Qwen3-30B-A3B"):
+        families_gpu.chosen(["nothing"])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_family_is_a_config_that_transformers_takes(name):
+    from transformers import AutoConfig
+
+    family = FAMILIES[name]
+    config = AutoConfig.for_model(family.model_type, **family.fields)
+    assert {key: getattr(config, key) for key in family.fields if key != "head_dim"} == {
+        key: value for key, value in family.fields.items() if key != "head_dim"
+    }

@@ -1,0 +1,275 @@
+"""Prints, as JSON, what the attention of real models runs, and how far it is from upstream's.
+
+Run by `test_attention`, with transformers imported ``before`` or ``after`` the hook. The backend ``flex`` is
+made to run on this CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if sys.argv[1] == "late":
+    import transformers.modeling_utils
+
+import veomni_hook.install  # noqa: I001
+import torch
+import transformers
+from torch import nn
+
+import veomni_hook
+from tests.kernels.attention.flexible import on_a_cpu
+from veomni_hook.kernels.attention import flex
+from veomni_hook.kernels.selection.process_choice import set_choice
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 64,
+    "sliding_window": 12,
+    "pad_token_id": 0,
+    "max_position_embeddings": 256,
+}
+LENGTH, BATCH = 41, 2
+LABELS = "labels"
+
+
+def gpt_oss(**options: Any) -> Any:
+    config = transformers.GptOssConfig(
+        **SIZES,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        layer_types=["sliding_attention", "full_attention"],
+        **options,
+    )
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM(config)
+    for layer in model.model.layers:
+        nn.init.normal_(layer.self_attn.sinks)
+    return model
+
+
+def gemma2(**options: Any) -> Any:
+    config = transformers.Gemma2Config(
+        **SIZES, attn_logit_softcapping=2.0, query_pre_attn_scalar=16, **options
+    )
+    torch.manual_seed(0)
+    return transformers.Gemma2ForCausalLM(config)
+
+
+def gemma3() -> Any:
+    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**SIZES))
+
+
+def attentions(model: Any) -> list[Any]:
+    return [module for module in model.modules() if type(module).__name__.endswith("Attention")]
+
+
+def runs(model: Any) -> list[str]:
+    """The backends, and where it is upstream's code the reasons, of the last calls."""
+    rows = [row for row in veomni_hook.explain(model).rows if row.op == "attention"]
+    found = (row.backend if row.backend != "eager" else f"eager: {row.reason}" for row in rows)
+    return sorted(set(found))
+
+
+def inputs() -> dict[str, dict[str, torch.Tensor]]:
+    torch.manual_seed(3)
+    ids = torch.randint(1, 64, (BATCH, LENGTH))
+    left, right = torch.ones_like(ids), torch.ones_like(ids)
+    left[0, :9] = 0
+    right[1, 30:] = 0
+    positions = torch.cat([torch.arange(20), torch.arange(LENGTH - 20)]).expand(BATCH, -1)
+    return {
+        "plain": {"input_ids": ids, LABELS: ids},
+        "ones": {"input_ids": ids, LABELS: ids, "attention_mask": torch.ones_like(ids)},
+        # The last position of padding predicts the first token. It sees no key, and upstream lets gradients into
+        # scores of a softcap that it has rounded away.
+        "left": {
+            "input_ids": ids,
+            LABELS: ids.masked_fill(left.roll(1, 1) * left == 0, -100),
+            "attention_mask": left,
+        },
+        "right": {"input_ids": ids, LABELS: ids.masked_fill(right == 0, -100), "attention_mask": right},
+        "packed": {"input_ids": ids, LABELS: ids, "position_ids": positions},
+    }
+
+
+def step(model: Any, batch: dict[str, torch.Tensor], backend: str) -> dict[str, torch.Tensor]:
+    veomni_hook.bind(model, "eager", attention=backend)
+    model.zero_grad()
+    loss = model(**batch, use_cache=False).loss
+    loss.backward()
+    found = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    with torch.no_grad():
+        logits = model(**{n: v for n, v in batch.items() if n != LABELS}, use_cache=False).logits
+    seen = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    return found | {"loss": loss.detach(), "logits": logits[seen]}
+
+
+def distance(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+    expected = step(model, batch, "eager")
+    found = step(model, batch, "flex")
+    assert expected.keys() == found.keys()
+    worst = max(
+        ((found[n] - e).abs().max() / e.abs().max().clamp_min(1e-8)).item() for n, e in expected.items()
+    )
+    return {"worst": worst, "runs": runs(model), "gradients": len(expected) - 2}
+
+
+def equality(create: Callable[..., Any]) -> dict[str, Any]:
+    model = create(attn_implementation="eager").train()
+    found = {name: distance(model, batch) for name, batch in inputs().items()}
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    found["checkpointed"] = distance(model, inputs()["ones"])
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    found["checkpointed, reentrant"] = distance(model, inputs()["ones"])
+    return found
+
+
+def generated(create: Callable[..., Any]) -> dict[str, Any]:
+    model = create(attn_implementation="eager").eval()
+    prompt = inputs()["left"]
+    found = {}
+    for cache in ("dynamic", "static"):
+        tokens = []
+        for backend in ("eager", "flex"):
+            veomni_hook.bind(model, "eager", attention=backend)
+            how = {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {}
+            tokens.append(
+                model.generate(
+                    prompt["input_ids"],
+                    attention_mask=prompt["attention_mask"],
+                    max_new_tokens=6,
+                    do_sample=False,
+                    **how,
+                )
+            )
+        found[cache] = {"equal": torch.equal(*tokens), "new": tokens[0].shape[1] - LENGTH}
+        calls = [
+            (each.backend, each.reason)
+            for row in veomni_hook.explain(model).rows
+            if row.op == "attention"
+            for each in row.evaluation
+        ]
+        found[cache]["calls"] = sorted(
+            {backend if backend == "flex" else reason for backend, reason in calls}
+        )
+    return found
+
+
+def choices() -> dict[str, Any]:
+    """What models that are made in many ways run under auto, in bfloat16."""
+    batch = inputs()["plain"]
+
+    def run(model: Any, **more: Any) -> list[str]:
+        model.bfloat16().train()
+        model(input_ids=batch["input_ids"], **more)
+        return runs(model)
+
+    plain = gpt_oss()
+    found = {"default": run(plain), "value": plain.config._attn_implementation}
+    found["second model of the config"] = run(transformers.GptOssForCausalLM(plain.config))
+    found["deep copy"] = run(copy.deepcopy(plain))
+    found["pickled"] = run(pickle.loads(pickle.dumps(plain)))
+    found["explicit eager"] = run(explicit := gpt_oss(attn_implementation="eager"))
+    found["explicit, deep copy"] = run(transformers.GptOssForCausalLM(copy.deepcopy(explicit.config)))
+    requested = gpt_oss()
+    requested.set_attn_implementation("eager")
+    found["requested eager"] = run(requested)
+    assigned = gpt_oss()
+    assigned.config._attn_implementation = "eager"
+    found["assigned eager"] = run(assigned)
+    found["dropout"] = run(gpt_oss(attention_dropout=0.1))
+    evaluated = gpt_oss(attention_dropout=0.1).bfloat16().eval()
+    evaluated(input_ids=batch["input_ids"])
+    found["dropout, evaluated"] = runs(evaluated)
+    wanting = gpt_oss()
+    found["output_attentions"] = run(wanting, output_attentions=True)
+    wanted = wanting(input_ids=batch["input_ids"], output_attentions=True).attentions
+    found["attentions"] = [list(each.shape) for each in wanted]
+    found["afterwards"] = run(wanting)
+    hooked = gpt_oss()
+    for module in attentions(hooked):
+        module.register_forward_hook(lambda *_: None)
+    found["hooked"] = run(hooked)
+    replaced = gpt_oss()
+    modeling = sys.modules[type(replaced).__module__]
+    original = modeling.eager_attention_forward
+    modeling.eager_attention_forward = lambda *args, **kwargs: original(*args, **kwargs)
+    found["replaced"] = run(replaced)
+    modeling.eager_attention_forward = original
+    dense = torch.zeros(BATCH, 1, LENGTH, LENGTH, dtype=torch.bfloat16)
+    found["a mask of one's own"] = run(
+        gpt_oss(), attention_mask={"full_attention": dense, "sliding_attention": dense}
+    )
+    short = gpt_oss().bfloat16()
+    short(input_ids=batch["input_ids"][:, :2])
+    found["short"] = runs(short)
+    return found | other_implementations(batch)
+
+
+def other_implementations(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What upstream does with other names stays; and saving does not know of ours."""
+    found: dict[str, Any] = {}
+    found["gemma3, whose default is sdpa"] = runs(gemma3())
+    flexible = gpt_oss(attn_implementation="flex_attention")
+    try:
+        flexible(input_ids=batch["input_ids"])
+    except ValueError as error:
+        found["flex_attention"] = str(error)
+    found["flex_attention runs"] = runs(flexible)
+    try:
+        gpt_oss(attn_implementation="sdpa")
+    except ValueError as error:
+        found["sdpa"] = "does not support" in str(error)
+    with tempfile.TemporaryDirectory() as folder:
+        gpt_oss(attn_implementation="eager").save_pretrained(folder)
+        saved = Path(folder, "config.json").read_text(encoding="utf-8")
+        found["saved"] = "veomni" in saved or "attn_implementation" in saved
+        for name, how in (("loaded", {}), ("loaded as eager", {"attn_implementation": "eager"})):
+            model = transformers.GptOssForCausalLM.from_pretrained(folder, **how).bfloat16()
+            model(input_ids=batch["input_ids"])
+            found[name] = runs(model)
+    compiled = gpt_oss().bfloat16()
+    compiled.compile(backend="eager")
+    compiled(input_ids=batch["input_ids"], use_cache=False)
+    found["compiled"] = runs(compiled)
+    layers = gpt_oss().bfloat16()
+    for layer in layers.model.layers:
+        layer.compile(backend="eager")
+    layers(input_ids=batch["input_ids"], use_cache=False)
+    found["compiled layers"] = runs(layers)
+    return found
+
+
+def main() -> None:
+    with on_a_cpu():
+        if sys.argv[1] == "late":
+            set_choice("auto")
+            model = gpt_oss().bfloat16()
+            model(input_ids=inputs()["plain"]["input_ids"])
+            facts: dict[str, Any] = {"runs": runs(model)}
+        else:
+            facts = {
+                "gpt_oss": equality(gpt_oss),
+                "gemma2": equality(gemma2),
+                "generated": {"gpt_oss": generated(gpt_oss), "gemma2": generated(gemma2)},
+            }
+            set_choice("auto")
+            facts["choices"] = choices()
+            facts["shortest"] = flex.SHORTEST
+    print(json.dumps(facts))
+
+
+main()

@@ -1,0 +1,106 @@
+"""Attention with sinks or a softcap in real models: equal to upstream's, and a user's choice wins over auto."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("facts_of_attention.py")
+FLEX = ["flex"]
+CHOSEN = ["eager: attn_implementation='eager' was chosen"]
+NOT_STORED = "reads the attention weights, which flex_attention does not store"
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
+    environment |= {
+        "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    outputs = {}
+    for mode in ("early", "late"):
+        finished = subprocess.run(
+            [sys.executable, str(SCRIPT), mode],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stderr[-4000:]
+        outputs[mode] = json.loads(finished.stdout.splitlines()[-1])
+    return outputs
+
+
+@pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
+def test_training_equals_upstreams(facts: dict[str, Any], model: str) -> None:
+    kinds = facts["early"][model]
+    assert {name: kind["runs"] for name, kind in kinds.items()} == dict.fromkeys(kinds, FLEX)
+    assert {name for name, kind in kinds.items() if kind["worst"] > 1e-5} == set()
+    assert {"left", "packed", "checkpointed", "checkpointed, reentrant"} <= kinds.keys()
+    assert all(kind["gradients"] > 20 for kind in kinds.values())
+
+
+@pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
+def test_generation_equals_upstreams(facts: dict[str, Any], model: str) -> None:
+    caches = facts["early"]["generated"][model]
+    calls = ["flex", "there is one query: decoding"]
+    assert caches == {key: {"equal": True, "new": 6, "calls": calls} for key in ("dynamic", "static")}
+
+
+def test_where_nobody_chose_auto_chooses(facts: dict[str, Any]) -> None:
+    choices = facts["early"]["choices"]
+    assert choices["value"] == "eager"
+    names = ("default", "second model of the config", "deep copy", "pickled", "loaded", "dropout, evaluated")
+    assert {name: choices[name] for name in names} == dict.fromkeys(names, FLEX)
+
+
+def test_a_choice_wins(facts: dict[str, Any]) -> None:
+    choices = facts["early"]["choices"]
+    names = (
+        "explicit eager",
+        "explicit, deep copy",
+        "requested eager",
+        "assigned eager",
+        "loaded as eager",
+    )
+    assert {name: choices[name] for name in names} == dict.fromkeys(names, CHOSEN)
+    assert choices["sdpa"] is True
+    assert "cannot be run on CPU" in choices["flex_attention"]
+    assert choices["flex_attention runs"] == ["eager: attn_implementation='flex_attention' was chosen"]
+    assert choices["gemma3, whose default is sdpa"] == ["eager: transformers uses attn_implementation='sdpa'"]
+    assert choices["saved"] is False
+
+
+def test_what_flex_attention_cannot_do_stays_upstreams(facts: dict[str, Any]) -> None:
+    choices = facts["early"]["choices"]
+    assert choices["dropout"] == [
+        "eager: the attention has dropout (0.1), which flex_attention does not support"
+    ]
+    assert choices["output_attentions"] == [f"eager: output_attentions {NOT_STORED}"]
+    assert choices["attentions"] == [[2, 4, 41, 41]] * 2
+    assert choices["afterwards"] == FLEX
+    assert choices["hooked"] == [f"eager: a forward hook of the module {NOT_STORED}"]
+    assert choices["replaced"] == ["replaced"]
+    own = ["eager: the attention mask is not as transformers made it for eager attention"]
+    assert choices["a mask of one's own"] == own
+    assert choices["short"] == ["eager: fewer than 4 queries: not measured to be faster"]
+
+
+def test_compiled_models_are_left_to_inductor(facts: dict[str, Any]) -> None:
+    choices = facts["early"]["choices"]
+    assert choices["compiled"] == choices["compiled layers"] == ["eager: left to Inductor"]
+
+
+def test_an_unknown_choice_counts_as_one(facts: dict[str, Any]) -> None:
+    (reason,) = facts["late"]["runs"]
+    assert "transformers was imported before veomni_hook" in reason

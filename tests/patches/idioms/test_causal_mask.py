@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.patches.idioms.applied import spliced
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.causal_mask.find import find
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Status
+
+INSTALLED = Path(importlib.util.find_spec("transformers").origin).with_name("masking_utils.py")
+SOURCE = INSTALLED.read_text(encoding="utf-8")
+ANSWERS = {
+    "find_packed_sequence_indices": "is_one_sequence(position_ids)",
+    "_ignore_causal_mask_sdpa": "is_causal_suffices(padding_mask, ",
+    "_ignore_bidirectional_mask_sdpa": "needs_no_mask(padding_mask, kv_length, local_attention_size)",
+}
+OLD = """
+import torch
+
+def _ignore_causal_mask_sdpa(padding_mask, query_length, kv_length, kv_offset, local_attention_size=None):
+    if (
+        not is_tracing(padding_mask)
+        and (query_length == 1 or kv_length == query_length)
+        and (local_attention_size is None or kv_length < local_attention_size)
+        and (padding_mask is None or padding_mask.all())
+    ):
+        return True
+    return False
+"""
+
+
+def sites_of(source):
+    return {site.target: site for site in find(ModuleView(Document(source)))}
+
+
+def test_the_installed_release_is_recognised():
+    sites = sites_of(SOURCE)
+    assert sites.keys() == ANSWERS.keys()
+    for site in sites.values():
+        assert (site.op, site.status, site.counted, site.slots) == ("causal_mask", Status.ROUTED, False, ())
+
+
+def test_each_function_asks_first_and_only_dynamo():
+    patched = ast.parse(spliced(SOURCE, sites_of(SOURCE).values()))
+    for function in patched.body:
+        if isinstance(function, ast.FunctionDef) and function.name in ANSWERS:
+            _, guard, *_ = function.body
+            assert isinstance(guard, ast.If)
+            assert ast.unparse(guard.test) == "torch.compiler.is_dynamo_compiling()"
+            assert ANSWERS[function.name] in ast.unparse(guard)
+
+
+def test_upstreams_lines_all_stay():
+    lines = iter(spliced(SOURCE, sites_of(SOURCE).values()).splitlines())
+    assert all(line in lines for line in SOURCE.splitlines())
+
+
+def test_another_name_for_the_queries_and_no_offset():
+    (site,) = sites_of(OLD).values()
+    assert site.status is Status.ROUTED
+    assert "is_causal_suffices(padding_mask, query_length, kv_length, local_attention_size):" in spliced(
+        OLD, [site]
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("kv_offset, local", "kv_offset, sinks, local", "its parameters differ: sinks"),
+        (
+            "padding_mask, query_length",
+            "padding, query_length",
+            "its parameters differ: padding, padding_mask",
+        ),
+        (
+            "query_length == 1 or",
+            "query_length == 2 or",
+            "it has no query_length == 1 or kv_length == query_length",
+        ),
+        ("kv_length < local", "kv_length + 1 < local", "it has no kv_length < local_attention_size"),
+        ("import torch\n", "import torch as t\n", "the module does not import torch"),
+    ],
+)
+def test_other_code_is_a_miss_with_the_reason(old, new, reason):
+    assert old in OLD
+    (site,) = sites_of(OLD.replace(old, new)).values()
+    assert (site.status, site.edits) == (Status.MISSED, ())
+    assert site.reason.startswith(reason), site.reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("!= 1).cumsum", "< 1).cumsum"), ("prepend=first_dummy_value", "append=first_dummy_value")],
+)
+def test_other_packing_is_a_miss(old, new):
+    assert old in SOURCE
+    site = sites_of(SOURCE.replace(old, new))["find_packed_sequence_indices"]
+    assert site.status is Status.MISSED and site.reason.startswith("it has no ")
+
+
+def test_a_function_that_is_the_same_while_tracing_needs_nothing():
+    assert sites_of(OLD.replace("not is_tracing(padding_mask)\n        and ", "")) == {}
+
+
+def test_nothing_elsewhere():
+    assert sites_of("import torch\n\ndef ignore(padding_mask):\n    return is_tracing(padding_mask)\n") == {}

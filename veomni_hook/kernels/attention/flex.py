@@ -1,0 +1,252 @@
+"""Attention by torch's ``flex_attention``: no score is stored, and blocks that the mask hides are skipped.
+
+Scores, softmax and sinks are in float32. With sinks, the output without them is multiplied by
+``sigmoid(logsumexp(scores) - sink)``. Everything is one compiled graph. Code is compiled once for lengths
+that stay the same, and once more for varying ones. (Uncompiled, flex_attention stores the scores; and in
+torch 2.13 its gradients are wrong where a checkpoint recomputes it.)
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from itertools import count
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.nn.attention import flex_attention as torch_flex
+
+from veomni_hook.kernels.attention.masks import Blocks, known
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+
+__all__ = ["loses", "refuses", "with_sinks", "with_softcap"]
+
+#: Shorter calls stay with upstream's code: nothing was measured there, and each first call compiles.
+SHORTEST = 512
+_WIDTHS = (16, 32, 64, 128, 256)
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+#: Positions in the mask are 32-bit numbers in compiled code.
+_MOST_POSITIONS = 2**31
+_CAPTURING = "transformers.utils.output_capturing"
+_RETURN_LSE: dict[str, Any] = (
+    {"return_aux": torch_flex.AuxRequest(lse=True)}
+    if hasattr(torch_flex, "AuxRequest")
+    else {"return_lse": True}
+)
+
+_BACKEND = "inductor"
+#: By kind of call: dtype, sinks or not, softcap, scale, mask or not, with gradients or not.
+_COMPILED: dict[tuple[Any, ...], Callable[..., torch.Tensor]] = {}
+
+_NUMBERS = count()
+
+logger = logging.getLogger("veomni_hook.kernels")
+
+Result = tuple[torch.Tensor, None]
+
+
+def with_sinks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    module: Any,
+    scaling: float,
+    dropout: float = 0.0,
+) -> Result:
+    """Return attention with the sinks ``module.sinks [heads]``; see `reference` for the operands."""
+    blocks = _blocks(attention_mask, uniform=False)
+    return _attend(query, key, value, module.sinks, blocks, None, scaling)
+
+
+def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    module: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+) -> Result:
+    """Return attention with the scores ``softcap * tanh(scores / softcap)``; see `reference`.
+
+    A query that sees no key (left padding) gets the mean of the values, as upstream's softmax over equal
+    scores does; unlike there, no gradient reaches these scores.
+    """
+    blocks = _blocks(attention_mask, uniform=True)
+    scale = module.head_dim**-0.5 if scaling is None else scaling
+    return _attend(query, key, value, None, blocks, softcap, scale)
+
+
+def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one return a refusal
+    owner: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    module: Any,
+    scaling: Any,
+    dropout: Any,
+    *others: Any,
+) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    if (reason := not_plain(query, key, value) or untraceable()) is not None:
+        return reason
+    if query.shape[2] == 1:
+        return "there is one query: decoding"
+    if dropout > 0 and owner.training:
+        return f"the attention has dropout ({dropout}), which flex_attention does not support"
+    if (reader := _reads_weights(owner)) is not None:
+        return f"{reader} reads the attention weights, which flex_attention does not store"
+    dtypes = {_dtype_of(each) for each in (query, key, value)}
+    if len(dtypes) > 1 or not dtypes <= {*_DTYPES}:
+        return f"query, key and value are {', '.join(sorted(map(str, dtypes)))}"
+    widths = {each.shape[-1] for each in (query, key, value)}
+    if len(widths) > 1 or not widths <= {*_WIDTHS}:
+        return f"head sizes are {', '.join(map(str, sorted(widths)))}, not one of {_WIDTHS}"
+    return None if attention_mask is None else _refuses_mask(query, key, attention_mask)
+
+
+def loses(owner: Any, query: Any, *others: Any) -> str | None:
+    """Return why ``auto`` leaves this call to the upstream code, or None."""
+    if query.shape[2] < SHORTEST:
+        return f"fewer than {SHORTEST} queries: not measured to be faster"
+    if _dtype_of(query) is torch.float32:
+        return "the attention is in float32: not measured to be faster"
+    return None
+
+
+def _refuses_mask(query: torch.Tensor, key: torch.Tensor, mask: Any) -> str | None:
+    if not isinstance(mask, torch.Tensor):
+        return f"the attention mask is a {type(mask).__name__}"
+    found = known(mask)
+    if found is None or not found.is_unchanged():
+        return "the attention mask is not as transformers made it for eager attention"
+    expected = (query.shape[0], 1, query.shape[2], key.shape[2])
+    if mask.shape != expected or mask.device != query.device:
+        return f"the attention mask is {tuple(mask.shape)} on {mask.device}, not {expected} on {query.device}"
+    if mask.numel() >= _MOST_POSITIONS:
+        return f"the attention mask has {mask.numel()} positions, more than a kernel can count"
+    return None
+
+
+def _reads_weights(owner: Any) -> str | None:
+    """Return what would read the weights that upstream's attention returns, or None."""
+    for hook in owner._forward_hooks.values():
+        if getattr(hook, "__module__", "") != _CAPTURING:
+            return "a forward hook of the module"
+        # These hooks stay after any output was requested once. Their collector says what is wanted now.
+        collector = getattr(sys.modules.get(_CAPTURING), "_active_collector", None)
+        wanted = None if collector is None else collector.get()
+        if wanted is not None and any("attentions" in name for name in wanted):
+            return "output_attentions"
+    return None
+
+
+def _dtype_of(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which upstream's products compute ``tensor``: autocast changes it."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
+def _blocks(mask: torch.Tensor | None, *, uniform: bool) -> Blocks | None:
+    found = None if mask is None else known(mask)
+    return None if found is None else found.blocks(uniform=uniform)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    blocks: Blocks | None,
+    softcap: float | None,
+    scale: float,
+) -> Result:
+    dtype = _dtype_of(query)
+    query, key, value = (each.to(dtype) for each in (query, key, value))
+    groups = query.shape[1] // key.shape[1]
+    if groups & (groups - 1):
+        # Not a power of two: flex_attention's kernels for groups need one.
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    mask, sees = (None, None) if blocks is None else blocks
+    change = None if sinks is not None else _change(softcap, sees)
+    operands = (query, key, value, sinks, mask, change, scale)
+    kind = (dtype, sinks is None, softcap, scale, blocks is None, torch.is_grad_enabled())
+    with torch.autocast(query.device.type, enabled=False):
+        return _run(kind, operands), None
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    mask: Any,
+    change: Callable[..., Any] | None,
+    scale: float,
+) -> torch.Tensor:
+    enable_gqa = query.shape[1] != key.shape[1]
+    output: Any
+    if sinks is None:
+        output = torch_flex.flex_attention(query, key, value, change, mask, scale, enable_gqa)
+    else:
+        output, extra = torch_flex.flex_attention(
+            query, key, value, change, mask, scale, enable_gqa, **_RETURN_LSE
+        )
+        lse = extra if isinstance(extra, torch.Tensor) else extra.lse
+        share = torch.sigmoid(lse.float() - sinks.float()[:, None])
+        output = (output * share[..., None]).to(output.dtype)
+    result: torch.Tensor = output.transpose(1, 2).contiguous()
+    return result
+
+
+def _change(softcap: float | None, sees: torch.Tensor | None) -> Callable[..., Any] | None:
+    """Return the change of scores, or None: the softcap, and 0 for queries without a key to see."""
+    cap: Any = softcap
+    visible: Any = sees
+
+    def capped(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return cap * torch.tanh(score / cap)
+
+    def seen(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return score * visible[batch, query]
+
+    def capped_and_seen(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return cap * torch.tanh(score / cap) * visible[batch, query]
+
+    if sees is None:
+        return None if softcap is None else capped
+    return seen if softcap is None else capped_and_seen
+
+
+def _run(kind: tuple[Any, ...], operands: tuple[Any, ...]) -> torch.Tensor:
+    """Run the compiled code; where torch would compile no further variant, begin anew.
+
+    Without ``fullgraph``, torch would then silently run flex_attention uncompiled, which stores all scores.
+    """
+    run = _COMPILED.get(kind)
+    if run is None:
+        run = _COMPILED[kind] = _compiled()
+    try:
+        return run(*operands)
+    except FailOnRecompileLimitHit:
+        logger.warning("attention: torch's limit of compiled variants is reached; compiling anew: %s", kind)
+        run = _COMPILED[kind] = _compiled()
+        return run(*operands)
+
+
+def _compiled() -> Callable[..., torch.Tensor]:
+    """Return `_attention`, compiled.
+
+    torch counts variants by code object, and stops at eight. By the code's name it remembers which numbers
+    vary, and compiles no graph for a softcap that does. So every kind of call has code and a name of its own.
+    """
+    name = f"attention_{next(_NUMBERS)}"
+    own: Any = FunctionType(_attention.__code__.replace(co_name=name), globals(), name)
+    compiled: Callable[..., torch.Tensor] = torch.compile(own, fullgraph=True, backend=_BACKEND)
+    return compiled

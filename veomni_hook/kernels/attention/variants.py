@@ -1,0 +1,74 @@
+"""The variants of attention that torch's fused ``scaled_dot_product_attention`` cannot compute."""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.selection.declaration import Requirement, Variant
+from veomni_hook.kernels.selection.table import backend, op
+
+__all__ = ["OP"]
+
+_OPERANDS = ("query", "key", "value", "attention_mask", "module", "scaling", "dropout")
+_FLEX = backend(
+    "flex",
+    ".flex:with_sinks",
+    refuses=".flex:refuses",
+    loses=".flex:loses",
+    requires=Requirement(
+        devices=("cuda",), min_capability=(8, 0), triton=True, distributions=("torch>=2.7",)
+    ),
+    description="torch's flex_attention, compiled; no score is stored; skips blocks that the mask hides",
+)
+_FLEX_SOFTCAP = backend(
+    "flex",
+    ".flex:with_softcap",
+    refuses=".flex:refuses",
+    loses=".flex:loses",
+    requires=_FLEX.requires,
+    description=_FLEX.description,
+)
+
+_FLASH = backend(
+    "flash",
+    ".flash:sliding_window",
+    refuses=".flash:refuses",
+    loses=".flash:loses",
+    requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
+    description="torch's flash attention with a window; skips keys that the window hides",
+)
+
+VARIANTS = {
+    "sinks": Variant(
+        "softmax over the scores and one sink a head, in the dtype of the scores; the sink has no value",
+        operands=_OPERANDS,
+        kernels=(_FLEX,),
+    ),
+    "sinks_float32_softmax": Variant(
+        "sinks, softmax in float32",
+        operands=_OPERANDS,
+        kernels=(_FLEX,),
+    ),
+    "sinks_rescaled": Variant(
+        "attention without sinks, times sigmoid(logsumexp(scores) - sink)",
+        operands=_OPERANDS,
+        kernels=(_FLEX,),
+    ),
+    "softcap": Variant(
+        "softmax over softcap * tanh(scores / softcap), in float32",
+        operands=(*_OPERANDS, "softcap"),
+        kernels=(_FLEX_SOFTCAP,),
+    ),
+    "sliding_window": Variant(
+        "softmax over the scores of a causal window, in float32",
+        reference=".masked:{variant}",
+        operands=_OPERANDS,
+        kernels=(_FLASH,),
+    ),
+}
+OP = op(
+    "attention",
+    VARIANTS,
+    yields=".provenance:users_choice",
+    overrides=".provenance:overridden",
+    prepares=".masks:watch",
+    bypassed=".provenance:users_choice",
+)

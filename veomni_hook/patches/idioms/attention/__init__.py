@@ -1,0 +1,1 @@
+"""Attention with sinks or a softcap, which torch's fused attention cannot compute."""

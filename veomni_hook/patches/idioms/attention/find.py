@@ -1,0 +1,118 @@
+"""Eager attention with sinks or a softcap: the function that computes it, and a slot where it is the default.
+
+transformers' attention modules look their function up by the name of an implementation, and pass their own
+eager function as the default: ``ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)``. Only
+this default changes, to ``slot.at(self, eager_attention_forward)``. So the slot is asked only where upstream
+would run its eager function; every other implementation stays untouched.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, digest, receiver_name, recognised
+from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.slot_code import parameters_as
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import SlotSpec, formula_slot
+from veomni_hook.patterns import pattern_file
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "attention"
+CANDIDATES = "Every function named eager_attention_forward that mentions sinks or softcap."
+
+_NAME = "eager_attention_forward"
+_LOOK_UP = "get_interface"
+_MENTIONED = re.compile(r"sinks|softcap")
+_REFERENCE = pattern_file(OP)
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """The eager function of a module, and every method that passes it on as the default."""
+    function = view.functions.get(_NAME)
+    if function is None or not _MENTIONED.search(view.text(function)):
+        return
+    found = _known(view, function)
+    if isinstance(found, Difference):
+        yield Site(OP, _NAME, Status.MISSED, reason=found.text, lineno=function.lineno)
+        return
+    form, slot = found
+    uses = list(_defaults(view, form, slot))
+    routed = any(use.status is Status.ROUTED for use in uses)
+    reason = "" if routed else uses[0].reason if uses else "no method passes it to get_interface"
+    yield Site(
+        OP,
+        _NAME,
+        Status.ROUTED if routed else Status.UNBOUND,
+        slot.variant,
+        reason=reason,
+        form=digest(form),
+        lineno=function.lineno,
+    )
+    yield from uses
+
+
+def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | Difference:
+    """What the function computes and the slot for it, or why it is not recognised."""
+    if function.decorator_list:
+        text = f"it is decorated with {ast.unparse(function.decorator_list[0])}"
+        return Difference(text, 0.0, function.lineno)
+    if view.scope.functions.get(_NAME) is not function:
+        return Difference("it is not the only definition of its name", 0.0, function.lineno)
+    form = canonical(function, view.scope)
+    found = recognised(_REFERENCE, form, {}, otherwise=ARGUMENT)
+    if isinstance(found, Difference):
+        return found
+    assert isinstance(form, Form)  # noqa: S101
+    variant, made = found
+    operands = {str(node.value): operand for operand, node in made.bindings.items()}
+    parameters = parameters_as(function, operands)
+    if parameters is None or len(operands) != len(made.bindings):
+        return Difference(f"it is {variant}, but its parameters do not define every operand", 0.0)
+    return form, formula_slot(OP, variant, parameters)
+
+
+def _defaults(view: ModuleView, form: Form, slot: SlotSpec) -> Iterator[Site]:
+    """The sites of the methods that pass the function on as the default."""
+    for owner in view.classes.values():
+        for name, method in view.methods(owner).items():
+            for node in walk_ast(method):
+                if (default := _default_of(node)) is not None:
+                    yield _site(view, f"{owner.name}.{name}", method, default, form, slot)
+
+
+def _site(
+    view: ModuleView, where: str, method: FunctionNode, default: ast.expr, form: Form, slot: SlotSpec
+) -> Site:
+    receiver = receiver_name(method)
+    known = bool(receiver) and view.text(default) == _NAME
+    return Site(
+        OP,
+        where,
+        Status.ROUTED if known else Status.UNBOUND,
+        slot.variant,
+        reason="" if known else "there is no module that a kernel could belong to",
+        form=digest(form),
+        edits=(in_place(view, default, f"{slot.name}.at({receiver}, {_NAME})"),) if known else (),
+        slots=(slot,) if known else (),
+        relies_on=(_NAME,),
+        skips={_NAME: form.inlined},
+        counted=False,
+        lineno=default.lineno,
+    )
+
+
+def _default_of(node: ast.AST) -> ast.expr | None:
+    """The default of a look-up ``*.get_interface(name, eager_attention_forward)``; None for other nodes."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    if node.func.attr != _LOOK_UP or len(node.args) != 2:
+        return None
+    default = node.args[1]
+    return default if isinstance(default, ast.Name) and default.id == _NAME else None

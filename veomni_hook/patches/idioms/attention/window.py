@@ -1,0 +1,130 @@
+"""Attention in a sliding window where torch computes it with a dense mask: two functions that models share.
+
+* ``transformers.masking_utils.create_sliding_window_causal_mask`` notes a mask that is a window alone;
+* ``transformers.integrations.sdpa_attention.sdpa_attention_forward`` asks a slot, if there is a mask.
+
+They are recognised by their parameters and by the statements that the inserted code relies on. If a release
+has different code, the site is a miss, and that function stays as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.routes.insertion import before_statement
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.slots import formula_slot
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "attention"
+CANDIDATES = "nothing is counted: the function is one that all models share"
+
+_VARIANT = "sliding_window"
+_MASK, _ATTENTION = "create_sliding_window_causal_mask", "sdpa_attention_forward"
+
+_NOTE = """\
+if allow_is_causal_skip and not torch.compiler.is_compiling():
+    from veomni_hook.kernels.attention.windows import note_window
+
+    note_window(causal_mask, attention_mask, sliding_window)
+"""
+#: What makes `_NOTE` right: whatever is combined into the mask clears the flag.
+_COMBINED = ("or_mask_function", "and_mask_function", "packed_sequence_mask", "block_sequence_ids")
+
+#: Only masks that are noted as a window have the attribute, so that no other call is asked about.
+_GUARD = """\
+if {conditions}:
+    operands = (query, key, value, attention_mask, module, scaling, dropout)
+    if (kernel := {slot}.kernel(module, *operands)) is not None:
+        return kernel(*operands)
+"""
+_NOTED = ("not torch.compiler.is_compiling()", 'hasattr(attention_mask, "_veomni_window")')
+_PARAMETERS = ["module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal"]
+#: Parameters of some releases: done with before the guard, or absent where the guard asks.
+_DONE, _ABSENT = {"cache"}, {"position_bias"}
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """The two functions; nothing in other modules."""
+    for name, made in ((_MASK, _note), (_ATTENTION, _guard)):
+        function = view.functions.get(name)
+        if function is not None and view.document.module.startswith("transformers.") and _own(view, name):
+            site = Site(OP, name, Status.MISSED, counted=False, lineno=function.lineno)
+            try:
+                yield made(view, function, site)
+            except Missed as missed:
+                yield replace(site, reason=str(missed))
+
+
+def _own(view: ModuleView, name: str) -> bool:
+    home = "transformers.masking_utils" if name == _MASK else "transformers.integrations.sdpa_attention"
+    return view.document.module == home
+
+
+def _note(view: ModuleView, function: FunctionNode, site: Site) -> Site:
+    """The site that notes masks.
+
+    Raises:
+        Missed: a mask may hold more than the flag tells.
+    """
+    last = function.body[-1]
+    if ast.unparse(last) != "return causal_mask":
+        raise Missed("it does not end with `return causal_mask`", last)
+    masks = [node for node in walk_ast(function) if _assigns(node, "mask_factory_function")]
+    cleared = {
+        test
+        for node in walk_ast(function)
+        if isinstance(node, ast.If)
+        and any(ast.unparse(one) == "allow_is_causal_skip = False" for one in node.body)
+        for test in [ast.unparse(node.test)]
+    }
+    combined = [name for name in _COMBINED if f"{name} is not None" in cleared]
+    first = "mask_factory_function = sliding_window_causal_mask_function(sliding_window)"
+    if not masks or ast.unparse(masks[0]) != first or len(masks) != len(combined) + 1:
+        raise Missed("it combines masks in another way", function)
+    if not any(_assigns(node, "allow_is_causal_skip") for node in walk_ast(function)):
+        raise Missed("it has no allow_is_causal_skip", function)
+    edits = before_statement(view, function, last, _NOTE, "attention in a sliding window: what this mask is")
+    reason = "notes masks that are a causal sliding window alone"
+    return replace(site, status=Status.ROUTED, reason=reason, edits=edits)
+
+
+def _guard(view: ModuleView, function: FunctionNode, site: Site) -> Site:
+    """The site that asks for a kernel.
+
+    Raises:
+        Missed: the function has other parameters, or computes something else.
+    """
+    names = [argument.arg for argument in function.args.args]
+    others = {*names[len(_PARAMETERS) :]}
+    if names[: len(_PARAMETERS)] != _PARAMETERS or others - _DONE - _ABSENT:
+        raise Missed(f"its parameters differ: {', '.join(names)}", function)
+    start = next((one for one in function.body if ast.unparse(one) == "sdpa_kwargs = {}"), None)
+    calls = [node for node in walk_ast(function) if isinstance(node, ast.Call) and _is_attention(node)]
+    if start is None or not calls or ast.unparse(function.body[-1]) != "return (attn_output, None)":
+        raise Missed("it calls scaled_dot_product_attention in another way", function)
+    given = {one.arg: ast.unparse(one.value) for one in calls[0].keywords}
+    wanted = {"attn_mask": "attention_mask", "dropout_p": "dropout", "scale": "scaling"}
+    if len(calls) > 1 or any(given.get(name) != value for name, value in wanted.items()):
+        raise Missed("it calls scaled_dot_product_attention with other arguments", calls[0])
+    slot = formula_slot(OP, _VARIANT)
+    absent = (f"{name} is None" for name in sorted(others & _ABSENT))
+    code = _GUARD.format(conditions=" and ".join([*_NOTED, *absent]), slot=slot.name)
+    edits = before_statement(view, function, start, code, f"{OP}/{_VARIANT}")
+    return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, slots=(slot,))
+
+
+def _assigns(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == name for target in node.targets
+    )
+
+
+def _is_attention(node: ast.Call) -> bool:
+    return ast.unparse(node.func).endswith(".scaled_dot_product_attention")

@@ -1,0 +1,1 @@
+"""The idiom of the attention mask under ``torch.compile``."""
