@@ -80,6 +80,7 @@ def backward(
     MIDDLE: tl.constexpr,  # dtype
     TO_WEIGHT: tl.constexpr,
     TO_BIAS: tl.constexpr,
+    AGAIN: tl.constexpr,  # read the weight for every row, so that it takes no registers
     STAGES: tl.constexpr,  # loads in flight
 ):  # fmt: skip
     """dx and the partial sums, as above.
@@ -89,7 +90,8 @@ def backward(
     column_of_group = tl.arange(0, BLOCK)
     column = tl.program_id(1) * COLUMNS + column_of_group
     inside = column_of_group < COLUMNS
-    factor = load_factor(weight, column, inside, WEIGHTED, BLOCK)[None, :]
+    if not AGAIN:
+        factor = load_factor(weight, column, inside, WEIGHTED, BLOCK)[None, :]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     total_bias = tl.zeros([ROWS, BLOCK], tl.float32)
     for block in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
@@ -102,6 +104,8 @@ def backward(
         moment = moments + row * GROUPS + tl.program_id(1)
         m = tl.load(moment, mask=row < rows, other=0.0)
         s = tl.load(moment + rows.to(tl.int64) * GROUPS, mask=row < rows, other=0.0)
+        if AGAIN:
+            factor = load_factor(weight, column, inside, WEIGHTED, BLOCK)[None, :]
         # Beyond the columns, dy32 is 0; what xhat is there does not count.
         xhat = (x32 - m[:, None]) * s[:, None]
         g = dy32 * factor

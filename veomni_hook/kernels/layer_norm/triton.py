@@ -46,6 +46,12 @@ __all__ = [
 ]
 
 
+#: Wider weights do not stay in registers. Of RMSNorm's backward at 16,384 columns in bfloat16, an H200 reached
+#: 58 % of a copy's bandwidth with a weight that stays, and 86 % with one that is read for every row, with
+#: three rows in flight.
+_MOST_HELD, _FEWEST_TILES = 8192, 3
+
+
 # Launchers, cached by all Triton specialisations; `large`: row numbers do not fit into 32 bits.
 @lru_cache(maxsize=LAUNCHES)
 def _forward_launch(
@@ -94,8 +100,14 @@ def _backward_launch(
     tile = backward_tile(columns)
     x, dy, weight = dtypes
     assert x is not None and dy is not None  # noqa: S101
-    stages = stages_of(tile, tile // block * columns, x.itemsize + dy.itemsize, memory)
-    steps = int(weight is not None), TL[middle], *needed, stages
+    size = x.itemsize + dy.itemsize
+    again = block > _MOST_HELD
+    if again:
+        # Triton stages one tile less than there are stages.
+        stages = min(_FEWEST_TILES, memory // (tile * (size + (weight or x).itemsize)) + 1)
+    else:
+        stages = stages_of(tile, tile // block * columns, size, memory)
+    steps = int(weight is not None), TL[middle], *needed, again, stages
     constants = columns, groups, block, tile // block, *steps
     launch = Launch(kernels.backward, 7, *constants, num_warps=warps_of(tile))
     return launch, tile // block, blocks(processors, groups)
