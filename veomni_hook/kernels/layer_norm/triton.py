@@ -47,8 +47,8 @@ __all__ = [
 
 
 #: Wider weights do not stay in registers. Of RMSNorm's backward at 16,384 columns in bfloat16, one H200
-#: reached 58 % of a copy's bandwidth with a weight that stays, 86 % with one that is read for every row. And the most
-#: rows in flight then.
+#: reached 58 % of a copy's bandwidth with a weight that stays, 86 % with one that is read for every row.
+#: And the most rows in flight then.
 _MOST_HELD, _FEWEST_TILES = 8192, 3
 
 
