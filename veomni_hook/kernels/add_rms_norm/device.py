@@ -20,7 +20,7 @@ def forward(
     weight,  # [COLUMNS]
     total,  # [rows, COLUMNS], the dtype of residual: a result, the sum
     y,  # [rows, COLUMNS]: a result, the sum's norm
-    scale,  # [rows], float32: a result, s of the sum
+    scale,  # [rows], float32: a result, s of the sum; not written unless KEEP
     rows,
     size_residual_1, size_residual_2, stride_residual_0, stride_residual_1, stride_residual_2,
     size_hidden_1, size_hidden_2, stride_hidden_0, stride_hidden_1, stride_hidden_2,
@@ -30,6 +30,7 @@ def forward(
     ROWS: tl.constexpr,  # per program
     FACTOR: tl.constexpr,
     MIDDLE: tl.constexpr,  # dtype
+    KEEP: tl.constexpr,  # whether a backward needs the scale
 ):  # fmt: skip
     """total = (residual + hidden).to(dtype), y = factor * (total * s).to(MIDDLE). Grid: cdiv(rows, ROWS)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
@@ -52,4 +53,5 @@ def forward(
     s = inverse_rms(x32, eps, COLUMNS)
     result = (x32 * s[:, None]).to(MIDDLE).to(tl.float32) * factor[None, :]
     tl.store(y + place, result.to(y.dtype.element_ty), mask=kept)
-    tl.store(scale + row, s, mask=row < rows)
+    if KEEP:
+        tl.store(scale + row, s, mask=row < rows)

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.add_rms_norm import device as kernels
 from veomni_hook.kernels.add_rms_norm import reference, skipped_calls
@@ -28,10 +28,11 @@ from veomni_hook.kernels.add_rms_norm.variants import OP
 from veomni_hook.kernels.rms_norm import triton as norms
 from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED, TL, WEIGHT, warps_of
 from veomni_hook.kernels.rms_norm.variants import Norm
+from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operand_checks import not_plain
-from veomni_hook.kernels.shared.operators import define_op
-from veomni_hook.kernels.shared.rows import Rows, readable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
+from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at
 
 __all__ = ["kernel", "refuses", "unfit"]
 
@@ -71,36 +72,81 @@ def _forward_launch(
     variant: str,
     *,
     large: bool,
-) -> tuple[Launch, int, torch.dtype]:
-    """Return the forward's launcher, the rows per program, and the dtype of the result."""
+    keep: bool,
+) -> tuple[Launch, int]:
+    """Return the forward's launcher, and the rows per program."""
     block = power(columns)
     tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
-    constants = columns, block, tile // block, _FACTORS[variant], TL[_rounded_to(variant, *dtypes)]
-    launch = Launch(kernels.forward, 6, *constants, num_warps=warps_of(tile))
-    return launch, tile // block, _result_dtype(variant, *dtypes)
+    constants = columns, block, tile // block, _FACTORS[variant], TL[_rounded_to(variant, *dtypes)], keep
+    return Launch(kernels.forward, 6, *constants, num_warps=warps_of(tile)), tile // block
+
+
+class _Plan(NamedTuple):
+    """What a forward needs to know of the shapes and strides of a call.
+
+    ``launch`` is None if there is nothing to compute. ``numbers`` are the arguments after the tensors up to
+    eps, ``scales`` the sizes and strides of the scale, ``out`` is the dtype of the norm. ``like``: the sum
+    has the strides of the residual; ``out_like``: and the norm also its dtype.
+    """
+
+    launch: Launch | None
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    scales: tuple[tuple[int, ...], tuple[int, ...]]
+    out: torch.dtype
+    like: bool
+    out_like: bool
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _forward_plan(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    shape: torch.Size,
+    residual_strides: tuple[int, ...],
+    hidden_strides: tuple[int, ...],
+    variant: str,
+    keep: bool,  # noqa: FBT001
+) -> _Plan | None:
+    """Return the plan for addends of these strides, or None if one must be copied first."""
+    residual_rows, hidden_rows = rows_at(shape, residual_strides), rows_at(shape, hidden_strides)
+    if residual_rows is None or hidden_rows is None:
+        return None
+    columns, rows = shape[-1], prod(shape[:-1])
+    scales = tuple(shape[:-1]), contiguous_strides(shape[:-1])
+    out, like = _result_dtype(variant, *dtypes), residual_strides == contiguous_strides(shape)
+    if not columns or not rows:
+        return _Plan(None, (0, 0, 0), (), scales, out, like, like and out is dtypes[0])
+    launch, size = _forward_launch(
+        device, dtypes, columns, (residual_rows, hidden_rows), variant, large=rows >= LARGE, keep=keep
+    )
+    numbers = rows, *residual_rows, *hidden_rows
+    return _Plan(
+        launch, (-(-rows // size), 1, 1), numbers, scales, out, like, like and out is dtypes[0]
+    )  # fmt: skip
 
 
 def _forward_op(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
+    residual: torch.Tensor,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    variant: str,
+    keep: bool = True,  # noqa: FBT001, FBT002 - not in the op's schema
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    residual, residual_rows = readable(residual)
-    hidden_states, hidden_rows = readable(hidden_states)
     device, shape, dtype = residual.device, residual.shape, residual.dtype
-    columns = shape[-1]
-    total = torch.empty(shape, dtype=dtype, device=device)
-    scale = torch.empty(shape[:-1], dtype=torch.float32, device=device)
-    rows = scale.numel()
-    if not columns or not rows:
-        out = _result_dtype(variant, dtype, weight.dtype)
-        return total, torch.empty(shape, dtype=out, device=device), scale
-    launch, size, out = _forward_launch(
-        device, (dtype, weight.dtype), columns, (residual_rows, hidden_rows), variant, large=rows >= LARGE
-    )
-    y = torch.empty(shape, dtype=out, device=device)
-    launch(
-        (-(-rows // size), 1, 1), residual, hidden_states, weight, total, y, scale, rows,
-        *residual_rows, *hidden_rows, float(eps),
-    )  # fmt: skip
+    kind = device, (dtype, weight.dtype), shape
+    plan = _forward_plan(*kind, residual.stride(), hidden_states.stride(), variant, keep)
+    if plan is None:
+        residual, hidden_states = readable(residual)[0], readable(hidden_states)[0]
+        plan = _forward_plan(*kind, residual.stride(), hidden_states.stride(), variant, keep)
+        assert plan is not None  # noqa: S101
+    launch, grid, numbers, scales, out, like, out_like = plan
+    total = torch.empty_like(residual) if like else torch.empty(shape, dtype=dtype, device=device)
+    y = torch.empty_like(residual) if out_like else torch.empty(shape, dtype=out, device=device)
+    scale = torch.empty_strided(*scales, dtype=torch.float32, device=device) if keep else y
+    if launch is not None:
+        launch(grid, residual, hidden_states, weight, total, y, scale, *numbers, float(eps))
     return total, y, scale
 
 
@@ -113,6 +159,8 @@ def _forward_fake(
     return residual.new_empty(shape), residual.new_empty(shape, dtype=out), scale
 
 
+#: The forward without the scale, which only a backward reads; if nothing needs a gradient.
+_infer = on_its_device(partial(_forward_op, keep=False))
 _FORWARD = define_op(
     "add_rms_norm(Tensor residual, Tensor hidden_states, Tensor weight, float eps, str variant)"
     " -> (Tensor, Tensor, Tensor)",
@@ -139,7 +187,7 @@ class _AddRmsNorm(torch.autograd.Function):
         return total, y
 
     @staticmethod
-    @once_differentiable
+    @backward_once
     def backward(
         ctx: Any, dtotal: torch.Tensor | None, dy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
@@ -157,6 +205,9 @@ class _AddRmsNorm(torch.autograd.Function):
         )  # fmt: skip
 
 
+_apply = applied(_AddRmsNorm)
+
+
 def _added(
     formula: Callable[..., _Pair],
     variant: str,
@@ -169,8 +220,12 @@ def _added(
     # The addends may be computed only after the kernel was selected.
     if unfit(residual, hidden_states, weight, eps) is not None:
         return formula(residual, hidden_states, weight, eps)
-    call = residual, hidden_states, weight, eps, variant
-    return _AddRmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+    needed = residual.requires_grad or hidden_states.requires_grad or weight.requires_grad
+    if needed and torch.is_grad_enabled():
+        return _apply(residual, hidden_states, weight, eps, variant)  # type: ignore[no-any-return]
+    forward = _FORWARD if watched() else _infer
+    total, y, _ = forward(residual, hidden_states, weight, eps, variant)
+    return total, y
 
 
 @cache
@@ -181,13 +236,13 @@ def kernel(variant: str) -> Callable[..., _Pair]:
 
 def unfit(residual: Any, hidden_states: Any, weight: Any, eps: Any) -> str | None:
     """Return why the kernels cannot take these operands, or None."""
-    reason = _addends_unfit(residual, hidden_states)
-    return reason if reason is not None else norms.refuses(None, residual, weight, eps)
+    reason = (
+        not_plain(residual, hidden_states, weight) or untraceable() or _addends_unfit(residual, hidden_states)
+    )
+    return reason if reason is not None else norms.unfit(residual, weight, eps)
 
 
 def _addends_unfit(residual: torch.Tensor, hidden_states: torch.Tensor) -> str | None:
-    if (reason := not_plain(residual, hidden_states)) is not None:
-        return reason
     if residual.shape != hidden_states.shape:
         return "the two addends have different shapes"
     if residual.dtype is not hidden_states.dtype:
@@ -208,8 +263,13 @@ def refuses(
         return reason
     if (reason := _addends_unfit(residual, hidden_states)) is not None:
         return reason
-    parameters = [each for each in norm._parameters.values() if each is not None]
-    if len(parameters) != 1:
-        return f"the norm has {len(parameters)} parameters instead of only a weight"
-    # eps is checked in the call.
-    return norms.refuses(owner, residual, parameters[0], 0.0)
+    parameters = norm._parameters
+    weight = parameters.get("weight")
+    if weight is None or len(parameters) != 1:
+        named = [each for each in parameters.values() if each is not None]
+        if len(named) != 1:
+            return f"the norm has {len(named)} parameters instead of only a weight"
+        weight = named[0]
+    # eps is checked in the call, and the addends were above.
+    reason = not_plain(weight)
+    return reason if reason is not None else norms.unfit(residual, weight, 0.0)

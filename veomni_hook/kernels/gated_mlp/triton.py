@@ -11,19 +11,21 @@ of float32 away.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.gated_mlp import device, reference
 from veomni_hook.kernels.gated_mlp.recomputed import Origin, product_of
-from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.activations import name_of, name_of_accepted, unknown
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 from veomni_hook.kernels.shared.operators import define_op
-from veomni_hook.kernels.shared.rows import Rows, readable
+from veomni_hook.kernels.shared.rows import Rows, readable, rows_at
 
 __all__ = [
     "ACTIVATIONS",
@@ -55,29 +57,71 @@ _BACKWARD_BLOCK, _BACKWARD_WARPS = 2048, 8
 class _Call(NamedTuple):
     """A formula: its number, its activation's number, whether all is in float32; limit and alpha."""
 
-    code: list[int]
-    numbers: list[float]
+    code: tuple[int, int, bool]
+    numbers: tuple[float, float]
 
 
-def _addressed(*xs: Tensor) -> tuple[list[Tensor], list[Rows], int]:
-    """Tensors with their row layouts, and the columns of a row; contiguous ones are one row."""
-    if all(x.is_contiguous() for x in xs):
-        return [*xs], [Rows(1, 1, 0, 0, 0)] * len(xs), xs[0].numel()
-    tensors, rows = zip(*map(readable, xs), strict=True)
-    return [*tensors], [*rows], xs[0].shape[-1]
+class _Plan(NamedTuple):
+    """How a call is launched: the arguments after the tensors (``sizes``) and at the end (``rows``)."""
+
+    launch: Launch
+    grid: tuple[int, int, int]
+    sizes: tuple[int, int]
+    rows: tuple[int, ...]
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _plan(
+    on: torch.device,
+    dtype: torch.dtype,
+    shape: torch.Size,
+    strides: tuple[tuple[int, ...], ...],
+    code: tuple[int, int, bool],
+    again: bool | None,  # noqa: FBT001
+) -> _Plan | None:
+    """Return the plan for tensors of these strides, or None if one must be copied first.
+
+    ``again`` is that of the backward; None for the forward. It depends on everything that Triton specialises
+    on. Contiguous tensors are one row.
+    """
+    places = [rows_at(shape, each) for each in strides]
+    if any(each is None for each in places):
+        return None
+    rows = [each for each in places if each is not None]
+    number, columns = prod(shape), shape[-1]
+    if all(each == Rows(1, 1, columns, 0, 0) for each in rows):
+        rows, columns = [Rows(1, 1, 0, 0, 0)] * len(rows), number
+    form, activation, wide = code
+    block, warps = (_FORWARD_BLOCK, _FORWARD_WARPS) if again is None else (_BACKWARD_BLOCK, _BACKWARD_WARPS)
+    constants = block, form, activation, tl.float32 if wide else _TL[dtype]
+    if again is None:
+        launch = Launch(device.forward, 3, *constants, num_warps=warps)
+    else:
+        launch = Launch(device.backward, 6, *constants, again, num_warps=warps)
+    blocks = -(-columns // block)
+    grid = number // columns * blocks, 1, 1
+    return _Plan(launch, grid, (columns, blocks), tuple(each for row in rows for each in row))
+
+
+def _like(x: Tensor) -> Tensor:
+    """Return an empty contiguous tensor like ``x``."""
+    # `torch.empty` of a `torch.Size` takes three times as long, and naming the format twice as long.
+    return torch.empty_like(x) if x.is_contiguous() else x.new_empty(x.shape)
 
 
 def _forward_op(gate: Tensor, up: Tensor, code: Sequence[int], numbers: Sequence[float]) -> Tensor:
-    form, activation, wide = code
-    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    if y.numel():
-        (gate, up), rows, columns = _addressed(gate, up)
-        blocks = -(-columns // _FORWARD_BLOCK)
-        device.forward[(y.numel() // columns * blocks,)](
-            gate, up, y, columns, blocks, *numbers, *rows[0], *rows[1],
-            _FORWARD_BLOCK, form, activation, tl.float32 if wide else _TL[gate.dtype],
-            num_warps=_FORWARD_WARPS,
-        )  # fmt: skip
+    y = _like(gate)
+    if 0 in gate.shape:
+        return y
+    kind = gate.device, gate.dtype, gate.shape
+    form = tuple(code)
+    plan = _plan(*kind, (gate.stride(), up.stride()), form, None)
+    if plan is None:
+        gate, up = readable(gate)[0], readable(up)[0]
+        plan = _plan(*kind, (gate.stride(), up.stride()), form, None)
+        assert plan is not None  # noqa: S101
+    launch, grid, sizes, rows = plan
+    launch(grid, gate, up, y, *sizes, *numbers, *rows)
     return y
 
 
@@ -89,17 +133,19 @@ def _backward_op(
     numbers: Sequence[float],
     again: bool,  # noqa: FBT001 - the op's schema
 ) -> tuple[Tensor, Tensor, Tensor]:
-    form, activation, wide = code
-    dgate, dup = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
-    y = torch.empty(gate.shape if again else 0, dtype=gate.dtype, device=gate.device)
-    if dgate.numel():
-        (gate, up, dy), rows, columns = _addressed(gate, up, dy)
-        blocks = -(-columns // _BACKWARD_BLOCK)
-        device.backward[(dgate.numel() // columns * blocks,)](
-            gate, up, dy, dgate, dup, y, columns, blocks, *numbers, *rows[0], *rows[1], *rows[2],
-            _BACKWARD_BLOCK, form, activation, tl.float32 if wide else _TL[gate.dtype],
-            again, num_warps=_BACKWARD_WARPS,
-        )  # fmt: skip
+    dgate, dup = _like(gate), _like(gate)
+    y = _like(gate) if again else torch.empty(0, dtype=gate.dtype, device=gate.device)
+    if 0 in gate.shape:
+        return dgate, dup, y
+    kind = gate.device, gate.dtype, gate.shape
+    form = tuple(code)
+    plan = _plan(*kind, (gate.stride(), up.stride(), dy.stride()), form, again)
+    if plan is None:
+        gate, up, dy = readable(gate)[0], readable(up)[0], readable(dy)[0]
+        plan = _plan(*kind, (gate.stride(), up.stride(), dy.stride()), form, again)
+        assert plan is not None  # noqa: S101
+    launch, grid, sizes, rows = plan
+    launch(grid, gate, up, dy, dgate, dup, y, *sizes, *numbers, *rows)
     return dgate, dup, y
 
 
@@ -133,16 +179,19 @@ class _Gated(torch.autograd.Function):
         return _FORWARD(gate, up, *call)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @backward_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         dgate, dup, _ = _BACKWARD(*ctx.saved_tensors, dy, *ctx.call, False)
         to_gate, to_up = ctx.needs_input_grad[:2]
         return dgate if to_gate else None, dup if to_up else None, None
 
 
+_apply = applied(_Gated)
+
+
 def _gated(gate: Tensor, up: Tensor, call: _Call) -> Tensor:
     if wants_grad(gate, up):
-        y: Tensor = _Gated.apply(gate, up, call)  # type: ignore[no-untyped-call]
+        y: Tensor = _apply(gate, up, call)
         if torch.compiler.is_compiling():
             return y
         return product_of(y, Origin(gate, up, partial(_again, call), partial(_gradients, call)))
@@ -166,7 +215,7 @@ def _unusual(gate: Tensor, up: Tensor, *numbers: Any) -> bool:
         or gate.shape != up.shape
         or gate.device != up.device
         or not gate.ndim
-        or any(type(number) not in (int, float) or number < 0 for number in numbers)
+        or (bool(numbers) and any(type(number) not in (int, float) or number < 0 for number in numbers))
     )
 
 
@@ -174,39 +223,39 @@ def product(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """Return ``activation(gate) * up``; `refuses` has accepted the activation."""
     if _unusual(gate, up):
         return reference.product(gate, up, activation)
-    return _gated(gate, up, _Call([_PRODUCT, _number(activation), False], [0.0, 0.0]))
+    return _gated(gate, up, _Call((_PRODUCT, _number(activation), False), (0.0, 0.0)))
 
 
 def product_float32(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """Return ``activation(gate) * up``, computed in float32, in the dtype of ``gate``."""
     if _unusual(gate, up):
         return reference.product_float32(gate, up, activation)
-    return _gated(gate, up, _Call([_PRODUCT, _number(activation), True], [0.0, 0.0]))
+    return _gated(gate, up, _Call((_PRODUCT, _number(activation), True), (0.0, 0.0)))
 
 
 def clamped(gate: Tensor, up: Tensor, activation: Activation, limit: float) -> Tensor:
     """Return ``activation(gate) * up``, with ``gate`` clamped above at ``limit`` and ``up`` on both sides."""
     if _unusual(gate, up, limit):
         return reference.clamped(gate, up, activation, limit)
-    return _gated(gate, up, _Call([_CLAMPED, _number(activation), False], [float(limit), 0.0]))
+    return _gated(gate, up, _Call((_CLAMPED, _number(activation), False), (float(limit), 0.0)))
 
 
 def clamped_after(gate: Tensor, up: Tensor, activation: Activation, limit: float) -> Tensor:
     """Return ``activation(gate) * up``, the activation clamped above at ``limit``, ``up`` on both sides."""
     if _unusual(gate, up, limit):
         return reference.clamped_after(gate, up, activation, limit)
-    return _gated(gate, up, _Call([_CLAMPED_AFTER, _number(activation), False], [float(limit), 0.0]))
+    return _gated(gate, up, _Call((_CLAMPED_AFTER, _number(activation), False), (float(limit), 0.0)))
 
 
 def scaled_sigmoid(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
     """Return ``(up + 1) * gate * sigmoid(alpha * gate)`` with both clamped at ``limit``."""
     if _unusual(gate, up, alpha, limit):
         return reference.scaled_sigmoid(gate, up, alpha, limit)
-    return _gated(gate, up, _Call([_SCALED_SIGMOID, 0, False], [float(limit), float(alpha)]))
+    return _gated(gate, up, _Call((_SCALED_SIGMOID, 0, False), (float(limit), float(alpha))))
 
 
 def _number(activation: Activation) -> int:
-    name = name_of(activation)
+    name = name_of_accepted(activation)
     assert name is not None, unknown(activation)  # noqa: S101 - `refuses` was asked
     return ACTIVATIONS[name]
 

@@ -10,111 +10,39 @@ atomics.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
-import triton.language as tl
-from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.qk_norm_rotary import device, reference, skipped_calls
+from veomni_hook.kernels.qk_norm_rotary import reference, skipped_calls
+from veomni_hook.kernels.qk_norm_rotary.plans import (
+    MOST_NUMBERS,
+    Dtypes,
+    Form,
+    Launched,
+    Shapes,
+    Strides,
+    backward_plan,
+    forward_plan,
+    positions_first,
+    readable,
+    result,
+    stand_in,
+)
 from veomni_hook.kernels.qk_norm_rotary.variants import OP
-from veomni_hook.kernels.shared.launch import power
+from veomni_hook.kernels.rms_norm.tiles import summed
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.launch import LAUNCHES, power
 from veomni_hook.kernels.shared.module_calls import parameter
 from veomni_hook.kernels.shared.operand_checks import not_plain
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
 
 __all__ = ["kernel", "refuses"]
 
 Tensor = torch.Tensor
 _WEIGHT, _ONE_PLUS = 1, 2  # the factors, as `rms_norm.device.load_factor` numbers them
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-_TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-#: Tiles over all heads of a position are unrolled; more numbers would need too many tiles.
-MOST_NUMBERS = 1 << 17
-#: A program takes several positions until it has this many numbers.
-_FEW_NUMBERS, _MOST_POSITIONS = 1024, 4
-
-
-class Plan(NamedTuple):
-    """How a kernel is launched: numbers per tile and warp, loads in flight, programs per multiprocessor."""
-
-    tile: int
-    a_warps: int
-    positions: int = 1
-    stages: int = 1
-    programs: int = 0
-
-
-# On an H200, share of a copy's bandwidth at 32/8 heads of 128: forward 95 % (88 % with 512 per warp),
-# backward 96 % (92 % with three loads in flight, 76 % with one). Fewer heads need more programs per
-# multiprocessor: 75 % with four and 41 % with one at 16/8 heads of 64.
-FORWARD = Plan(tile=4096, a_warps=1024)
-BACKWARD = Plan(tile=2048, a_warps=512, stages=4, programs=4)
-#: How many numbers of positions the programs of a multiprocessor work on together.
-_NUMBERS_A_PROCESSOR = 6144
-
-
-class _Sizes(NamedTuple):
-    """The constants of a launch; of a head, twice ``half`` numbers are rotated, ``rest`` are not."""
-
-    q_heads: int
-    k_heads: int
-    q_block: int
-    k_block: int
-    half: int
-    rest: int
-    half_block: int
-    rest_block: int
-
-
-@cache
-def _room(on: torch.device) -> tuple[int, int]:
-    """The number of multiprocessors, and the bytes that programs of one may stage."""
-    if on.type != "cuda":
-        return 2, 1 << 16  # the interpreter
-    properties = torch.cuda.get_device_properties(on)
-    memory = int(getattr(properties, "shared_memory_per_block_optin", 1 << 16))
-    return properties.multi_processor_count, memory
-
-
-def _sizes(plan: Plan, q: Tensor, k: Tensor, cos: Tensor) -> tuple[_Sizes, int, int, int]:
-    """The constants of a launch, positions and warps per program, and numbers per position."""
-    half = cos.shape[2] // 2
-    rest = q.shape[3] - 2 * half
-    half_block, rest_block = power(half), power(rest)
-    row = power(2 * half_block + (rest_block if rest else 0))
-    q_block, k_block = (min(power(x.shape[1]), max(1, plan.tile // row)) for x in (q, k))
-    numbers = max(q_block, k_block) * row
-    sizes = _Sizes(q.shape[1], k.shape[1], q_block, k_block, half, rest, half_block, rest_block)
-    positions = max(plan.positions, min(_MOST_POSITIONS, _FEW_NUMBERS // numbers))
-    heads = sum(-(-x.shape[1] // block) * block for x, block in ((q, q_block), (k, k_block)))
-    return sizes, positions, max(1, min(8, numbers // plan.a_warps)), heads * row
-
-
-def _readable(x: Tensor) -> Tensor:
-    """``x``, or a copy in the memory order ``[batch, length, heads, head_dim]`` if rows are scattered."""
-    return x if x.stride(3) == 1 else x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _strides(x: Tensor) -> tuple[int, int]:
-    """The strides of batch and length in a table; a single batch is broadcast."""
-    return (x.stride(0) if x.shape[0] > 1 else 0), x.stride(1)
-
-
-def _positions_first(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """An empty tensor of the shape of ``x``, in the memory order of ``[batch, length, heads, head_dim]``."""
-    b, h, s, d = x.shape
-    return torch.empty_strided((b, h, s, d), (s * h * d, d, h * d, 1), dtype=dtype, device=x.device)
-
-
-def _result(x: Tensor, dtype: torch.dtype, *, joined: bool) -> Tensor:
-    """An empty tensor with the strides of upstream's result: concatenated results are contiguous."""
-    result = torch.empty_like(
-        x, dtype=dtype, memory_format=torch.contiguous_format if joined else torch.preserve_format
-    )
-    # Upstream preserves non-contiguous columns; here rows are written contiguously.
-    return result if result.stride(3) == 1 else _positions_first(x, dtype)
 
 
 def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
@@ -133,18 +61,34 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     out: torch.dtype,
     joined: bool,  # noqa: FBT001
 ) -> tuple[Tensor, Tensor]:
-    q, k = _readable(q), _readable(k)
-    q_out, k_out = _result(q, out, joined=joined), _result(k, out, joined=joined)
-    positions, length = q.shape[0] * q.shape[2], q.shape[2]
-    if not positions:
-        return q_out, k_out
-    sizes, at_once, warps, _ = _sizes(FORWARD, q, k, cos)
-    device.forward[(-(-positions // at_once),)](
-        q, k, q_weight, k_weight, cos, sin, q_out, k_out, q_eps, k_eps, positions, length,
-        *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
-        *q_out.stride()[:3], *k_out.stride()[:3],
-        *sizes, factor, _TL[middle], _TL[normed], _TL[product], at_once, num_warps=warps,
+    q, k = readable(q), readable(k)
+    plan = forward_plan(
+        q.device, (q.dtype, q_weight.dtype, cos.dtype, out), (q.shape, k.shape, cos.shape),
+        (q.stride(), k.stride(), cos.stride(), sin.stride()), (factor, middle, normed, product), joined,
     )  # fmt: skip
+    return _launched(q, k, q_weight, k_weight, cos, sin, q_eps, k_eps, plan, out)
+
+
+def _launched(  # noqa: PLR0913, PLR0917 - the operands
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_eps: float,
+    k_eps: float,
+    plan: Launched,
+    out: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The forward of operands for which the plan was made."""
+    q_out = torch.empty_strided(*plan.results[0], dtype=out, device=q.device)
+    k_out = torch.empty_strided(*plan.results[1], dtype=out, device=q.device)
+    if plan.launch is not None:
+        plan.launch(
+            plan.grid, q, k, q_weight, k_weight, cos, sin, q_out, k_out,
+            float(q_eps), float(k_eps), *plan.numbers,
+        )  # fmt: skip
     return q_out, k_out
 
 
@@ -163,36 +107,41 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     middle: torch.dtype,
     to_weight: bool,  # noqa: FBT001 - the op's schema
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, q_grad, k_grad = map(_readable, (q, k, q_grad, k_grad))
-    dq, dk = _positions_first(q, q.dtype), _positions_first(k, k.dtype)
-    positions, length = q.shape[0] * q.shape[2], q.shape[2]
-    sizes, at_once, warps, numbers = _sizes(BACKWARD, q, k, cos)
-    together = max(1, _NUMBERS_A_PROCESSOR // (at_once * (q.shape[1] + k.shape[1]) * q.shape[3]))
-    a_processor = min(BACKWARD.programs, together)
-    processors, room = _room(q.device)
-    staged = a_processor * numbers * at_once * (q.element_size() + q_grad.element_size())
-    stages = min(BACKWARD.stages, 1 + room // max(staged, 1))
-    programs = min(a_processor * processors, -(-positions // at_once))
-    partial = torch.empty(programs if to_weight else 0, 2, q.shape[3], dtype=torch.float32, device=q.device)
-    if programs:
-        device.backward[(programs,)](
-            q, k, q_weight, k_weight, cos, sin, q_grad, k_grad, dq, dk, partial,
-            q_eps, k_eps, positions, length,
-            *q.stride()[:3], *k.stride()[:3], *_strides(cos), *_strides(sin),
-            *q_grad.stride()[:3], *k_grad.stride()[:3],
-            *sizes, factor, _TL[middle], to_weight, at_once, stages, num_warps=warps,
+    q, k, q_grad, k_grad = map(readable, (q, k, q_grad, k_grad))
+    plan = backward_plan(
+        q.device, (q.dtype, q_weight.dtype, cos.dtype, q_grad.dtype), (q.shape, k.shape, cos.shape),
+        (q.stride(), k.stride(), cos.stride(), sin.stride(), q_grad.stride(), k_grad.stride()),
+        (factor, middle), to_weight,
+    )  # fmt: skip
+    dq = torch.empty_strided(*plan.results[0], dtype=q.dtype, device=q.device)
+    dk = torch.empty_strided(*plan.results[1], dtype=k.dtype, device=q.device)
+    columns = q.shape[3]
+    programs = plan.grid[0]
+    if plan.launch is None or not to_weight:
+        weights = torch.zeros(2, columns, dtype=q_weight.dtype, device=q.device)
+        partial = weights  # a placeholder that the kernel does not access
+    else:
+        partial = torch.empty_strided(
+            (programs, 2 * columns), (2 * columns, 1), dtype=torch.float32, device=q.device
+        )
+    if plan.launch is not None:
+        plan.launch(
+            plan.grid, q, k, q_weight, k_weight, cos, sin, q_grad, k_grad, dq, dk, partial,
+            float(q_eps), float(k_eps), *plan.numbers,
         )  # fmt: skip
-    return dq, dk, partial.sum(0)
+        if to_weight:
+            weights = summed(partial, q_weight.dtype).view(2, columns)
+    return dq, dk, weights
 
 
 def _forward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     *_, dtype, joined = others
-    return _result(q, dtype, joined=joined), _result(k, dtype, joined=joined)
+    return result(q, dtype, joined=joined), result(k, dtype, joined=joined)
 
 
 def _backward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    weights = q.new_empty((2, q.shape[3]), dtype=torch.float32)
-    return _positions_first(q, q.dtype), _positions_first(k, k.dtype), weights
+    weights = others[0].new_empty((2, q.shape[3]))
+    return positions_first(q, q.dtype), positions_first(k, k.dtype), weights
 
 
 _FORWARD = define_op(
@@ -212,32 +161,42 @@ _BACKWARD = define_op(
 )
 
 
+#: The forward, if no dispatcher has to know of it.
+_launch = on_its_device(_launched)
+
+
 class _QkNormRotary(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *operands: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, plan: Launched | None, *operands: Any) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands[:6])
         ctx.form = operands[6:10]
-        return _FORWARD(*operands)  # type: ignore[no-any-return]
+        if plan is None:
+            return _FORWARD(*operands)  # type: ignore[no-any-return]
+        return _launch(*operands[:8], plan, operands[12])  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @backward_once
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, q_weight, k_weight, *_ = ctx.saved_tensors
+        q, k, *_ = ctx.saved_tensors
         # Unused results have no gradient, and their inputs get none.
         used = [grad is not None for grad in incoming]
-        needs = [need and use for need, use in zip(ctx.needs_input_grad[:4], used * 2, strict=True)]
+        needs = [need and use for need, use in zip(ctx.needs_input_grad[1:5], used * 2, strict=True)]
         grads = (
             torch.zeros_like(x) if grad is None else grad for x, grad in zip((q, k), incoming, strict=True)
         )
         dq, dk, weights = _BACKWARD(*ctx.saved_tensors, *grads, *ctx.form, needs[2] or needs[3])
         return (
+            None,
             dq if needs[0] else None,
             dk if needs[1] else None,
-            weights[0].to(q_weight.dtype) if needs[2] else None,
-            weights[1].to(k_weight.dtype) if needs[3] else None,
+            weights[0] if needs[2] else None,
+            weights[1] if needs[3] else None,
             *[None] * 10,
         )
+
+
+_apply = applied(_QkNormRotary, data=1)
 
 
 class _Kernel:
@@ -267,34 +226,46 @@ class _Kernel:
         Weights are ``[head_dim]``, ``cos`` and ``sin`` ``[batch or 1, length, width]``, in any float dtypes.
         Results have the same dtypes as the formula's. Nothing is mutated.
         """
+        needed = q.requires_grad or k.requires_grad or q_weight.requires_grad or k_weight.requires_grad
+        needed = needed and torch.is_grad_enabled()
+        if type(q_eps) is float and type(k_eps) is float and not watched():
+            # Every attribute is read once. What was computed from the same ones before fits, too.
+            ready = None if not_plain(q, k, q_weight, k_weight, cos, sin) else _ready(
+                self,
+                (q.device, k.device, q_weight.device, k_weight.device, cos.device, sin.device),
+                (q.dtype, k.dtype, q_weight.dtype, k_weight.dtype, cos.dtype, sin.dtype),
+                (q.shape, k.shape, q_weight.shape, k_weight.shape, cos.shape, sin.shape),
+                (q.stride(), k.stride(), q_weight.stride(), k_weight.stride(), cos.stride(), sin.stride()),
+                cos.requires_grad or sin.requires_grad,
+            )  # fmt: skip
+            if ready is not None:
+                operands = q, k, q_weight, k_weight, cos, sin, q_eps, k_eps
+                plan, form = ready
+                if needed:
+                    return _apply(plan, *operands, *form)  # type: ignore[no-any-return]
+                return _launch(*operands, plan, form[4])  # type: ignore[no-any-return]
         numbers = isinstance(q_eps, (float, int)) and isinstance(k_eps, (float, int))
-        if not numbers or self._unsuited(q, k, q_weight, k_weight, cos, sin):
+        if not numbers or self.unsuited(q, k, q_weight, k_weight, cos, sin):
             return self._formula(q, k, q_weight, k_weight, q_eps, k_eps, cos, sin)
-        middle, normed = torch.float32, q.dtype
-        if self._cast_first:
-            middle, normed = q.dtype, torch.promote_types(q.dtype, q_weight.dtype)
-        product = torch.promote_types(normed, cos.dtype)
-        out = normed if self._cast_out else product
-        return _QkNormRotary.apply(  # type: ignore[no-untyped-call,no-any-return]
-            q,
-            k,
-            q_weight,
-            k_weight,
-            cos,
-            sin,
-            q_eps,
-            k_eps,
-            self._factor,
-            middle,
-            normed,
-            product,
-            out,
-            self._joined,
-        )
+        operands = q, k, q_weight, k_weight, cos, sin, q_eps, k_eps
+        form = self.form(q.dtype, q_weight.dtype, cos.dtype)
+        if needed:
+            return _apply(None, *operands, *form)  # type: ignore[no-any-return]
+        return _FORWARD(*operands, *form)  # type: ignore[no-any-return]
 
-    def _unsuited(
+    def form(self, q: torch.dtype, weight: torch.dtype, table: torch.dtype) -> Form:
+        """Return what follows eps in the operator, for operands of these dtypes."""
+        middle, normed = torch.float32, q
+        if self._cast_first:
+            middle, normed = q, torch.promote_types(q, weight)
+        product = torch.promote_types(normed, table)
+        out = normed if self._cast_out else product
+        return self._factor, middle, normed, product, out, self._joined
+
+    def unsuited(
         self, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor
     ) -> bool:
+        """Return whether only the formula can compute these operands."""
         if not_plain(q, k, q_weight, k_weight, cos, sin) or not q.ndim == k.ndim == 4 or cos.ndim != 3:
             return True
         batch, heads, length, columns = q.shape
@@ -320,6 +291,39 @@ class _Kernel:
         )
 
 
+@lru_cache(maxsize=LAUNCHES)
+def _ready(
+    kernel: _Kernel,
+    devices: tuple[torch.device, ...],
+    dtypes: Dtypes,
+    shapes: Shapes,
+    strides: Strides,
+    learned: bool,  # noqa: FBT001
+) -> tuple[Launched, Form] | None:
+    """Return the forward's plan and form; None if the operands need a copy or are unsuited.
+
+    Args:
+        kernel: the variant's.
+        devices: of q, k, both weights, cos and sin, as in all arguments that follow.
+        dtypes: theirs.
+        shapes: theirs.
+        strides: theirs.
+        learned: whether cos or sin requires a gradient.
+    """
+    if learned or len(set(devices)) > 1 or any(each[-1:] != (1,) for each in strides):
+        return None
+    q, k, q_weight, k_weight, cos, sin = map(stand_in, shapes, strides, dtypes)
+    if kernel.unsuited(q, k, q_weight, k_weight, cos, sin):
+        return None
+    factor, *rounded, out, joined = form = kernel.form(q.dtype, q_weight.dtype, cos.dtype)
+    middle, normed, product = rounded
+    plan = forward_plan(
+        devices[0], (q.dtype, q_weight.dtype, cos.dtype, out), (q.shape, k.shape, cos.shape),
+        (q.stride(), k.stride(), cos.stride(), sin.stride()), (factor, middle, normed, product), joined,
+    )  # fmt: skip
+    return plan, form
+
+
 @cache
 def kernel(variant: str) -> _Kernel:
     """Return the kernel of a variant."""
@@ -336,10 +340,22 @@ def refuses(owner: Any, *operands: Any) -> str | None:
     reason = not_plain(*weights)
     if reason is not None:
         return reason
+    first, second = weights
+    device = hidden_states.device
+    if (
+        tables
+        and hidden_states.dtype in _DTYPES
+        and first.dtype in _DTYPES
+        and second.dtype in _DTYPES
+        and tables[0].dtype in _DTYPES
+        and tables[1].dtype in _DTYPES
+        and first.device == device
+        and second.device == device
+    ):
+        return None
     for operand in (hidden_states, *weights, *(tables or ())):
         if operand.dtype not in _DTYPES:
             return f"an operand has dtype {operand.dtype}"
-    device = hidden_states.device
     for weight in weights:
         if weight.device != device:
             return f"the weight of a norm is on {weight.device}, the input on {device}"

@@ -56,7 +56,7 @@ def forward(
     x,  # [rows, COLUMNS], strided: the input
     weight,  # [COLUMNS]; not read if FACTOR is 0
     y,  # [rows, COLUMNS]: the result
-    scale,  # [rows], float32: the result s
+    scale,  # [rows], float32: the result s; not written unless KEEP
     rows,
     size_x_1, size_x_2, stride_x_0, stride_x_1, stride_x_2,
     eps,
@@ -65,6 +65,7 @@ def forward(
     ROWS: tl.constexpr,  # per program
     FACTOR: tl.constexpr,
     MIDDLE: tl.constexpr,  # dtype
+    KEEP: tl.constexpr,  # whether a backward needs the scale
 ):  # fmt: skip
     """y = factor * (x * s).to(MIDDLE). Grid: cdiv(rows, ROWS)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
@@ -77,7 +78,8 @@ def forward(
     s = inverse_rms(x32, eps, COLUMNS)
     result = (x32 * s[:, None]).to(MIDDLE).to(tl.float32) * factor[None, :]
     tl.store(y + row[:, None] * COLUMNS + column[None, :], result.to(y.dtype.element_ty), mask=kept)
-    tl.store(scale + row, s, mask=row < rows)
+    if KEEP:
+        tl.store(scale + row, s, mask=row < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])

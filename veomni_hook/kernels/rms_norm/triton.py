@@ -13,11 +13,11 @@ bfloat16): 98 % both ways at 4096 and 128 columns, 97 % backward at 12288, in tw
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.rms_norm import device as kernels
 from veomni_hook.kernels.rms_norm import wide_device
@@ -40,10 +40,11 @@ from veomni_hook.kernels.rms_norm.tiles import (
     warps_of,
     wide,
 )
+from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
-from veomni_hook.kernels.shared.operators import define_op
-from veomni_hook.kernels.shared.rows import Rows, readable
+from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
+from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at
 
 __all__ = [
     "BACKWARD",
@@ -54,6 +55,7 @@ __all__ = [
     "one_plus_weight_rounded",
     "refuses",
     "refuses_unweighted",
+    "unfit",
     "unweighted",
     "weight_before_cast",
 ]
@@ -69,13 +71,52 @@ def _forward_launch(
     form: tuple[int, torch.dtype],
     *,
     large: bool,
+    keep: bool,
 ) -> tuple[Launch, int]:
     """Return the forward's launcher, and the rows per program."""
     block = power(columns)
     tile = forward_tile(columns)
     factor, middle = form
-    constants = columns, block, tile // block, factor, TL[middle]
+    constants = columns, block, tile // block, factor, TL[middle], keep
     return Launch(kernels.forward, 4, *constants, num_warps=warps_of(tile)), tile // block
+
+
+class _Plan(NamedTuple):
+    """What a forward needs to know of the shapes and strides of a call.
+
+    ``launch`` is None if there is nothing to compute. ``numbers`` are the arguments after the tensors up to
+    eps, ``scales`` the sizes and strides of the scale. ``like``: the result has the dtype and strides of x.
+    """
+
+    launch: Launch | None
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    scales: tuple[tuple[int, ...], tuple[int, ...]]
+    like: bool
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _forward_plan(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    form: tuple[int, torch.dtype],
+    keep: bool,  # noqa: FBT001
+) -> _Plan | None:
+    """Return the plan for x of these strides, or None if it must be copied first."""
+    x_rows = rows_at(shape, strides)
+    if x_rows is None:
+        return None
+    columns, rows = shape[-1], prod(shape[:-1])
+    scales = tuple(shape[:-1]), contiguous_strides(shape[:-1])
+    like = strides == contiguous_strides(shape) and dtypes[0] is dtypes[2]
+    if not columns or not rows:
+        return _Plan(None, (0, 0, 0), (), scales, like)
+    launch, size = _forward_launch(
+        device, dtypes, columns, x_rows, form, large=rows >= LARGE, keep=keep
+    )  # fmt: skip
+    return _Plan(launch, (-(-rows // size), 1, 1), (rows, *x_rows), scales, like)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -118,6 +159,36 @@ def _backward_launch(
     return Launch(kernels.backward, 7, *constants, num_warps=warps_of(tile)), rows, processors
 
 
+@lru_cache(maxsize=LAUNCHES)
+def _backward_plan(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    shape: torch.Size,
+    strides: tuple[tuple[int, ...], ...],
+    form: tuple[int, torch.dtype],
+    added: bool,  # noqa: FBT001
+    to_weight: bool,  # noqa: FBT001
+) -> _Plan | None:
+    """Return the backward's plan, whose ``scales`` are those of the partial gradients of the weight.
+
+    ``strides`` are those of x, dy and the gradient that is added; None if one of them must be copied first.
+    """
+    found = [rows_at(shape, each) for each in strides]
+    if any(each is None for each in found):
+        return None
+    where = tuple(each for each in found if each is not None)
+    columns, rows = shape[-1], prod(shape[:-1])
+    like = strides[0] == contiguous_strides(shape)
+    if not columns or not rows:
+        return _Plan(None, (0, 0, 0), (), ((), ()), like)
+    launch, size, programs = _backward_launch(
+        device, dtypes, columns, where if added else where[:2], form, to_weight=to_weight, large=rows >= LARGE
+    )
+    programs = min(programs, -(-rows // size))
+    numbers = rows, *(each for one in where for each in one)
+    return _Plan(launch, (programs, 1, 1), numbers, ((programs, columns), (columns, 1)), like)
+
+
 def _forward_op(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -125,21 +196,24 @@ def _forward_op(
     factor: int,
     middle: torch.dtype,
     out: torch.dtype,
+    keep: bool = True,  # noqa: FBT001, FBT002 - not in the op's schema
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x, x_rows = readable(x)
-    device, shape = x.device, x.shape
-    columns = shape[-1]
-    y = torch.empty(shape, dtype=out, device=device)
-    scale = torch.empty(shape[:-1], dtype=torch.float32, device=device)
-    rows = scale.numel()
-    if not columns or not rows:
-        return y, scale
     if weight is None:
         weight = x  # a placeholder that the kernel does not access
-    launch, size = _forward_launch(
-        device, (x.dtype, weight.dtype, out), columns, x_rows, (factor, middle), large=rows >= LARGE
-    )
-    launch((-(-rows // size), 1, 1), x, weight, y, scale, rows, *x_rows, float(eps))
+    device, shape, dtype = x.device, x.shape, x.dtype
+    plan = _forward_plan(
+        device, (dtype, weight.dtype, out), shape, x.stride(), (factor, middle), keep
+    )  # fmt: skip
+    if plan is None:
+        x = x.contiguous()
+        plan = _forward_plan(device, (dtype, weight.dtype, out), shape, x.stride(), (factor, middle), keep)
+        assert plan is not None  # noqa: S101
+    launch, grid, numbers, scales, like = plan
+    # The fastest of torch's functions for each; `torch.empty` of a `torch.Size` takes three times as long.
+    y = torch.empty_like(x) if like else torch.empty(shape, dtype=out, device=device)
+    scale = torch.empty_strided(*scales, dtype=torch.float32, device=device) if keep else y
+    if launch is not None:
+        launch(grid, x, weight, y, scale, *numbers, float(eps))
     return y, scale
 
 
@@ -153,31 +227,24 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     middle: torch.dtype,
     to_weight: bool,  # noqa: FBT001
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x, x_rows = readable(x)
-    dy, dy_rows = readable(dy)
-    where: tuple[Rows, ...] = x_rows, dy_rows
+    added = direct is not None
     # The kernel does not access placeholders: dy for a gradient to add, x for the weight, scale for partial.
-    if direct is None:
-        direct, direct_rows = dy, dy_rows
-    else:
-        direct, direct_rows = readable(direct)
-        where = x_rows, dy_rows, direct_rows
-    if weight is None:
-        weight = x
-    device, shape = x.device, x.shape
-    columns, rows = shape[-1], scale.numel()
-    dx = torch.empty(shape, dtype=x.dtype, device=device)
-    if not columns or not rows:
-        return dx, torch.zeros(columns if to_weight else 0, dtype=weight.dtype, device=device)
-    launch, size, programs = _backward_launch(
-        device, (x.dtype, dy.dtype, weight.dtype), columns, where, (factor, middle),
-        to_weight=to_weight, large=rows >= LARGE,
-    )  # fmt: skip
-    programs = min(programs, -(-rows // size))
-    partial = torch.empty((programs, columns), dtype=torch.float32, device=device) if to_weight else scale
-    launch(
-        (programs, 1, 1), x, weight, scale, dy, direct, dx, partial, rows, *x_rows, *dy_rows, *direct_rows
-    )  # fmt: skip
+    direct = dy if direct is None else direct
+    weight = x if weight is None else weight
+    device, shape, dtype = x.device, x.shape, x.dtype
+    kind = device, (dtype, dy.dtype, weight.dtype), shape
+    form = (factor, middle), added, to_weight
+    plan = _backward_plan(*kind, (x.stride(), dy.stride(), direct.stride()), *form)
+    if plan is None:
+        x, dy, direct = readable(x)[0], readable(dy)[0], readable(direct)[0]
+        plan = _backward_plan(*kind, (x.stride(), dy.stride(), direct.stride()), *form)
+        assert plan is not None  # noqa: S101
+    launch, grid, numbers, partials, like = plan
+    dx = torch.empty_like(x) if like else torch.empty(shape, dtype=dtype, device=device)
+    if launch is None:
+        return dx, torch.zeros(shape[-1] if to_weight else 0, dtype=weight.dtype, device=device)
+    partial = torch.empty_strided(*partials, dtype=torch.float32, device=device) if to_weight else scale
+    launch(grid, x, weight, scale, dy, direct, dx, partial, *numbers)
     if to_weight:
         return dx, summed(partial, weight.dtype)
     return dx, torch.empty(0, dtype=weight.dtype, device=device)
@@ -208,6 +275,8 @@ def _backward_fake(  # noqa: PLR0913, PLR0917 - the op's schema
     return x.new_empty(x.shape), x.new_empty(x.shape[-1:] if to_weight else 0, dtype=dtype)
 
 
+#: The forward without the scale, which only a backward reads; if nothing needs a gradient.
+_infer = on_its_device(partial(_forward_op, keep=False))
 FORWARD = define_op(
     "rms_norm(Tensor x, Tensor? weight, float eps, int factor, ScalarType middle, ScalarType out)"
     " -> (Tensor, Tensor)",
@@ -239,7 +308,7 @@ class _RmsNorm(torch.autograd.Function):
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @backward_once
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         to_x, to_weight = ctx.needs_input_grad[:2]
@@ -278,15 +347,50 @@ def unweighted(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
     return _norm(hidden_states, None, eps, NONE, torch.float32, hidden_states.dtype)
 
 
-def _norm(*call: Any) -> torch.Tensor:
-    return _RmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+_apply = applied(_RmsNorm)
+
+
+def _norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    factor: int,
+    middle: torch.dtype,
+    out: torch.dtype,
+) -> torch.Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
+        return _apply(x, weight, eps, factor, middle, out)  # type: ignore[no-any-return]
+    if watched():
+        return FORWARD(x, weight, eps, factor, middle, out)[0]  # type: ignore[no-any-return]
+    return _infer(x, weight, eps, factor, middle, out)[0]  # type: ignore[no-any-return]
 
 
 def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    reason = not_plain(weight) or refuses_unweighted(owner, hidden_states, eps)
-    if reason is not None:
-        return reason
+    # One function, because each call takes time: guards of other ops ask this, too.
+    reason = not_plain(weight, hidden_states) or untraceable()
+    return reason if reason is not None else unfit(hidden_states, weight, eps)
+
+
+def unfit(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:
+    """Return why the kernels cannot take these plain tensors, or None."""
+    shape = hidden_states.shape
+    if (
+        hidden_states.dtype in DTYPES
+        and weight.dtype in DTYPES
+        and hidden_states.layout is torch.strided
+        and type(eps) is float
+        and shape
+        and shape[-1] <= MOST_COLUMNS
+        and weight.device == hidden_states.device
+        and shape[-1:] == weight.shape
+        and weight.is_contiguous()
+    ):
+        return None
+    return _unfit_input(hidden_states, eps) or _unfit_weight(hidden_states, weight)
+
+
+def _unfit_weight(hidden_states: torch.Tensor, weight: torch.Tensor) -> str | None:
     if weight.dtype not in DTYPES:
         return f"the weight has dtype {weight.dtype}"
     if weight.device != hidden_states.device:
@@ -301,8 +405,10 @@ def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: 
 def refuses_unweighted(owner: Any, hidden_states: torch.Tensor, eps: float) -> str | None:
     """Return why this call must run the upstream code, or None."""
     reason = not_plain(hidden_states) or untraceable()
-    if reason is not None:
-        return reason
+    return reason if reason is not None else _unfit_input(hidden_states, eps)
+
+
+def _unfit_input(hidden_states: torch.Tensor, eps: float) -> str | None:
     if hidden_states.layout is not torch.strided:
         return "the input is not a strided tensor"
     if hidden_states.dtype not in DTYPES:

@@ -18,7 +18,7 @@ Saved: cos, sin. Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,8 @@ from veomni_hook.kernels.rotary import device, signatures
 from veomni_hook.kernels.rotary.forms import Form
 from veomni_hook.kernels.rotary.steps import steps
 from veomni_hook.kernels.rotary.variants import FUSED
-from veomni_hook.kernels.shared.launch import power
+from veomni_hook.kernels.shared.autograd import applied
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import define_op
 
@@ -90,9 +91,8 @@ def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, cro
     return _Plan(positions, q_shares, q_shares - (-k_heads // k_inside), warps, sizes)
 
 
-def _strides(x: Tensor, heads_at: int) -> tuple[int, int, int]:
-    """The strides of batch, positions and heads."""
-    steps = x.stride()
+def _strides(steps: tuple[int, ...], heads_at: int) -> tuple[int, int, int]:
+    """The strides of batch, positions and heads, of all strides."""
     return steps[0] if len(steps) == 4 else 0, steps[2 * len(steps) - 5 - heads_at], steps[heads_at]
 
 
@@ -115,24 +115,50 @@ def _op(
 def _launch(
     cos: Tensor, sin: Tensor, xs: list[Tensor], ys: list[Tensor], code: Sequence[int], middle: torch.dtype
 ) -> None:
-    heads_at, rotated, offset, _, *form = code
-    alone = len(xs) == 1
     q, k, q_out, k_out = xs[0], xs[-1], ys[0], ys[-1]
-    if not q.numel() and not k.numel():
+    if 0 in q.shape and 0 in k.shape:
         return
-    of_q, of_q_out = _strides(q, heads_at), _strides(q_out, heads_at)
-    of_k, of_k_out = (of_q, of_q_out) if alone else (_strides(k, heads_at), _strides(k_out, heads_at))
-    table, length = cos.stride(), cos.shape[-2]
-    q_heads, k_heads = q.shape[heads_at], 0 if alone else k.shape[heads_at]
-    crossed = of_q[1] < of_q[2] or of_q_out[1] < of_q_out[2]
-    plan = _plan(q.shape[-1], rotated, offset, q_heads, k_heads, crossed)
-    blocks = -(-length // plan.positions)
-    device.rotate[(plan.shares * blocks * (q.shape[0] if q.ndim == 4 else 1),)](
-        q, k, q_out, k_out, cos, sin, length, blocks, q_heads, k_heads, plan.q_shares, plan.shares,
-        *of_q, *of_k, *of_q_out, *of_k_out,
-        table[0] if len(table) == 3 and cos.shape[0] > 1 else 0, table[-2],
-        *plan.sizes, *form, _TL[middle], num_warps=plan.warps, enable_fp_fusion=False,
+    launch, grid, numbers = _launch_plan(
+        q.device, (q.dtype, cos.dtype, q_out.dtype, middle), (q.shape, k.shape, cos.shape),
+        (q.stride(), k.stride(), q_out.stride(), k_out.stride(), cos.stride()), tuple(code), len(xs) == 1,
     )  # fmt: skip
+    launch(grid, q, k, q_out, k_out, cos, sin, *numbers)
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _launch_plan(
+    on: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    shapes: tuple[torch.Size, ...],
+    strides: tuple[tuple[int, ...], ...],
+    code: tuple[int, ...],
+    alone: bool,  # noqa: FBT001
+) -> tuple[Launch, tuple[int, int, int], tuple[int, ...]]:
+    """Return the launcher, the grid and the numbers after the tensors, for everything that they depend on.
+
+    Args:
+        on: where it runs.
+        dtypes: of q, cos, the results and sums.
+        shapes: of q, k and cos.
+        strides: of q, k, both results and cos.
+        code: `_Way.code`.
+        alone: there is no k; q stands for it.
+    """
+    heads_at, rotated, offset, _, *form = code
+    (q, k, cos), table = shapes, strides[4]
+    of_q, of_k, of_q_out, of_k_out = (_strides(each, heads_at) for each in strides[:4])
+    length, q_heads, k_heads = cos[-2], q[heads_at], 0 if alone else k[heads_at]
+    crossed = of_q[1] < of_q[2] or of_q_out[1] < of_q_out[2]
+    plan = _plan(q[-1], rotated, offset, q_heads, k_heads, crossed)
+    blocks = -(-length // plan.positions)
+    numbers = (
+        length, blocks, q_heads, k_heads, plan.q_shares, plan.shares, *of_q, *of_k, *of_q_out, *of_k_out,
+        table[0] if len(table) == 3 and cos[0] > 1 else 0, table[-2],
+    )  # fmt: skip
+    launch = Launch(
+        device.rotate, 6, *plan.sizes, *form, _TL[dtypes[3]], num_warps=plan.warps, enable_fp_fusion=False
+    )
+    return launch, (plan.shares * blocks * (q[0] if len(q) == 4 else 1), 1, 1), numbers
 
 
 def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
@@ -174,9 +200,12 @@ class _Rotary(torch.autograd.Function):
         return None, None, None, *(None if dy is None else next(turned) for dy in dys)
 
 
+_apply = applied(_Rotary, data=3)
+
+
 def _turned(cos: Tensor, sin: Tensor, ways: tuple[_Way, _Way], xs: Sequence[Tensor]) -> Sequence[Tensor]:
     if wants_grad(*xs):
-        return _Rotary.apply(cos, sin, ways, *xs)  # type: ignore[no-any-return, no-untyped-call]
+        return _apply(cos, sin, ways, *xs)  # type: ignore[no-any-return]
     return _ROTATE(cos, sin, list(xs), *ways[0])  # type: ignore[no-any-return]
 
 

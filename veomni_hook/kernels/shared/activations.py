@@ -17,7 +17,7 @@ from torch.nn import functional
 from veomni_hook.kernels.shared.module_calls import call_is_seen, has_code, is_as_written, place_of
 from veomni_hook.kernels.shared.origin import written_in
 
-__all__ = ["FUNCTIONS", "name_of", "unknown"]
+__all__ = ["FUNCTIONS", "name_of", "name_of_accepted", "unknown"]
 
 
 def _relu_squared(x: torch.Tensor) -> torch.Tensor:
@@ -80,6 +80,14 @@ def name_of(activation: Any) -> str | None:
         return _BY_FUNCTION.get(activation)
     except TypeError:
         return None  # unhashable, so not a known function
+
+
+def name_of_accepted(activation: Any) -> str | None:
+    """`name_of` what it has named in the same call of the model; skips what it has checked."""
+    if not isinstance(activation, nn.Module):
+        return name_of(activation)
+    known = _known(type(activation))
+    return None if known is None else _said(activation, known[0])
 
 
 def _known(kind: type[nn.Module]) -> tuple[str, str] | None:

@@ -1,14 +1,22 @@
 """Launches of Triton functions that do not inspect every argument again.
 
 At each launch, ``function[grid](...)`` determines for every argument what Triton has to compile. If this is
-known beforehand, the compiled handle is launched directly.
+known beforehand, the compiled handle is launched directly. Such a handle still looks up the device, calls two
+hooks, and asks the driver where each tensor is. So where its launcher has the expected form, the launcher's C
+function is called with addresses.
 """
 
 from __future__ import annotations
 
+from copy import copy
+from functools import reduce
+from operator import or_
+from types import BuiltinFunctionType
 from typing import Any
 
+import torch
 import triton
+from torch._functorch.utils import unwrap_dead_wrappers
 
 __all__ = ["LAUNCHES", "Launch", "cdiv", "power"]
 
@@ -29,12 +37,21 @@ def power(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
+#: Where profilers set hooks that are called at every launch.
+_HOOKS: Any = triton.knobs.runtime if hasattr(triton, "knobs") else triton.compiler.CompiledKernel
+_CHAIN: Any = getattr(getattr(triton, "knobs", None), "HookChain", None)
+_data_ptr = torch.Tensor.data_ptr
+_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+
+
 class Launch:
     """A Triton function for one kind of arguments, on one device; constants and options are fixed.
 
     The kind is everything that Triton specialises on: the dtypes of tensors and the values of numbers. For
     floats, and for numbers that the function is told not to specialise on, only the size counts (32 or 64
-    bits). Callers must ensure that the kind matches. Alignment is checked here: it varies within a kind.
+    bits). Callers must ensure that the kind matches, and that the device is the current one. Alignment is
+    checked here: it varies within a kind.
 
     Args:
         function: the result of ``triton.jit``.
@@ -43,7 +60,7 @@ class Launch:
         options: compiler options, such as ``num_warps``.
     """
 
-    __slots__ = ("_compiled", "_constants", "_function", "_options", "_tensors")
+    __slots__ = ("_compiled", "_constants", "_function", "_options", "_raw", "_tensors")
 
     def __init__(self, function: Any, tensors: int, *constants: Any, **options: Any) -> None:
         self._function = function
@@ -51,16 +68,69 @@ class Launch:
         self._constants = constants
         self._options = options
         self._compiled: Any = None
+        #: The launcher's C function, the device, the loaded function, and the arguments after it.
+        self._raw: tuple[Any, int, Any, tuple[Any, ...]] | None = None
 
     def __call__(self, grid: tuple[int, int, int], *arguments: Any) -> None:
         """Launch the function on the current device and stream."""
-        aligned = True
-        for tensor in arguments[: self._tensors]:
-            if tensor.data_ptr() % _ALIGNED:
-                aligned = False
+        tensors = self._tensors
+        try:
+            pointers = [*map(_data_ptr, arguments[:tensors])]
+        except RuntimeError:  # a tensor that left a transform of `torch.func`
+            arguments = unwrap_dead_wrappers(arguments)
+            pointers = [*map(_data_ptr, arguments[:tensors])]
+        aligned = not reduce(or_, pointers) % _ALIGNED
         if aligned and self._compiled is not None:
-            self._compiled[grid](*arguments, *self._constants)
+            if self._raw is None or _observed():
+                self._compiled[grid](*arguments, *self._constants)
+                return
+            launch, device, function, fixed = self._raw
+            x, y, z = grid
+            launch(
+                x, y, z, _stream(device), function, *fixed, *pointers, *arguments[tensors:], *self._constants
+            )  # fmt: skip
             return
         compiled = self._function[grid](*arguments, *self._constants, **self._options)
         if aligned and _HANDLES:
             self._compiled = compiled  # None in the interpreter
+            self._raw = _raw_launch(compiled, len(arguments) + len(self._constants))
+
+
+def _observed() -> bool:
+    """Return whether a profiler has asked Triton to call it at every launch."""
+    # Some releases have one function or None, others a chain of functions.
+    before, after = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
+    if type(before) is type(after) is _CHAIN:
+        return bool(before.calls or after.calls)
+    return any(each is not None and (type(each) is not _CHAIN or each.calls) for each in (before, after))
+
+
+class _Mark:
+    """Stands for an argument while a launcher shows in which order it passes them on."""
+
+
+def _raw_launch(compiled: Any, count: int) -> tuple[Any, int, Any, tuple[Any, ...]] | None:
+    """Return how to launch a handle that takes ``count`` arguments without its Python code, or None.
+
+    Nothing is launched here. Which arguments a launcher adds differs between releases, so a copy of it is
+    called with marks, and must pass them on in the expected order.
+    """
+    launcher: Any = getattr(compiled, "run", None)
+    launch = getattr(launcher, "launch", None)
+    if type(launch) is not BuiltinFunctionType or torch.version.hip is not None or _stream is None:
+        return None
+    if any(getattr(launcher, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
+        return None  # memory that is allocated at every launch
+    passed: list[tuple[Any, ...]] = []
+    probe = copy(launcher)
+    probe.launch = lambda *them: passed.append(them)
+    head = 1, 1, 1, _Mark(), _Mark()
+    tail = *(_Mark() for _ in range(4)), *(_Mark() for _ in range(count))
+    probe(*head, *tail)
+    (them,) = passed
+    added = them[len(head) : -len(tail)]
+    same = them == (*head, *added, *tail)
+    if not same or not all(each is None or isinstance(each, int) for each in added):
+        return None
+    # The four are the metadata of the function and of the launch, and two hooks, which `_observed` checks.
+    return launch, _device(), compiled.function, (*added, compiled.packed_metadata, None, None, None)

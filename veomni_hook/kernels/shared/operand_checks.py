@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import compiler as _compiler
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 __all__ = ["count_as_plain", "not_plain", "untraceable", "wants_grad"]
 
 # To dynamo, a module's buffer has the type Buffer; elsewhere nothing does.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 # Bound here, because every guard uses them and attribute lookups in torch took time.
-_is_compiling = torch.compiler.is_compiling
 _in_functorch = torch._C._are_functorch_transforms_active
 _in_jit_trace = torch._C._get_tracing_state
 # Marked on the class, not in a collection: kernels are imported while dynamo traces and guards collections.
@@ -35,7 +36,8 @@ def not_plain(*tensors: Any) -> str | None:
 
 def untraceable() -> str | None:
     """Return why code with its own backward must not run now (torch.func, jit.trace, dual numbers)."""
-    if _is_compiling():
+    # As `torch.compiler.is_compiling`, which takes two calls.
+    if is_dynamo_compiling() or _compiler._is_compiling_flag:
         return None  # traced into one graph; dynamo cannot trace the checks below
     if _in_functorch():
         return "a torch.func transform is active"

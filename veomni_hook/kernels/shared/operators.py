@@ -7,10 +7,16 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import compiler as _compiler
+from torch.compiler import is_dynamo_compiling
 
 from veomni_hook import accelerator
 
-__all__ = ["define_op", "watched"]
+__all__ = ["define_op", "on_its_device", "watched"]
+
+_modes = torch._C._len_torch_dispatch_stack
+# Without the check of `torch.cuda.current_device` that CUDA is initialised: a tensor is there.
+_current_cuda_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
 # `define` and `impl` cost less per call than the decorators of `torch.library.custom_op`.
 _LIBRARY: Any = torch.library.Library("veomni_hook", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -30,19 +36,7 @@ def define_op(schema: str, implementation: Callable[..., Any], fake: Callable[..
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
-
-    @wraps(implementation)
-    def launch(x: torch.Tensor, *operands: Any) -> Any:
-        # A model spread over several devices runs all of them from one current device.
-        if x.is_cpu:
-            return implementation(x, *operands)
-        device = x.device
-        there = accelerator.module(device)
-        if there is None or device.index == there.current_device():
-            return implementation(x, *operands)
-        with there.device(device.index):
-            return implementation(x, *operands)
-
+    launch = on_its_device(implementation)
     _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
     torch.library.register_fake(f"veomni_hook::{name}", fake, lib=_LIBRARY)
     operator = getattr(torch.ops.veomni_hook, name).default
@@ -53,6 +47,26 @@ def define_op(schema: str, implementation: Callable[..., Any], fake: Callable[..
     return call
 
 
+def on_its_device(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``implementation``, called with the device of its first operand as the current device."""
+
+    # A model spread over several devices runs all of them from one current device.
+    @wraps(implementation)
+    def launch(x: torch.Tensor, *operands: Any) -> Any:
+        # Numbers instead of `torch.device`: this is asked at every launch.
+        if x.is_cpu or (x.is_cuda and x.get_device() == _current_cuda_device()):
+            return implementation(x, *operands)
+        device = x.device
+        there = accelerator.module(device)
+        if there is None or device.index == there.current_device():
+            return implementation(x, *operands)
+        with there.device(device.index):
+            return implementation(x, *operands)
+
+    return launch
+
+
 def watched() -> bool:
     """Return whether a call must use the dispatcher, so that operators behave as their schema says."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    # Dynamo knows the first function; tracers that run the code set the flag.
+    return is_dynamo_compiling() or _compiler._is_compiling_flag or _modes() > 0

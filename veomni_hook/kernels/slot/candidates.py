@@ -59,6 +59,7 @@ class Answers:
     Attributes:
         wanted: ``auto``, ``eager`` or a backend.
         idle: the outcome of every call if no kernel is possible on any device; else None.
+        on: what `candidates` returned, by device; whoever asks at every call fills it.
     """
 
     def __init__(self, site: Site, choice: Choice, idle: Outcome | None = None) -> None:
@@ -66,6 +67,7 @@ class Answers:
         self._site = site
         self._choice = choice
         self._candidates: dict[Any, tuple[Candidate, ...]] = {}
+        self.on: dict[Any, tuple[Candidate, ...]] = {}
         self._refusals: dict[tuple[str, str], Outcome] = {}
         reason = None if idle is not None else excluded(site.op, site.variant, choice)
         self.idle = idle if reason is None else Outcome(EAGER, reason)

@@ -67,7 +67,7 @@ class Slot:
         skips: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
         # Patched modules have already imported torch; other importers of this module need not.
-        from torch import compiler, is_grad_enabled
+        from torch import compiler, device, is_grad_enabled
 
         registry.check(op, variant)
         self.op = op
@@ -76,8 +76,10 @@ class Slot:
         self.parameters = parameters
         self.skips = dict(skips or {})
         self._skipped = Skipped(self.skips, module_name, sys._getframe(1))
-        self._is_compiling = compiler.is_compiling
+        # `is_compiling` takes two calls. Dynamo knows this function; tracers that run the code set a flag.
+        self._is_dynamo = compiler.is_dynamo_compiling
         self._compiler = compiler
+        self._device_kind = device
         self._with_gradients = is_grad_enabled
         self.site = Site(op, variant, module_name, set())
         self._epoch = -1
@@ -117,9 +119,12 @@ class Slot:
         first one (of a list of tensors: of its first tensor) selects the kernels to ask. Raises KernelError
         if a backend chosen by name has no kernel for this variant or cannot run on this machine.
         """
-        if self._is_compiling():
+        if self._is_dynamo() or self._compiler._is_compiling_flag:
             return None if self._exported() else self._compiled.kernel(owner, operands)
-        answers = self.answers(owner)
+        if STATE.epoch != self._epoch or registry.version != self._version:
+            self._refresh()
+        # `answers`, without a call for modules that are not bound.
+        answers = self.answers(owner) if BINDING in owner.__dict__ else self._answers
         run = None if answers.idle is not None else self._ask(answers, owner, operands)
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
             self._waiting.owner = None
@@ -135,7 +140,7 @@ class Slot:
         last, ``upstream``. The first kernel that accepts is called with the operands. The function falls back
         to ``upstream`` if all refuse, or if the arguments do not fit the parameters.
         """
-        if self._is_compiling():
+        if self._is_dynamo() or self._compiler._is_compiling_flag:
             return upstream if self._exported() else self._compiled.at(owner, upstream)
         if (answers := self.answers(owner)).idle is not None:
             return upstream
@@ -168,7 +173,7 @@ class Slot:
 
         @wraps(covering)
         def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if self._is_compiling():
+            if self._is_dynamo() or self._compiler._is_compiling_flag:
                 operands = taking(module, *args, **kwargs)
                 run = None if self._exported() else self._compiled.kernel(module, operands)
                 return covering(module, *args, **kwargs) if run is None else run(*operands)
@@ -255,7 +260,14 @@ class Slot:
             self._note(owner, answers.refused(answers.wanted, changed))
             return None
         outcome = _UPSTREAM
-        for run, refusals, backend, taken in answers.candidates(device_of(operands)):
+        try:
+            # The type of a `torch.device` takes longer than this.
+            candidates = answers.on[operands[0].device]
+        except (AttributeError, KeyError, TypeError):
+            candidates = answers.candidates(device_of(operands))
+            if candidates and type(device := getattr(operands[0], "device", None)) is self._device_kind:
+                answers.on[device] = candidates
+        for run, refusals, backend, taken in candidates:
             for refusal in refusals:
                 reason = refusal(owner, *operands)
                 if reason is not None:
