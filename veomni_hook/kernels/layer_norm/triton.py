@@ -15,7 +15,6 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.layer_norm import device as kernels
 from veomni_hook.kernels.layer_norm.operand_checks import unfit
@@ -31,8 +30,9 @@ from veomni_hook.kernels.rms_norm.tiles import (
     summed,
     warps_of,
 )
+from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operand_checks import untraceable
+from veomni_hook.kernels.shared.operand_checks import untraceable, wants_grad
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
 
@@ -254,7 +254,7 @@ class _LayerNorm(torch.autograd.Function):
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @backward_once
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, moments = ctx.saved_tensors
         to_x, *needed = ctx.needs_input_grad[:3]
@@ -266,8 +266,20 @@ class _LayerNorm(torch.autograd.Function):
         return dx if to_x else None, *parameters, None, None, None, None
 
 
-def _norm(*call: Any) -> torch.Tensor:
-    return _LayerNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+_apply = applied(_LayerNorm)
+
+
+def _norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    *dtypes: torch.dtype,
+) -> torch.Tensor:
+    tensors = (x, *(each for each in (weight, bias) if each is not None))
+    if wants_grad(*tensors):
+        return _apply(x, weight, bias, eps, *dtypes)  # type: ignore[no-any-return]
+    return _FORWARD(x, weight, bias, eps, *dtypes)[0]  # type: ignore[no-any-return]
 
 
 @cache
