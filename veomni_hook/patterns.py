@@ -16,6 +16,8 @@ PATTERN_FILES = (
     "kernels/attention/variants.py",
     "kernels/gated_mlp/reference.py",
     "kernels/gated_mlp/variants.py",
+    "kernels/layer_norm/reference.py",
+    "kernels/layer_norm/variants.py",
     "kernels/load_balancing_loss/reference.py",
     "kernels/load_balancing_loss/spellings.py",
     "kernels/moe_experts/reference.py",

@@ -174,7 +174,7 @@ def test_ligers_rotation_is_the_one_that_overwrites() -> None:
     assert turned[0].data_ptr() == q.data_ptr()
 
 
-@pytest.mark.parametrize("op", ["rms_norm_gated", "rms_norm_rounded"])
+@pytest.mark.parametrize("op", ["rms_norm_gated", "rms_norm_rounded", "layer_norm"])
 def test_every_variant_of_a_norm_can_be_measured(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -182,7 +182,9 @@ def test_every_variant_of_a_norm_can_be_measured(op: str, monkeypatch: pytest.Mo
     for sizes in ("_ACCELERATOR", "_CPU"):
         monkeypatch.setattr(module, sizes, tuple(map(small, module._ACCELERATOR)))
     kernels = {
-        kernel.variant: kernel for kernel in registry.kernels("rms_norm") if kernel.backend == "triton"
+        kernel.variant: kernel
+        for kernel in registry.kernels("layer_norm" if op == "layer_norm" else "rms_norm")
+        if kernel.backend == "triton"
     }
     monkeypatch.setattr(
         module, "beside", lambda _, variant, device: {"ours": load_attribute(kernels[variant].load)}

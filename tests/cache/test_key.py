@@ -136,6 +136,7 @@ def test_engine_digest_follows_the_formulas_that_idioms_match(copied: Path) -> N
 
 # Together they have a candidate of every op, and every pattern is tried on one of them.
 FAMILIES = (
+    "cohere",
     "deepseek_v3",
     "gemma3",
     "glm4_moe",

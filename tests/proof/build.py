@@ -30,6 +30,13 @@ TELLING: tuple[tuple[str, Callable[[float], bool], float], ...] = (
 )
 
 
+#: Sizes that are not one number, by class and parameter: Chameleon's norm has a weight for each head.
+SIZES: dict[tuple[str, str], Any] = {
+    ("ChameleonLayerNorm", "hidden_size"): (3, HIDDEN),
+    ("DebertaLayerNorm", "size"): HIDDEN,
+}
+
+
 class Unbuildable(Exception):
     """A site that the proof cannot run, which counts as a failure."""
 
@@ -73,6 +80,8 @@ def _shared(one: str, other: str) -> int:
 
 def value_for(name: str, parameter: inspect.Parameter, module: Any, owner: str, config: Any = None) -> Any:
     """What to pass for one parameter of a constructor."""
+    if (owner, name) in SIZES:
+        return SIZES[owner, name]
     if name == "config" or name.endswith("_config"):
         if config is not None:
             return config

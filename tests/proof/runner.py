@@ -96,6 +96,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
     by_op: dict[str, Callable[[Any, Any], Proof]] = {
         "rms_norm": provers.class_prover(inputs.norm_calls),
         "add_rms_norm": additions.prove_addition,
+        "layer_norm": provers.class_prover(inputs.norm_calls),
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,
         "attention": eager_attention.prove_eager_attention,

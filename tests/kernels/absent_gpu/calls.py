@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tests.kernels import declared
 from veomni_hook.kernels.selection.registry import load_attribute
+from veomni_hook.kernels.slot.arguments import operand_names
 
 __all__ = ["OPS", "Call"]
 
@@ -42,9 +43,9 @@ def kernels_of(op: str) -> dict[str, Callable[..., Any]]:
 
 
 def rms_norm() -> Iterator[Call]:
-    """Rows in one block, in two, and of odd lengths."""
+    """Rows in one block, in two, in chunks, and of odd lengths."""
     for variant, kernel in kernels_of("rms_norm").items():
-        for columns in (128, 4096, 12288, 130):
+        for columns in (128, 4096, 12288, 130, *_in_chunks(variant)):
             rows = [empty(64, columns)] * (2 if "gate" in variant else 1)
             weights = [] if "unweighted" in variant or variant == "inverse_rms" else [empty(columns)]
             rest: dict[str, Any] = {"eps": 1e-6}
@@ -55,10 +56,33 @@ def rms_norm() -> Iterator[Call]:
             yield f"{variant} {columns}", partial(both_ways, partial(kernel, **rest), [*rows, *weights])
 
 
+def _in_chunks(variant: str) -> tuple[int, ...]:
+    return (20480, 32768) if variant == "cast_before_weight" else ()
+
+
+def layer_norm() -> Iterator[Call]:
+    """Rows, and groups of neighbours with a weight each."""
+    for variant, kernel in kernels_of("layer_norm").items():
+        for columns in (128, 4096, 12288, 130):
+            operands = operand_names("layer_norm", variant)
+            shape = {"normalized_shape": (columns,)} if "normalized_shape" in operands else {}
+            call = partial(kernel, eps=1e-6, **shape)
+            parameters = [name for name in ("weight", "bias") if name in operands]
+            kinds = [empty(4 if columns < 4096 else 1, columns), empty(columns)]
+            for parameter in kinds if "weight" in parameters and not shape else kinds[1:]:
+                named = dict.fromkeys(parameters, parameter)
+
+                def of(x: Tensor, *given: Tensor, call: Any = call, names: Any = tuple(named)) -> Any:
+                    return call(x, **dict(zip(names, given, strict=True)))
+
+                rows = empty(64, *parameter.shape)
+                yield f"{variant} {tuple(parameter.shape)}", partial(both_ways, of, [rows, *named.values()])
+
+
 def add_rms_norm() -> Iterator[Call]:
     """The same of sums."""
     for variant, kernel in kernels_of("add_rms_norm").items():
-        for columns in (128, 4096, 12288, 130):
+        for columns in (128, 4096, 12288, 130, *_in_chunks(variant)):
             leaves = [empty(64, columns), empty(64, columns), empty(columns)]
             yield f"{variant} {columns}", partial(both_ways, partial(kernel, eps=1e-6), leaves)
 
@@ -183,6 +207,7 @@ _LAYOUTS = (
 OPS: dict[str, Callable[[], Iterator[Call]]] = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
+    "layer_norm": layer_norm,
     "rotary": rotary,
     "qk_norm_rotary": qk_norm_rotary,
     "gated_mlp": gated_mlp,

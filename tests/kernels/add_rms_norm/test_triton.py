@@ -65,6 +65,24 @@ def split_early(monkeypatch):
     norms._backward_launch.cache_clear()
 
 
+@pytest.fixture
+def chunked_early(monkeypatch):
+    """Processes short rows in chunks, too."""
+    monkeypatch.setattr(tiles, "_WHOLE_COLUMNS", 8)
+    monkeypatch.setattr(tiles, "_CHUNK", 8)
+    norms._backward_launch.cache_clear()
+    yield
+    norms._backward_launch.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [23, 40])
+@pytest.mark.parametrize("variant", ["cast_before_weight", "one_plus_weight"])
+def test_chunks_equal_the_reference(chunked_early, variant, columns, dtype):
+    assert tiles.wide(columns, 4, 1 << 16)
+    assert_matches(*pair(variant), inputs((7, columns), dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [17, 23, 40])
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from tests.kernels.attention.flexible import on_a_cpu, upstreams_mask
 from veomni_hook.kernels.attention import flex, reference
@@ -97,6 +96,14 @@ def test_any_length_and_any_number_of_groups(length, heads):
     expected = results(reference.sinks, operands, mask, module, 0.3)
     found = results(flex.with_sinks, operands, mask, module, 0.3)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "given"), [(8, 2, 2), (6, 2, 6), (4, 4, 4)])
+def test_groups_that_are_no_power_of_two_are_repeated(monkeypatch, heads, key_heads, given):
+    module, held = Attention(heads, key_heads), []
+    monkeypatch.setattr(flex, "_run", lambda kind, operands: held.extend(operands))
+    flex.with_sinks(*module.operands(9, key_heads), None, module, 0.3)
+    assert [each.shape[1] for each in held[:3]] == [heads, given, given]
 
 
 @pytest.mark.parametrize("scaling", [None, 0.5])
@@ -198,6 +205,17 @@ def test_refuses_transforms_of_torch_func():
     assert reasons == ["a torch.func transform is active"]
 
 
+def test_refuses_while_torch_compile_is_disabled():
+    module = Attention()
+    operands = (*module.operands(9), None, module, 0.3, 0.0)
+    reason = "torch.compile is disabled, and flex_attention needs it"
+    with torch._dynamo.config.patch(disable=True):
+        assert flex.refuses(module, *operands) == reason
+    with torch.compiler.set_stance("force_eager"):
+        assert flex.refuses(module, *operands) == reason
+    assert flex.refuses(module, *operands) is None
+
+
 def test_dropout_matters_in_training_only():
     module = Attention().eval()
     assert flex.refuses(module, *module.operands(9), None, module, 0.3, 0.1) is None
@@ -228,7 +246,7 @@ def test_compiled_code_is_never_given_up(monkeypatch, caplog):
         def run(*operands):
             runs.append(number)
             if number == 1:
-                raise FailOnRecompileLimitHit("the limit")
+                raise flex._LIMIT_HIT("the limit")
             return made[-1](*operands)
 
         return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,12 +62,18 @@ def test_masks_are_watched_once_and_upstreams_are_returned():
     assert functions["sdpa"] is upstream.sdpa_mask
 
 
-def test_nothing_is_remembered_while_compiling():
+def test_nothing_is_remembered_while_compiling(monkeypatch):
+    known_names = {"eager": lambda length: torch.zeros(1, 1, length, length)}
+    functions = SimpleNamespace(_global_mapping=known_names, register=known_names.__setitem__)
+    module = SimpleNamespace(ALL_MASK_ATTENTION_FUNCTIONS=functions)
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", module)
+    watch()
+    eager_mask = known_names["eager"]
+    assert known(mask := eager_mask(9)).dense() is mask
     before = len(masks._KNOWN)
-    run = torch.compile(lambda x: x + upstreams_mask(1, 9), backend="eager")
-    torch.testing.assert_close(run(torch.zeros(1, 1, 9, 9)), upstreams_mask(1, 9))
-    gc.collect()
+    made = torch.compile(lambda x: (x + 1, eager_mask(9)), backend="eager", fullgraph=True)(torch.zeros(1))[1]
     assert len(masks._KNOWN) == before
+    assert known(made) is None
 
 
 def test_the_blocks_are_computed_once():

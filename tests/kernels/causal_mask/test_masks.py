@@ -148,6 +148,7 @@ def test_additions_are_masked(name, given, embeds):
 @pytest.mark.parametrize(
     ("name", "window"),
     [
+        ("create_causal_mask", None),
         ("create_causal_mask", 4),
         ("create_sliding_window_causal_mask", 4),
         ("create_sliding_window_causal_mask", 64),

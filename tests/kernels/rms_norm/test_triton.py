@@ -66,9 +66,7 @@ def test_wide_rows(variant, dtype):
     assert_matches(*pair(variant, 4100), inputs(variant, (3, 4100), dtype))
 
 
-@pytest.mark.parametrize(
-    "columns", [8200, *(pytest.param(each, marks=pytest.mark.slow) for each in (12288, 20480))]
-)
+@pytest.mark.parametrize("columns", [8200, pytest.param(12288, marks=pytest.mark.slow)])
 def test_wide_rows_in_two_blocks(columns):
     assert tiles.split(columns)[1]
     assert_matches(*pair("one_plus_weight"), inputs("one_plus_weight", (3, columns), torch.float32))
@@ -92,6 +90,16 @@ def split_early(monkeypatch):
     """Splits short rows, too, which the interpreter is done with sooner."""
     monkeypatch.setattr(tiles, "_SPLIT_FROM", 16)
     monkeypatch.setattr(tiles, "_LEAST_TAIL", 2)
+    kernels._backward_launch.cache_clear()
+    yield
+    kernels._backward_launch.cache_clear()
+
+
+@pytest.fixture
+def chunked_early(monkeypatch):
+    """Processes short rows in chunks, too."""
+    monkeypatch.setattr(tiles, "_WHOLE_COLUMNS", 8)
+    monkeypatch.setattr(tiles, "_CHUNK", 8)
     kernels._backward_launch.cache_clear()
     yield
     kernels._backward_launch.cache_clear()
@@ -131,6 +139,57 @@ def test_two_blocks_have_equal_bits_in_any_batch(split_early, variant, dtype):
     given = inputs(variant, (64, 23), dtype)
     rows, weights = [x for x in given if x.ndim == 2], [x for x in given if x.ndim == 1]
     assert_batch_invariant(pair(variant)[0], rows, weights)
+
+
+# The interpreter takes most of a second for such a call: few rows, and by default one formula.
+CHUNKED = [
+    pytest.param(each, marks=[] if each == "cast_before_weight" else pytest.mark.slow) for each in SPLIT
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "columns", [23, *(pytest.param(each, marks=pytest.mark.slow) for each in (9, 16, 17, 32, 161))]
+)
+@pytest.mark.parametrize("variant", CHUNKED)
+def test_chunks_equal_the_reference(chunked_early, variant, columns, dtype):
+    assert tiles.wide(columns, 4, 1 << 16)
+    for rows, weight_dtype in ((7, None), (1, torch.float32)):
+        assert_matches(*pair(variant), inputs(variant, (rows, columns), dtype, weight_dtype))
+
+
+@pytest.mark.parametrize("variant", CHUNKED)
+def test_chunks_take_strides(chunked_early, variant):
+    ours, upstream = pair(variant)
+    x, *weight = inputs(variant, (3, 2, 40), torch.float32)
+    x, weight = x.transpose(0, 1)[..., 8:31], [each[:23].contiguous() for each in weight]
+    turned = [lambda *given, f=f: f(*given).transpose(0, 1) for f in (ours, upstream)]
+    assert_matches(*turned, [x, *weight])
+
+
+@pytest.mark.parametrize("variant", CHUNKED)
+def test_chunks_have_equal_bits_in_any_batch(chunked_early, variant):
+    given = inputs(variant, (41, 23), torch.bfloat16)
+    rows, weights = [x for x in given if x.ndim == 2], [x for x in given if x.ndim == 1]
+    assert_batch_invariant(pair(variant)[0], rows, weights)
+
+
+@pytest.mark.parametrize(
+    "columns", [12296, *(pytest.param(e, marks=pytest.mark.slow) for e in (20480, 32768))]
+)
+def test_the_widest_rows(columns):
+    assert tiles.wide(columns, 4, 1 << 16)
+    assert_matches(*pair("one_plus_weight"), inputs("one_plus_weight", (3, columns), torch.float32))
+
+
+def test_chunks_cover_a_row_and_fit_into_memory():
+    assert tiles.wide(12288, 6, 227 << 10) is None
+    for columns in (12289, 14336, 16384, 16385, 20480, 28672, 32768):
+        found = tiles.wide(columns, 6, 227 << 10)
+        assert found.tail <= found.head < columns <= found.head + found.tail <= 2 * found.head
+    for size, memory in ((6, 227 << 10), (12, 227 << 10), (6, 99 << 10), (12, 99 << 10), (12, 64 << 10)):
+        stages = tiles.wide(16384, size, memory).stages
+        assert 1 <= stages and (stages - 1) * 8192 * size <= memory
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, None], ids=str)

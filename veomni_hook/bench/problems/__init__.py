@@ -18,6 +18,7 @@ OPS = (
     "add_rms_norm",
     "rms_norm_gated",
     "rms_norm_rounded",
+    "layer_norm",
     "rotary",
     "qk_norm_rotary",
     "gated_mlp",

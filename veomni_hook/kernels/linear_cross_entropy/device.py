@@ -14,8 +14,10 @@ differs.
 Shapes: logits [rows, V], 16-bit or float32, are overwritten by their gradient; everything else has a number a
 row. Rows of logits begin at multiples of 16 bytes, which is what GROUP columns take, and V is rounded up to a
 multiple of GROUP in memory: these columns are overwritten by zeros. All steps are in float32; exponentials
-are of base 2, and what is named so is a multiple of log2(e). STAGES: loads in flight. Arguments are not
-grouped, for the reason that `veomni_hook.kernels.moe_experts.device` gives.
+are of base 2; names that end in 2 are of what is multiplied by log2(e). STAGES: loads in flight. HELD: whole
+blocks at a row's end, 0 to 4, that stay in registers between the pass that sums and the one that overwrites;
+the others are read again, backwards. Arguments are not grouped, for the reason that
+`veomni_hook.kernels.moe_experts.device` gives.
 """
 
 import triton

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -19,12 +20,16 @@ __all__ = [
     "ONE_PLUS_ROUNDED",
     "TL",
     "WEIGHT",
+    "WIDE_WARPS",
+    "backward_tile",
     "blocks",
+    "forward_tile",
     "room",
     "split",
     "stages_of",
     "summed",
     "warps_of",
+    "wide",
 ]
 
 #: With more columns, a program would run out of registers.
@@ -43,9 +48,25 @@ _SPLIT_FROM, _LEAST_TAIL = 8192, 128
 #: Bytes in flight per backward program: with fewer, 5120 columns in one block reach 84 % instead of 98 %. And
 #: the minimum number of tiles: two of 12288 columns, in two blocks, reach 79 %, three 97 %.
 _IN_FLIGHT, _FEWEST_TILES = 96 << 10, 3
+#: The most columns of rows that a backward program holds in registers; wider rows are read twice. And the
+#: columns of a chunk, the most chunks in flight, and the warps for wider rows. TO BE MEASURED
+_WHOLE_COLUMNS, _CHUNK, _CHUNK_STAGES, WIDE_WARPS = 12288, 8192, 4, 32
 #: Tile of a program in the final sum, over the programs of a backward.
 _SUMMED_COLUMNS, _SUMMED_ROWS = 32, 64
 _A_WARPS_ELEMENTS = 1024
+#: Elements per program: the best sizes tried on an H200 at each width, within 2 % of the bandwidth; the hint
+#: evict_first cost 4 %. Wide rows of a power of 2 are processed four or two at a time, others one at a time.
+_FORWARD_TILE, _FORWARD_WIDE_TILE, _BACKWARD_TILE = 2048, 16384, 8192
+_WIDE = 4096
+
+
+class Wide(NamedTuple):
+    """The blocks in which a row is finished, the columns of a chunk, and the chunks in flight."""
+
+    head: int
+    tail: int
+    chunk: int
+    stages: int
 
 
 @cache
@@ -72,6 +93,33 @@ def split(columns: int) -> tuple[int, int]:
     head = block // 2
     tail = max(_LEAST_TAIL, power(columns - head)) if columns > head else 0
     return (head, tail) if _SPLIT_FROM <= head and tail <= head // 2 else (block, 0)
+
+
+def wide(columns: int, size: int, memory: int) -> Wide | None:
+    """How a backward program processes a row in chunks; None if it does so as a whole.
+
+    Args:
+        columns: the length of a row.
+        size: bytes loaded per element.
+        memory: bytes that a program may stage.
+    """
+    if columns <= _WHOLE_COLUMNS:
+        return None
+    head = power(columns) // 2
+    # Triton stages one chunk less than there are stages: the last one is loaded when it is needed.
+    stages = min(_CHUNK_STAGES, memory // (_CHUNK * size) + 1)
+    return Wide(head, power(columns - head), _CHUNK, stages)
+
+
+def forward_tile(columns: int) -> int:
+    """The elements of a forward program: one row or several, each in a block of a power of two."""
+    block = power(columns)
+    return max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
+
+
+def backward_tile(columns: int) -> int:
+    """The elements of a step of a backward program: one row or several, each in a block of a power of two."""
+    return max(power(columns), _BACKWARD_TILE)
 
 
 def warps_of(tile: int, elements: int = _A_WARPS_ELEMENTS) -> int:

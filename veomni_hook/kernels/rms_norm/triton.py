@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.rms_norm import device as kernels
+from veomni_hook.kernels.rms_norm import wide_device
 from veomni_hook.kernels.rms_norm.tiles import (
     DTYPES,
     LARGE,
@@ -29,11 +30,15 @@ from veomni_hook.kernels.rms_norm.tiles import (
     ONE_PLUS_ROUNDED,
     TL,
     WEIGHT,
+    WIDE_WARPS,
+    backward_tile,
+    forward_tile,
     room,
     split,
     stages_of,
     summed,
     warps_of,
+    wide,
 )
 from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
@@ -55,11 +60,6 @@ __all__ = [
     "weight_before_cast",
 ]
 
-# Elements per program: the best sizes tried on an H200 at each width, within 2 % of the bandwidth; the hint
-# evict_first cost 4 %. Wide rows of a power of 2 are processed four or two at a time, others one at a time.
-_FORWARD_TILE, _FORWARD_WIDE_TILE, _BACKWARD_TILE = 2048, 16384, 8192
-_WIDE = 4096
-
 
 # Launchers, cached by all Triton specialisations; `large`: row numbers do not fit into 32 bits.
 @lru_cache(maxsize=LAUNCHES)
@@ -75,7 +75,7 @@ def _forward_launch(
 ) -> tuple[Launch, int]:
     """Return the forward's launcher, and the rows per program."""
     block = power(columns)
-    tile = max(block, _FORWARD_WIDE_TILE if columns == block >= _WIDE else _FORWARD_TILE)
+    tile = forward_tile(columns)
     factor, middle = form
     constants = columns, block, tile // block, factor, TL[middle], keep
     return Launch(kernels.forward, 4, *constants, num_warps=warps_of(tile)), tile // block
@@ -142,16 +142,21 @@ def _backward_launch(
         large: row numbers do not fit into 32 bits.
     """
     processors, memory = room(device)
-    block = power(columns)
-    rows = max(block, _BACKWARD_TILE) // block
-    head, tail = split(columns)
-    x, dy, _ = dtypes
+    x, dy, weight = dtypes
     added = len(where) > 2
+    factor, middle = form
+    steps = factor, TL[middle], added, to_weight
+    chunked = wide(columns, x.itemsize + dy.itemsize + weight.itemsize, memory)
+    if chunked is not None:
+        constants = columns, chunked.head, chunked.tail, chunked.chunk, *steps, chunked.stages
+        return Launch(wide_device.backward, 7, *constants, num_warps=WIDE_WARPS), 1, processors
+    tile = backward_tile(columns)
+    rows = tile // power(columns)
+    head, tail = split(columns)
     loaded = x.itemsize + dy.itemsize + (x.itemsize if added else 0)
     stages = stages_of(rows * (head + tail), rows * columns, loaded, memory)
-    factor, middle = form
-    constants = columns, head, tail, rows, factor, TL[middle], added, to_weight, stages
-    return Launch(kernels.backward, 7, *constants, num_warps=warps_of(rows * block)), rows, processors
+    constants = columns, head, tail, rows, *steps, stages
+    return Launch(kernels.backward, 7, *constants, num_warps=warps_of(tile)), rows, processors
 
 
 @lru_cache(maxsize=LAUNCHES)

@@ -41,6 +41,7 @@ __all__ = [
 OP_PACKAGES = (
     "rms_norm",
     "add_rms_norm",
+    "layer_norm",
     "rotary",
     "qk_norm_rotary",
     "attention",

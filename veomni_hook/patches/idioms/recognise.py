@@ -18,6 +18,7 @@ __all__ = ["IDIOMS", "idioms", "recognise"]
 IDIOMS = (
     "rms_norm.find",
     "add_rms_norm.find",
+    "layer_norm.find",
     "rotary.find",
     "qk_norm_rotary.find",
     "gated_mlp.find",

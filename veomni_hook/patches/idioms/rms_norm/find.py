@@ -1,41 +1,18 @@
 """RMSNorm: a class whose ``forward`` is one of the formulas of `veomni_hook.kernels.rms_norm.reference`.
 
-The guard is inserted before the body. If a flag of the instance chooses between formulas, each has its own
-guard under the flag's test. An inherited ``forward`` counts for the class that defines it. A method that it
-calls is followed unless a class of the file overrides it.
+`veomni_hook.patches.idioms.norms` routes it. An inherited ``forward`` counts for the class that defines it.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 
-from veomni_hook.patches.code.document import FunctionNode, has_docstring
-from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.graph import (
-    ARGUMENT,
-    FUNCTION,
-    NUMBER,
-    Difference,
-    Form,
-    Node,
-    Rule,
-    Unknown,
-    branches,
-    canonical,
-    digest,
-    has_source,
-    recognised,
-    reference_form,
-    source,
-)
-from veomni_hook.patches.routes.insertion import before_body, before_statement
-from veomni_hook.patches.routes.slot_code import ask
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.graph import ARGUMENT, FUNCTION, NUMBER
+from veomni_hook.patches.idioms.norms import PARAMETER, called, forward_site, is_centred
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import formula_slot, slot_name
-from veomni_hook.patterns import pattern_file
+from veomni_hook.patches.site import Site
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -46,27 +23,14 @@ CANDIDATES = (
     " counts with the class that defines it"
 )
 
-_REFERENCE = pattern_file(OP)
-
-
-def _is_weight(node: Node) -> bool:
-    return node.op == "attribute" or (
-        node.op == "to_device" and node.args[0].op == "attribute" and has_source(node)
-    )
-
-
 _RULES = {
     "hidden_states": ARGUMENT,
     "gate": ARGUMENT,
-    "weight": Rule("an attribute of self", _is_weight),
+    "weight": PARAMETER,
     "eps": NUMBER,
     "group_size": NUMBER,
     "activation": FUNCTION,
 }
-
-
-#: A formula, its operands as source text, and the tests under which the code computes it.
-_Route = tuple[str, dict[str, str], list[str]]
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -76,85 +40,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         return
     for owner, forward in view.forwards():
         if "RMSNorm" in owner.name or _looks_like_it(view, owner, forward):
-            yield _site(view, owner, forward)
-
-
-def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Site:
-    site = partial(Site, OP, f"{owner.name}.forward", lineno=forward.lineno)
-    checks, body = _after_checks(forward)
-    form = canonical(forward, view.scope, owner, body=body if checks else None)
-    if isinstance(form, Unknown):
-        return site(Status.MISSED, reason=f"{form.reason} (line {form.lineno})")
-    routes = _routes(form)
-    if isinstance(routes, Difference):
-        return site(Status.MISSED, reason=routes.text, form=digest(form))
-    variants = list(dict.fromkeys(variant for variant, _, _ in routes))
-    code = "\n".join(
-        ask(forward, slot_name(OP, variant), form.receiver, list(operands.values()), tests)
-        for variant, operands, tests in routes
-    )
-    comment = f"{OP}/{'|'.join(variants)}"
-    return site(
-        Status.ROUTED,
-        variant="|".join(variants),
-        form=digest(form),
-        captures={name: text for _, operands, _ in routes for name, text in operands.items()},
-        edits=before_statement(view, forward, body[0], code, comment)
-        if checks
-        else before_body(view, forward, code, comment),
-        slots=tuple(formula_slot(OP, variant) for variant in variants),
-        relies_on=form.inlined,
-        skips={f"{owner.name}.forward": form.inlined} if form.inlined else {},
-    )
-
-
-def _after_checks(forward: FunctionNode) -> tuple[bool, Sequence[ast.stmt]]:
-    """The body without initial checks that only raise, and whether there are any."""
-    body = forward.body[1:] if has_docstring(forward) else forward.body
-    count = 0
-    while count < len(body) - 1 and _only_raises(body[count]):
-        count += 1
-    return bool(count), body[count:]
-
-
-def _only_raises(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.If):
-        return not statement.orelse and all(isinstance(inner, ast.Raise) for inner in statement.body)
-    return isinstance(statement, ast.Assert)
-
-
-def _routes(form: Form) -> list[_Route] | Difference:
-    """One route for the whole form, or one for each formula that tests choose between."""
-    whole = _route(form)
-    leaves = branches(form)
-    if not isinstance(whole, Difference) or len(leaves) == 1 or form.effects:
-        return whole if isinstance(whole, Difference) else [whole]
-    routes = []
-    for leaf in leaves:
-        found = _route(Form(form.arguments, leaf.node, (), (), form.receiver))
-        if isinstance(found, Difference):
-            return found
-        if not all(has_source(test) for test, _ in leaf.tests):
-            return Difference("the test that chooses the formula cannot be evaluated before the body", 0.0)
-        said = [(source(test, form.receiver), outcome) for test, outcome in leaf.tests]
-        routes.append((*found[:2], [text if outcome else _negated(text) for text, outcome in said]))
-    return routes
-
-
-def _negated(test: str) -> str:
-    return f"not ({test})" if " " in test else f"not {test}"
-
-
-def _route(form: Form) -> _Route | Difference:
-    found = recognised(_REFERENCE, form, _RULES)
-    if isinstance(found, Difference):
-        return found
-    variant, made = found
-    names = reference_form(_REFERENCE, variant).arguments
-    operands = {name: source(made.bindings[name], form.receiver) for name in names}
-    if len({*operands.values()}) < len(operands):
-        return Difference(f"nearest is {variant}: one value is used for two operands", 1.0, form.lineno)
-    return variant, operands, []
+            yield forward_site(OP, view, owner, forward, _RULES)
 
 
 def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> bool:
@@ -164,35 +50,7 @@ def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode)
         return False
     methods = view.methods(owner)
     functions = {"forward": forward}
-    functions.update((name, methods[name]) for name in _called(forward) if name in methods)
-    names = {name for function in functions.values() for name in _called(function)}
-    centred = any(_is_centred(function) for function in functions.values())
+    functions.update((name, methods[name]) for name in called(forward) if name in methods)
+    names = {name for function in functions.values() for name in called(function)}
+    centred = any(is_centred(function) for function in functions.values())
     return "mean" in names and not names.isdisjoint(("rsqrt", "pow")) and not centred
-
-
-def _called(function: ast.AST) -> Iterator[str]:
-    """The last names of all called attributes: ``mean`` of ``x.mean()``."""
-    for node in walk_ast(function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield node.func.attr
-
-
-def _is_centred(function: FunctionNode) -> bool:
-    """Whether the function subtracts a mean, or a name that holds one."""
-    means = {
-        target.id
-        for node in walk_ast(function)
-        if isinstance(node, ast.Assign) and "mean" in _called(node.value)
-        for target in node.targets
-        if isinstance(target, ast.Name) and not _squares(node.value)
-    }
-    for node in walk_ast(function):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-            names = {inner.id for inner in walk_ast(node.right) if isinstance(inner, ast.Name)}
-            if "mean" in _called(node.right) or not names.isdisjoint(means):
-                return True
-    return False
-
-
-def _squares(node: ast.expr) -> bool:
-    return not {"pow", "square"}.isdisjoint(_called(node))

@@ -1,0 +1,193 @@
+"""LayerNorm as a model's file may write it, not copied from upstream; near misses; upstream's own classes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.matching import TOLERANCE, close
+from tests.patches.idioms.applied import executed
+from veomni_hook.kernels.layer_norm.variants import OP
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.layer_norm import find as layer_norm
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+
+HEAD = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.functional import layer_norm
+
+class SomeLayerNorm(nn.Module):
+    def __init__(self, size, eps=1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(size))
+        self.bias = self.shift = nn.Parameter(torch.rand(size))
+        self.eps, self.normalized_shape = eps, (size,)
+"""
+FORMULAS: dict[str, list[str]] = {
+    "weight_before_cast": [
+        """
+        def forward(self, h):
+            kind = h.dtype
+            h = h.to(torch.float32)
+            centre = h.mean(-1, keepdim=True)
+            spread = (h - centre).pow(2).mean(-1, keepdim=True)
+            h = (h - centre) * torch.rsqrt(spread + self.eps)
+            return (self.weight.to(torch.float32) * h).to(kind)
+        """,
+        """
+        def _centred(self, v):
+            return v - torch.mean(v, dim=-1, keepdim=True)
+
+        def forward(self, v):
+            centred = self._centred(v.float())
+            scale = (torch.mean(centred * centred, -1, True) + self.eps).rsqrt()
+            return torch.mul(scale * centred, self.weight).type_as(v)
+        """,
+    ],
+    "cast_before_weight_and_bias": [
+        """
+        def forward(self, h):
+            kind = h.dtype
+            h = h.float()
+            centre = h.mean(-1, keepdim=True)
+            h = h - centre
+            h = h / torch.sqrt(h.square().mean(-1, keepdim=True) + self.eps)
+            return self.shift + h.to(kind) * self.weight
+        """,
+    ],
+    "operator_before_weight_and_bias": [
+        """
+        def forward(self, h):
+            h = F.layer_norm(h, self.normalized_shape, eps=self.eps)
+            return h * self.weight + self.bias
+        """,
+    ],
+    "weight_and_bias_before_cast": [
+        """
+        def forward(self, h):
+            done = layer_norm(h.float(), self.normalized_shape, self.weight, bias=self.bias, eps=self.eps)
+            return done.to(h.dtype)
+        """,
+    ],
+    "unweighted": [
+        """
+        def forward(self, h):
+            kind = h.dtype
+            return F.layer_norm(h.to(dtype=torch.float32), self.normalized_shape, None, None, self.eps).to(kind)
+        """,
+    ],
+}
+CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
+NEAR = {
+    "the variance of the input itself": (
+        "spread = (h - centre).pow(2).mean(-1, keepdim=True)",
+        "spread = h.pow(2).mean(-1, keepdim=True)",
+    ),
+    "another dimension": ("centre = h.mean(-1, keepdim=True)", "centre = h.mean(1, keepdim=True)"),
+    "an unbiased variance": ("(h - centre).pow(2).mean(-1, keepdim=True)", "h.var(-1, keepdim=True)"),
+    "eps outside the root": ("torch.rsqrt(spread + self.eps)", "(torch.rsqrt(spread) + self.eps)"),
+    "a cast before the weight": (
+        "(self.weight.to(torch.float32) * h).to(kind)",
+        "self.weight * h.to(kind)",
+    ),
+    "no cast": ("h = h.to(torch.float32)", "h = h * 1.0"),
+}
+
+
+def module(text: str) -> str:
+    return HEAD + "\n" + textwrap.indent(textwrap.dedent(text).strip("\n"), "    ") + "\n"
+
+
+def sites(text: str) -> list[Site]:
+    return list(layer_norm.find(ModuleView(Document(text))))
+
+
+def only(text: str) -> Site:
+    (site,) = sites(text)
+    return site
+
+
+@pytest.fixture
+def _references() -> Iterator[None]:
+    before = get_choice()
+    set_choice("layer_norm=reference")
+    yield
+    set_choice(before)
+
+
+def test_every_variant_is_here() -> None:
+    assert set(FORMULAS) == set(OP.variants)
+
+
+@pytest.mark.parametrize(("variant", "number"), CASES)
+def test_every_formula_is_routed(variant: str, number: int) -> None:
+    site = only(module(FORMULAS[variant][number]))
+    assert (site.op, site.status, site.variant, site.target) == (
+        "layer_norm",
+        Status.ROUTED,
+        variant,
+        "SomeLayerNorm.forward",
+    ), site.reason
+    assert [slot.name for slot in site.slots] == [f"veomni_layer_norm_{variant}"]
+    assert site.captures["eps"] == "self.eps"
+
+
+@pytest.mark.usefixtures("_references")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("variant", "number"), CASES)
+def test_the_reference_has_upstreams_bits(variant: str, number: int, dtype: torch.dtype) -> None:
+    text = module(FORMULAS[variant][number])
+    upstream, patched = executed(text), executed(text, [only(text)])
+    parameters = torch.float32 if variant == "weight_and_bias_before_cast" else dtype
+    found = [_run(scope, dtype, parameters) for scope in (upstream, patched)]
+    for place, (got, expected) in enumerate(zip(found[1], found[0], strict=True)):
+        assert (got is None) == (expected is None)
+        if got is not None and expected is not None:
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+            # Parts of gradients are summed in another order.
+            assert torch.equal(got, expected) or place
+            close(got, expected, TOLERANCE[dtype])
+    assert patched[f"veomni_layer_norm_{variant}"].outcome(patched["last"]).backend == "reference"
+
+
+def _run(scope: dict[str, Any], dtype: torch.dtype, parameters: torch.dtype) -> list[torch.Tensor | None]:
+    torch.manual_seed(3)
+    owner = scope["SomeLayerNorm"](8).to(parameters)
+    scope["last"] = owner
+    x = (torch.randn(2, 3, 8) * 3 + 1).to(dtype).requires_grad_()
+    result = owner(x)
+    result.backward(torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(result.dtype))
+    return [result.detach(), x.grad, owner.weight.grad, owner.bias.grad]
+
+
+@pytest.mark.parametrize("change", NEAR)
+def test_a_near_miss_is_not_routed(change: str) -> None:
+    before, after = NEAR[change]
+    text = FORMULAS["weight_before_cast"][0]
+    assert before in text
+    site = only(module(text.replace(before, after)))
+    assert site.status is Status.MISSED and "nearest is" in site.reason
+
+
+def test_what_is_no_candidate() -> None:
+    scaled = "def forward(self, h):\n    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)"
+    assert not sites(module(scaled)), "no mean is subtracted"
+    assert not sites(module("def forward(self, h):\n    return self.layer_norm(h) + 1.0")), (
+        "a module of its own"
+    )
+    assert not sites(module(FORMULAS["unweighted"][0]).replace("SomeLayerNorm", "SomeNorm"))
+
+
+def test_an_overridden_helper_is_missed() -> None:
+    text = module(FORMULAS["weight_before_cast"][1])
+    text += "\nclass Other(SomeLayerNorm):\n    def _centred(self, v):\n        return v\n"
+    site = only(text)
+    assert site.status is Status.MISSED

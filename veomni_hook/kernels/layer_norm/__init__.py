@@ -1,0 +1,5 @@
+"""Layer normalisation of the last dimension, ``(x - mean(x)) * rsqrt(var(x) + eps)``, weight, bias.
+
+Guards ask and call with the operands of the variant's reference function, in its order:
+``slot.kernel(self, hidden_states, weight, eps)``. `variants` declares the op.
+"""

@@ -1,0 +1,1 @@
+"""LayerNorm, written out or around torch's operator."""

@@ -1,0 +1,160 @@
+"""What the idioms of norms share: a class whose ``forward`` is one of the formulas of a reference.
+
+The guard is inserted before the body. If a flag of the instance chooses between formulas, each has its own
+guard under the flag's test. A method that ``forward`` calls is followed unless a class of the file overrides
+it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from veomni_hook.patches.code.document import FunctionNode, has_docstring
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import (
+    Difference,
+    Form,
+    Node,
+    Rule,
+    Unknown,
+    branches,
+    canonical,
+    digest,
+    has_source,
+    recognised,
+    reference_form,
+    source,
+)
+from veomni_hook.patches.routes.insertion import before_body, before_statement
+from veomni_hook.patches.routes.slot_code import ask
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patterns import pattern_file
+
+__all__ = ["PARAMETER", "called", "forward_site", "is_centred"]
+
+
+def _is_parameter(node: Node) -> bool:
+    return node.op == "attribute" or (
+        node.op == "to_device" and node.args[0].op == "attribute" and has_source(node)
+    )
+
+
+#: A weight or a bias.
+PARAMETER = Rule("an attribute of self", _is_parameter)
+
+#: A formula, its operands as source text, and the tests under which the code computes it.
+_Route = tuple[str, dict[str, str], list[str]]
+
+
+def forward_site(
+    op: str, view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, rules: Mapping[str, Rule]
+) -> Site:
+    """The site of a class's ``forward``, routed if it is a formula of ``op``; ``rules`` are its operands'."""
+    site = partial(Site, op, f"{owner.name}.forward", lineno=forward.lineno)
+    checks, body = _after_checks(forward)
+    form = canonical(forward, view.scope, owner, body=body if checks else None)
+    if isinstance(form, Unknown):
+        return site(Status.MISSED, reason=f"{form.reason} (line {form.lineno})")
+    routes = _routes(op, form, rules)
+    if isinstance(routes, Difference):
+        return site(Status.MISSED, reason=routes.text, form=digest(form))
+    variants = list(dict.fromkeys(variant for variant, _, _ in routes))
+    code = "\n".join(
+        ask(forward, slot_name(op, variant), form.receiver, list(operands.values()), tests)
+        for variant, operands, tests in routes
+    )
+    comment = f"{op}/{'|'.join(variants)}"
+    return site(
+        Status.ROUTED,
+        variant="|".join(variants),
+        form=digest(form),
+        captures={name: text for _, operands, _ in routes for name, text in operands.items()},
+        edits=before_statement(view, forward, body[0], code, comment)
+        if checks
+        else before_body(view, forward, code, comment),
+        slots=tuple(formula_slot(op, variant) for variant in variants),
+        relies_on=form.inlined,
+        skips={f"{owner.name}.forward": form.inlined} if form.inlined else {},
+    )
+
+
+def _after_checks(forward: FunctionNode) -> tuple[bool, Sequence[ast.stmt]]:
+    """The body without initial checks that only raise, and whether there are any."""
+    body = forward.body[1:] if has_docstring(forward) else forward.body
+    count = 0
+    while count < len(body) - 1 and _only_raises(body[count]):
+        count += 1
+    return bool(count), body[count:]
+
+
+def _only_raises(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.If):
+        return not statement.orelse and all(isinstance(inner, ast.Raise) for inner in statement.body)
+    return isinstance(statement, ast.Assert)
+
+
+def _routes(op: str, form: Form, rules: Mapping[str, Rule]) -> list[_Route] | Difference:
+    """One route for the whole form, or one for each formula that tests choose between."""
+    whole = _route(op, form, rules)
+    leaves = branches(form)
+    if not isinstance(whole, Difference) or len(leaves) == 1 or form.effects:
+        return whole if isinstance(whole, Difference) else [whole]
+    routes = []
+    for leaf in leaves:
+        found = _route(op, Form(form.arguments, leaf.node, (), (), form.receiver), rules)
+        if isinstance(found, Difference):
+            return found
+        if not all(has_source(test) for test, _ in leaf.tests):
+            return Difference("the test that chooses the formula cannot be evaluated before the body", 0.0)
+        said = [(source(test, form.receiver), outcome) for test, outcome in leaf.tests]
+        routes.append((*found[:2], [text if outcome else _negated(text) for text, outcome in said]))
+    return routes
+
+
+def _negated(test: str) -> str:
+    return f"not ({test})" if " " in test else f"not {test}"
+
+
+def _route(op: str, form: Form, rules: Mapping[str, Rule]) -> _Route | Difference:
+    reference = pattern_file(op)
+    found = recognised(reference, form, rules)
+    if isinstance(found, Difference):
+        return found
+    variant, made = found
+    names = reference_form(reference, variant).arguments
+    operands = {name: source(made.bindings[name], form.receiver) for name in names}
+    if len({*operands.values()}) < len(operands):
+        return Difference(f"nearest is {variant}: one value is used for two operands", 1.0, form.lineno)
+    return variant, operands, []
+
+
+def called(function: ast.AST) -> Iterator[str]:
+    """The last names of all called attributes: ``mean`` of ``x.mean()``."""
+    for node in walk_ast(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr
+
+
+def is_centred(function: FunctionNode) -> bool:
+    """Whether the function subtracts a mean, or a name that holds one."""
+    means = {
+        target.id
+        for node in walk_ast(function)
+        if isinstance(node, ast.Assign) and "mean" in called(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name) and not _squares(node.value)
+    }
+    for node in walk_ast(function):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+            names = {inner.id for inner in walk_ast(node.right) if isinstance(inner, ast.Name)}
+            if "mean" in called(node.right) or not names.isdisjoint(means):
+                return True
+    return False
+
+
+def _squares(node: ast.expr) -> bool:
+    return not {"pow", "square"}.isdisjoint(called(node))
