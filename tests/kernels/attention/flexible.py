@@ -24,7 +24,7 @@ SHORTEST = 4
 
 @contextmanager
 def on_a_cpu() -> Iterator[None]:
-    """Run the backend ``flex`` on a CPU, from `SHORTEST` queries on under ``auto``."""
+    """Run the backend ``flex`` on a CPU and under ``auto``, from `SHORTEST` queries on."""
     checked, before = flex_attention._validate_device, (flex.SHORTEST, flex._BACKEND, flex._COMPILED)
     flex_attention._validate_device = lambda *tensors: None
     flex.SHORTEST, flex._BACKEND, flex._COMPILED = SHORTEST, "aot_eager", {}
@@ -33,7 +33,7 @@ def on_a_cpu() -> Iterator[None]:
             warnings.simplefilter("ignore")
             for kernel in registry.kernels():
                 if kernel.backend == "flex":
-                    registry.replace(replace(kernel, requires=Requirement(devices=("cpu",))))
+                    registry.replace(replace(kernel, requires=Requirement(devices=("cpu",)), automatic=True))
             yield
     finally:
         flex_attention._validate_device = checked
