@@ -52,8 +52,8 @@ CHUNK_ROWS, LEAST_ROWS, CHUNK_BYTES = 1024, 2048, 1 << 28
 TILE = 128
 # Elements of a row that a program holds at once, and its warps.
 BLOCK, ELEMENTS_A_WARP, STAGES = 16384, 512, 1
-# Blocks of a row that stay in registers, of which a warp then has twice as many.
-HELD = 4
+# Blocks of a row that stay in registers, 0 to 4; a warp then has twice as many. The table above is with 0.
+HELD = 0
 # Bytes that a thread loads at once.
 _LOAD = 16
 _SCALE_BLOCK, _SCALE_PROGRAMS = 8192, 1056
