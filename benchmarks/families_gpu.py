@@ -133,12 +133,13 @@ def described(one: dict[str, Any]) -> str:
 
 
 def chosen(names: list[str]) -> dict[str, Family]:
-    """Return the families whose names begin with one of ``names`` (none: all)."""
-    found = {
-        name: family for name, family in FAMILIES.items() if not names or any(map(name.startswith, names))
-    }
-    if not found:
-        raise SystemExit(f"no family is called {' or '.join(names)}; known: {', '.join(FAMILIES)}")
+    """Return the families that ``names`` are or begin, in their order; all families if there are none."""
+    found: dict[str, Family] = {}
+    for name in names or [""]:
+        known = [name] if name in FAMILIES else [one for one in FAMILIES if one.startswith(name)]
+        if not known:
+            raise SystemExit(f"no family is called {name}; known: {', '.join(FAMILIES)}")
+        found |= {one: FAMILIES[one] for one in known}
     return found
 
 

@@ -51,7 +51,9 @@ def test_results_of_other_families_stay_in_the_file(tmp_path):
 
 
 def test_families_are_chosen_by_the_beginning_of_their_names():
-    assert list(families_gpu.chosen(["Qwen3-8", "Seed"])) == ["Qwen3-8B", "Seed-OSS"]
+    assert list(families_gpu.chosen(["Seed", "Qwen3-8"])) == ["Seed-OSS", "Qwen3-8B"]
+    assert list(families_gpu.chosen(["GPT-OSS-20B"])) == ["GPT-OSS-20B"]
+    assert list(families_gpu.chosen([])) == list(FAMILIES)
     with pytest.raises(SystemExit, match="no family is called nothing; known: Qwen3-30B-A3B"):
         families_gpu.chosen(["nothing"])
 

@@ -205,6 +205,17 @@ def test_refuses_transforms_of_torch_func():
     assert reasons == ["a torch.func transform is active"]
 
 
+def test_refuses_while_torch_compile_is_disabled():
+    module = Attention()
+    operands = (*module.operands(9), None, module, 0.3, 0.0)
+    reason = "torch.compile is disabled, and flex_attention needs it"
+    with torch._dynamo.config.patch(disable=True):
+        assert flex.refuses(module, *operands) == reason
+    with torch.compiler.set_stance("force_eager"):
+        assert flex.refuses(module, *operands) == reason
+    assert flex.refuses(module, *operands) is None
+
+
 def test_dropout_matters_in_training_only():
     module = Attention().eval()
     assert flex.refuses(module, *module.operands(9), None, module, 0.3, 0.1) is None

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from veomni_hook.kernels.attention.provenance import (
+    bypassed,
     forget_choice,
     note_assignment,
     note_request,
@@ -72,7 +73,11 @@ def test_a_value_that_was_assigned_or_requested_is():
 def test_another_default_of_transformers_is_said():
     model = Model()
     model.config._attn_implementation_internal = "sdpa"
-    assert users_choice(model) == "transformers uses attn_implementation='sdpa'"
+    assert users_choice(model) is None  # a window's slot is in this function
+    assert bypassed(model, "sliding_window") is None
+    assert bypassed(model, "softcap") == "transformers uses attn_implementation='sdpa'"
+    model.config._attn_implementation_internal = "flash_attention_2"
+    assert bypassed(model, "softcap") == "transformers uses attn_implementation='flash_attention_2'"
 
 
 def test_an_unwatched_value_may_be_a_choice(monkeypatch):

@@ -24,6 +24,14 @@ class Scaled(torch.autograd.Function):
         return dy * ctx.factor, None
 
 
+class Addressed(torch.autograd.Function):
+    """Whether x has an address, which a kernel needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(int(x.data_ptr() != 0))
+
+
 scaled = applied(Scaled)
 
 
@@ -61,7 +69,8 @@ def test_a_tensor_that_left_a_transform():
         return x.sum()
 
     torch.func.grad(loss)(torch.ones(3))
-    assert scaled(left[0], 2.0).tolist() == [2.0] * 3
+    assert torch._C._functorch.is_functorch_wrapped_tensor(left[0])
+    assert applied(Addressed)(left[0]) == torch.tensor(1)
 
 
 def test_a_transform_says_what_it_lacks():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from veomni_hook.kernels.shared.rows import readable, rows_of
+from veomni_hook.kernels.shared.rows import contiguous_strides, readable, rows_at, rows_of
 
 X = torch.arange(4 * 6 * 8 * 10).view(4, 6, 8, 10)
 
@@ -48,3 +48,14 @@ def test_what_cannot_be_said_is_copied(x):
 
 def test_what_can_be_said_is_not_copied():
     assert readable(X.transpose(1, 2))[0].data_ptr() == X.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [X, X.transpose(1, 2), X[:0], X[:, :1], X[:1], X[0, 0, 0], X[:, :0], torch.ones(1, 4).t(), torch.ones(1, 1).expand(1, 1)],
+    ids=lambda x: f"{tuple(x.shape)} {x.stride()}",
+)  # fmt: skip
+def test_shapes_and_strides_say_what_the_tensor_says(x):
+    assert rows_at(x.shape, x.stride()) == rows_of(x)
+    assert (rows_at(x.shape, x.stride()) == (1, 1, x.shape[-1], 0, 0)) >= x.is_contiguous()
+    assert contiguous_strides(x.shape) == torch.empty(x.shape).stride()

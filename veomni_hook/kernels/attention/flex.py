@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch._dynamo import exc
+from torch._dynamo import config, eval_frame, exc
 from torch.nn.attention import flex_attention as torch_flex
 
 from veomni_hook.kernels.attention.masks import Blocks, known
@@ -96,7 +96,7 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one re
     *others: Any,
 ) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    if (reason := not_plain(query, key, value) or untraceable()) is not None:
+    if (reason := not_plain(query, key, value) or untraceable() or _uncompilable()) is not None:
         return reason
     if query.shape[2] == 1:
         return "there is one query: decoding"
@@ -133,6 +133,15 @@ def _refuses_mask(query: torch.Tensor, key: torch.Tensor, mask: Any) -> str | No
         return f"the attention mask is {tuple(mask.shape)} on {mask.device}, not {expected} on {query.device}"
     if mask.numel() >= _MOST_POSITIONS:
         return f"the attention mask has {mask.numel()} positions, more than a kernel can count"
+    return None
+
+
+def _uncompilable() -> str | None:
+    """Return why torch.compile would run `_attention` uncompiled, or None."""
+    # getattr: these are private.
+    stance = getattr(getattr(eval_frame, "_stance", None), "stance", "")
+    if getattr(config, "disable", False) or stance == "force_eager":
+        return "torch.compile is disabled, and flex_attention needs it"
     return None
 
 

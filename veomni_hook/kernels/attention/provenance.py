@@ -13,7 +13,7 @@ from typing import Any
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.shared.recorded_choice import RecordedChoice, is_watched
 
-__all__ = ["forget_choice", "note_assignment", "note_request", "overridden", "users_choice"]
+__all__ = ["bypassed", "forget_choice", "note_assignment", "note_request", "overridden", "users_choice"]
 
 _RECORD = RecordedChoice("attn")
 note_assignment = _RECORD.note_assignment
@@ -42,6 +42,15 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
             "transformers was imported before veomni_hook, so the choice is unknown"
         )
     return None
+
+
+def bypassed(owner: Any, variant: str) -> str | None:
+    """Return why, under ``auto``, no kernel of ``variant`` is asked for the module ``owner``, or None."""
+    used = getattr(getattr(owner, "config", None), "_attn_implementation", None)
+    if used == _TORCH and variant != "sliding_window":
+        # The slot is in the place of the eager function, which transformers does not call.
+        return f"transformers uses attn_implementation={used!r}"
+    return users_choice(owner)
 
 
 def overridden(owner: Any, wanted: str) -> str | None:

@@ -70,5 +70,5 @@ OP = op(
     yields=".provenance:users_choice",
     overrides=".provenance:overridden",
     prepares=".masks:watch",
-    bypassed=".provenance:users_choice",
+    bypassed=".provenance:bypassed",
 )

@@ -172,7 +172,7 @@ def _row(
 def _bypassed(slot: Slot, owner: nn.Module) -> Outcome | None:
     """Return the outcome of every call of ``owner`` if other settings leave them to the upstream code."""
     rule = registry.ops()[slot.op].bypassed
-    reason = None if rule is None else load_attribute(rule)(owner)
+    reason = None if rule is None else load_attribute(rule)(owner, slot.variant)
     return None if reason is None else Outcome(EAGER, reason)
 
 

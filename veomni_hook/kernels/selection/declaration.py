@@ -134,8 +134,8 @@ class Op:
     names a function ``(slot, module class)`` that is called for every class whose guard is below another
     decorator: it may add kernels to the implementations that this decorator lets users choose from.
     ``prepares`` names a function ``(slot)`` that is called when a slot of the op is created.
-    ``bypassed`` names a function ``(owner) -> str | None`` that returns why no call of ``owner`` gets a
-    kernel under ``auto``; `explain` asks it for modules without a recorded call.
+    ``bypassed`` names a function ``(owner, variant) -> str | None`` that returns why no call of ``owner``
+    gets a kernel under ``auto``; `explain` asks it for modules without a recorded call.
     ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns which choice of the user has
     no effect because the backend ``wanted`` was chosen by name.
     """
