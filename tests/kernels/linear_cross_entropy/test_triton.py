@@ -67,22 +67,6 @@ def test_predictions_are_the_first_of_the_highest():
         assert found.predictions[0] == 7
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("vocab", [120, 128, 129, 384, 512, 643, 1003])
-def test_blocks_of_a_row_that_stay_in_registers(vocab, dtype, monkeypatch):
-    monkeypatch.setattr(kernels, "HELD", 4)
-    rows, hidden = 6, 16
-    target = torch.randint(0, vocab, (rows,), device=DEVICE)
-    target[:5] = torch.tensor([0, vocab - 1, vocab // 2, 127, -100], device=DEVICE).clamp(max=vocab - 1)
-    given = [torch.randn(rows, hidden), torch.randn(vocab, hidden) * 0.3, torch.randn(vocab)]
-    given = [each.to(DEVICE, dtype) for each in given]
-    for objective in (Objective(), OBJECTIVES["loss_weights"](DEVICE)):
-        weights = objective.loss_weights
-        objective = objective._replace(loss_weights=None if weights is None else weights[:rows])
-        sides = [loss_of(module, target, objective, Wanted()) for module in (kernels, reference)]
-        assert_matches(*sides, given)
-
-
 @pytest.mark.parametrize("ignored", ["none", "all"])
 @pytest.mark.parametrize("rows", [0, 1, 11])
 @pytest.mark.parametrize("num_items", [None, 4])

@@ -14,10 +14,8 @@ differs.
 Shapes: logits [rows, V], 16-bit or float32, are overwritten by their gradient; everything else has a number a
 row. Rows of logits begin at multiples of 16 bytes, which is what GROUP columns take, and V is rounded up to a
 multiple of GROUP in memory: these columns are overwritten by zeros. All steps are in float32; exponentials
-are of base 2; names that end in 2 are of what is multiplied by log2(e). STAGES: loads in flight. HELD: whole
-blocks at a row's end, 0 to 4, that stay in registers between the pass that sums and the one that overwrites;
-the others are read again, backwards. Arguments are not grouped, for the reason that
-`veomni_hook.kernels.moe_experts.device` gives.
+are of base 2, and what is named so is a multiple of log2(e). STAGES: loads in flight. Arguments are not
+grouped, for the reason that `veomni_hook.kernels.moe_experts.device` gives.
 """
 
 import triton
@@ -66,40 +64,10 @@ def _slope(
 
 
 @triton.jit
-def _held(row_logits, NUMBER: tl.constexpr, VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
-          HELD: tl.constexpr):  # fmt: skip
-    """One of the last HELD whole blocks of a row, which stays in registers until it is overwritten; or 0."""
-    BLOCK: tl.constexpr = LANES * GROUP
-    if NUMBER < HELD:
-        raw = tl.load(row_logits + (VOCAB // BLOCK - HELD + NUMBER) * BLOCK + _columns(LANES, GROUP))
-    else:
-        raw = 0.0
-    return raw
-
-
-@triton.jit
-def _overwrite_held(
-    row_logits, raw, nothing, lse2, of_probability, of_product, of_all, factor, cap, NUMBER: tl.constexpr,
-    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr,
-    CAPPED: tl.constexpr, PRODUCT: tl.constexpr,
-):  # fmt: skip
-    BLOCK: tl.constexpr = LANES * GROUP
-    if NUMBER < HELD:
-        # The compiler does not know that this changes nothing: otherwise it would hold what was computed from
-        # these before, in float32, which takes twice as many registers.
-        same = (raw.to(tl.int16, bitcast=True) ^ nothing.to(tl.int16)).to(raw.dtype, bitcast=True)
-        d = _slope(same, lse2, of_probability, of_product, of_all, factor, cap, CAPPED, PRODUCT)
-        block = row_logits + (VOCAB // BLOCK - HELD + NUMBER) * BLOCK + _columns(LANES, GROUP)
-        tl.store(block, d.to(row_logits.dtype.element_ty))
-
-
-@triton.jit
 def _overwrite(
     row_logits,  # [V]: a row of logits; overwritten
-    first, second, third, fourth,  # [LANES, GROUP]: what `_held` holds
-    nothing,  # 0, int32
     label, lse, of_probability, of_product, of_label, of_all, factor, cap,
-    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr, CAPPED: tl.constexpr,
+    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, CAPPED: tl.constexpr,
     PRODUCT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Overwrite a row of logits with its gradient, in one pass.
@@ -108,7 +76,7 @@ def _overwrite(
     The pass runs backwards: what was read last is still in the cache.
     """
     BLOCK: tl.constexpr = LANES * GROUP
-    ALL: tl.constexpr = VOCAB // BLOCK
+    FULL: tl.constexpr = VOCAB // BLOCK
     PADDED: tl.constexpr = (VOCAB + GROUP - 1) // GROUP * GROUP
     lse2 = lse * _LOG2_E
     dtype = row_logits.dtype.element_ty
@@ -116,29 +84,13 @@ def _overwrite(
     valid = (label >= 0) & (label < VOCAB)
     raw_label = tl.load(row_logits + label, mask=valid, other=0.0)
     tl.debug_barrier()  # read before another warp overwrites it
-    _overwrite_held(
-        row_logits, first, nothing, lse2, of_probability, of_product, of_all, factor, cap, 0, VOCAB, LANES,
-        GROUP, HELD, CAPPED, PRODUCT,
-    )  # fmt: skip
-    _overwrite_held(
-        row_logits, second, nothing, lse2, of_probability, of_product, of_all, factor, cap, 1, VOCAB, LANES,
-        GROUP, HELD, CAPPED, PRODUCT,
-    )  # fmt: skip
-    _overwrite_held(
-        row_logits, third, nothing, lse2, of_probability, of_product, of_all, factor, cap, 2, VOCAB, LANES,
-        GROUP, HELD, CAPPED, PRODUCT,
-    )  # fmt: skip
-    _overwrite_held(
-        row_logits, fourth, nothing, lse2, of_probability, of_product, of_all, factor, cap, 3, VOCAB, LANES,
-        GROUP, HELD, CAPPED, PRODUCT,
-    )  # fmt: skip
-    if ALL * BLOCK < VOCAB:
-        last = ALL * BLOCK + column
+    if FULL * BLOCK < VOCAB:
+        last = FULL * BLOCK + column
         raw = tl.load(row_logits + last, mask=last < PADDED, other=0.0)
         d = _slope(raw, lse2, of_probability, of_product, of_all, factor, cap, CAPPED, PRODUCT)
         tl.store(row_logits + last, tl.where(last < VOCAB, d, 0.0).to(dtype), mask=last < PADDED)
-    for number in tl.range(0, ALL - HELD, num_stages=STAGES):
-        block = row_logits + (ALL - HELD - 1 - number) * BLOCK + column
+    for number in tl.range(0, FULL, num_stages=STAGES):
+        block = row_logits + (FULL - 1 - number) * BLOCK + column
         d = _slope(tl.load(block), lse2, of_probability, of_product, of_all, factor, cap, CAPPED, PRODUCT)
         tl.store(block, d.to(dtype))
     tl.debug_barrier()
@@ -197,7 +149,7 @@ def _summed(
 def _summary(
     row_logits,  # [V]: a row of logits
     factor, cap,
-    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr, CAPPED: tl.constexpr,
+    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, CAPPED: tl.constexpr,
     SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A row's logsumexp, mean, entropy and first highest column, in one pass; 0 if not requested.
@@ -205,7 +157,7 @@ def _summary(
     Each lane keeps its own maximum and sums: no reduction across threads until the end.
     """
     BLOCK: tl.constexpr = LANES * GROUP
-    ALL: tl.constexpr = VOCAB // BLOCK
+    FULL: tl.constexpr = VOCAB // BLOCK
     PADDED: tl.constexpr = (VOCAB + GROUP - 1) // GROUP * GROUP
     # Finite, so that differences in lanes without elements are not NaN.
     top = tl.full([LANES], -1e30, tl.float32)
@@ -214,7 +166,7 @@ def _summary(
     sum_z = tl.zeros([LANES], tl.float32)  # in base 2
     best = tl.zeros([LANES], tl.int32)  # the first column with top
     column = _columns(LANES, GROUP)
-    for number in tl.range(0, ALL - HELD, num_stages=STAGES):
+    for number in tl.range(0, FULL, num_stages=STAGES):
         z2 = _transformed(tl.load(row_logits + number * BLOCK + column), factor, cap, CAPPED)
         top, sum_exp, moment, sum_z, best = _summed(
             z2,
@@ -230,37 +182,13 @@ def _summary(
             ENTROPY,
             PREDICTIONS,
         )
-    first = _held(row_logits, 0, VOCAB, LANES, GROUP, HELD)
-    second = _held(row_logits, 1, VOCAB, LANES, GROUP, HELD)
-    third = _held(row_logits, 2, VOCAB, LANES, GROUP, HELD)
-    fourth = _held(row_logits, 3, VOCAB, LANES, GROUP, HELD)
-    if HELD > 0:
-        top, sum_exp, moment, sum_z, best = _summed(
-            _transformed(first, factor, cap, CAPPED), (ALL - HELD + 0) * BLOCK, top, sum_exp, moment, sum_z,
-            best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS,
-        )  # fmt: skip
-    if HELD > 1:
-        top, sum_exp, moment, sum_z, best = _summed(
-            _transformed(second, factor, cap, CAPPED), (ALL - HELD + 1) * BLOCK, top, sum_exp, moment, sum_z,
-            best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS,
-        )  # fmt: skip
-    if HELD > 2:
-        top, sum_exp, moment, sum_z, best = _summed(
-            _transformed(third, factor, cap, CAPPED), (ALL - HELD + 2) * BLOCK, top, sum_exp, moment, sum_z,
-            best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS,
-        )  # fmt: skip
-    if HELD > 3:
-        top, sum_exp, moment, sum_z, best = _summed(
-            _transformed(fourth, factor, cap, CAPPED), (ALL - HELD + 3) * BLOCK, top, sum_exp, moment, sum_z,
-            best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS,
-        )  # fmt: skip
-    if ALL * BLOCK < VOCAB:
-        last = ALL * BLOCK + column
+    if FULL * BLOCK < VOCAB:
+        last = FULL * BLOCK + column
         # The mask is of whole groups, or each column would be a load of its own.
         z2 = _transformed(tl.load(row_logits + last, mask=last < PADDED, other=0.0), factor, cap, CAPPED)
         z2 = tl.where(last < VOCAB, z2, float("-inf"))
         top, sum_exp, moment, sum_z, best = _summed(
-            z2, ALL * BLOCK, top, sum_exp, moment, sum_z, best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS
+            z2, FULL * BLOCK, top, sum_exp, moment, sum_z, best, LANES, GROUP, SMOOTHED, ENTROPY, PREDICTIONS
         )
     highest = tl.max(top, axis=0)
     share = tl.exp2(top - highest)
@@ -277,7 +205,7 @@ def _summary(
     prediction = tl.full([], 0, tl.int32)
     if PREDICTIONS:
         prediction = tl.min(tl.where(top == highest, best, VOCAB), axis=0)
-    return lse, mean, entropy, prediction, first, second, third, fourth
+    return lse, mean, entropy, prediction
 
 
 @triton.jit
@@ -304,8 +232,7 @@ def loss(
     entropies,  # [rows], float32: likewise; written if ENTROPY
     predictions,  # [rows], int64: ignore_index for ignored rows; written if PREDICTIONS
     ignore_index, factor, cap, smoothing, z_loss,
-    nothing,  # 0, int32
-    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, CAPPED: tl.constexpr, HELD: tl.constexpr,
+    VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, CAPPED: tl.constexpr,
     WEIGHTED: tl.constexpr,
     SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, PREDICTIONS: tl.constexpr, GRADIENT: tl.constexpr,
     SCALED: tl.constexpr, STAGES: tl.constexpr,
@@ -326,8 +253,8 @@ def loss(
     else:
         # Read before anything is overwritten: the reductions in the summary synchronise warps.
         z_label, valid = _z_of_label(row_logits, label, factor, cap, VOCAB, CAPPED)
-        lse, mean, entropy, prediction, first, second, third, fourth = _summary(
-            row_logits, factor, cap, VOCAB, LANES, GROUP, HELD, CAPPED, SMOOTHED, ENTROPY, PREDICTIONS, STAGES
+        lse, mean, entropy, prediction = _summary(
+            row_logits, factor, cap, VOCAB, LANES, GROUP, CAPPED, SMOOTHED, ENTROPY, PREDICTIONS, STAGES
         )
         log_prob = z_label - lse
         _keep(row, log_probs, entropies, predictions, log_prob, entropy, prediction, ENTROPY, PREDICTIONS)
@@ -341,9 +268,8 @@ def loss(
                 weight = weight * tl.load(inverse)
             of_probability = tl.where(valid, weight * (1.0 + 2.0 * z_loss * lse), float("nan"))
             _overwrite(
-                row_logits, first, second, third, fourth, nothing, label.to(tl.int32), lse, of_probability,
-                0.0, weight * (smoothing - 1.0), -weight * smoothing / VOCAB, factor, cap, VOCAB, LANES,
-                GROUP, HELD, CAPPED, False, STAGES,
+                row_logits, label.to(tl.int32), lse, of_probability, 0.0, weight * (smoothing - 1.0),
+                -weight * smoothing / VOCAB, factor, cap, VOCAB, LANES, GROUP, CAPPED, False, STAGES,
             )  # fmt: skip
 
 
@@ -373,8 +299,8 @@ def statistics(
         _keep(row, log_probs, entropies, predictions, 0.0, 0.0, label, ENTROPY, PREDICTIONS)
     else:
         z_label, _ = _z_of_label(row_logits, label, factor, cap, VOCAB, CAPPED)
-        lse, _, entropy, prediction, _, _, _, _ = _summary(
-            row_logits, factor, cap, VOCAB, LANES, GROUP, 0, CAPPED, False, ENTROPY, PREDICTIONS, STAGES
+        lse, _, entropy, prediction = _summary(
+            row_logits, factor, cap, VOCAB, LANES, GROUP, CAPPED, False, ENTROPY, PREDICTIONS, STAGES
         )
         log_prob = z_label - lse
         _keep(row, log_probs, entropies, predictions, log_prob, entropy, prediction, ENTROPY, PREDICTIONS)
@@ -414,8 +340,8 @@ def gradient(
         valid = (label >= 0) & (label < VOCAB)
         of_probability = tl.where(valid, of_probability, float("nan"))
         _overwrite(
-            row_logits, 0.0, 0.0, 0.0, 0.0, 0, label.to(tl.int32), lse, of_probability, of_product, of_label,
-            0.0, factor, cap, VOCAB, LANES, GROUP, 0, CAPPED, ENTROPY, STAGES,
+            row_logits, label.to(tl.int32), lse, of_probability, of_product, of_label, 0.0, factor, cap,
+            VOCAB, LANES, GROUP, CAPPED, ENTROPY, STAGES,
         )  # fmt: skip
 
 

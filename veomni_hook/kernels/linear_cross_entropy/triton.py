@@ -52,8 +52,6 @@ CHUNK_ROWS, LEAST_ROWS, CHUNK_BYTES = 1024, 2048, 1 << 28
 TILE = 128
 # Elements of a row that a program holds at once, and its warps.
 BLOCK, ELEMENTS_A_WARP, STAGES = 16384, 512, 1
-# Blocks of a row that stay in registers, 0 to 4; a warp then has twice as many. The table above is with 0.
-HELD = 0
 # Bytes that a thread loads at once.
 _LOAD = 16
 _SCALE_BLOCK, _SCALE_PROGRAMS = 8192, 1056
@@ -87,20 +85,17 @@ class _Walk(NamedTuple):
     lanes: int
     group: int
     capped: bool
-    held: int
     warps: int
     cap: float
 
     @classmethod
-    def of(cls, weight: torch.Tensor, softcap: float | None, *, plain: bool = False) -> _Walk:
-        """``plain``: the kernel needs few registers besides those that hold blocks."""
+    def of(cls, weight: torch.Tensor, softcap: float | None) -> _Walk:
         vocab = weight.shape[0]
         block = min(BLOCK, max(128, power(vocab)))
-        held = min(HELD, vocab // block) if plain and softcap is None and weight.element_size() == 2 else 0
-        warps = max(4, min(32, block // (ELEMENTS_A_WARP * (2 if held else 1))))
+        warps = max(4, min(32, block // ELEMENTS_A_WARP))
         group = _LOAD // weight.element_size()
         cap = 1.0 if softcap is None else softcap
-        return cls(vocab, block // group, group, softcap is not None, held, warps, cap)
+        return cls(vocab, block // group, group, softcap is not None, warps, cap)
 
 
 def _row_results(x: torch.Tensor, *, entropy: bool, predictions: bool) -> tuple[torch.Tensor, ...]:
@@ -135,15 +130,14 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     items, inverse = divisor(target, num_items, loss_weights, ignore_index)
     head = Head.of(weight, bias)
     sums = Sums(x, head, Needed(*needed), (total, result))
-    plain = not (label_smoothing or entropy or predictions)
-    walk = _Walk.of(weight, softcap, plain=plain and any(needed))
+    walk = _Walk.of(weight, softcap)
     for chunk in chunks(x, head, _size(x, weight, total, result)):
         part, logits, _ = chunk
         device.loss[(logits.shape[0],)](
             logits, logits.stride(0), target[part], weights[part], inverse, losses[part], log_probs[part],
             entropies[part], tokens[part], ignore_index, factor, walk.cap, label_smoothing, z_loss,
-            0, *walk[:5], loss_weights is not None, label_smoothing != 0, entropy, predictions,
-            any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
+            *walk[:4], loss_weights is not None, label_smoothing != 0, entropy,
+            predictions, any(needed), x.dtype is not torch.float16, STAGES, num_warps=walk.warps,
         )  # fmt: skip
         sums.add(chunk)
         # Free the buffer before the weight's gradient is converted.
