@@ -174,15 +174,24 @@ def test_chunks_have_equal_bits_in_any_batch(chunked_early, variant):
     assert_batch_invariant(pair(variant)[0], rows, weights)
 
 
+@pytest.fixture
+def chunked_wide(monkeypatch):
+    """Processes the rows in chunks that chunks are made for."""
+    monkeypatch.setattr(tiles, "_WHOLE_COLUMNS", 12288)
+    kernels._backward_launch.cache_clear()
+    yield
+    kernels._backward_launch.cache_clear()
+
+
 @pytest.mark.parametrize(
     "columns", [12296, *(pytest.param(e, marks=pytest.mark.slow) for e in (20480, 32768))]
 )
-def test_the_widest_rows(columns):
+def test_the_widest_rows(chunked_wide, columns):
     assert tiles.wide(columns, 4, 1 << 16)
     assert_matches(*pair("one_plus_weight"), inputs("one_plus_weight", (3, columns), torch.float32))
 
 
-def test_chunks_cover_a_row_and_fit_into_memory():
+def test_chunks_cover_a_row_and_fit_into_memory(chunked_wide):
     assert tiles.wide(12288, 6, 227 << 10) is None
     for columns in (12289, 14336, 16384, 16385, 20480, 28672, 32768):
         found = tiles.wide(columns, 6, 227 << 10)

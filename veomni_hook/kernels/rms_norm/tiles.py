@@ -50,9 +50,10 @@ _SPLIT_FROM, _LEAST_TAIL = 8192, 128
 _IN_FLIGHT, _FEWEST_TILES = 96 << 10, 3
 #: The most columns of rows that a backward program holds in registers; wider rows are read twice. On an H200,
 #: bfloat16, rows held so reached 58, 52, 27, 15 and 16 % of a copy's bandwidth at 16384, 20480, 24576, 28672
-#: and 32768 columns; read twice, but with nothing loaded ahead, 87, 72, 75, 72 and 58 %. And the columns of a
-#: chunk, the most chunks in flight, and the warps: not measured yet.
-_WHOLE_COLUMNS, _CHUNK, _CHUNK_STAGES, WIDE_WARPS = 12288, 8192, 4, 32
+#: and 32768 columns; read twice, but with nothing loaded ahead, 87, 72, 75, 72 and 58 %. Reading twice was
+#: not compared with the formula on a GPU yet, so no width takes it; after that, 12288 is the value. And the
+#: columns of a chunk, the most chunks in flight, and the warps: not measured yet.
+_WHOLE_COLUMNS, _CHUNK, _CHUNK_STAGES, WIDE_WARPS = MOST_COLUMNS, 8192, 4, 32
 #: Tile of a program in the final sum, over the programs of a backward.
 _SUMMED_COLUMNS, _SUMMED_ROWS = 32, 64
 _A_WARPS_ELEMENTS = 1024
