@@ -40,7 +40,7 @@ FAMILIES = {
     ),
 }  # fmt: skip
 # Its own tests say which variants have none.
-ELSEWHERE = {"moe_experts"}
+ELSEWHERE = {"moe_experts", "attention"}
 
 
 def test_every_variant_has_a_torch_kernel():

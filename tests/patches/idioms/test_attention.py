@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.patches.idioms.applied import executed, spliced
+from veomni_hook import use_kernels
 from veomni_hook.kernels.attention import reference
-from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.attention import find as attention
 from veomni_hook.patches.routes.view import ModuleView
@@ -72,14 +72,14 @@ def test_a_kernel_runs_in_the_place_of_the_function(variant: str) -> None:
     operands = [torch.randn(2, heads, 5, 8) for heads in (4, 2, 2)]
     mask = torch.zeros(2, 1, 5, 5)
     expected = plain["SomeAttention"].forward(owner, *operands, mask)
-    set_choice("reference")
-    assert torch.equal(owner(*operands, mask), expected)
-    slot = routed[f"veomni_attention_{variant}"]
-    assert slot.outcome(owner).backend == "reference"
-    # Not while the function, or one that it calls, is another.
-    routed["_repeated"] = lambda states, groups: torch.zeros_like(states).repeat_interleave(groups, 1)
-    assert not torch.equal(owner(*operands, mask), expected)
-    assert "_repeated" in slot.outcome(owner).reason
+    with use_kernels("reference"):
+        assert torch.equal(owner(*operands, mask), expected)
+        slot = routed[f"veomni_attention_{variant}"]
+        assert slot.outcome(owner).backend == "reference"
+        # Not while the function, or one that it calls, is another.
+        routed["_repeated"] = lambda states, groups: torch.zeros_like(states).repeat_interleave(groups, 1)
+        assert not torch.equal(owner(*operands, mask), expected)
+        assert "_repeated" in slot.outcome(owner).reason
 
 
 CHANGED = {

@@ -16,7 +16,8 @@ __all__ = ["define_op", "on_its_device", "watched"]
 
 _modes = torch._C._len_torch_dispatch_stack
 # Without the check of `torch.cuda.current_device` that CUDA is initialised: a tensor is there.
-_current_cuda_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+# Builds without CUDA have no such function.
+_current_cuda_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 # `define` and `impl` cost less per call than the decorators of `torch.library.custom_op`.
 _LIBRARY: Any = torch.library.Library("veomni_hook", "FRAGMENT")  # type: ignore[no-untyped-call]
