@@ -148,6 +148,14 @@ def test_masks_that_hold_more_than_a_window_stay_with_upstream(slot, inputs):
         assert torch.equal(one, other)
 
 
+def test_nothing_is_read_while_a_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(windows, "_is_capturing", lambda: True)
+    read, unread = (torch.ones(1, 1, 4, 4, dtype=torch.bool) for _ in range(2))
+    windows.note_window(read, None, 3)
+    windows.note_window(unread, torch.ones(1, 4), 3)
+    assert windows.window_of(read) == 3 and windows.window_of(unread) is None
+
+
 def test_a_changed_or_sliced_mask_is_unknown():
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
     windows.note_window(mask, None, 3)

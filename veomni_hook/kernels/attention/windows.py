@@ -16,6 +16,8 @@ __all__ = ["note_window", "window_of"]
 
 _ATTRIBUTE = "_veomni_window"  # also in the guard that `veomni_hook.patches.idioms.attention.window` writes
 _DEVICES = ("cuda",)
+#: A CUDA graph that is being captured cannot wait for a value.
+_is_capturing = torch.cuda.is_current_stream_capturing
 
 
 def note_window(mask: Any, padding_mask: Any, window: int) -> None:
@@ -31,7 +33,7 @@ def note_window(mask: Any, padding_mask: Any, window: int) -> None:
     # With a cache there are fewer queries than keys. Tensors of inference mode have no version.
     if mask.shape[-2] != mask.shape[-1] or mask.is_inference():
         return
-    if padding_mask is None or bool(padding_mask.all()):
+    if padding_mask is None or (not _is_capturing() and bool(padding_mask.all())):
         setattr(mask, _ATTRIBUTE, (window, mask._version))
 
 
