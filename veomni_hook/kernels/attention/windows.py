@@ -16,8 +16,6 @@ __all__ = ["note_window", "window_of"]
 
 _ATTRIBUTE = "_veomni_window"  # also in the guard that `veomni_hook.patches.idioms.attention.window` writes
 _DEVICES = ("cuda",)
-#: A CUDA graph that is being captured cannot wait for a value.
-_is_capturing = torch.cuda.is_current_stream_capturing
 
 
 def note_window(mask: Any, padding_mask: Any, window: int) -> None:
@@ -33,7 +31,7 @@ def note_window(mask: Any, padding_mask: Any, window: int) -> None:
     # With a cache there are fewer queries than keys. Tensors of inference mode have no version.
     if mask.shape[-2] != mask.shape[-1] or mask.is_inference():
         return
-    if padding_mask is None or (not _is_capturing() and bool(padding_mask.all())):
+    if padding_mask is None or (not _is_capturing(mask) and bool(padding_mask.all())):
         setattr(mask, _ATTRIBUTE, (window, mask._version))
 
 
@@ -41,3 +39,8 @@ def window_of(mask: torch.Tensor) -> int | None:
     """Return how many keys a query sees at most under ``mask``, or None if it is not known to be a window."""
     window, version = getattr(mask, _ATTRIBUTE, (None, None))
     return window if window is not None and version == mask._version else None
+
+
+def _is_capturing(mask: torch.Tensor) -> bool:
+    """Return whether a CUDA graph is being captured, which cannot wait for a value."""
+    return mask.is_cuda and torch.cuda.is_current_stream_capturing()
