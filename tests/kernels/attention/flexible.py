@@ -6,6 +6,7 @@ code is the same there; so tests take this check away, and run the graphs withou
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def upstreams_mask(*shape: int, dtype: torch.dtype = torch.float32, **how: Any) 
         if config.sliding_window is None
         else masking_utils.create_sliding_window_causal_mask
     )
-    names = create.__code__.co_varnames[: create.__code__.co_argcount]
+    names = inspect.signature(create).parameters  # in some releases a decorator stands before the function
     arguments = {
         "config": config,
         "attention_mask": None,
