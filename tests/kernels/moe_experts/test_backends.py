@@ -196,7 +196,7 @@ def test_with_activation_checkpointing(backend, name, reentrant):
     assert_matches(kept, side, backend.operands(name), exact=True)
 
 
-@every(of_torch_or(sorted(SOME_LAYOUTS), COMPOSED))
+@every(of_torch_or(sorted(SOME_LAYOUTS), COMPOSED), soon=SOME_LAYOUTS.__contains__, of_all=True)
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_is_traced_without_a_graph_break(backend, name, dynamic):
     torch._dynamo.reset()
