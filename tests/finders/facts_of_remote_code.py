@@ -1,6 +1,7 @@
 """Prints, as JSON, what becomes of a model whose code travels with its weights: load, train, save, load again.
 
-Run by test_remote.py with and without the hook: `facts_of_remote_code.py MODE REPOSITORY FOLDER`.
+Run by test_remote.py with the hook: `facts_of_remote_code.py MODE REPOSITORY FOLDER`; without it ("plain") in its own
+process.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import sys
 import traceback
 from pathlib import Path
 
-if sys.argv[1] == "early":
-    import transformers.dynamic_module_utils  # noqa: F401
-if sys.argv[1] != "plain":
+if __name__ == "__main__":
+    if sys.argv[1] == "early":
+        import transformers.dynamic_module_utils  # noqa: F401
     import veomni_hook.install
 
 import torch
