@@ -17,7 +17,6 @@ _FLEX = backend(
         devices=("cuda",), min_capability=(8, 0), triton=True, distributions=("torch>=2.7",)
     ),
     description="torch's flex_attention, compiled; no score is stored; skips blocks that the mask hides",
-    automatic=False,  # until it has been measured on a GPU
 )
 _FLEX_SOFTCAP = backend(
     "flex",
@@ -26,7 +25,6 @@ _FLEX_SOFTCAP = backend(
     loses=".flex:loses",
     requires=_FLEX.requires,
     description=_FLEX.description,
-    automatic=False,
 )
 
 _FLASH = backend(
@@ -35,6 +33,8 @@ _FLASH = backend(
     refuses=".flash:refuses",
     loses=".flash:loses",
     requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
+    traceable=True,
+    beats_inductor=True,
     description="torch's flash attention with a window; skips keys that the window hides",
 )
 
