@@ -273,7 +273,7 @@ def test_few_variants_are_compiled_for_many_lengths(monkeypatch):
     for length in (256, 300, 130, 512, 77, 384, 100):
         operands = module.operands(length, batch=1)
         mask = upstreams_mask(1, length)
-        blocks = flex._blocks(mask, uniform=False)
+        blocks = flex._blocks(mask, operands[0], uniform=False)
         found = flex._run(("kind",), (*operands, module.sinks, blocks.mask, None, 0.3))
         expected = reference.sinks(*operands, mask, module, 0.3)[0]
         torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
