@@ -10,6 +10,7 @@ import torch
 import torch._dynamo.testing
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, masking_utils
 
 import veomni_hook
@@ -307,6 +308,43 @@ def test_a_mask_that_may_have_changed_is_unknown(slot, use, dynamic):
 
 def attention_mask(change, length):
     return change(window(length, 3)[None, None].clone())
+
+
+@pytest.mark.parametrize(("write", "found"), [(False, 1), (True, 0)])
+def test_a_mask_that_is_written_to_inside_a_checkpoint(write, found):
+    def attention(query):
+        mask = torch.ones(query.shape[2:3] * 2, dtype=torch.bool) & True
+        mask = mask[None, None]
+        traced_masks.note(mask, 3)
+
+        def layer(query):
+            if write:
+                mask[0].fill_(False)
+            return query + (0 if traced_masks.keys_seen(mask, query) is None else 1)
+
+        return checkpoint(layer, query, use_reentrant=False)
+
+    run = torch.compile(attention, backend="eager", fullgraph=True)
+    assert torch.equal(run(torch.zeros(1, 4, 9, 8)), torch.full((1, 4, 9, 8), float(found)))
+
+
+@pytest.mark.parametrize("compile_it", [False, True])
+def test_masks_of_a_function_that_the_user_registered_are_unknown(slot, monkeypatch, compile_it):
+    functions = getattr(masking_utils, CREATE).__globals__["ALL_MASK_ATTENTION_FUNCTIONS"]
+    upstream = masking_utils.sdpa_mask
+
+    def mine(*given, **named):
+        mask = upstream(*given, **named)
+        return mask if mask is None else mask | (torch.arange(mask.shape[-1]) == 0)
+
+    for each in (functions, masking_utils.ALL_MASK_ATTENTION_FUNCTIONS):  # dynamo guards on the second
+        monkeypatch.setitem(each._global_mapping, "sdpa", mine)
+    network = model()
+    run = compiled(network)[0] if compile_it else network
+    found = results(network, run, use_cache=False)
+    with veomni_hook.use_kernels("eager"):
+        for one, other in zip(found, results(network, use_cache=False), strict=True):
+            torch.testing.assert_close(one, other, **CLOSE[torch.float32])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

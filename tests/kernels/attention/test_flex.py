@@ -115,8 +115,13 @@ def test_any_length_and_any_number_of_groups(length, heads):
 
 @pytest.mark.parametrize(("heads", "key_heads", "given"), [(8, 2, 2), (6, 2, 6), (4, 4, 4)])
 def test_groups_that_are_no_power_of_two_are_repeated(monkeypatch, heads, key_heads, given):
-    module, held = Attention(heads, key_heads), []
-    monkeypatch.setattr(flex, "_run", lambda kind, operands: held.extend(operands))
+    module, held, run = Attention(heads, key_heads), [], flex._run
+
+    def noted(kind, operands):
+        held.extend(operands)
+        return run(kind, operands)
+
+    monkeypatch.setattr(flex, "_run", noted)
     flex.with_sinks(*module.operands(9, key_heads), None, module, 0.3)
     assert [each.shape[1] for each in held[:3]] == [heads, given, given]
 
@@ -269,10 +274,10 @@ def test_compiled_code_is_never_given_up(monkeypatch, caplog):
 
     monkeypatch.setattr(flex, "_compiled", compiled)
     module = Attention()
-    operands = (*module.operands(9), module.sinks, None, None, 0.3)
-    expected = reference.sinks(*operands[:3], None, module, 0.3)[0]
+    operands = (*module.operands(9), None, None, 0.3, False)
+    expected = reference.softcap(*operands[:3], None, module, 0.3)[0].transpose(1, 2)
     for _ in range(2):
-        torch.testing.assert_close(flex._run(("kind",), operands), expected, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(flex._run(("kind",), operands)[0], expected, rtol=2e-5, atol=2e-5)
     assert (len(made), runs) == (2, [1, 2, 2])
     assert "limit of compiled variants" in caplog.text
 
@@ -289,10 +294,11 @@ def test_few_variants_are_compiled_for_many_lengths(monkeypatch):
     for length in (256, 300, 130, 512, 77, 384, 100):
         operands = module.operands(length, batch=1)
         mask = upstreams_mask(1, length)
-        blocks = flex._blocks(mask, uniform=False)
-        found = flex._run(("kind",), (*operands, module.sinks, blocks.mask, None, 0.3))
-        expected = reference.sinks(*operands, mask, module, 0.3)[0]
+        blocks = flex._blocks(mask, operands[0], uniform=False)
+        found, lse = flex._run(("kind",), (*operands, blocks.mask, None, 0.3, True))
+        expected = reference.softcap(*operands, mask, module, 0.3)[0].transpose(1, 2)
         torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+        assert lse.shape == found.shape[:3]
     assert len(graphs) <= 3
 
 

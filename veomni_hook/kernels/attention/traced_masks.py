@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, number
 from veomni_hook.kernels.shared.traced_graph import (
     is_exporting,
     is_only_read,
@@ -72,7 +72,7 @@ def _note() -> None:
         return
     shape = value_of(mask).shape
     if len(shape) == 4 and is_same_length(shape[-2], shape[-1]):
-        mask.meta[_NOTE] = _constant(variable("window")) or 0
+        mask.meta[_NOTE] = number("window") or 0
 
 
 @answered_while_tracing
@@ -95,12 +95,6 @@ def _keys_seen() -> int | None:
         return None
     keys: int = mask.meta[_NOTE]
     return keys
-
-
-def _constant(number: Any) -> int | None:
-    """Return the value of dynamo's variable of an integer or None; a symbol gets a guard."""
-    symbol = getattr(number, "sym_num", None)
-    return number.as_python_constant() if symbol is None else int(symbol)
 
 
 def _name(node: Node) -> str:

@@ -2,7 +2,7 @@
 
 Functions that ask must be constants to dynamo (`answered_while_tracing`): dynamo calls them, and does not
 trace them. They read the frame that calls them, because their arguments would have to be constants, too.
-dynamo adds no guard for what they return.
+dynamo adds no guard for what they return, except for a `number` that may vary.
 
 All of this is private to torch. Where a release has it in another form, the answer is the cautious one.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar
 
-__all__ = ["answered_while_tracing", "traced", "variable"]
+__all__ = ["answered_while_tracing", "number", "traced", "variable"]
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -29,6 +29,13 @@ def variable(name: str) -> Any:
     """Return dynamo's variable of a local name; None if there is none."""
     local = traced("symbolic_locals", default={}).get(name)
     return None if local is None else local.realize()
+
+
+def number(name: str) -> Any:
+    """Return the value of a local name that holds a number or None. If it may vary, this adds a guard."""
+    held = variable(name)
+    symbol = getattr(held, "sym_num", None)
+    return held.as_python_constant() if symbol is None else symbol.node.pytype(symbol)
 
 
 def traced(names: str, *, default: Any) -> Any:

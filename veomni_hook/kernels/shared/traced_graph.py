@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Node, Proxy
 
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, traced, variable
 
@@ -55,12 +55,29 @@ def is_only_read(
         readers: names of what only reads; everything else may write.
         is_view: whether the result of a reader may share the tensor's memory.
     """
+    inner = _inner_inputs()
     waiting, known = [source], {source}
     while waiting:
-        for user in waiting.pop().users:
-            if name(user) not in readers or "out" in user.kwargs:
-                return False
-            if user not in known and is_view(user):
-                known.add(user)
-                waiting.append(user)
+        node = waiting.pop()
+        users = [*node.users]
+        if any(name(user) not in readers or "out" in user.kwargs for user in users):
+            return False
+        same = {*inner.get(node, ()), *filter(is_view, users)} - known
+        known |= same
+        waiting += same
     return True
+
+
+def _inner_inputs() -> dict[Node, list[Node]]:
+    """Return the inputs of incomplete inner graphs, by the nodes of outer graphs that they stand for.
+
+    A checkpointed layer has a graph of its own. Only when it is complete, the outer graph uses the tensor.
+    """
+    inputs: dict[Node, list[Node]] = {}
+    tracer = traced("output.current_tracer", default=None)
+    while tracer is not None:
+        for outer, inner in tracer.lifted_freevars.items():
+            if isinstance(outer, Proxy):
+                inputs.setdefault(outer.node, []).append(inner.node)
+        tracer = tracer.parent
+    return inputs
