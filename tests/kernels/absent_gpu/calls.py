@@ -43,9 +43,9 @@ def kernels_of(op: str) -> dict[str, Callable[..., Any]]:
 
 
 def rms_norm() -> Iterator[Call]:
-    """Rows in one block, in two, in chunks, and of odd lengths."""
+    """Rows in one block, in two, in parts, and of odd lengths."""
     for variant, kernel in kernels_of("rms_norm").items():
-        for columns in (128, 4096, 12288, 130, *_in_chunks(variant)):
+        for columns in (128, 4096, 12288, 130, *_in_parts(variant)):
             rows = [empty(64, columns)] * (2 if "gate" in variant else 1)
             weights = [] if "unweighted" in variant or variant == "inverse_rms" else [empty(columns)]
             rest: dict[str, Any] = {"eps": 1e-6}
@@ -56,7 +56,7 @@ def rms_norm() -> Iterator[Call]:
             yield f"{variant} {columns}", partial(both_ways, partial(kernel, **rest), [*rows, *weights])
 
 
-def _in_chunks(variant: str) -> tuple[int, ...]:
+def _in_parts(variant: str) -> tuple[int, ...]:
     return (20480, 32768) if variant == "cast_before_weight" else ()
 
 
@@ -82,7 +82,7 @@ def layer_norm() -> Iterator[Call]:
 def add_rms_norm() -> Iterator[Call]:
     """The same of sums."""
     for variant, kernel in kernels_of("add_rms_norm").items():
-        for columns in (128, 4096, 12288, 130, *_in_chunks(variant)):
+        for columns in (128, 4096, 12288, 130, *_in_parts(variant)):
             leaves = [empty(64, columns), empty(64, columns), empty(columns)]
             yield f"{variant} {columns}", partial(both_ways, partial(kernel, eps=1e-6), leaves)
 

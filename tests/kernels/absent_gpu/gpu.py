@@ -88,6 +88,7 @@ def _answer_for(gpu: GPU) -> None:
 
     replaced: list[tuple[Any, Any]] = [
         (tiles.room, lambda _: (gpu.processors, gpu.shared)),
+        (tiles.fetches, lambda _: True),
         (plans._room, lambda _: (gpu.processors, gpu.shared)),
         (load_balancing._processors, lambda _: gpu.processors),
         (triton_tiles._roomy, lambda _: gpu.shared >= triton_tiles._WIDE_BYTES),

@@ -66,10 +66,12 @@ def split_early(monkeypatch):
 
 
 @pytest.fixture
-def chunked_early(monkeypatch):
-    """Processes short rows in chunks, too."""
+def in_parts(monkeypatch):
+    """Processes short rows in parts, too: up to the eight of the widest rows."""
     monkeypatch.setattr(tiles, "_WHOLE_COLUMNS", 8)
-    monkeypatch.setattr(tiles, "_CHUNK", 8)
+    monkeypatch.setattr(
+        tiles, "_PARTS", ((40, 8, 4, True), (64, 8, 4, False), (tiles.MOST_COLUMNS, 32, 4, True))
+    )
     norms._backward_launch.cache_clear()
     yield
     norms._backward_launch.cache_clear()
@@ -78,8 +80,8 @@ def chunked_early(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [23, 40])
 @pytest.mark.parametrize("variant", ["cast_before_weight", "one_plus_weight"])
-def test_chunks_equal_the_reference(chunked_early, variant, columns, dtype):
-    assert tiles.wide(columns, 4, 1 << 16)
+def test_parts_equal_the_reference(in_parts, variant, columns, dtype):
+    assert tiles.wide(columns, 4, fetched=False)
     assert_matches(*pair(variant), inputs((7, columns), dtype))
 
 

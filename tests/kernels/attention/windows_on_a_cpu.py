@@ -10,6 +10,7 @@ import inspect
 import sys
 import types
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,18 @@ SIZES = {
 _MASKS = (CREATE, "create_causal_mask", "find_packed_sequence_indices", "_ignore_causal_mask_sdpa")
 
 
-def patched(module: types.ModuleType) -> types.ModuleType:
-    """A copy of a module of the installed transformers, as the hook patches it."""
+@cache
+def patched_code(module: types.ModuleType) -> types.CodeType:
     source = Path(inspect.getsourcefile(module)).read_text(encoding="utf-8")
     origin = Origin(module.__name__, "x.py", "transformers", "test")
+    return compile(patch_source(source, [], origin, idioms=True).text, "patched", "exec")
+
+
+def patched(module: types.ModuleType) -> types.ModuleType:
+    """A copy of a module of the installed transformers, as the hook patches it."""
     copy = types.ModuleType(module.__name__)
     copy.__package__ = module.__name__.rpartition(".")[0]
-    exec(compile(patch_source(source, [], origin, idioms=True).text, "patched", "exec"), vars(copy))
+    exec(patched_code(module), vars(copy))
     return copy
 
 

@@ -96,10 +96,12 @@ def split_early(monkeypatch):
 
 
 @pytest.fixture
-def chunked_early(monkeypatch):
-    """Processes short rows in chunks, too."""
+def in_parts(monkeypatch):
+    """Processes short rows in parts, too: up to the eight of the widest rows."""
     monkeypatch.setattr(tiles, "_WHOLE_COLUMNS", 8)
-    monkeypatch.setattr(tiles, "_CHUNK", 8)
+    monkeypatch.setattr(
+        tiles, "_PARTS", ((40, 8, 4, True), (64, 8, 4, False), (tiles.MOST_COLUMNS, 32, 4, True))
+    )
     kernels._backward_launch.cache_clear()
     yield
     kernels._backward_launch.cache_clear()
@@ -142,24 +144,24 @@ def test_two_blocks_have_equal_bits_in_any_batch(split_early, variant, dtype):
 
 
 # The interpreter takes most of a second for such a call: few rows, and by default one formula.
-CHUNKED = [
+IN_PARTS = [
     pytest.param(each, marks=[] if each == "cast_before_weight" else pytest.mark.slow) for each in SPLIT
 ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "columns", [23, *(pytest.param(each, marks=pytest.mark.slow) for each in (9, 16, 17, 32, 161))]
+    "columns", [60, *(pytest.param(each, marks=pytest.mark.slow) for each in (9, 16, 23, 32, 161))]
 )
-@pytest.mark.parametrize("variant", CHUNKED)
-def test_chunks_equal_the_reference(chunked_early, variant, columns, dtype):
-    assert tiles.wide(columns, 4, 1 << 16)
+@pytest.mark.parametrize("variant", IN_PARTS)
+def test_parts_equal_the_reference(in_parts, variant, columns, dtype):
+    assert tiles.wide(columns, 4, fetched=False)
     for rows, weight_dtype in ((7, None), (1, torch.float32)):
         assert_matches(*pair(variant), inputs(variant, (rows, columns), dtype, weight_dtype))
 
 
-@pytest.mark.parametrize("variant", CHUNKED)
-def test_chunks_take_strides(chunked_early, variant):
+@pytest.mark.parametrize("variant", IN_PARTS)
+def test_parts_take_strides(in_parts, variant):
     ours, upstream = pair(variant)
     x, *weight = inputs(variant, (3, 2, 40), torch.float32)
     x, weight = x.transpose(0, 1)[..., 8:31], [each[:23].contiguous() for each in weight]
@@ -167,38 +169,31 @@ def test_chunks_take_strides(chunked_early, variant):
     assert_matches(*turned, [x, *weight])
 
 
-@pytest.mark.parametrize("variant", CHUNKED)
-def test_chunks_have_equal_bits_in_any_batch(chunked_early, variant):
+@pytest.mark.parametrize("variant", IN_PARTS)
+def test_parts_have_equal_bits_in_any_batch(in_parts, variant):
     given = inputs(variant, (41, 23), torch.bfloat16)
     rows, weights = [x for x in given if x.ndim == 2], [x for x in given if x.ndim == 1]
     assert_batch_invariant(pair(variant)[0], rows, weights)
 
 
-@pytest.fixture
-def chunked_wide(monkeypatch):
-    """Processes the rows in chunks that chunks are made for."""
-    monkeypatch.setattr(tiles, "_WHOLE_COLUMNS", 12288)
-    kernels._backward_launch.cache_clear()
-    yield
-    kernels._backward_launch.cache_clear()
-
-
 @pytest.mark.parametrize(
     "columns", [12296, *(pytest.param(e, marks=pytest.mark.slow) for e in (20480, 32768))]
 )
-def test_the_widest_rows(chunked_wide, columns):
-    assert tiles.wide(columns, 4, 1 << 16)
+def test_the_widest_rows(columns):
+    assert tiles.wide(columns, 4, fetched=False)
     assert_matches(*pair("one_plus_weight"), inputs("one_plus_weight", (3, columns), torch.float32))
 
 
-def test_chunks_cover_a_row_and_fit_into_memory(chunked_wide):
-    assert tiles.wide(12288, 6, 227 << 10) is None
-    for columns in (12289, 14336, 16384, 16385, 20480, 28672, 32768):
-        found = tiles.wide(columns, 6, 227 << 10)
-        assert found.tail <= found.head < columns <= found.head + found.tail <= 2 * found.head
-    for size, memory in ((6, 227 << 10), (12, 227 << 10), (6, 99 << 10), (12, 99 << 10), (12, 64 << 10)):
-        stages = tiles.wide(16384, size, memory).stages
-        assert 1 <= stages and (stages - 1) * 8192 * size <= memory
+def test_parts_cover_a_row():
+    assert tiles.wide(12288, 2, fetched=True) is None
+    for columns in (12289, 14336, 16384, 16385, 20480, 20481, 28672, 28673, 32768):
+        for size in (2, 4):
+            found = tiles.wide(columns, size, fetched=True)
+            assert found.block == tiles.power(found.block)
+            assert (found.parts - 1) * found.block < columns <= found.parts * found.block <= 8 * found.block
+            ahead = columns <= 28672
+            assert not ahead or found.lines // 2 * 128 < columns * size <= found.lines * 128
+            assert ahead == bool(found.lines) and not tiles.wide(columns, size, fetched=False).lines
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, None], ids=str)

@@ -19,7 +19,6 @@ _FLEX = backend(
     traceable=True,
     beats_inductor=True,
     description="torch's flex_attention, compiled; no score is stored; skips blocks that the mask hides",
-    automatic=False,  # until it has been measured on a GPU
 )
 _FLEX_SOFTCAP = backend(
     "flex",
@@ -30,7 +29,6 @@ _FLEX_SOFTCAP = backend(
     traceable=True,
     beats_inductor=True,
     description=_FLEX.description,
-    automatic=False,
 )
 
 _FLASH = backend(

@@ -19,7 +19,6 @@ _TRITON = backend(
     priority=10,
     traceable=True,
     description="one pass forward, one backward; deterministic; rows of at most 32,768 values",
-    automatic=False,  # until it has been measured on a GPU
 )
 _TORCH = backend(
     "torch",

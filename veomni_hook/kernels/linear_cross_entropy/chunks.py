@@ -94,8 +94,11 @@ def _padded(rows: torch.Tensor, number: int) -> torch.Tensor:
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     if bias is None:
         torch.mm(x, weight.t(), out=out)
-    else:
+    elif out.is_contiguous():
         torch.addmm(bias, x, weight.t(), out=out)
+    else:
+        # On an H200, torch 2.11, sums that are written to rows with a gap between them were rounded twice.
+        out.copy_(torch.addmm(bias, x, weight.t()))
 
 
 class Chunk(NamedTuple):
@@ -115,6 +118,8 @@ class Chunk(NamedTuple):
 def chunks(x: torch.Tensor, head: Head, size: int, aligned: int = ALIGNED) -> Iterator[Chunk]:
     """Yield chunks of ``size`` rows; rows of logits begin at multiples of ``aligned`` bytes."""
     rows, vocab = x.shape[0], head.weight.shape[0]
+    # With a bias, no gap between rows that does not have to be; see `_linear`.
+    aligned = aligned if head.bias is None else min(aligned, WIDTH)
     step = max(1, aligned // x.element_size())
     buffer = torch.empty(min(size, rows), -(-head.columns // step) * step, dtype=x.dtype, device=x.device)
     for start in range(0, rows, size):

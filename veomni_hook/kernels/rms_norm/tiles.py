@@ -9,6 +9,7 @@ import torch
 import triton.language as tl
 
 from veomni_hook.kernels.rms_norm import device as kernels
+from veomni_hook.kernels.rms_norm.wide_device import LINE
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 
 __all__ = [
@@ -20,9 +21,9 @@ __all__ = [
     "ONE_PLUS_ROUNDED",
     "TL",
     "WEIGHT",
-    "WIDE_WARPS",
     "backward_tile",
     "blocks",
+    "fetches",
     "forward_tile",
     "room",
     "split",
@@ -48,12 +49,19 @@ _SPLIT_FROM, _LEAST_TAIL = 8192, 128
 #: Bytes in flight per backward program: with fewer, 5120 columns in one block reach 84 % instead of 98 %. And
 #: the minimum number of tiles: two of 12288 columns, in two blocks, reach 79 %, three 97 %.
 _IN_FLIGHT, _FEWEST_TILES = 96 << 10, 3
-#: The most columns of rows that a backward program holds in registers; wider rows are read twice. On an H200,
-#: bfloat16, rows held so reached 58, 52, 27, 15 and 16 % of a copy's bandwidth at 16384, 20480, 24576, 28672
-#: and 32768 columns; read twice, but with nothing loaded ahead, 87, 72, 75, 72 and 58 %. Reading twice was
-#: not compared with the formula on a GPU yet, so no width takes it; after that, 12288 is the value. And the
-#: columns of a chunk, the most chunks in flight, and the warps: not measured yet.
-_WHOLE_COLUMNS, _CHUNK, _CHUNK_STAGES, WIDE_WARPS = MOST_COLUMNS, 8192, 4, 32
+#: The most columns of rows that a backward program holds in registers; wider rows are read twice, in parts.
+#: On an H200, bfloat16, rows held so reached 60, 52, 27, 14 and 16 % of a copy's bandwidth at 16384, 20480,
+#: 24576, 28672 and 32768 columns.
+_WHOLE_COLUMNS = 12288
+#: For rows of at most so many columns: a part, the warps of a program, and whether the next row is fetched
+#: ahead. They were the best of twelve ways there: 92, 89, 86, 79 and 75 %. Two programs a processor were no
+#: faster.
+_PARTS = (
+    (16384, 4096, 8, True),
+    (20480, 4096, 16, True),
+    (28672, 8192, 16, True),
+    (MOST_COLUMNS, 4096, 8, False),
+)
 #: Tile of a program in the final sum, over the programs of a backward.
 _SUMMED_COLUMNS, _SUMMED_ROWS = 32, 64
 _A_WARPS_ELEMENTS = 1024
@@ -64,12 +72,19 @@ _WIDE = 4096
 
 
 class Wide(NamedTuple):
-    """The blocks in which a row is finished, the columns of a chunk, and the chunks in flight."""
+    """How a backward program processes a row in parts.
 
-    head: int
-    tail: int
-    chunk: int
-    stages: int
+    Attributes:
+        block: the columns of a part, a power of two.
+        parts: of a row.
+        warps: of a program.
+        lines: a power of two, the lines of memory that hold a row; 0 if none is fetched ahead.
+    """
+
+    block: int
+    parts: int
+    warps: int
+    lines: int
 
 
 @cache
@@ -80,6 +95,11 @@ def room(device: torch.device) -> tuple[int, int]:
     properties = torch.cuda.get_device_properties(device)
     memory = int(getattr(properties, "shared_memory_per_block_optin", 1 << 16))
     return properties.multi_processor_count, memory
+
+
+def fetches(device: torch.device) -> bool:
+    """Whether programs can fetch a row before they load it: an instruction of NVIDIA's."""
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def blocks(elements: int, size: int) -> int:
@@ -98,20 +118,19 @@ def split(columns: int) -> tuple[int, int]:
     return (head, tail) if _SPLIT_FROM <= head and tail <= head // 2 else (block, 0)
 
 
-def wide(columns: int, size: int, memory: int) -> Wide | None:
-    """How a backward program processes a row in chunks; None if it does so as a whole.
+def wide(columns: int, size: int, *, fetched: bool) -> Wide | None:
+    """How a backward program processes a row in parts; None if it does so as a whole.
 
     Args:
         columns: the length of a row.
-        size: bytes loaded per element.
-        memory: bytes that a program may stage.
+        size: bytes of the larger element of x and dy.
+        fetched: whether rows can be fetched ahead.
     """
     if columns <= _WHOLE_COLUMNS:
         return None
-    head = power(columns) // 2
-    # Triton stages one chunk less than there are stages: the last one is loaded when it is needed.
-    stages = min(_CHUNK_STAGES, memory // (_CHUNK * size) + 1)
-    return Wide(head, power(columns - head), _CHUNK, stages)
+    block, warps, ahead = next(rest for most, *rest in _PARTS if columns <= most)
+    lines = power(blocks(columns * size, LINE.value)) if ahead and fetched else 0
+    return Wide(block, blocks(columns, block), warps, lines)
 
 
 def forward_tile(columns: int) -> int:

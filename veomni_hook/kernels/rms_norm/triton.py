@@ -30,8 +30,8 @@ from veomni_hook.kernels.rms_norm.tiles import (
     ONE_PLUS_ROUNDED,
     TL,
     WEIGHT,
-    WIDE_WARPS,
     backward_tile,
+    fetches,
     forward_tile,
     room,
     split,
@@ -142,14 +142,14 @@ def _backward_launch(
         large: row numbers do not fit into 32 bits.
     """
     processors, memory = room(device)
-    x, dy, weight = dtypes
+    x, dy, _ = dtypes
     added = len(where) > 2
     factor, middle = form
     steps = factor, TL[middle], added, to_weight
-    chunked = wide(columns, x.itemsize + dy.itemsize + weight.itemsize, memory)
-    if chunked is not None:
-        constants = columns, chunked.head, chunked.tail, chunked.chunk, *steps, chunked.stages
-        return Launch(wide_device.backward, 7, *constants, num_warps=WIDE_WARPS), 1, processors
+    parts = wide(columns, max(x.itemsize, dy.itemsize), fetched=fetches(device))
+    if parts is not None:
+        blocks = columns, parts.block, parts.parts, parts.lines
+        return Launch(wide_device.backward, 7, *blocks, *steps, num_warps=parts.warps), 1, processors
     tile = backward_tile(columns)
     rows = tile // power(columns)
     head, tail = split(columns)
