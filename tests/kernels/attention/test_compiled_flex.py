@@ -186,13 +186,3 @@ def test_what_refuses_uncompiled_refuses_compiled(reason):
         _, key, value = module.operands(given["keys"])
     compiled(query, key, value, None, module, 0.3, given["dropout"])
     assert reason in compiled.reasons[0]
-
-
-def test_hooks_that_come_later_are_seen():
-    module, compiled = Attention(), Compiled("sinks")
-    operands = (*module.operands(37), None, module, 0.3, 0.0)
-    compiled(*operands)
-    assert compiled.reasons == [None]
-    module.register_forward_hook(lambda *_: None)
-    compiled(*operands)
-    assert "a forward hook" in compiled.reasons[0]
