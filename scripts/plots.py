@@ -69,10 +69,12 @@ def step_data() -> dict[str, Any]:
 def families_data() -> list[dict[str, Any]]:
     """Return time and memory of each peer relative to eager, by family, the hook's best families first.
 
-    Families that `families_gpu` has recorded come from its file, others from the older one.
+    Families that `families_gpu` has recorded with all sides come from its file, others from the older one.
     """
     rows = {row["family"]: row for row in _read("families-h200.json")["families"]}
     for row in _read("families_gpu-cuda.json")["families"]:
+        if "eager" not in row["sides"]:
+            continue
         sides = {side: one for side, one in row["sides"].items() if "step_ms" in one}
         values = {key: {side: one[key] for side, one in sides.items()} for key in ("step_ms", "extra_gib")}
         rows[row["family"]] = {"family": row["family"], **values}

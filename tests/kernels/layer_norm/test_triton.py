@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from tests.kernels import declared
 from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.layer_norm import variants
 from tests.kernels.layer_norm.variants import DTYPES, EPS, UPSTREAM
@@ -203,3 +204,16 @@ def test_refuses_where_upstreams_operator_does_otherwise():
         assert rule(None, x, (8,), parameter, parameter, EPS) is None
         assert "autocast" in rule(None, x.bfloat16(), (8,), parameter, parameter, EPS)
     assert rule(None, x.bfloat16(), (8,), parameter, parameter, EPS) is None
+
+
+def test_small_calls_are_left_to_torchs_operator():
+    x, *_ = inputs("unweighted", (3, 8), torch.float32)
+    assert "torch's operator costs the host less" in kernels.loses(None, x)
+    assert kernels.loses(None, torch.empty(kernels.SMALLEST, device="meta")) is None
+    for variant, large in (
+        ("unweighted", True),
+        ("weight_before_cast", True),
+        ("cast_before_weight_and_bias", False),
+    ):
+        kernel = declared.kernels("layer_norm", "triton")[variant]
+        assert (kernel.loses is not None) is large

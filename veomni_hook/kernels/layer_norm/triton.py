@@ -37,7 +37,9 @@ from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = [
+    "SMALLEST",
     "cast_before_weight_and_bias",
+    "loses",
     "operator_before_weight_and_bias",
     "refuses",
     "unweighted",
@@ -46,6 +48,9 @@ __all__ = [
 ]
 
 
+#: Both passes over 8,192 x 1,152 values in bfloat16, on one H200: 54 us of the device instead of torch's 93,
+#: and 216 us of the host instead of 117. The device's time counts in steps that are larger than this.
+SMALLEST = 1 << 22
 #: Wider weights do not stay in registers. Of RMSNorm's backward at 16,384 columns in bfloat16, one H200
 #: reached 58 % of a copy's bandwidth with a weight that stays, 86 % with one that is read for every row.
 #: And the most rows in flight then.
@@ -299,6 +304,13 @@ def refuses(variant: str) -> Callable[..., str | None]:
         return reason
 
     return rule
+
+
+def loses(owner: Any, hidden_states: torch.Tensor, *operands: Any) -> str | None:
+    """Return why ``auto`` leaves this call to torch's operator, or None."""
+    if hidden_states.numel() < SMALLEST:
+        return f"fewer than {SMALLEST:,} values: torch's operator costs the host less"
+    return None
 
 
 def weight_before_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
