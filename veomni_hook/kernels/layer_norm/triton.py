@@ -199,16 +199,18 @@ class _LayerNorm(torch.autograd.Function):
     ) -> torch.Tensor:
         y, moments = _FORWARD(x, weight, bias, eps, *dtypes)
         ctx.save_for_backward(x, weight, moments)
-        ctx.kinds = dtypes[0], kinds_of(weight, bias)
+        ctx.middle = dtypes[0]
+        ctx.kinds = kinds_of(weight, bias)
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     @backward_once
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, moments = ctx.saved_tensors
-        to_x, *needed = ctx.needs_input_grad[:3]
-        dx, *parameters = gradients(x, weight, moments, dy, None, *ctx.kinds, (*needed,))
-        return dx if to_x else None, *parameters, None, None, None, None
+        to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
+        needed = to_weight, to_bias
+        dx, dweight, dbias = gradients(x, weight, moments, dy, None, ctx.middle, ctx.kinds, needed)
+        return dx if to_x else None, dweight, dbias, None, None, None, None
 
 
 _apply = applied(_LayerNorm)

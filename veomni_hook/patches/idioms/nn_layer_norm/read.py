@@ -59,7 +59,7 @@ def other_uses(
 
 def collections_of_norms(view: ModuleView) -> frozenset[str]:
     """The names that the module assigns a dictionary or another collection with LayerNorm in it."""
-    names = set()
+    names: set[str] = set()
     for statement in module_statements(view.document.tree):
         if isinstance(statement, ast.Assign) and any(
             last_name(node) == "LayerNorm" and _is_norm(view, node) for node in walk_ast(statement.value)
