@@ -20,7 +20,7 @@ from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.code.statement_runs import at_hand, simple_target
 from veomni_hook.patches.idioms.add_rms_norm.read import Added, added_runs, has_self, is_the_call
 from veomni_hook.patches.idioms.nn_layer_norm.find import VARIANT
-from veomni_hook.patches.idioms.nn_layer_norm.read import norm_attributes, own_calls
+from veomni_hook.patches.idioms.nn_layer_norm.read import norms_by_class, own_calls
 from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
@@ -41,7 +41,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     if "LayerNorm" not in view.document.source:
         return
     for owner in view.classes.values():
-        norms = norm_attributes(view, owner)
+        norms = norms_by_class(view)[owner.name]
         for name, method in view.methods(owner).items() if norms else ():
             if name != "__init__" and has_self(method):
                 found = [added for added in added_runs(method) if added.attribute in norms]

@@ -15,11 +15,12 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import own_names
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.idioms.nn_layer_norm.read import (
     collections_of_norms,
-    norm_attributes,
+    norms_by_class,
     other_uses,
     own_calls,
 )
@@ -45,19 +46,16 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     if "LayerNorm" not in view.document.source:
         return
-    norms = {owner.name: norm_attributes(view, owner) for owner in view.classes.values()}
-    collections = collections_of_norms(view)
-    called: set[str] = set()
+    norms = norms_by_class(view)
+    called: dict[str, set[str]] = {name: set() for name in norms}
     for owner in view.classes.values():
+        own = norms[owner.name]
         for name, method in view.methods(owner).items():
-            calls = [
-                call
-                for attribute, call in (own_calls(method) if norms[owner.name] else ())
-                if attribute in norms[owner.name]
-            ]
+            calls = [call for attribute, call in own_calls(method) if attribute in own] if own else []
             if name != "__init__" and calls:
-                called.update(call.func.attr for call in calls if isinstance(call.func, ast.Attribute))
+                called[owner.name].update(last_name(call.func) for call in calls)
                 yield _site(view, owner, method, calls)
+    collections = collections_of_norms(view)
     for owner in view.classes.values():
         uses = list(other_uses(view, owner, called, collections))
         if uses:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.scope import local_names
@@ -12,17 +13,28 @@ from veomni_hook.patches.code.walk import child_nodes, walk_ast
 from veomni_hook.patches.routes.inherited import initialised_by
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["NORM", "collections_of_norms", "norm_attributes", "other_uses", "own_calls"]
+__all__ = ["NORM", "collections_of_norms", "norms_by_class", "other_uses", "own_calls"]
 
 NORM = "torch.nn.LayerNorm"
 
 
-def norm_attributes(view: ModuleView, owner: ast.ClassDef) -> dict[str, list[ast.Call]]:
-    """The attributes to which ``__init__`` assigns a new LayerNorm, with the calls that create it.
+#: Attributes, with the calls that create their norms.
+Norms = dict[str, list[ast.Call]]
+
+
+@lru_cache(maxsize=2)
+def norms_by_class(view: ModuleView) -> dict[str, Norms]:
+    """The attributes of each class to which ``__init__`` assigns a new LayerNorm; both idioms ask for them.
 
     An inherited ``__init__`` counts. In a conditional expression, one branch suffices.
     """
-    found: dict[str, list[ast.Call]] = {}
+    return {name: _norms_of(view, owner) for name, owner in view.classes.items()}
+
+
+def _norms_of(view: ModuleView, owner: ast.ClassDef) -> Norms:
+    found: Norms = {}
+    if "__init__" in view.methods(owner) and "LayerNorm" not in view.text(owner):
+        return found
     for attribute, value in initialised_by(view, owner):
         for created in _branches(value):
             if isinstance(created, ast.Call) and _is_norm(view, created.func):
@@ -31,30 +43,45 @@ def norm_attributes(view: ModuleView, owner: ast.ClassDef) -> dict[str, list[ast
 
 
 def other_uses(
-    view: ModuleView, owner: ast.ClassDef, called: set[str], collections: frozenset[str]
+    view: ModuleView, owner: ast.ClassDef, called: Mapping[str, set[str]], collections: frozenset[str]
 ) -> Iterator[tuple[str, int]]:
     """Why calls of a LayerNorm that the class's own ``__init__`` uses are not seen, and the line.
 
     Args:
         view: the module.
         owner: the class.
-        called: the attributes that the class, or one that inherits from it, calls.
+        called: by class, the attributes that its methods call.
         collections: what `collections_of_norms` returned.
     """
     init = view.methods(owner).get("__init__")
-    if init is None:
+    text = view.text(owner)
+    if init is None or not ("LayerNorm" in text or any(name in text for name in collections)):
         return
     hidden = local_names(init)
-    known = {id(call.func): name for name, calls in norm_attributes(view, owner).items() for call in calls}
+    known = {
+        id(call.func): name for name, calls in norms_by_class(view)[owner.name].items() for call in calls
+    }
     for node in _used(init):
         name = last_name(node)
-        if id(node) in known:
-            if known[id(node)] not in called:
-                yield f"nothing in this file calls self.{known[id(node)]}", node.lineno
+        if (attribute := known.get(id(node))) is not None:
+            if attribute not in _called(view, owner, called):
+                yield f"{owner.name} does not call self.{attribute} itself", node.lineno
         elif isinstance(node, ast.Name) and name in collections - hidden:
             yield f"{name} chooses the norm's class", node.lineno
-        elif name == "LayerNorm" and _is_norm(view, node):
-            yield "LayerNorm is not what is assigned to an attribute of self", node.lineno
+        elif _is_norm(view, node):
+            yield "LayerNorm is part of another expression here", node.lineno
+
+
+def _called(view: ModuleView, owner: ast.ClassDef, called: Mapping[str, set[str]]) -> set[str]:
+    """What methods of a class, of its bases and of classes that inherit from it call."""
+    lineages = {name: list(view.scope.ancestors(each)) for name, each in view.classes.items() if called[name]}
+    above = list(view.scope.ancestors(owner))
+    return {
+        attribute
+        for name, lineage in lineages.items()
+        if owner in lineage or view.classes[name] in above
+        for attribute in called[name]
+    }
 
 
 def collections_of_norms(view: ModuleView) -> frozenset[str]:
@@ -62,7 +89,7 @@ def collections_of_norms(view: ModuleView) -> frozenset[str]:
     names: set[str] = set()
     for statement in module_statements(view.document.tree):
         if isinstance(statement, ast.Assign) and any(
-            last_name(node) == "LayerNorm" and _is_norm(view, node) for node in walk_ast(statement.value)
+            _is_norm(view, node) for node in walk_ast(statement.value)
         ):
             names.update(target.id for target in statement.targets if isinstance(target, ast.Name))
     return frozenset(names)
@@ -77,7 +104,7 @@ def _branches(value: ast.expr) -> Iterator[ast.expr]:
 
 
 def _is_norm(view: ModuleView, node: ast.AST) -> bool:
-    return isinstance(node, ast.expr) and view.scope.dotted(node) == NORM
+    return isinstance(node, ast.expr) and last_name(node) == "LayerNorm" and view.scope.dotted(node) == NORM
 
 
 def _used(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
