@@ -33,6 +33,8 @@ _FLASH = backend(
     refuses=".flash:refuses",
     loses=".flash:loses",
     requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
+    traceable=True,
+    beats_inductor=True,
     description="torch's flash attention with a window; skips keys that the window hides",
 )
 

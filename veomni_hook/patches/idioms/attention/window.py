@@ -29,7 +29,7 @@ _VARIANT = "sliding_window"
 _MASK, _ATTENTION = "create_sliding_window_causal_mask", "sdpa_attention_forward"
 
 _NOTE = """\
-if allow_is_causal_skip and not torch.compiler.is_compiling():
+if allow_is_causal_skip:
     from veomni_hook.kernels.attention.windows import note_window
 
     note_window(causal_mask, attention_mask, sliding_window)
@@ -37,14 +37,19 @@ if allow_is_causal_skip and not torch.compiler.is_compiling():
 #: What makes `_NOTE` right: whatever is combined into the mask clears the flag.
 _COMBINED = ("or_mask_function", "and_mask_function", "packed_sequence_mask", "block_sequence_ids")
 
-#: Only masks that are noted as a window have the attribute, so that no other call is asked about.
+#: No call is asked about but those whose mask is noted as a window: in an attribute, or in dynamo's graph.
 _GUARD = """\
+if torch.compiler.is_dynamo_compiling():
+    from veomni_hook.kernels.attention.traced_masks import is_noted
+
+    noted = is_noted(attention_mask)
+else:
+    noted = hasattr(attention_mask, "_veomni_window") and not torch.compiler.is_compiling()
 if {conditions}:
     operands = (query, key, value, attention_mask, module, scaling, dropout)
     if (kernel := {slot}.kernel(module, *operands)) is not None:
         return kernel(*operands)
 """
-_NOTED = ("not torch.compiler.is_compiling()", 'hasattr(attention_mask, "_veomni_window")')
 _PARAMETERS = ["module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal"]
 #: Parameters of some releases: done with before the guard, or absent where the guard asks.
 _DONE, _ABSENT = {"cache"}, {"position_bias"}
@@ -115,7 +120,7 @@ def _guard(view: ModuleView, function: FunctionNode, site: Site) -> Site:
         raise Missed("it calls scaled_dot_product_attention with other arguments", calls[0])
     slot = formula_slot(OP, _VARIANT)
     absent = (f"{name} is None" for name in sorted(others & _ABSENT))
-    code = _GUARD.format(conditions=" and ".join([*_NOTED, *absent]), slot=slot.name)
+    code = _GUARD.format(conditions=" and ".join(["noted", *absent]), slot=slot.name)
     edits = before_statement(view, function, start, code, f"{OP}/{_VARIANT}")
     return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, slots=(slot,))
 
