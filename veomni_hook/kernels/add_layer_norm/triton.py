@@ -20,13 +20,12 @@ from torch import nn
 
 from veomni_hook.kernels.add_layer_norm import device as kernels
 from veomni_hook.kernels.add_layer_norm import reference
-from veomni_hook.kernels.layer_norm.triton import gradients, kinds_of
+from veomni_hook.kernels.layer_norm.triton import gradients
 from veomni_hook.kernels.nn_layer_norm import triton as norms
 from veomni_hook.kernels.nn_layer_norm.skipped_calls import refuses_norm
 from veomni_hook.kernels.rms_norm.tiles import LARGE, warps_of
 from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.module_calls import parameter
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
 from veomni_hook.kernels.shared.rows import contiguous_strides, rows_at
@@ -165,7 +164,7 @@ class _AddLayerNorm(torch.autograd.Function):
     ) -> _Pair:
         total, y, moments = _FORWARD(residual, hidden_states, weight, bias, eps, out)
         ctx.save_for_backward(total, weight, moments)
-        ctx.kinds = kinds_of(weight, bias)
+        ctx.bias = None if bias is None else bias.dtype
         # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
         ctx.set_materialize_grads(False)
         return total, y
@@ -181,7 +180,7 @@ class _AddLayerNorm(torch.autograd.Function):
         if dy is not None:
             needed = to_weight, to_bias
             dx, dweight, dbias = gradients(
-                total, weight, moments, dy, dtotal, torch.float32, ctx.kinds, needed
+                total, weight, ctx.bias, moments, dy, dtotal, torch.float32, needed
             )
         return dx if to_residual else None, dx if to_hidden else None, dweight, dbias, None, None
 
@@ -194,13 +193,17 @@ def rounded_once(residual: torch.Tensor, hidden_states: torch.Tensor, norm: nn.L
     # The addends may be computed only after the kernel was selected.
     if unfit(residual, hidden_states, norm) is not None:
         return reference.rounded_once(residual, hidden_states, norm)
-    weight, bias = parameter(norm, "weight"), parameter(norm, "bias")
-    operands = residual, hidden_states, weight, bias, norm.eps, norms.result_dtype(residual)
-    if torch.is_grad_enabled() and any(
-        each is not None and each.requires_grad for each in (residual, hidden_states, weight, bias)
+    weight, bias = norms.parameters(norm)
+    out = torch.float32 if norms.cast_by_autocast(residual) else residual.dtype
+    if torch.is_grad_enabled() and (
+        residual.requires_grad
+        or hidden_states.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
     ):
-        return _apply(*operands)  # type: ignore[no-any-return]
-    total, y, _ = (_FORWARD if watched() else _infer)(*operands)
+        return _apply(residual, hidden_states, weight, bias, norm.eps, out)  # type: ignore[no-any-return]
+    forward = _FORWARD if watched() else _infer
+    total, y, _ = forward(residual, hidden_states, weight, bias, norm.eps, out)
     return total, y
 
 

@@ -26,7 +26,6 @@ from veomni_hook.kernels.shared.operators import define_op, on_its_device, watch
 __all__ = [
     "cast_before_weight_and_bias",
     "gradients",
-    "kinds_of",
     "norm",
     "operator_before_weight_and_bias",
     "refuses",
@@ -145,23 +144,14 @@ _BACKWARD = define_op(
 )
 
 
-def kinds_of(weight: torch.Tensor | None, bias: torch.Tensor | None) -> tuple[torch.dtype, ...]:
-    """Return the dtypes of the parameters' gradients: that of their sum, the weight's and the bias's."""
-    given = tuple(each.dtype for each in (weight, bias) if each is not None)
-    if not given or given[0] is given[-1]:
-        kind = given[0] if given else torch.float32
-        return kind, kind, kind
-    return torch.float32, *given
-
-
 def gradients(  # noqa: PLR0913, PLR0917 - what the backward of a norm needs
     x: torch.Tensor,
     weight: torch.Tensor | None,
+    bias: torch.dtype | None,
     moments: torch.Tensor,
     dy: torch.Tensor,
     direct: torch.Tensor | None,
     middle: torch.dtype,
-    kinds: tuple[torch.dtype, ...],
     needed: tuple[bool, bool],
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return the gradients of x, the weight and the bias, those of the parameters only where needed.
@@ -169,22 +159,23 @@ def gradients(  # noqa: PLR0913, PLR0917 - what the backward of a norm needs
     Args:
         x: the input of the norm.
         weight: its weight, or None.
+        bias: the dtype of its bias, or None.
         moments: what the forward kept.
         dy: the gradient of the result.
         direct: another gradient of x, of its dtype, or None.
         middle: the dtype to which ``xhat`` is rounded.
-        kinds: what `kinds_of` returned.
         needed: whether the gradients of the weight and the bias are wanted.
     """
-    dx, both = _BACKWARD(x, weight, moments, dy, direct, middle, kinds[0], needed)
     to_weight, to_bias = needed
+    kind = None if weight is None else weight.dtype
+    # Both are summed by one kernel, in their dtype if it is one.
+    out = (kind or bias or torch.float32) if kind is None or bias is None or kind is bias else torch.float32
+    dx, both = _BACKWARD(x, weight, moments, dy, direct, middle, out, needed)
     if not (to_weight or to_bias):
         return dx, None, None
     shape = x.shape[-1:] if weight is None else weight.shape
     dweight, dbias = both.view(2, *shape).unbind() if to_weight and to_bias else (both.view(shape),) * 2
-    if kinds[1] is not kinds[0] or kinds[2] is not kinds[0]:
-        dweight, dbias = dweight.to(kinds[1]), dbias.to(kinds[2])
-    return dx, dweight if to_weight else None, dbias if to_bias else None
+    return dx, dweight.to(kind) if to_weight else None, dbias.to(bias) if to_bias else None
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -200,7 +191,7 @@ class _LayerNorm(torch.autograd.Function):
         y, moments = _FORWARD(x, weight, bias, eps, *dtypes)
         ctx.save_for_backward(x, weight, moments)
         ctx.middle = dtypes[0]
-        ctx.kinds = kinds_of(weight, bias)
+        ctx.bias = None if bias is None else bias.dtype
         return y  # type: ignore[no-any-return]
 
     @staticmethod
@@ -209,7 +200,7 @@ class _LayerNorm(torch.autograd.Function):
         x, weight, moments = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
         needed = to_weight, to_bias
-        dx, dweight, dbias = gradients(x, weight, moments, dy, None, ctx.middle, ctx.kinds, needed)
+        dx, dweight, dbias = gradients(x, weight, ctx.bias, moments, dy, None, ctx.middle, needed)
         return dx if to_x else None, dweight, dbias, None, None, None, None
 
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from veomni_hook.kernels.shared.module_calls import call_is_seen, is_as_written
+from veomni_hook.kernels.shared.module_calls import call_is_seen
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.origin import written_in
 
 __all__ = ["refuses", "refuses_norm"]
 
-#: None if it was replaced before this module was imported; then every call is refused.
-_OPERATOR = (
-    functional.layer_norm
-    if written_in(functional.layer_norm) == ("torch.nn.functional", "layer_norm")
-    else None
+
+def _as_written(function: Any, *place: str) -> bool:
+    return written_in(function) == place
+
+
+#: Torch's own code; None if it was replaced before this module was imported: then every call is refused. As
+#: attributes, which dynamo guards on.
+_TORCHS = SimpleNamespace(
+    forward=nn.LayerNorm.forward.__code__
+    if _as_written(nn.LayerNorm.forward, nn.LayerNorm.__module__, "LayerNorm.forward")
+    else None,
+    operator=functional.layer_norm
+    if _as_written(functional.layer_norm, "torch.nn.functional", "layer_norm")
+    else None,
 )
 
 
@@ -42,6 +52,8 @@ def refuses_norm(norm: Any) -> str | None:
         return f"the norm is a {kind.__module__}.{kind.__qualname__}, not torch's LayerNorm"
     if (seen := call_is_seen(norm)) is not None:
         return f"the norm {seen}, which a kernel would skip"
-    if not is_as_written(nn.LayerNorm):
+    if getattr(kind.forward, "__code__", None) is not _TORCHS.forward:
         return "torch.nn.LayerNorm.forward was replaced"
-    return None if functional.layer_norm is _OPERATOR else "torch.nn.functional.layer_norm was replaced"
+    return (
+        None if functional.layer_norm is _TORCHS.operator else "torch.nn.functional.layer_norm was replaced"
+    )
