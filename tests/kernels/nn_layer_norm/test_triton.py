@@ -199,6 +199,7 @@ def test_refuses_where_torchs_own_code_was_replaced(monkeypatch):
     [
         (torch.randn(2, 8, dtype=torch.float64), nn.LayerNorm(8, dtype=torch.float64), "float64"),
         (torch.randn(2, 8).bfloat16(), nn.LayerNorm(8), "the weight has dtype torch.float32, the input"),
+        (torch.randn(2, 8), made(lambda n: setattr(n, "bias", nn.Parameter(torch.ones(8).half()))), "the bias has dtype"),
         (torch.randn(2, 8), nn.LayerNorm((2, 8)), "not over the last dimension alone"),
         (torch.randn(2, 8), nn.LayerNorm(4), "not over the last dimension alone"),
         (torch.randn(()), nn.LayerNorm(()), "not over the last dimension alone"),

@@ -176,6 +176,7 @@ def test_what_inherits_its_init_and_what_is_assigned_twice():
 MISSED = {
     "two operands": ("return self.norm(x, h)", "more than one operand"),
     "a keyword": ("return self.norm(input=x) * h", "more than one operand"),
+    "an operand and a keyword": ("return self.norm(x, factor=h)", "more than one operand"),
     "a star": ("return self.norm(*[x]) * h", "more than one operand"),
     "another self": ("self = self.mlp\nreturn self.norm(x) * h", "self is not the method's module"),
     "the norm in brackets": ("return (self.norm)(x) * h", "the norm is in brackets"),
