@@ -19,7 +19,9 @@ from veomni_hook.kernels.shared import launch
 
 __all__ = ["CHOICE", "faked"]
 
-OPS = ("rms_norm", "add_rms_norm", "gated_mlp", "rotary", "qk_norm_rotary")
+OPS = (
+    "rms_norm", "add_rms_norm", "gated_mlp", "rotary", "qk_norm_rotary", "nn_layer_norm", "add_layer_norm"
+)  # fmt: skip
 CHOICE = ",".join(f"{op}=fake" for op in OPS)
 
 
@@ -70,9 +72,9 @@ def _register() -> None:
 @contextmanager
 def faked() -> Iterator[None]:
     """Choose these kernels for the ops that a decoder layer has, inside the block."""
-    names = [f"veomni_hook.kernels.{op}" for op in OPS]
+    names = [f"veomni_hook.kernels.{op}" for op in (*OPS, "layer_norm")]
     hosts = [import_module(f"{name}.triton") for name in names]
-    for other in ("rms_norm.tiles", "qk_norm_rotary.plans"):
+    for other in ("rms_norm.tiles", "qk_norm_rotary.plans", "layer_norm.plans"):
         with suppress(ImportError):  # earlier checkouts, which benchmarks compare with
             hosts.append(import_module(f"veomni_hook.kernels.{other}"))
     with ExitStack() as stack:
@@ -80,7 +82,8 @@ def faked() -> Iterator[None]:
         stack.enter_context(STATE.restored())
         _register()
         for name in names:
-            device = import_module(f"{name}.device")
+            with suppress(ImportError):  # nn_layer_norm has those of layer_norm
+                device = import_module(f"{name}.device")
             for each in ("forward", "backward", "rotate", "add_up"):
                 if hasattr(device, each):
                     stack.enter_context(mock.patch.object(device, each, _Function()))

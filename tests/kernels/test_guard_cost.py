@@ -21,6 +21,7 @@ pytest.importorskip("triton")
 from tests.kernels.fake_launches import faked
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.shared import launch
+from veomni_hook.kernels.slot import Slot
 
 
 class Cost(NamedTuple):
@@ -36,6 +37,8 @@ LIMITS = {
     "rms_norm": (Cost(18, 13, 1224), Cost(23, 17, 1707)),
     "add_rms_norm": (Cost(29, 21, 1584), Cost(35, 25, 2075)),
     "qk_norm_rotary": (Cost(30, 25, 2440), Cost(35, 28, 3299)),
+    "nn_layer_norm": (Cost(25, 19, 1304), Cost(30, 23, 1779)),
+    "add_layer_norm": (Cost(33, 27, 1792), Cost(39, 31, 2275)),
     "gated_mlp": (Cost(33, 23, 1184), Cost(43, 29, 2043)),
 }
 #: Of the memory, which depends on the Python version; measured with 3.11.
@@ -99,11 +102,15 @@ def guards(tmp_path_factory) -> Iterator[dict[str, Callable[[], Any]]]:
     tables = torch.randn(1, 1, 16), torch.randn(1, 1, 16)
     weight, eps = norm.weight, norm.variance_epsilon
     heads = (attention.q_norm.weight, attention.k_norm.weight, eps, eps)
-    rms, add, qk, gated = map(slot, LIMITS)
+    rms, add, qk, gated = map(slot, ("rms_norm", "add_rms_norm", "qk_norm_rotary", "gated_mlp"))
+    called, summed = (Slot(op, "rounded_once", "some.module") for op in ("nn_layer_norm", "add_layer_norm"))
+    torchs = torch.nn.LayerNorm(64)
     asked = (attention.q_norm, attention.k_norm, kind, turn, tables)
     yield {
         "rms_norm": lambda: rms.kernel(norm, x, weight, eps)(x, weight, eps),
         "add_rms_norm": lambda: add.kernel(layer, x, x, norm, kind)(x, x, weight, eps),
+        "nn_layer_norm": lambda: called.call(layer, torchs, x),
+        "add_layer_norm": lambda: summed.kernel(layer, x, x, torchs)(x, x, torchs),
         "qk_norm_rotary": lambda: qk.kernel(attention, x, *asked)(q, k, *heads, *tables),
         "gated_mlp": lambda: gated.kernel(mlp, x, activation)(gate, up, activation),
     }

@@ -14,8 +14,11 @@ pytest.importorskip("triton")
 
 from torch.nn import functional
 
+from tests.kernels.nn_layer_norm.norms import of_tensors
+from veomni_hook.kernels.add_layer_norm import triton as summed
 from veomni_hook.kernels.add_rms_norm import triton as added
 from veomni_hook.kernels.gated_mlp import triton as gated
+from veomni_hook.kernels.nn_layer_norm import triton as called
 from veomni_hook.kernels.qk_norm_rotary import triton as qk
 from veomni_hook.kernels.rms_norm import triton as norms
 
@@ -36,6 +39,15 @@ def add_rms_norm() -> tuple[Callable[..., Any], list[torch.Tensor]]:
     return lambda x, y, w: run(x, y, w, EPS), [random(2, 3, 8), random(2, 3, 8), random(8)]
 
 
+def layer_norm() -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    return of_tensors(called.rounded_once, "weight and bias", 8), [random(2, 3, 8), random(8), random(8)]
+
+
+def add_layer_norm() -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    operands = [random(2, 3, 8), random(2, 3, 8), random(8), random(8)]
+    return of_tensors(summed.rounded_once, "weight and bias", 8), operands
+
+
 def qk_norm_rotary() -> tuple[Callable[..., Any], list[torch.Tensor]]:
     run = qk.kernel("cast_before_weight_half_split")
     tables = [random(1, 3, 8).detach() for _ in "cs"]
@@ -47,7 +59,7 @@ def gated_mlp() -> tuple[Callable[..., Any], list[torch.Tensor]]:
     return lambda g, u: gated.product(g, u, functional.silu), [random(2, 3, 8), random(2, 3, 8)]
 
 
-CASES = [rms_norm, add_rms_norm, qk_norm_rotary, gated_mlp]
+CASES = [rms_norm, add_rms_norm, layer_norm, add_layer_norm, qk_norm_rotary, gated_mlp]
 
 
 def results(made: Any) -> tuple[torch.Tensor, ...]:

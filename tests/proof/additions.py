@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.proof.build import build
+from tests.proof.build import build, randomise
+from tests.proof.configs import HIDDEN
 from tests.proof.inputs import Inputs
 from tests.proof.provers import MIXED, Proof, Tally, Unfit, Unreached, both, slots_of, typed
 from veomni_hook.patches.code.scope import bound_names, loaded
@@ -59,12 +60,14 @@ def _asks(node: ast.AST, op: str) -> bool:
 def _alone(guard: ast.If, cls: type[nn.Module], module: Any) -> tuple[nn.Module, Any, list[str]]:
     """A layer with nothing but its norm, a function of the guard alone, and the tensors that it reads."""
     asked = next(node for node in ast.walk(guard.test) if isinstance(node, ast.Call)).args
-    norm, norm_class = asked[-2:]
-    assert isinstance(norm, ast.NamedExpr) and isinstance(norm.value, ast.Attribute)
-    assert isinstance(norm_class, ast.Name)
+    norm = next(each for each in asked if isinstance(each, ast.NamedExpr))
+    assert isinstance(norm.value, ast.Attribute)
     owner = cls.__new__(cls)
     nn.Module.__init__(owner)
-    setattr(owner, norm.value.attr, build(getattr(module, norm_class.id)))
+    if isinstance(asked[-1], ast.Name):
+        setattr(owner, norm.value.attr, build(getattr(module, asked[-1].id)))
+    else:  # torch's own class
+        setattr(owner, norm.value.attr, randomise(nn.LayerNorm(HIDDEN)))
     for node in ast.walk(guard):
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
             called = any(isinstance(each, ast.Call) and each.func is node for each in ast.walk(guard))

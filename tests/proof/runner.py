@@ -88,6 +88,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
     """What proves a site in a module."""
     from tests.proof import additions, attention, eager_attention, inputs, losses, provers, rotary
     from tests.proof.call_sites import prove_call_site
+    from tests.proof.module_calls import prove_module_calls
 
     if not site.counted:
         return lambda site, module: prove_call_site(
@@ -97,6 +98,8 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "rms_norm": provers.class_prover(inputs.norm_calls),
         "add_rms_norm": additions.prove_addition,
         "layer_norm": provers.class_prover(inputs.norm_calls),
+        "add_layer_norm": additions.prove_addition,
+        "nn_layer_norm": prove_module_calls,
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,
         "attention": eager_attention.prove_eager_attention,

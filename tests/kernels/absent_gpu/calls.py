@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from tests.kernels import declared
+from tests.kernels.nn_layer_norm.norms import FORMS, of_tensors
 from veomni_hook.kernels.selection.registry import load_attribute
 from veomni_hook.kernels.slot.arguments import operand_names
 
@@ -85,6 +86,25 @@ def add_rms_norm() -> Iterator[Call]:
         for columns in (128, 4096, 12288, 130, *_in_parts(variant)):
             leaves = [empty(64, columns), empty(64, columns), empty(columns)]
             yield f"{variant} {columns}", partial(both_ways, partial(kernel, eps=1e-6), leaves)
+
+
+def nn_layer_norm() -> Iterator[Call]:
+    """Norms of torch's class with all parameters, with a weight, and with none."""
+    yield from _of_modules("nn_layer_norm", 1)
+
+
+def add_layer_norm() -> Iterator[Call]:
+    """The same of sums."""
+    yield from _of_modules("add_layer_norm", 2)
+
+
+def _of_modules(op: str, count: int) -> Iterator[Call]:
+    for variant, kernel in kernels_of(op).items():
+        for columns in (128, 1152, 4096, 12288):
+            for form, call in ((form, of_tensors(kernel, form, columns)) for form in FORMS):
+                parameters = [empty(columns)] * sum(FORMS[form])
+                leaves = [empty(64, columns)] * count + parameters
+                yield f"{variant} {columns} {form}", partial(both_ways, call, leaves)
 
 
 def rotary() -> Iterator[Call]:
@@ -208,6 +228,8 @@ OPS: dict[str, Callable[[], Iterator[Call]]] = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     "layer_norm": layer_norm,
+    "nn_layer_norm": nn_layer_norm,
+    "add_layer_norm": add_layer_norm,
     "rotary": rotary,
     "qk_norm_rotary": qk_norm_rotary,
     "gated_mlp": gated_mlp,

@@ -141,8 +141,9 @@ def test_the_operators_keep_their_contracts(groups):
         call = (x, weight, bias, EPS, torch.bfloat16, torch.float32, torch.float32)
         torch.library.opcheck(torch.ops.veomni_hook.layer_norm.default, call)
         moments = torch.ops.veomni_hook.layer_norm(*call)[1]
-        for needed in ([weight is not None, bias is not None], [False, False]):
-            call = (x, weight, torch.float32, moments, dy, torch.bfloat16, needed)
+        needs = [[weight is not None, bias is not None], [False, False], [False, bias is not None]]
+        for needed, direct in zip(needs, (None, dy, x), strict=True):
+            call = (x, weight, moments, dy, direct, torch.bfloat16, torch.float32, needed)
             torch.library.opcheck(torch.ops.veomni_hook.layer_norm_backward.default, call)
 
 

@@ -30,6 +30,8 @@ def test_every_variant_has_a_reference_and_all_code_loads():
         "rms_norm",
         "add_rms_norm",
         "layer_norm",
+        "nn_layer_norm",
+        "add_layer_norm",
         "rotary",
         "qk_norm_rotary",
         "attention",
@@ -132,7 +134,10 @@ def test_duplicates_are_refused(fresh):
 
 @pytest.mark.parametrize(
     ("changes", "listed"),
-    [({"op": "rms"}, "layer_norm, rotary"), ({"variant": "standard"}, "cast_before_weight")],
+    [
+        ({"op": "rms"}, "layer_norm, nn_layer_norm, add_layer_norm, rotary"),
+        ({"variant": "standard"}, "cast_before_weight"),
+    ],
 )
 def test_unknown_names_list_the_known_ones(fresh, changes, listed):
     with pytest.raises(KernelError) as caught:

@@ -71,6 +71,28 @@ def test_answers_with_the_chosen_kernel(slot):
         assert slot.outcome(owner).backend == backend
 
 
+def test_a_call_of_a_module_is_computed_or_made(slot, register):
+    """A kernel gets the module as its last operand; without a kernel, the module is called."""
+    owner, module = norm(), nn.Linear(8, 8)
+    register(load=f"{__name__}:called_for", refuses=f"{__name__}:unless_linear")
+    set_choice("rms_norm=mine")
+    assert slot.call(owner, module, X) == ("called for", X.shape, module)
+    assert slot.outcome(owner).backend == "mine"
+    other = nn.Identity()
+    assert slot.call(owner, other, X) is X
+    assert slot.outcome(owner) == Outcome("eager", "not a Linear")
+    set_choice("eager")
+    assert torch.equal(slot.call(owner, module, X), module(X))
+
+
+def called_for(x, module):
+    return "called for", x.shape, module
+
+
+def unless_linear(owner, x, module):
+    return None if isinstance(module, nn.Linear) else "not a Linear"
+
+
 def test_a_refusal_falls_through_and_is_remembered(slot):
     owner = norm()
     assert slot.kernel(owner, X.double()) is None

@@ -3,8 +3,9 @@
 With m = mean(x), s = rsqrt(mean((x - m)^2) + eps), xhat = (x - m) * s for each row of each group, in float32:
 
 Forward:  y = (weight * xhat.to(MIDDLE)).to(INNER) + bias
-Backward: dx = s * (g - mean(g) - xhat * mean(g * xhat)), g = weight * dy
+Backward: dx = s * (g - mean(g) - xhat * mean(g * xhat)) + direct, g = weight * dy
           dweight = sum over rows of dy * xhat.to(MIDDLE), dbias = sum over rows of dy
+          direct is a gradient that x also has, and is added only if ADDED.
 Shapes: rows have GROUPS groups of COLUMNS columns. Strides and dtypes: as in
 `veomni_hook.kernels.rms_norm.device`, whose kernels are apart: what only LayerNorm reads and writes would
 make every launch of RMSNorm dearer.
@@ -15,7 +16,21 @@ import triton.language as tl
 
 from veomni_hook.kernels.rms_norm.device import load_factor, row_begin
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "standardised"]
+
+
+@triton.jit
+def standardised(
+    x32,  # [ROWS, BLOCK], float32: rows; 0 where not kept
+    kept,  # [ROWS, BLOCK]: what belongs to a row
+    eps,
+    COLUMNS: tl.constexpr,
+):
+    """Return xhat [ROWS, BLOCK], 0 where not kept, and m and s [ROWS], all in float32."""
+    m = tl.sum(x32, axis=1) / COLUMNS
+    centred = tl.where(kept, x32 - m[:, None], 0.0)
+    s = tl.rsqrt(tl.sum(centred * centred, axis=1) / COLUMNS + eps)
+    return centred * s[:, None], m, s
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -24,7 +39,7 @@ def forward(
     weight,  # [GROUPS * COLUMNS]; not read unless WEIGHTED
     bias,  # [GROUPS * COLUMNS]; not read unless BIASED
     y,  # [rows, GROUPS * COLUMNS]: the result
-    moments,  # [2, rows, GROUPS], float32: the results m and s
+    moments,  # [2, rows, GROUPS], float32: the results m and s; not written unless KEEP
     rows,
     size_x_1, size_x_2, stride_x_0, stride_x_1, stride_x_2,
     eps,
@@ -36,6 +51,7 @@ def forward(
     BIASED: tl.constexpr,  # 0 or 1
     MIDDLE: tl.constexpr,  # dtype
     INNER: tl.constexpr,  # dtype
+    KEEP: tl.constexpr,  # whether a backward needs the moments
 ):  # fmt: skip
     """y and the moments, as above. Grid: cdiv(rows, ROWS), GROUPS."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
@@ -46,18 +62,17 @@ def forward(
     x_begin = row_begin(row, size_x_1, size_x_2, stride_x_0, stride_x_1, stride_x_2)
     x32 = tl.load(x + x_begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
     factor = load_factor(weight, column, inside, WEIGHTED, BLOCK)
-    m = tl.sum(x32, axis=1) / COLUMNS
-    centred = tl.where(kept, x32 - m[:, None], 0.0)
-    s = tl.rsqrt(tl.sum(centred * centred, axis=1) / COLUMNS + eps)
-    result = (centred * s[:, None]).to(MIDDLE).to(tl.float32) * factor[None, :]
+    xhat, m, s = standardised(x32, kept, eps, COLUMNS)
+    result = xhat.to(MIDDLE).to(tl.float32) * factor[None, :]
     if BIASED:
         addend = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
         result = result.to(INNER).to(tl.float32) + addend[None, :]
     y_place = y + row[:, None] * (GROUPS * COLUMNS) + column[None, :]
     tl.store(y_place, result.to(y.dtype.element_ty), mask=kept)
-    moment = moments + row * GROUPS + tl.program_id(1)
-    tl.store(moment, m, mask=row < rows)
-    tl.store(moment + rows.to(tl.int64) * GROUPS, s, mask=row < rows)
+    if KEEP:
+        moment = moments + row * GROUPS + tl.program_id(1)
+        tl.store(moment, m, mask=row < rows)
+        tl.store(moment + rows.to(tl.int64) * GROUPS, s, mask=row < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -66,20 +81,22 @@ def backward(
     weight,  # [GROUPS * COLUMNS]; not read unless WEIGHTED
     moments,  # [2, rows, GROUPS], float32: the forward's m and s
     dy,  # [rows, GROUPS * COLUMNS], strided: the gradient of y
+    direct,  # [rows, GROUPS * COLUMNS], strided: the gradient that is added; not read unless ADDED
     dx,  # [rows, GROUPS * COLUMNS], the dtype of x: a result
-    partial,  # [programs, GROUPS * COLUMNS], float32: each program's part of dweight; only if TO_WEIGHT
-    partial_bias,  # [programs, GROUPS * COLUMNS], float32: each program's part of dbias; only if TO_BIAS
+    partial,  # [programs, TO_WEIGHT + TO_BIAS, GROUPS * COLUMNS], float32: parts of dweight, then of dbias
     rows,
     size_x_1, size_x_2, stride_x_0, stride_x_1, stride_x_2,
     size_dy_1, size_dy_2, stride_dy_0, stride_dy_1, stride_dy_2,
+    size_direct_1, size_direct_2, stride_direct_0, stride_direct_1, stride_direct_2,
     COLUMNS: tl.constexpr,  # of a group
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two that holds COLUMNS
     ROWS: tl.constexpr,  # per step of a program
     WEIGHTED: tl.constexpr,  # 0 or 1
     MIDDLE: tl.constexpr,  # dtype
-    TO_WEIGHT: tl.constexpr,
-    TO_BIAS: tl.constexpr,
+    ADDED: tl.constexpr,
+    TO_WEIGHT: tl.constexpr,  # 0 or 1
+    TO_BIAS: tl.constexpr,  # 0 or 1
     AGAIN: tl.constexpr,  # read the weight for every row, so that it takes no registers
     STAGES: tl.constexpr,  # loads in flight
 ):  # fmt: skip
@@ -101,6 +118,11 @@ def backward(
         dy_begin = row_begin(row, size_dy_1, size_dy_2, stride_dy_0, stride_dy_1, stride_dy_2)
         x32 = tl.load(x + x_begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
         dy32 = tl.load(dy + dy_begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+        if ADDED:
+            direct_begin = row_begin(
+                row, size_direct_1, size_direct_2, stride_direct_0, stride_direct_1, stride_direct_2
+            )  # fmt: skip
+            addend = tl.load(direct + direct_begin[:, None] + column[None, :], mask=kept, other=0.0)
         moment = moments + row * GROUPS + tl.program_id(1)
         m = tl.load(moment, mask=row < rows, other=0.0)
         s = tl.load(moment + rows.to(tl.int64) * GROUPS, mask=row < rows, other=0.0)
@@ -112,14 +134,16 @@ def backward(
         mean = tl.sum(g, axis=1) / COLUMNS
         slope = tl.sum(g * xhat, axis=1) / COLUMNS
         result = s[:, None] * (g - mean[:, None] - xhat * slope[:, None])
+        if ADDED:
+            result += addend.to(tl.float32)
         dx_place = dx + row[:, None] * (GROUPS * COLUMNS) + column[None, :]
         tl.store(dx_place, result.to(dx.dtype.element_ty), mask=kept)
         if TO_WEIGHT:
             total += dy32 * xhat.to(MIDDLE).to(tl.float32)
         if TO_BIAS:
             total_bias += dy32
-    place = tl.program_id(0).to(tl.int64) * (GROUPS * COLUMNS) + column
+    first = partial + tl.program_id(0).to(tl.int64) * ((TO_WEIGHT + TO_BIAS) * GROUPS * COLUMNS) + column
     if TO_WEIGHT:
-        tl.store(partial + place, tl.sum(total, axis=0), mask=inside)
+        tl.store(first, tl.sum(total, axis=0), mask=inside)
     if TO_BIAS:
-        tl.store(partial_bias + place, tl.sum(total_bias, axis=0), mask=inside)
+        tl.store(first + TO_WEIGHT * GROUPS * COLUMNS, tl.sum(total_bias, axis=0), mask=inside)

@@ -11,35 +11,24 @@ Saved: x, weight, the mean and the scale of each row and group in float32. Mutat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from veomni_hook.kernels.layer_norm import device as kernels
 from veomni_hook.kernels.layer_norm.operand_checks import unfit
-from veomni_hook.kernels.rms_norm.tiles import (
-    LARGE,
-    MOST_COLUMNS,
-    TL,
-    backward_tile,
-    blocks,
-    forward_tile,
-    room,
-    stages_of,
-    summed,
-    warps_of,
-)
+from veomni_hook.kernels.layer_norm.plans import backward_plan, forward_plan
+from veomni_hook.kernels.rms_norm.tiles import MOST_COLUMNS, summed
 from veomni_hook.kernels.shared.autograd import applied, backward_once
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operand_checks import untraceable, wants_grad
-from veomni_hook.kernels.shared.operators import define_op
-from veomni_hook.kernels.shared.rows import Rows, readable
+from veomni_hook.kernels.shared.operand_checks import untraceable
+from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
 
 __all__ = [
     "SMALLEST",
     "cast_before_weight_and_bias",
+    "gradients",
     "loses",
+    "norm",
     "operator_before_weight_and_bias",
     "refuses",
     "unweighted",
@@ -51,77 +40,9 @@ __all__ = [
 #: Both passes over 8,192 x 1,152 values in bfloat16, on one H200: 54 us of the device instead of torch's 93,
 #: and 216 us of the host instead of 117. The device's time counts in steps that are larger than this.
 SMALLEST = 1 << 22
-#: Wider weights do not stay in registers. Of RMSNorm's backward at 16,384 columns in bfloat16, one H200
-#: reached 58 % of a copy's bandwidth with a weight that stays, 86 % with one that is read for every row.
-#: And the most rows in flight then.
-_MOST_HELD, _FEWEST_TILES = 8192, 3
 
 
-# Launchers, cached by all Triton specialisations; `large`: row numbers do not fit into 32 bits.
-@lru_cache(maxsize=LAUNCHES)
-def _forward_launch(
-    device: torch.device,
-    dtypes: tuple[torch.dtype | None, ...],
-    shape: tuple[int, int],
-    x_rows: Rows,
-    rounded: tuple[torch.dtype, torch.dtype],
-    *,
-    large: bool,
-) -> tuple[Launch, int]:
-    """Return the forward's launcher, and the rows per program.
-
-    Args:
-        device: where it runs.
-        dtypes: those of x, the weight, the bias (None if there is none) and the result.
-        shape: the columns of a group, and the number of groups.
-        x_rows: the rows of x.
-        rounded: the dtypes to which ``xhat`` and its product with the weight are rounded.
-        large: row numbers do not fit into 32 bits.
-    """
-    columns, groups = shape
-    block = power(columns)
-    tile = forward_tile(columns)
-    _, weight, bias, _ = dtypes
-    steps = int(weight is not None), int(bias is not None), TL[rounded[0]], TL[rounded[1]]
-    constants = columns, groups, block, tile // block, *steps
-    # A product and the sum after it may become one operation, which rounds once, where both are in 16 bits.
-    fused = bias is None or rounded[1] is torch.float32
-    launch = Launch(kernels.forward, 5, *constants, num_warps=warps_of(tile), enable_fp_fusion=fused)
-    return launch, tile // block
-
-
-@lru_cache(maxsize=LAUNCHES)
-def _backward_launch(
-    device: torch.device,
-    dtypes: tuple[torch.dtype | None, ...],
-    shape: tuple[int, int],
-    where: tuple[Rows, ...],
-    middle: torch.dtype,
-    *,
-    needed: tuple[bool, bool],
-    large: bool,
-) -> tuple[Launch, int, int]:
-    """Return the backward's launcher, the rows per program and step, and the maximum programs per group."""
-    processors, memory = room(device)
-    columns, groups = shape
-    block = power(columns)
-    tile = backward_tile(columns)
-    x, dy, weight = dtypes
-    assert x is not None and dy is not None  # noqa: S101
-    size = x.itemsize + dy.itemsize
-    again = block > _MOST_HELD
-    if again:
-        # Triton stages one tile less than there are stages.
-        stages = min(_FEWEST_TILES, memory // (tile * (size + (weight or x).itemsize)) + 1)
-    else:
-        stages = stages_of(tile, tile // block * columns, size, memory)
-    steps = int(weight is not None), TL[middle], *needed, again, stages
-    constants = columns, groups, block, tile // block, *steps
-    launch = Launch(kernels.backward, 7, *constants, num_warps=warps_of(tile))
-    return launch, tile // block, blocks(processors, groups)
-
-
-def _forward_op(
+def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -129,80 +50,63 @@ def _forward_op(
     middle: torch.dtype,
     inner: torch.dtype,
     out: torch.dtype,
+    keep: bool = True,  # noqa: FBT001, FBT002 - not in the op's schema
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    shape, device = x.shape, x.device
-    y = torch.empty(shape, dtype=out, device=device)
-    x, x_rows, groups = _rows_of_groups(x, weight)
-    columns = shape[-1]
-    moments = torch.empty((2, *shape[:-1]), dtype=torch.float32, device=device)
-    if not y.numel():
-        return y, moments
-    rows = y.numel() // (columns * groups)
-    launch, size = _forward_launch(
-        device, (x.dtype, _dtype(weight), _dtype(bias), out), (columns, groups), x_rows,
-        (middle, inner), large=rows >= LARGE,
-    )  # fmt: skip
+    device, shape, dtype = x.device, x.shape, x.dtype
     # The kernel does not access the placeholders of absent parameters.
-    launch(
-        (-(-rows // size), groups, 1), x, x if weight is None else weight, x if bias is None else bias, y,
-        moments, rows, *x_rows, float(eps),
-    )  # fmt: skip
+    factor, factor_dtype, groups = x, None, 1
+    if weight is not None:
+        factor, factor_dtype, groups = weight, weight.dtype, weight.shape[0] if weight.ndim == 2 else 1
+    addend, addend_dtype = (x, None) if bias is None else (bias, bias.dtype)
+    kind = device, (dtype, factor_dtype, addend_dtype, out), shape
+    plan = forward_plan(*kind, x.stride(), groups, (middle, inner), keep)
+    if plan is None:
+        x = x.contiguous()
+        plan = forward_plan(*kind, x.stride(), groups, (middle, inner), keep)
+        assert plan is not None  # noqa: S101
+    launch, grid, numbers, sizes, like = plan
+    # The fastest of torch's functions for each; `torch.empty` of a `torch.Size` takes three times as long.
+    y = torch.empty_like(x) if like else torch.empty(shape, dtype=out, device=device)
+    moments = torch.empty_strided(*sizes, dtype=torch.float32, device=device) if keep else y
+    if launch is not None:
+        launch(grid, x, factor, addend, y, moments, *numbers, float(eps))
     return y, moments
 
 
-def _backward_op(
+def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     x: torch.Tensor,
     weight: torch.Tensor | None,
-    bias: torch.dtype,
     moments: torch.Tensor,
     dy: torch.Tensor,
+    direct: torch.Tensor | None,
     middle: torch.dtype,
+    out: torch.dtype,
     needed: Sequence[bool],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    shape, device = x.shape, x.device
-    dx = torch.empty(shape, dtype=x.dtype, device=device)
-    dtypes = (x if weight is None else weight).dtype, bias
+) -> tuple[torch.Tensor, torch.Tensor]:
+    added = direct is not None
+    # The kernel does not access placeholders: dy for a gradient to add, x for the weight, moments for parts.
+    direct = dy if direct is None else direct
+    factor, factor_dtype, groups = x, None, 1
+    if weight is not None:
+        factor, factor_dtype, groups = weight, weight.dtype, weight.shape[0] if weight.ndim == 2 else 1
+    device, shape, dtype = x.device, x.shape, x.dtype
     to_weight, to_bias = needed
-    x, x_rows, groups = _rows_of_groups(x, weight)
-    dy, dy_rows, _ = _rows_of_groups(dy, weight)
-    width = shape[-1] * groups
-    if not dx.numel():
-        dweight, dbias = (
-            torch.zeros(width if need else 0, dtype=dtype, device=device)
-            for need, dtype in zip(needed, dtypes, strict=True)
-        )
-        return dx, dweight, dbias
-    rows = dx.numel() // width
-    launch, size, programs = _backward_launch(
-        device, (x.dtype, dy.dtype, _dtype(weight)), (shape[-1], groups), (x_rows, dy_rows), middle,
-        needed=(to_weight, to_bias), large=rows >= LARGE,
-    )  # fmt: skip
-    programs = min(programs, -(-rows // size))
-    # The kernel does not access placeholders.
-    partial = [
-        torch.empty((programs, width), dtype=torch.float32, device=device) if need else moments
-        for need in needed
-    ]
-    launch(
-        (programs, groups, 1), x, x if weight is None else weight, moments, dy, dx, *partial, rows,
-        *x_rows, *dy_rows,
-    )  # fmt: skip
-    dweight, dbias = (
-        summed(sums, dtype) if need else torch.empty(0, dtype=dtype, device=device)
-        for sums, dtype, need in zip(partial, dtypes, needed, strict=True)
-    )
-    return dx, dweight, dbias
-
-
-def _rows_of_groups(x: torch.Tensor, weight: torch.Tensor | None) -> tuple[torch.Tensor, Rows, int]:
-    """Return ``x``, or a copy, where its rows of all groups begin, and the number of groups."""
-    groups = weight.shape[0] if weight is not None and weight.ndim == 2 else 1
-    x, rows = readable(x if groups == 1 else x.reshape(*x.shape[:-2], -1))
-    return x, rows, groups
-
-
-def _dtype(tensor: torch.Tensor | None) -> torch.dtype | None:
-    return None if tensor is None else tensor.dtype
+    kind = device, (dtype, dy.dtype, factor_dtype), shape
+    form = groups, middle, (added, to_weight, to_bias)
+    plan = backward_plan(*kind, (x.stride(), dy.stride(), direct.stride()), *form)
+    if plan is None:
+        x, dy, direct = x.contiguous(), dy.contiguous(), direct.contiguous()
+        plan = backward_plan(*kind, (x.stride(), dy.stride(), direct.stride()), *form)
+        assert plan is not None  # noqa: S101
+    launch, grid, numbers, parts, like = plan
+    dx = torch.empty_like(x) if like else torch.empty(shape, dtype=dtype, device=device)
+    if launch is None or not (to_weight or to_bias):
+        if launch is not None:
+            launch(grid, x, factor, moments, dy, direct, dx, moments, *numbers)
+        return dx, torch.zeros(parts[0][1], dtype=out, device=device)
+    partial = torch.empty_strided(*parts, dtype=torch.float32, device=device)
+    launch(grid, x, factor, moments, dy, direct, dx, partial, *numbers)
+    return dx, summed(partial, out)
 
 
 def _forward_fake(
@@ -217,23 +121,22 @@ def _forward_fake(
     return x.new_empty(x.shape, dtype=out), x.new_empty((2, *x.shape[:-1]), dtype=torch.float32)
 
 
-def _backward_fake(
+def _backward_fake(  # noqa: PLR0913, PLR0917 - the op's schema
     x: torch.Tensor,
     weight: torch.Tensor | None,
-    bias: torch.dtype,
     moments: torch.Tensor,
     dy: torch.Tensor,
+    direct: torch.Tensor | None,
     middle: torch.dtype,
+    out: torch.dtype,
     needed: Sequence[bool],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     width = x.shape[-1] if weight is None else weight.numel()
-    dtypes = (x if weight is None else weight).dtype, bias
-    dweight, dbias = (
-        x.new_empty(width if need else 0, dtype=dtype) for need, dtype in zip(needed, dtypes, strict=True)
-    )
-    return x.new_empty(x.shape), dweight, dbias
+    return x.new_empty(x.shape), x.new_empty(width * sum(needed), dtype=out)
 
 
+#: The forward without the moments, which only a backward reads; if nothing needs a gradient.
+_infer = on_its_device(partial(_forward_op, keep=False))
 _FORWARD = define_op(
     "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, ScalarType middle, ScalarType inner,"
     " ScalarType out) -> (Tensor, Tensor)",
@@ -241,11 +144,45 @@ _FORWARD = define_op(
     _forward_fake,
 )
 _BACKWARD = define_op(
-    "layer_norm_backward(Tensor x, Tensor? weight, ScalarType bias, Tensor moments, Tensor dy,"
-    " ScalarType middle, bool[] needed) -> (Tensor, Tensor, Tensor)",
+    "layer_norm_backward(Tensor x, Tensor? weight, Tensor moments, Tensor dy, Tensor? direct,"
+    " ScalarType middle, ScalarType out, bool[] needed) -> (Tensor, Tensor)",
     _backward_op,
     _backward_fake,
 )
+
+
+def gradients(  # noqa: PLR0913, PLR0917 - what the backward of a norm needs
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.dtype | None,
+    moments: torch.Tensor,
+    dy: torch.Tensor,
+    direct: torch.Tensor | None,
+    middle: torch.dtype,
+    needed: tuple[bool, bool],
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients of x, the weight and the bias, those of the parameters only where needed.
+
+    Args:
+        x: the input of the norm.
+        weight: its weight, or None.
+        bias: the dtype of its bias, or None.
+        moments: what the forward kept.
+        dy: the gradient of the result.
+        direct: another gradient of x, of its dtype, or None.
+        middle: the dtype to which ``xhat`` is rounded.
+        needed: whether the gradients of the weight and the bias are wanted.
+    """
+    to_weight, to_bias = needed
+    kind = None if weight is None else weight.dtype
+    # Both are summed by one kernel, in their dtype if it is one.
+    out = (kind or bias or torch.float32) if kind is None or bias is None or kind is bias else torch.float32
+    dx, both = _BACKWARD(x, weight, moments, dy, direct, middle, out, needed)
+    if not (to_weight or to_bias):
+        return dx, None, None
+    shape = x.shape[-1:] if weight is None else weight.shape
+    dweight, dbias = both.view(2, *shape).unbind() if to_weight and to_bias else (both.view(shape),) * 2
+    return dx, dweight.to(kind) if to_weight else None, dbias.to(bias) if to_bias else None
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -260,37 +197,47 @@ class _LayerNorm(torch.autograd.Function):
     ) -> torch.Tensor:
         y, moments = _FORWARD(x, weight, bias, eps, *dtypes)
         ctx.save_for_backward(x, weight, moments)
-        ctx.bias = x.dtype if bias is None else bias.dtype
         ctx.middle = dtypes[0]
+        ctx.bias = None if bias is None else bias.dtype
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     @backward_once
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, moments = ctx.saved_tensors
-        to_x, *needed = ctx.needs_input_grad[:3]
-        dx, dweight, dbias = _BACKWARD(x, weight, ctx.bias, moments, dy, ctx.middle, needed)
-        shape = x.shape[-1:] if weight is None else weight.shape
-        parameters = (
-            grad.view(shape) if need else None for grad, need in zip((dweight, dbias), needed, strict=True)
-        )
-        return dx if to_x else None, *parameters, None, None, None, None
+        to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
+        needed = to_weight, to_bias
+        dx, dweight, dbias = gradients(x, weight, ctx.bias, moments, dy, None, ctx.middle, needed)
+        return dx if to_x else None, dweight, dbias, None, None, None, None
 
 
 _apply = applied(_LayerNorm)
 
 
-def _norm(
+def norm(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
     *dtypes: torch.dtype,
 ) -> torch.Tensor:
-    tensors = (x, *(each for each in (weight, bias) if each is not None))
-    if wants_grad(*tensors):
+    """Return the norm of checked operands, with a gradient where one is needed.
+
+    Args:
+        x: ``[..., columns]``, or ``[..., groups, columns]`` with parameters of two dimensions.
+        weight: ``[columns]`` or ``[groups, columns]``, or None for 1.
+        bias: the same, or None for 0.
+        eps: added to the variance.
+        dtypes: to which ``xhat`` and its product with the weight are rounded, and that of the result.
+    """
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+    ):
         return _apply(x, weight, bias, eps, *dtypes)  # type: ignore[no-any-return]
-    return _FORWARD(x, weight, bias, eps, *dtypes)[0]  # type: ignore[no-any-return]
+    forward = _FORWARD if watched() else _infer
+    return forward(x, weight, bias, eps, *dtypes)[0]  # type: ignore[no-any-return]
 
 
 @cache
@@ -315,7 +262,7 @@ def loses(owner: Any, hidden_states: torch.Tensor, *operands: Any) -> str | None
 
 def weight_before_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, both in float32, in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, weight, None, eps, torch.float32, torch.float32, hidden_states.dtype)
+    return norm(hidden_states, weight, None, eps, torch.float32, torch.float32, hidden_states.dtype)
 
 
 def cast_before_weight_and_bias(
@@ -324,7 +271,7 @@ def cast_before_weight_and_bias(
     """Return ``weight * xhat + bias``, where ``xhat`` has the dtype of ``hidden_states``."""
     inner = torch.promote_types(hidden_states.dtype, weight.dtype)
     out = torch.promote_types(inner, bias.dtype)
-    return _norm(hidden_states, weight, bias, eps, hidden_states.dtype, inner, out)
+    return norm(hidden_states, weight, bias, eps, hidden_states.dtype, inner, out)
 
 
 def operator_before_weight_and_bias(
@@ -346,9 +293,9 @@ def weight_and_bias_before_cast(
     eps: float,
 ) -> torch.Tensor:
     """Return ``weight * xhat + bias``, all in float32, in the dtype of ``hidden_states``."""
-    return _norm(hidden_states, weight, bias, eps, torch.float32, torch.float32, hidden_states.dtype)
+    return norm(hidden_states, weight, bias, eps, torch.float32, torch.float32, hidden_states.dtype)
 
 
 def unweighted(hidden_states: torch.Tensor, normalized_shape: Sequence[int], eps: float) -> torch.Tensor:
     """Return ``xhat`` in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, None, None, eps, torch.float32, torch.float32, hidden_states.dtype)
+    return norm(hidden_states, None, None, eps, torch.float32, torch.float32, hidden_states.dtype)

@@ -42,6 +42,8 @@ OP_PACKAGES = (
     "rms_norm",
     "add_rms_norm",
     "layer_norm",
+    "nn_layer_norm",
+    "add_layer_norm",
     "rotary",
     "qk_norm_rotary",
     "attention",

@@ -1,7 +1,8 @@
 """The slot, which patched code asks for a kernel.
 
 A slot is a global of the patched module and belongs to one op and variant. Guards call `Slot.kernel`, call
-sites of functions call `Slot.at`; `Slot.reached` decorates a class whose guard is below a decorator.
+sites of functions call `Slot.at`, those of modules `Slot.call`; `Slot.reached` decorates a class whose guard
+is below a decorator.
 
 A slot holds no references to a model: outcomes are stored outside the modules (weakly), so pickling, copying
 and state dicts are unchanged. A module's binding (`veomni_hook.kernels.selection.binding`) overrides the
@@ -131,6 +132,15 @@ class Slot:
             if run is None:
                 raise _NoKernelError(self, owner)
         return run
+
+    def call(self, owner: Any, module: Callable[..., Any], *operands: Any) -> Any:
+        """Return what a kernel, or else a call of ``module``, makes of ``operands``.
+
+        For calls of modules whose class is not in the patched file: kernels get ``module`` as their last
+        operand, and refuse if it is not what they compute.
+        """
+        run = self.kernel(owner, *operands, module)
+        return module(*operands) if run is None else run(*operands, module)
 
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call instead of ``upstream``, with exactly the same arguments.

@@ -19,6 +19,8 @@ IDIOMS = (
     "rms_norm.find",
     "add_rms_norm.find",
     "layer_norm.find",
+    "add_layer_norm.find",
+    "nn_layer_norm.find",
     "rotary.find",
     "qk_norm_rotary.find",
     "gated_mlp.find",

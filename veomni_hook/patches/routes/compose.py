@@ -76,8 +76,10 @@ def _lines(document: Document, edit: Edit) -> Iterator[int]:
 def _indented(document: Document, edit: Edit, indent: str) -> Edit:
     """An edit with its lines indented; another edit indents a line that this one only ends."""
     lines = edit.text.split("\n")
-    inside = _inside_strings(edit.text)
     first = 0 if edit.start == document.line_start(edit.start) else 1
+    if first == len(lines):
+        return edit  # inside a line, maybe a part of an expression
+    inside = _inside_strings(edit.text)
     for number in range(first, len(lines)):
         if lines[number].strip() and number not in inside:
             at = _indentation(lines[number])

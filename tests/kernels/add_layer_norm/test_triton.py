@@ -1,0 +1,178 @@
+"""The fused addition and torch's LayerNorm against upstream's statements, interpreted or on a GPU."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.matching import assert_matches
+from tests.kernels.nn_layer_norm.norms import DEVICE, EPS, FORMS, inputs, of_tensors
+from veomni_hook.kernels.add_layer_norm import reference, skipped_calls
+from veomni_hook.kernels.selection.process_choice import set_choice
+
+pytest.importorskip("triton")
+
+from veomni_hook.kernels.add_layer_norm import triton as kernels
+from veomni_hook.kernels.nn_layer_norm import triton as norms
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128)]
+FORM = "weight and bias"
+
+
+def upstream(residual, hidden_states, norm):
+    hidden_states = residual + hidden_states
+    return hidden_states, norm(hidden_states)
+
+
+def pair(form, width):
+    return [of_tensors(each, form, width) for each in (kernels.rounded_once, upstream)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        pytest.param(*e, marks=[] if e[0] == SHAPES[0] or e[1] is torch.float32 else pytest.mark.slow)
+        for e in product(SHAPES, DTYPES)
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_equals_upstreams_statements(form, shape, dtype):
+    assert_matches(*pair(form, shape[-1]), inputs(form, shape, dtype, 2))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_reference_has_their_bits(form):
+    given = inputs(form, (3, 5, 7), torch.bfloat16, 2)
+    assert_matches(of_tensors(reference.rounded_once, form, 7), pair(form, 7)[1], given, exact=True)
+
+
+def test_the_sum_has_upstreams_bits_and_the_norm_is_rounded_once():
+    given = inputs(FORM, (257, 96), torch.bfloat16 if DEVICE == "cuda" else torch.float16, 2)
+    (found_sum, found), (true_sum, truth) = (run(*given) for run in pair(FORM, 96))
+    assert torch.equal(found_sum, true_sum)
+    assert (~torch.isclose(found.float(), truth.float(), rtol=2e-6, atol=1e-6)).float().mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    "wanted", [each for each in product((True, False), repeat=4) if sum(each) < 3], ids=str
+)
+def test_gradients_only_where_wanted(wanted):
+    assert_matches(*pair(FORM, 9), inputs(FORM, (4, 9), torch.float32, 2), wanted)
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["the sum alone is used", "the norm alone is used"])
+def test_one_of_the_results(part):
+    found = []
+    for run in pair(FORM, 9):
+        torch.manual_seed(2)
+        leaves = [each.requires_grad_() for each in inputs(FORM, (4, 9), torch.float32, 2)]
+        run(*leaves)[part].sin().sum().backward()
+        found.append([leaf.grad for leaf in leaves])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_one_tensor_is_the_gradient_of_both_and_stays_right():
+    results = []
+    for run in pair(FORM, 9):
+        torch.manual_seed(1)
+        a, b, *parameters = (x.requires_grad_() for x in inputs(FORM, (4, 9), torch.float32, 2))
+        for _ in range(3):
+            total, y = run(a, b, *parameters)
+            (total.sin() + y).sum().backward()
+            a.grad.mul_(2)  # as clipping does, in place
+        results.append((a.grad, b.grad, *(each.grad for each in parameters)))
+    torch.testing.assert_close(*results)
+    assert not torch.equal(results[0][0], results[0][1])
+
+
+def test_strided_operands_and_gradients():
+    a = torch.randn(6, 4, 10, device=DEVICE).transpose(0, 1)
+    b = torch.randn(4, 6, 20, device=DEVICE)[..., 10:]
+    _, *parameters = inputs(FORM, (1, 10), torch.float32)
+
+    def turned(run):
+        def call(*given):
+            total, y = run(*given)
+            return total.transpose(0, 1), y.transpose(0, 1)
+
+        return call
+
+    for given in ([a, b], [b, a], [a.permute(1, 0, 2)[:, ::2], b.transpose(0, 1)[:, ::2]]):
+        assert_matches(*pair(FORM, 10), [*given, *parameters])
+        assert_matches(*map(turned, pair(FORM, 10)), [*given, *parameters])
+
+
+def test_what_does_not_fit_is_computed_upstreams_way():
+    a, b, weight, bias = inputs(FORM, (4, 9), torch.float32, 2)
+    doubled = [each.double() for each in (a, b, weight, bias)]
+    for given in ([a, b.bfloat16(), weight, bias], [a, b[:1], weight, bias], doubled):
+        assert_matches(*pair(FORM, 9), given, exact=True)
+
+
+def test_under_autocast_as_on_a_gpu_the_norm_is_float32(monkeypatch):
+    monkeypatch.setattr(norms, "cast_by_autocast", lambda x: True)
+
+    def cast(residual, hidden_states, norm):
+        total = residual + hidden_states
+        weight, bias = (each.float() for each in norm._parameters.values())
+        return total, nn.functional.layer_norm(total.float(), norm.normalized_shape, weight, bias, norm.eps)
+
+    given = inputs(FORM, (5, 48), torch.bfloat16, 2, torch.float32)
+    assert_matches(of_tensors(kernels.rounded_once, FORM, 48), of_tensors(cast, FORM, 48), given)
+
+
+def test_equal_bits_for_a_row_in_any_batch():
+    a, b, *parameters = inputs(FORM, (64, 130), torch.float32, 2)
+    ours = pair(FORM, 130)[0]
+    assert_batch_invariant(lambda *given: torch.cat(ours(*given), -1), [a, b], parameters)
+
+
+def test_compiles_without_a_break():
+    norm = nn.LayerNorm(48, EPS).to(DEVICE)
+
+    def ours(a, b):
+        if kernels.refuses(norm, a, b, norm) is None:
+            return kernels.rounded_once(a, b, norm)
+        return a, b
+
+    torch.compiler.reset()
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    given = [torch.randn(5, 48, device=DEVICE) for _ in "ab"]
+    assert_matches(compiled, lambda a, b: upstream(a, b, norm), given)
+
+
+def test_the_operator_keeps_its_contract():
+    a, b, weight, bias = inputs(FORM, (3, 5, 8), torch.float32, 2)
+    for parameters in ((weight, bias), (weight, None), (None, None)):
+        call = (a, b, *parameters, EPS, torch.float32)
+        torch.library.opcheck(torch.ops.veomni_hook.add_layer_norm.default, call)
+
+
+def test_refuses():
+    x, norm = torch.randn(2, 8), nn.LayerNorm(8)
+    for module in (skipped_calls, kernels):
+        assert module.refuses(None, x, x, norm) is None
+        assert "not torch's LayerNorm" in module.refuses(None, x, x, nn.Identity())
+        assert "an operand is a float" in module.refuses(None, x, 1.0, norm)
+    assert "different shapes" in kernels.refuses(None, x, x[:1], norm)
+    assert "the dtypes" in kernels.refuses(None, x, x.bfloat16(), norm)
+    assert "different devices" in kernels.refuses(None, x, x.to("meta"), norm)
+    assert "last dimension" in kernels.refuses(None, x, x, nn.LayerNorm(4))
+    assert "128 MiB" in kernels.loses(None, x, x, norm)
+
+
+def test_auto_leaves_the_norm_to_a_kernel_that_was_chosen():
+    owner = nn.Module()
+    x, norm = torch.randn(2, 8), nn.LayerNorm(8)
+    assert skipped_calls.chosen_apart(owner, x, x, norm) is None
+    set_choice("nn_layer_norm=reference")
+    assert "nn_layer_norm=reference is chosen" in skipped_calls.chosen_apart(owner, x, x, norm)

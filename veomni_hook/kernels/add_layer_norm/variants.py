@@ -1,0 +1,30 @@
+"""The variants of the addition and its norm: named after those of nn_layer_norm."""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.nn_layer_norm.variants import VARIANTS as NORMS
+from veomni_hook.kernels.selection.declaration import Variant
+from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+
+__all__ = ["OP", "VARIANTS"]
+
+# Not automatic for the reason that `veomni_hook.kernels.nn_layer_norm.variants` gives.
+_TRITON = backend(
+    "triton",
+    ".triton:{variant}",
+    refuses=".triton:refuses",
+    loses=".triton:loses",
+    requires=TRITON,
+    priority=10,
+    traceable=True,
+    description="reads the sum once; the backward adds both gradients of the sum; not yet measured",
+    automatic=False,
+)
+
+VARIANTS = {
+    "rounded_once": Variant(
+        f"x = residual + hidden_states; {NORMS['rounded_once'].formula}",
+        kernels=(_TRITON, checked_reference(".skipped_calls:refuses")),
+    ),
+}
+OP = op("add_layer_norm", VARIANTS, yields=".skipped_calls:chosen_apart", parts=("nn_layer_norm",))

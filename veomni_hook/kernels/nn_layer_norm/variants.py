@@ -1,0 +1,33 @@
+"""The variants of torch's ``nn.LayerNorm``: one, because torch's operator has one formula.
+
+Which of weight and bias exist is a setting of the module, not of the code that calls it.
+"""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.selection.declaration import Variant
+from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+
+__all__ = ["OP", "VARIANTS"]
+
+# Not automatic: kernels alone were measured, but no training step. The host pays more for them than for
+# torch's operator, so what they save counts only where the GPU is the limit.
+_TRITON = backend(
+    "triton",
+    ".triton:{variant}",
+    refuses=".triton:refuses",
+    loses=".triton:loses",
+    requires=TRITON,
+    priority=10,
+    traceable=True,
+    description="the kernels of layer_norm; not yet measured in whole steps",
+    automatic=False,
+)
+
+VARIANTS = {
+    "rounded_once": Variant(
+        "(weight32 * ((x32 - m) * rs) + bias32).to(x.dtype); weight and bias may be absent",
+        kernels=(_TRITON, checked_reference(".skipped_calls:refuses")),
+    ),
+}
+OP = op("nn_layer_norm", VARIANTS)

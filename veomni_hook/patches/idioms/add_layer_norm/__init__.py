@@ -1,0 +1,1 @@
+"""A residual addition followed by torch's ``nn.LayerNorm`` of the sum."""

@@ -1,0 +1,112 @@
+"""A residual addition followed by torch's LayerNorm of the sum: two or three statements, one kernel.
+
+    hidden_states = residual + hidden_states
+    residual = hidden_states
+    hidden_states = self.norm(hidden_states)
+
+The statements are those of `veomni_hook.patches.idioms.add_rms_norm`, and ``self.norm`` is what
+`veomni_hook.patches.idioms.nn_layer_norm` finds. If no kernel is used, upstream's statements run in the
+guard's ``else``, where the call of the norm asks its own slot.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.statement_runs import at_hand, simple_target
+from veomni_hook.patches.idioms.add_rms_norm.read import Added, added_runs, has_self, is_the_call
+from veomni_hook.patches.idioms.nn_layer_norm.find import VARIANT
+from veomni_hook.patches.idioms.nn_layer_norm.read import norms_by_class, own_calls
+from veomni_hook.patches.routes.insertion import free_name
+from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot, slot_name
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "add_layer_norm"
+CANDIDATES = (
+    "every method that assigns a sum to a name and in the next statement, or after one that copies the name, "
+    "calls one of its own norms with it: an attribute to which __init__ assigns a call of torch's LayerNorm"
+)
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    if "LayerNorm" not in view.document.source:
+        return
+    for owner in view.classes.values():
+        norms = norms_by_class(view)[owner.name]
+        for name, method in view.methods(owner).items() if norms else ():
+            if name != "__init__" and has_self(method):
+                found = [added for added in added_runs(method) if added.attribute in norms]
+                if found:
+                    yield _site(view, owner, method, found, norms)
+
+
+def _site(
+    view: ModuleView,
+    owner: ast.ClassDef,
+    method: FunctionNode,
+    found: list[Added],
+    norms: Mapping[str, object],
+) -> Site:
+    routed: list[Edit] = []
+    reasons, names = [], []
+    for added in found:
+        made = _edits(view, method, added, norms)
+        if isinstance(made, str):
+            reasons.append(f"{made} (line {added.lineno})")
+        else:
+            routed += made
+            names.append(f"self.{added.attribute}")
+    where = f"{owner.name}.{method.name}"
+    if not routed:
+        return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=found[0].lineno)
+    return Site(
+        op=OP,
+        target=where,
+        status=Status.ROUTED,
+        variant=VARIANT,
+        reason="; ".join(reasons),
+        captures={"norm": ", ".join(dict.fromkeys(names))},
+        edits=tuple(routed),
+        slots=(formula_slot(OP, VARIANT),),
+        lineno=found[0].lineno,
+    )
+
+
+def _edits(
+    view: ModuleView, method: FunctionNode, added: Added, norms: Mapping[str, object]
+) -> tuple[Edit, ...] | str:
+    """The guard for a run, or why there is none."""
+    total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
+    normalised = simple_target(added.run.statements[-1])
+    if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
+        return "the sum is made in place"
+    if normalised is None or not isinstance(call, ast.Call) or not is_the_call(call, added):
+        return "the normalised sum is part of an expression"
+    if len(call.args) > 1 or call.keywords:
+        return "the norm is called with more than the sum"
+    if any(attribute in norms for attribute, _ in own_calls(total)):
+        return "a summand calls a norm, which asks for its own kernel"
+    tensors = [name for side in (total.left, total.right) if (name := at_hand(side)) in _tensors(method)]
+    if not tensors:
+        return "no summand is a local known before the sum"
+    kernel, module = free_name(method, "kernel"), free_name(method, "norm")
+    answer = added.assigned(
+        normalised, f"{kernel}({ast.unparse(total.left)}, {ast.unparse(total.right)}, {module})"
+    )
+    asked = f"self, {tensors[0]}, {tensors[-1]}, {module} := {ast.unparse(call.func)}"
+    condition = f"(\n    {kernel} := {slot_name(OP, VARIANT)}.kernel(\n        {asked}\n    )\n) is not None"
+    made = guard(view, added.run, condition, answer, f"{OP}/{VARIANT}: the sum and its norm", returns=False)
+    return made if made is not None else "the code around it does not allow a guard here"
+
+
+def _tensors(method: FunctionNode) -> frozenset[str]:
+    return local_names(method) - {"self"}

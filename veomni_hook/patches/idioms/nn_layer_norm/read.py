@@ -1,0 +1,126 @@
+"""Which attributes of a class hold torch's ``nn.LayerNorm``, and where else its ``__init__`` uses it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from veomni_hook.patches.code.expressions import last_name, own_attribute
+from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.statements import module_statements
+from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.routes.inherited import initialised_by
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["NORM", "collections_of_norms", "norms_by_class", "other_uses", "own_calls"]
+
+NORM = "torch.nn.LayerNorm"
+
+
+#: Attributes, with the calls that create their norms.
+Norms = dict[str, list[ast.Call]]
+
+
+@lru_cache(maxsize=2)
+def norms_by_class(view: ModuleView) -> dict[str, Norms]:
+    """The attributes of each class to which ``__init__`` assigns a new LayerNorm; both idioms ask for them.
+
+    An inherited ``__init__`` counts. In a conditional expression, one branch suffices.
+    """
+    return {name: _norms_of(view, owner) for name, owner in view.classes.items()}
+
+
+def _norms_of(view: ModuleView, owner: ast.ClassDef) -> Norms:
+    found: Norms = {}
+    if "__init__" in view.methods(owner) and "LayerNorm" not in view.text(owner):
+        return found
+    for attribute, value in initialised_by(view, owner):
+        for created in _branches(value):
+            if isinstance(created, ast.Call) and _is_norm(view, created.func):
+                found.setdefault(attribute, []).append(created)
+    return found
+
+
+def other_uses(
+    view: ModuleView, owner: ast.ClassDef, called: Mapping[str, set[str]], collections: frozenset[str]
+) -> Iterator[tuple[str, int]]:
+    """Why calls of a LayerNorm that the class's own ``__init__`` uses are not seen, and the line.
+
+    Args:
+        view: the module.
+        owner: the class.
+        called: by class, the attributes that its methods call.
+        collections: what `collections_of_norms` returned.
+    """
+    init = view.methods(owner).get("__init__")
+    text = view.text(owner)
+    if init is None or not ("LayerNorm" in text or any(name in text for name in collections)):
+        return
+    hidden = local_names(init)
+    known = {
+        id(call.func): name for name, calls in norms_by_class(view)[owner.name].items() for call in calls
+    }
+    for node in _used(init):
+        name = last_name(node)
+        if (attribute := known.get(id(node))) is not None:
+            if attribute not in _called(view, owner, called):
+                yield f"{owner.name} does not call self.{attribute} itself", node.lineno
+        elif isinstance(node, ast.Name) and name in collections - hidden:
+            yield f"{name} chooses the norm's class", node.lineno
+        elif _is_norm(view, node):
+            yield "LayerNorm is part of another expression here", node.lineno
+
+
+def _called(view: ModuleView, owner: ast.ClassDef, called: Mapping[str, set[str]]) -> set[str]:
+    """What methods of a class, of its bases and of classes that inherit from it call."""
+    lineages = {name: list(view.scope.ancestors(each)) for name, each in view.classes.items() if called[name]}
+    above = list(view.scope.ancestors(owner))
+    return {
+        attribute
+        for name, lineage in lineages.items()
+        if owner in lineage or view.classes[name] in above
+        for attribute in called[name]
+    }
+
+
+def collections_of_norms(view: ModuleView) -> frozenset[str]:
+    """The names that the module assigns a dictionary or another collection with LayerNorm in it."""
+    names: set[str] = set()
+    for statement in module_statements(view.document.tree):
+        if isinstance(statement, ast.Assign) and any(
+            _is_norm(view, node) for node in walk_ast(statement.value)
+        ):
+            names.update(target.id for target in statement.targets if isinstance(target, ast.Name))
+    return frozenset(names)
+
+
+def _branches(value: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(value, ast.IfExp):
+        yield from _branches(value.body)
+        yield from _branches(value.orelse)
+    else:
+        yield value
+
+
+def _is_norm(view: ModuleView, node: ast.AST) -> bool:
+    return isinstance(node, ast.expr) and last_name(node) == "LayerNorm" and view.scope.dotted(node) == NORM
+
+
+def _used(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
+    """Names and attributes in text order, without annotations and checks of a type."""
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        yield node
+        return
+    if isinstance(node, ast.Call) and last_name(node.func) == "isinstance":
+        return
+    for child in child_nodes(node):
+        if not isinstance(node, (ast.arg, ast.AnnAssign)) or child is getattr(node, "value", None):
+            yield from _used(child)
+
+
+def own_calls(method: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """The calls of attributes of ``self`` in a method, with the attribute."""
+    for node in walk_ast(method):
+        if isinstance(node, ast.Call) and (attribute := own_attribute(node.func)):
+            yield attribute, node
