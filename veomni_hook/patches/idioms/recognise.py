@@ -22,6 +22,7 @@ IDIOMS = (
     "rotary.find",
     "qk_norm_rotary.find",
     "gated_mlp.find",
+    "low_rank_linear.find",
     "attention.find",
     "attention.implementation",
     "attention.window",
