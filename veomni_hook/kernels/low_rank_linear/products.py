@@ -6,9 +6,9 @@ thin, ``[tokens, rank]``. If factors have the dtype of the wide matrices, these 
 Otherwise the wide matrices are bfloat16 and the factors float32. Upstream then converts the wide matrices and
 multiplies in float32. Here a factor is split into two bfloat16 matrices, ``high + low``, which have 16 of its
 24 bits, and wide matrices stay as they are. Products of bfloat16 numbers are exact in float32, in which they
-are summed. So thin results and gradients of factors, which are float32, are off by 2^-17 of a factor: 256 times
-less than the rounding of ``x`` and ``y``. To a wide matrix, ``high high + high low + low high`` is added in
-one product.
+are summed. So thin results and gradients of factors, which are float32, are off by 2^-17 of a factor: 256
+times less than the rounding of ``x`` and ``y``. To a wide matrix, ``high high + high low + low high`` is
+added in one product.
 """
 
 from __future__ import annotations

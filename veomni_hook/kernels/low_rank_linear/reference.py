@@ -19,8 +19,8 @@ def product_added(
 ) -> Tensor:
     """Return ``linear(x)`` plus ``up(down(dropout(x))) * scale`` of every adapter, in its dtype.
 
-    ``adapters`` are tuples of ``dropout``, ``down`` (``in`` to ``rank``), ``up`` (``rank`` to ``out``), ``scale``
-    and None; each adapter computes in the dtype of ``down``'s weight.
+    ``adapters`` are tuples of ``dropout``, ``down`` (``in`` to ``rank``), ``up`` (``rank`` to ``out``),
+    ``scale`` and None; each adapter computes in the dtype of ``down``'s weight.
     """
     result = linear(x)
     dtype = result.dtype

@@ -8,8 +8,8 @@ Saved: x, h, A, B and W by reference, each only if a gradient needs it; a frozen
 Mutates: nothing of the caller's. Rounded are h, x W^T and y; upstream rounds h B^T and its multiple as well.
 
 This is `_Linear`, for a plain ``nn.Linear`` and an adapter without dropout. `_Added` adds one more term: of
-other adapters; of adapters with dropout, whose h is computed as upstream does, with its random numbers; to the
-result of layers that have to be called (quantised layers, hooks), which it leaves as it is.
+other adapters; of adapters with dropout, whose h is computed as upstream does, with its random numbers; to
+the result of layers that have to be called (quantised layers, hooks), which it leaves as it is.
 """
 
 from __future__ import annotations

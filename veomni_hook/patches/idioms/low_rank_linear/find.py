@@ -34,7 +34,7 @@ __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "low_rank_linear"
 CANDIDATES = (
-    "every forward with a loop that multiplies up(down(dropout(x))) by a scale, all of which the loop looks up "
+    "every forward with a loop that multiplies up(down(dropout(x))) by a scale, all of which it looks up "
     "in dictionaries of the module"
 )
 
