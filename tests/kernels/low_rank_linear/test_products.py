@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 pytest.importorskip("triton")
-peft = pytest.importorskip("peft")
+pytest.importorskip("peft")
 
 from tests.kernels.low_rank_linear.adapted import layer_of, load
 from tests.kernels.matching import close

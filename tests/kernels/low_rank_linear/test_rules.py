@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-peft = pytest.importorskip("peft")
+pytest.importorskip("peft")
 
 from tests.kernels.low_rank_linear.adapted import base_of, layer_of, load, pair, results
 from tests.kernels.matching import close
@@ -119,6 +119,18 @@ def test_other_dtypes_are_left_to_peft(patched, dtype, factors, reason):
     expected, found = (results(layer, inputs(dtype)) for layer in layers)
     assert slot(patched).outcome(layers[1]) == ("eager", reason)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_auto_leaves_float32_adapters_of_bfloat16_layers_to_peft_on_a_cpu(patched):
+    set_choice("auto")
+    for dtype, backend in ((F32, "torch"), (BF16, "eager")):
+        _, ours = pair(patched, base_of(dtype=dtype), F32)
+        ours(inputs(dtype))
+        assert slot(patched).outcome(ours).backend == backend
+    assert "products into float32" in slot(patched).outcome(ours).reason
+    with torch.autocast("cpu", BF16):  # then both are bfloat16
+        ours(inputs(BF16))
+    assert slot(patched).outcome(ours).backend == "torch"
 
 
 def test_factors_of_two_dtypes_are_left_to_peft(patched):

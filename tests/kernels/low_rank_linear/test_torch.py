@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-peft = pytest.importorskip("peft")
+pytest.importorskip("peft")
 
 from tests.kernels.low_rank_linear.adapted import base_of, load, pair, results
 from tests.kernels.matching import close

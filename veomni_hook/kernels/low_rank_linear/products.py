@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["add_product", "factor_gradient", "mixes", "split_factor", "split_thin", "thin"]
+__all__ = ["add_product", "factor_gradient", "mixes", "split_factor", "split_thin", "thin", "widens"]
 
 Tensor = torch.Tensor
 
@@ -28,6 +28,11 @@ def mixes(wide: torch.dtype, factor: torch.dtype) -> bool | None:
     if wide is factor:
         return False
     return True if wide is torch.bfloat16 and factor is torch.float32 else None
+
+
+def widens(x: Tensor) -> bool:
+    """Return whether ``x``'s device multiplies bfloat16 matrices into float32 ones."""
+    return _WIDENS and x.is_cuda
 
 
 def split_factor(factor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -90,6 +95,6 @@ def _scaled(x: Tensor, scale: float) -> Tensor:
 
 
 def _in_float32(left: Tensor, right: Tensor) -> Tensor:
-    if _WIDENS and left.is_cuda:
+    if widens(left):
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
