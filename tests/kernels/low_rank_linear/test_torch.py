@@ -112,13 +112,15 @@ def test_inputs_that_are_not_contiguous(patched, dtypes, form):
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("frozen", ["x", "base", "adapter", "A", "B"])
+@pytest.mark.parametrize("frozen", ["x", "base", "weight", "bias", "adapter", "A", "B"])
 def test_every_choice_of_what_is_trained(patched, dtypes, frozen):
     dtype, factors = DTYPES[dtypes]
     layers = pair(patched, base_of(dtype=dtype), factors)
     for layer in layers:
         for name, each in layer.named_parameters():
             each.requires_grad_(not (frozen in ("base", "x") and "base" in name))
+            if name == f"base_layer.{frozen}":
+                each.requires_grad_(False)
             if (frozen == "adapter" and "lora" in name) or f"lora_{frozen}" in name:
                 each.requires_grad_(False)
     expected, found = (results(layer, inputs((3, 24), dtype), to_x=frozen != "x") for layer in layers)

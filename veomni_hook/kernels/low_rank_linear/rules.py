@@ -94,6 +94,6 @@ def _cast_refused(owner: Any) -> str | None:
     if not getattr(owner, "cast_input_dtype_enabled", True):
         return "the input's dtype is not to be converted"
     cast = getattr(owner, _CAST, None)
-    if cast is None or _CAST in vars(owner) or not written_in(cast)[0].startswith("peft."):
+    if cast is None or not written_in(cast)[0].startswith("peft."):
         return f"{_CAST} was replaced"
     return None
