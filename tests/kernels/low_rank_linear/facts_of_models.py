@@ -35,8 +35,12 @@ OP = "low_rank_linear"
 
 def adapted(dtype=torch.float32, **options):
     torch.manual_seed(0)
+    return with_adapters(make().to(dtype), **options)
+
+
+def with_adapters(model, **options):
     config = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=6, target_modules="all-linear", **options)
-    model = get_peft_model(make().to(dtype), config).train()
+    model = get_peft_model(model, config).train()
     for name, each in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(each, std=0.1)
@@ -90,6 +94,28 @@ def whole_model():
     return facts
 
 
+def quantised(kind):
+    """A model of quantised layers, whose own forward runs."""
+    import bitsandbytes as bnb
+
+    torch.manual_seed(0)
+    model = make().to(torch.bfloat16)
+    for name, each in list(model.named_modules()):
+        if not isinstance(each, torch.nn.Linear) or "lm_head" in name:
+            continue
+        sizes, weight = (each.in_features, each.out_features), each.weight.data
+        if kind == "4bit":
+            layer = bnb.nn.Linear4bit(*sizes, bias=False, compute_dtype=torch.bfloat16)
+            layer.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
+        else:
+            layer = bnb.nn.Linear8bitLt(*sizes, bias=False, has_fp16_weights=False)
+            layer.weight = bnb.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer.to("cpu"))
+    setattr(model, f"is_loaded_in_{kind}", True)
+    return with_adapters(model)
+
+
 def adopted():
     """A model of modules that were imported before the hook."""
     model = adapted()
@@ -131,4 +157,10 @@ def ranks():
 
 
 if __name__ == "__main__":
-    print(json.dumps(adopted() if LATE else ranks() if "RANK" in os.environ else whole_model()))
+    if LATE:
+        found = adopted()
+    elif sys.argv[1:]:
+        found = compared(quantised(sys.argv[1]))
+    else:
+        found = ranks() if "RANK" in os.environ else whole_model()
+    print(json.dumps(found))

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def started(cache, *arguments, **variables):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     environment |= {
         "VEOMNI_CACHE_DIR": str(cache),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
         "OMP_NUM_THREADS": "1",
         **variables,
     }
@@ -73,6 +74,13 @@ def test_saved_adapters_are_pefts(facts):
     layer = "base_model.model.model.layers.0.self_attn.q_proj"
     of_layer = [name.removeprefix(layer) for name in facts["keys"] if name.startswith(layer)]
     assert of_layer == [".base_layer.weight", ".lora_A.default.weight", ".lora_B.default.weight"]
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+@pytest.mark.parametrize("kind", ["4bit", "8bit"])
+def test_quantised_layers_run_themselves_and_the_term_is_added(cache, kind):
+    facts = facts_of(started(cache, kind))
+    assert facts == {**ROUNDED, "difference": pytest.approx(0, abs=6e-2)}
 
 
 def test_a_model_of_modules_imported_before_the_hook_is_adopted(cache):
