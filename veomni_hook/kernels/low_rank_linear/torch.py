@@ -36,7 +36,7 @@ from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_linear, parameter
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
-__all__ = ["product_added"]
+__all__ = ["linear_with_term", "product_added"]
 
 Tensor = torch.Tensor
 
@@ -161,6 +161,13 @@ class _Added(torch.autograd.Function):
 _linear, _thin, _added = applied(_Linear), applied(_Thin), applied(_Added)
 
 
+def linear_with_term(
+    x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+) -> Tensor:
+    """Return ``x W^T + bias + scale * x A^T B^T`` for ``x [tokens, in]``; for dtypes see the module."""
+    return _linear(x, weight, bias, down, up, scale, None, None, None)  # type: ignore[no-any-return]
+
+
 def product_added(x: Tensor, linear: nn.Module, adapters: Sequence[Adapter]) -> Tensor:
     """Return ``linear(x)`` plus the terms of ``adapters``, which `refuses` has accepted.
 
@@ -197,10 +204,10 @@ def _whole(
     factors = _in(parameter(down, "weight"), dtype), _in(parameter(up, "weight"), dtype)
     origin = origin_of(x)
     if origin is None:
-        y: Tensor = _linear(_rows(x), weight, bias, *factors, scale, None, None, None)
-    else:  # saved are the two tensors that the product is made of; they get the gradients
-        product = _rows(x.detach())
-        y = _linear(product, weight, bias, *factors, scale, origin.gate, origin.up, origin)
+        return linear_with_term(_rows(x), weight, bias, *factors, scale)
+    # Saved are the two tensors that the product is made of; they get the gradients.
+    product = _rows(x.detach())
+    y: Tensor = _linear(product, weight, bias, *factors, scale, origin.gate, origin.up, origin)
     return y
 
 
