@@ -1,6 +1,6 @@
 """A frozen linear layer with a trained term of low rank.
 
-Counted is the work of the layer alone, two wide products in a step: ``x W^T`` and, for x's gradient, ``dy W``.
+Counted is the work of the layer alone, two wide products in a step: ``x W^T`` and ``dy W``.
 """
 
 from __future__ import annotations
