@@ -40,7 +40,7 @@ def split_factor(factor: Tensor, dtype: torch.dtype) -> Tensor:
     if factor.dtype is dtype:
         return factor
     parts = torch.empty((3, *factor.shape), dtype=dtype, device=factor.device)
-    parts[::2] = factor
+    parts[::2].copy_(factor)
     torch.sub(factor, parts[0], out=parts[1])
     return parts
 
@@ -51,7 +51,7 @@ def split_thin(h: Tensor, dtype: torch.dtype) -> Tensor:
         return h
     tokens, rank = h.shape
     parts = torch.empty((tokens, 3, rank), dtype=dtype, device=h.device)
-    parts[:, :2] = h.unsqueeze(1)
+    parts[:, :2].copy_(h.unsqueeze(1))
     torch.sub(h, parts[:, 0], out=parts[:, 2])
     return parts.view(tokens, 3 * rank)
 
