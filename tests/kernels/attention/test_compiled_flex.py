@@ -186,3 +186,15 @@ def test_what_refuses_uncompiled_refuses_compiled(reason):
         _, key, value = module.operands(given["keys"])
     compiled(query, key, value, None, module, 0.3, given["dropout"])
     assert reason in compiled.reasons[0]
+
+
+def test_compiled_lengths_are_multiples_of_a_block(monkeypatch):
+    monkeypatch.setattr(flex, "MULTIPLE_COMPILED", 16)
+    module = Attention()
+    for length, reason in (
+        (37, "in compiled code, the number of queries must be a multiple of 16"),
+        (48, None),
+    ):
+        compiled = Compiled("sinks")
+        compiled(*module.operands(length), None, module, 0.3, 0.0)
+        assert compiled.reasons == [reason]

@@ -47,7 +47,8 @@ def test_gradients(variant, length, window, dtype):
     exact = Attention(16, 2, 64).to("cuda", torch.float64)
     exact.load_state_dict({name: one.double() for name, one in module.state_dict().items()})
     doubles = [one.detach().double().requires_grad_() for one in operands]
-    seen = torch.where(mask == 0, 0.0, torch.finfo(torch.float64).min).double()
+    seen = torch.zeros_like(mask, dtype=torch.float64)
+    seen = seen.masked_fill_(mask != 0, torch.finfo(torch.float64).min)
     formula = getattr(reference, "sinks" if variant == "sinks" else "softcap")
     expected = gradients(formula, doubles, seen, exact, upward, *values)
     for name, one, other in zip(("output", "query", "key", "value", "sinks"), got, expected, strict=True):

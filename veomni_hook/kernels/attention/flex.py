@@ -31,6 +31,10 @@ __all__ = ["loses", "refuses", "with_sinks", "with_softcap"]
 
 #: Shorter calls stay with upstream's code: nothing was measured there, and each first call compiles.
 SHORTEST = 512
+#: In compiled models, lengths are multiples of this. For others, Inductor may pad what stands beside
+#: flex_attention in a graph, and in torch 2.11 it then read sums at strides that they did not have. The graph
+#: of `_attention` has nothing else in it.
+MULTIPLE_COMPILED = 128
 _WIDTHS = (16, 32, 64, 128, 256)
 _WIDTHS_NAMED = str(_WIDTHS)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -117,6 +121,8 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one re
     width = query.shape[-1]
     if width not in _WIDTHS or key.shape[-1] != width or value.shape[-1] != width:
         return f"head sizes are {width}, {key.shape[-1]} and {value.shape[-1]}, not one of {_WIDTHS_NAMED}"
+    if is_dynamo_compiling() and query.shape[2] % MULTIPLE_COMPILED:
+        return f"in compiled code, the number of queries must be a multiple of {MULTIPLE_COMPILED}"
     if attention_mask is None:
         return None
     if is_dynamo_compiling():
