@@ -26,7 +26,8 @@ def test_the_callback_adopts_the_trainers_model(facts):
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2", "peft", "compiled"])
 def test_the_model_inside_runs_on_kernels(facts, wrapper):
     assert facts[wrapper]["difference"] < CLOSE
-    assert set(facts[wrapper]["ran"]) == OPS["qwen3"]
+    adapters = {"low_rank_linear/product_added"} if wrapper == "peft" else set()
+    assert set(facts[wrapper]["ran"]) == OPS["qwen3"] | adapters
 
 
 def test_an_undone_model_is_compiled_anew(facts):

@@ -112,10 +112,10 @@ def test_under_the_hook_auto_takes_experts_too(tmp_path):
 def test_every_op_has_a_kernel_for_it():
     """But for norms of queries and keys with their rotation, which are apart on this device, and others.
 
-    For LayerNorm, `auto` takes torch's operator, which is upstream's code where the class is torch's own;
-    torch_npu has none for attention with sinks or a softcap.
+    For LayerNorm and for low-rank terms `auto` takes torch's operators, which are upstream's code where the
+    class is torch's own; torch_npu has none for attention with sinks or a softcap.
     """
-    apart = {"qk_norm_rotary", "layer_norm", "nn_layer_norm", "add_layer_norm", "attention"}
+    apart = {"qk_norm_rotary", "layer_norm", "nn_layer_norm", "add_layer_norm", "attention", "low_rank_linear"}
     assert set(registry.ops()) - set(registry.preset("npu")) == apart
 
 

@@ -89,7 +89,8 @@ def test_losses_are_upstreams_and_the_kernels_run(name, models, tmp_path):
             assert got == pytest.approx(expected, rel=1e-3, abs=1e-4)
         assert "no kernel slots" in without["explanation"]
         said = said_of(hooked["explanation"])
-        assert set(said) == (EXPERTS if recipe.experts else DENSE)
+        adapters = {"low_rank_linear"} if "peft" in recipe.needs else set()
+        assert set(said) == (EXPERTS if recipe.experts else DENSE) | adapters
         assert [line for line in said.pop(LOSS) if not re.match(recipe.loss, line)] == []
         wrong = [line for lines in said.values() for line in lines if not line.startswith("torch (")]
         assert wrong == []

@@ -19,16 +19,18 @@ SHARED = frozenset(
         REMOTE_LOADING,
     )
 )
+#: The targets of other packages: layers that they put into models.
+LAYERS = frozenset(("peft.tuners.lora.bnb", "peft.tuners.lora.layer"))
 
 
 def is_target(fullname: str) -> bool:
-    """Whether a name is a transformers modeling module, or one of the few that all models share.
+    """Whether a name is a transformers modeling module, one of the few that all models share, or in `LAYERS`.
 
     The file name does not follow from the family: eight modeling files are not `modeling_<family>`.
     """
     if fullname.startswith(PREFIX):
         return fullname.rpartition(".")[2].startswith("modeling_")
-    return fullname in SHARED
+    return fullname in SHARED or fullname in LAYERS
 
 
 def is_remote(fullname: str) -> bool:

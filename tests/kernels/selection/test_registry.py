@@ -36,6 +36,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
         "qk_norm_rotary",
         "attention",
         "gated_mlp",
+        "low_rank_linear",
         "moe_experts",
         "moe_router",
         "load_balancing_loss",

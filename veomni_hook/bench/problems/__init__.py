@@ -22,6 +22,7 @@ OPS = (
     "rotary",
     "qk_norm_rotary",
     "gated_mlp",
+    "low_rank_linear",
     "moe_experts",
     "linear_cross_entropy",
     "load_balancing_loss",

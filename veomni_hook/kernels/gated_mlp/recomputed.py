@@ -22,7 +22,7 @@ from torch.utils import _pytree
 
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
-__all__ = ["Origin", "Product", "product_of"]
+__all__ = ["Origin", "Product", "origin_of", "product_of"]
 
 Tensor = torch.Tensor
 
@@ -83,6 +83,13 @@ def product_of(y: Tensor, origin: Origin) -> Tensor:
     product = y.as_subclass(Product)
     product._origin, product._written = origin, y._version
     return product
+
+
+def origin_of(x: Tensor) -> Origin | None:
+    """Return what ``x`` is made of if it is an unchanged `Product` and autograd records."""
+    if type(x) is not Product or x._version != x._written or not torch.is_grad_enabled():
+        return None
+    return x._origin
 
 
 def _suits(input: Product, weight: Tensor, bias: Tensor | None = None) -> bool:

@@ -48,6 +48,7 @@ OP_PACKAGES = (
     "qk_norm_rotary",
     "attention",
     "gated_mlp",
+    "low_rank_linear",
     "moe_experts",
     "moe_router",
     "load_balancing_loss",

@@ -24,6 +24,7 @@ IDIOMS = (
     "rotary.find",
     "qk_norm_rotary.find",
     "gated_mlp.find",
+    "low_rank_linear.find",
     "attention.find",
     "attention.implementation",
     "attention.window",

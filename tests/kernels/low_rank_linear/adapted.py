@@ -1,0 +1,79 @@
+"""PEFT's layers in the form that idioms route, beside the installed ones, and layers of both kinds."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+from peft import LoraConfig
+from torch import nn
+
+from veomni_hook.patches.engine import Origin, patch_source
+
+UPSTREAM = "peft.tuners.lora.layer"
+NAME = f"{UPSTREAM}_with_slots"
+
+
+def load(folder):
+    """Return the patched form of PEFT's module, whose source is written below ``folder``."""
+    if NAME in sys.modules:
+        return sys.modules[NAME]
+    found = importlib.util.find_spec(UPSTREAM)
+    origin = Origin(UPSTREAM, found.origin, "peft", importlib.metadata.version("peft"))
+    patched = patch_source(Path(found.origin).read_text(encoding="utf-8"), [], origin, idioms=True)
+    path = Path(folder, "layer.py")
+    path.write_text(patched.text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    module = sys.modules[NAME] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def layer_of(home, base, dtype=None, *, names=("default",), rank=4, **options):
+    """Return an adapted layer of PEFT's module ``home``; its factors are random, of ``dtype`` or the base's."""
+    made = None
+    for name in names:
+        config = LoraConfig(r=rank, **{"lora_alpha": 2 * rank + 1, **options})
+        if made is None:
+            made = home.Linear(base, name, r=rank, lora_alpha=config.lora_alpha, config=config)
+        else:
+            made.update_layer(name, rank, config.lora_alpha, config=config)
+    made.set_adapter([*names])
+    generator = torch.Generator().manual_seed(3)
+    for name, each in made.named_parameters():
+        if "lora_" in name:
+            width = max(each.shape)
+            each.data = torch.randn(each.shape, generator=generator).div_(width**0.5)
+            each.data = each.data.to(dtype or base.weight.dtype)
+    for each in base.parameters():
+        each.requires_grad_(False)
+    return made
+
+
+def pair(patched, base, dtype=None, **options):
+    """Return upstream's layer and the patched one, with equal weights."""
+    import peft.tuners.lora.layer as upstream
+
+    return tuple(layer_of(home, copy.deepcopy(base), dtype, **options) for home in (upstream, patched))
+
+
+def base_of(inner=24, outer=40, dtype=torch.float32, *, bias=True):
+    """Return a linear layer with the same weights at every call."""
+    torch.manual_seed(0)
+    return nn.Linear(inner, outer, bias=bias).to(dtype)
+
+
+def results(layer, x, run=None, *, to_x=True):
+    """Return the output and every gradient, by name."""
+    layer.zero_grad()
+    x = x.detach().requires_grad_(to_x)
+    torch.manual_seed(1)
+    y = (layer if run is None else run)(x)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).bfloat16().to(y)
+    y.backward(dy)
+    gradients = {name: each.grad for name, each in layer.named_parameters() if each.grad is not None}
+    return {"y": y.detach(), **({"x": x.grad} if to_x else {}), **gradients}

@@ -1,0 +1,103 @@
+"""Adapters of a whole model under the hook: PEFT's own, in wrappers, on two ranks, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("peft")
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = Path(__file__).with_name("facts_of_models.py")
+CLOSE = {"difference": pytest.approx(0, abs=2e-6), "gradients": 28, "ran": ["torch: chosen"]}
+ROUNDED = {**CLOSE, "difference": pytest.approx(0, abs=3e-2)}
+
+
+def started(cache, *arguments, **variables):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
+    environment |= {
+        "VEOMNI_CACHE_DIR": str(cache),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def facts_of(process):
+    try:
+        out, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def facts(cache):
+    return facts_of(started(cache))
+
+
+@pytest.mark.parametrize("case", ["plain", "dropout", "checkpointing"])
+def test_a_model_trains_as_with_peft_alone(facts, case):
+    assert facts[case] == CLOSE
+
+
+def test_float32_adapters_of_a_bfloat16_model(facts):
+    assert facts["bfloat16"] == ROUNDED
+
+
+def test_what_is_left_to_peft_is_said(facts):
+    reason = "eager: the adapter is a variant, DoraLinearVariant"
+    assert facts["variant"] == {"difference": 0.0, "gradients": 42, "ran": [reason]}
+
+
+def test_saved_adapters_are_pefts(facts):
+    """Names do not change, and a model without our patches in its layers takes them."""
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(facts["saved"])
+    assert facts["loaded"] and facts["merged"] < 1e-4
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    of_layer = [name.removeprefix(layer) for name in facts["keys"] if name.startswith(layer)]
+    assert of_layer == [".base_layer.weight", ".lora_A.default.weight", ".lora_B.default.weight"]
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+@pytest.mark.parametrize("kind", ["4bit", "8bit"])
+def test_quantised_layers_run_themselves_and_the_term_is_added(cache, kind):
+    facts = facts_of(started(cache, kind))
+    assert facts == {**ROUNDED, "difference": pytest.approx(0, abs=6e-2)}
+
+
+def test_a_model_of_modules_imported_before_the_hook_is_adopted(cache):
+    facts = facts_of(started(cache, "late"))
+    assert "Linear" in facts.pop("names") and facts.pop("isinstance")
+    assert facts == CLOSE
+
+
+def test_two_ranks(cache):
+    """DDP and FSDP2; where FSDP2 takes a part of a layer for itself, its hooks run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [started(cache, **shared, RANK=str(rank)) for rank in range(2)]
+    for found in [facts_of(rank) for rank in ranks]:
+        assert all(found[case] == CLOSE for case in ("ddp", "fsdp2", "fsdp2 of base_layer"))
+        assert found["fsdp2 bfloat16"] == ROUNDED
+        hooks = {"difference": 0.0, "gradients": 28, "ran": ["eager: a part of the adapter has hooks"]}
+        assert found["fsdp2 of lora_A"] == hooks

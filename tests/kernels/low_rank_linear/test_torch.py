@@ -1,0 +1,318 @@
+"""Adapted layers against PEFT's own code: results and every gradient, and what is saved and made."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+pytest.importorskip("peft")
+
+from tests.kernels.low_rank_linear.adapted import base_of, load, pair, results
+from tests.kernels.matching import close
+from veomni_hook.kernels.low_rank_linear import products
+from veomni_hook.kernels.selection.process_choice import set_choice
+
+F32, BF16 = torch.float32, torch.bfloat16
+#: Dtypes of the layer and of its adapters; PEFT's default for a bfloat16 model is the last.
+DTYPES = {"float32": (F32, F32), "bfloat16": (BF16, BF16), "mixed": (BF16, F32)}
+TOLERANCE = {F32: 3e-6, BF16: 2e-2}
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory):
+    return load(tmp_path_factory.mktemp("patched"))
+
+
+@pytest.fixture(autouse=True)
+def chosen():
+    set_choice("low_rank_linear=torch")
+
+
+def inputs(shape, dtype):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+
+def outcome(patched, layer):
+    return patched.veomni_low_rank_linear_product_added.outcome(layer)
+
+
+def assert_equal(found, expected, tolerance):
+    assert found.keys() == expected.keys()
+    for name, truth in expected.items():
+        assert (found[name].dtype, found[name].shape) == (truth.dtype, truth.shape), name
+        close(found[name], truth, tolerance)
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "rank", "bias"), [((2, 5, 24), 4, True), ((7, 24), 1, False), ((24,), 3, True), ((0, 24), 4, True),
+                                ((2, 3, 4, 24), 256, True)]
+)  # fmt: skip
+def test_results_and_gradients_are_upstreams(patched, dtypes, shape, rank, bias):
+    dtype, factors = DTYPES[dtypes]
+    theirs, ours = pair(patched, base_of(dtype=dtype, bias=bias), factors, rank=rank)
+    expected, found = (results(layer, inputs(shape, dtype)) for layer in (theirs, ours))
+    assert outcome(patched, ours).backend == "torch"
+    assert len(found) == 4
+    if found["y"].numel():
+        assert_equal(found, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+def test_it_is_at_least_as_exact_as_upstream(patched, dtypes):
+    """Against float64, of the same weights and inputs; by the mean error, relative to upstream's."""
+    dtype, factors = DTYPES[dtypes]
+    theirs, ours = pair(patched, base_of(96, 160, dtype), factors, rank=8)
+    x = inputs((512, 96), dtype)
+    truth = results(copy.deepcopy(theirs).double(), x.double())
+    expected, found = (results(layer, x) for layer in (theirs, ours))
+    for name, true in truth.items():
+        errors = [(side[name].double() - true).abs().mean() for side in (found, expected)]
+        if found[name].dtype is F32 and dtype is BF16:  # 16 of 24 bits
+            assert errors[0] <= 2**-15 * true.abs().max()
+        else:
+            assert errors[0] <= 1.02 * errors[1], name
+
+
+def test_float32_factors_in_bfloat16_parts_as_on_a_gpu(patched, monkeypatch):
+    """The products of the parts, each exact in float32, as `torch.mm` of a GPU returns them."""
+    widths = []
+
+    def in_float32(left, right):
+        assert left.dtype is right.dtype is BF16
+        widths.append((*left.shape, right.shape[1]))
+        return left.float() @ right.float()
+
+    monkeypatch.setattr(products, "_in_float32", in_float32)
+    theirs, ours = pair(patched, base_of(dtype=BF16), F32)
+    expected, found = (results(layer, inputs((7, 24), BF16)) for layer in (theirs, ours))
+    assert widths == [(7, 24, 8), (7, 40, 8), (8, 7, 24), (40, 7, 8)]
+    for name in expected:
+        tolerance = 2**-14 if "lora" in name else TOLERANCE[BF16]
+        close(found[name], expected[name], tolerance)
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("form", ["transposed", "strided", "expanded"])
+def test_inputs_that_are_not_contiguous(patched, dtypes, form):
+    dtype, factors = DTYPES[dtypes]
+    x = {
+        "transposed": inputs((5, 2, 24), dtype).transpose(0, 1),
+        "strided": inputs((2, 5, 48), dtype)[..., ::2],
+        "expanded": inputs((1, 5, 24), dtype).expand(2, 5, 24),
+    }[form]
+    expected, found = (results(layer, x) for layer in pair(patched, base_of(dtype=dtype), factors))
+    assert_equal(found, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("frozen", ["x", "base", "weight", "bias", "adapter", "A", "B"])
+def test_every_choice_of_what_is_trained(patched, dtypes, frozen):
+    dtype, factors = DTYPES[dtypes]
+    layers = pair(patched, base_of(dtype=dtype), factors)
+    for layer in layers:
+        for name, each in layer.named_parameters():
+            each.requires_grad_(not (frozen in ("base", "x") and "base" in name))
+            if name == f"base_layer.{frozen}":
+                each.requires_grad_(False)
+            if (frozen == "adapter" and "lora" in name) or f"lora_{frozen}" in name:
+                each.requires_grad_(False)
+    expected, found = (results(layer, inputs((3, 24), dtype), to_x=frozen != "x") for layer in layers)
+    assert_equal(found, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("names", [("one",), ("one", "two")])
+def test_dropout_has_upstreams_random_numbers(patched, dtypes, names):
+    dtype, factors = DTYPES[dtypes]
+    layers = pair(patched, base_of(dtype=dtype), factors, lora_dropout=0.4, names=names)
+    expected, found = (results(layer, inputs((2, 5, 24), dtype)) for layer in layers)
+    assert outcome(patched, layers[1]).backend == "torch"
+    assert_equal(found, expected, TOLERANCE[dtype])
+    for layer in layers:
+        layer.eval()
+    without = results(layers[1], inputs((2, 5, 24), dtype))
+    assert not torch.allclose(without["y"], found["y"], atol=0.05)
+    assert_equal(without, results(layers[0], inputs((2, 5, 24), dtype)), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("options", [{"use_rslora": True}, {"names": ("one", "two")}])
+def test_other_scales_and_several_adapters(patched, dtypes, options):
+    dtype, factors = DTYPES[dtypes]
+    layers = pair(patched, base_of(dtype=dtype), factors, **options)
+    expected, found = (results(layer, inputs((2, 5, 24), dtype)) for layer in layers)
+    assert outcome(patched, layers[1]).backend == "torch"
+    assert_equal(found, expected, TOLERANCE[dtype])
+
+
+def test_adapters_of_two_dtypes(patched):
+    layers = pair(patched, base_of(dtype=BF16), F32, names=("one", "two"))
+    for layer in layers:
+        layer.lora_A["two"].to(BF16), layer.lora_B["two"].to(BF16)
+    expected, found = (results(layer, inputs((2, 5, 24), BF16)) for layer in layers)
+    assert_equal(found, expected, TOLERANCE[BF16])
+
+
+class _Kept(nn.Linear):
+    """A layer that needs its result in backward, and returns a view of it."""
+
+    def forward(self, x):
+        return super().forward(x).sigmoid().view(*x.shape[:-1], -1)
+
+
+class _Same(nn.Linear):
+    """A layer that returns something that it holds."""
+
+    def forward(self, x):
+        self.held = super().forward(x)
+        return self.held
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("kind", [_Kept, _Same])
+def test_layers_that_must_be_called_keep_their_results(patched, dtypes, kind):
+    """As quantised layers: the term is added, and what the layer has returned stays as it is."""
+    dtype, factors = DTYPES[dtypes]
+    base = kind(24, 40).to(dtype)
+    layers = pair(patched, base, factors, names=("one", "two"))
+    expected, found = (results(layer, inputs((2, 5, 24), dtype)) for layer in layers)
+    assert outcome(patched, layers[1]).backend == "torch"
+    assert_equal(found, expected, TOLERANCE[dtype])
+    if kind is _Same:
+        assert torch.equal(*(layer.base_layer.held for layer in layers))
+
+
+def test_hooks_of_the_layer_are_called(patched):
+    layers = pair(patched, base_of())
+    for layer in layers:
+        layer.base_layer.register_forward_hook(lambda module, args, y: y * 2)
+    expected, found = (results(layer, inputs((2, 5, 24), F32)) for layer in layers)
+    assert_equal(found, expected, TOLERANCE[F32])
+
+
+def test_a_layer_with_a_result_of_another_dtype(patched):
+    class Wide(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).float()
+
+    layers = pair(patched, Wide(24, 40).to(BF16), F32)
+    expected, found = (results(layer, inputs((2, 5, 24), BF16)) for layer in layers)
+    assert found["y"].dtype is F32
+    assert_equal(found, expected, 0.0)
+
+
+@pytest.mark.parametrize("dtypes", [(F32, F32), (BF16, BF16), (BF16, F32)])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_autocast(patched, dtypes, dropout):
+    dtype, factors = dtypes
+    layers = pair(patched, base_of(dtype=dtype), factors, lora_dropout=dropout)
+
+    def run(layer):
+        def call(x):
+            with torch.autocast("cpu", BF16):
+                return layer(x)
+
+        return results(layer, inputs((2, 5, 24), dtype), call)
+
+    expected, found = (run(layer) for layer in layers)
+    assert outcome(patched, layers[1]).backend == "torch"
+    assert found["y"].dtype is BF16
+    assert_equal(found, expected, TOLERANCE[BF16])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(patched, reentrant):
+    layers = pair(patched, base_of(), lora_dropout=0.3)
+    expected = results(layers[0], inputs((2, 5, 24), F32))
+    run = lambda x: checkpoint(layers[1], x, use_reentrant=reentrant)  # noqa: E731
+    assert_equal(results(layers[1], inputs((2, 5, 24), F32), run), expected, TOLERANCE[F32])
+
+
+def test_without_gradients(patched):
+    theirs, ours = pair(patched, base_of(dtype=BF16), F32)
+    x = inputs((2, 5, 24), BF16)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            close(ours(x), theirs(x), TOLERANCE[BF16])
+
+
+def test_a_second_derivative_is_an_error(patched):
+    _, ours = pair(patched, base_of())
+    x = inputs((3, 24), F32).requires_grad_()
+    (dx,) = torch.autograd.grad(ours(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
+def test_nothing_is_computed_for_frozen_weights(patched):
+    tokens, inner, outer, rank = 6, 24, 40, 4
+    _, ours = pair(patched, base_of(inner, outer), rank=rank)
+    with FlopCounterMode(display=False) as counter:
+        results(ours, inputs((tokens, inner), F32))
+    wide, thin = 2 * tokens * inner * outer, 2 * tokens * rank
+    # y and dx; h, y += ...; dh, dB, dA, dx += ...
+    assert counter.get_total_flops() == 2 * wide + thin * (inner + outer) + thin * 2 * (inner + outer)
+
+
+class _New(TorchDispatchMode):
+    """Counts the operators whose result has the size of the layer's input or result, by name."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.sizes, self.found = sizes, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        views = ("view", "t", "reshape", "detach", "_unsafe_view", "alias", "transpose", "as_strided")
+        name = func.overloadpacket.__name__
+        if isinstance(result, torch.Tensor) and result.numel() in self.sizes and name not in views:
+            self.found.append(name)
+        return result
+
+
+def test_nothing_of_the_results_size_is_made_but_the_result(patched):
+    """Forward: the layer's product, and the term in place; backward the same for x."""
+    theirs, ours = pair(patched, base_of())
+    made = []
+    for layer in (theirs, ours):
+        with _New({7 * 24, 7 * 40}) as mode:
+            x = inputs((7, 24), F32)
+            mode.found.clear()
+            y = layer(x.requires_grad_())
+            y.backward(torch.ones(7, 40))
+        made.append([name for name in mode.found if name not in ("randn", "ones")])
+    assert len(made[0]) >= 8
+    assert made[1] == ["addmm", "addmm_", "mm", "addmm_"]
+
+
+def test_saved_is_what_gradients_need(patched):
+    _, ours = pair(patched, base_of(dtype=BF16), F32, rank=2)
+    x = inputs((64, 24), BF16).requires_grad_()
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+        ours(x)
+    # x and the weight, A and B in three parts, and h.
+    assert sorted(sizes) == sorted([64 * 24, 24 * 40, 3 * 2 * 24, 3 * 2 * 40, 3 * 2 * 64])
+    with torch.no_grad():
+        x = x.clone()
+    sizes.clear()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+        ours(x)
+    assert 24 * 40 not in sizes  # without a gradient of x
+
+
+def test_torch_compile_leaves_it_to_inductor(patched):
+    theirs, ours = pair(patched, base_of())
+    expected = results(theirs, inputs((2, 5, 24), F32))
+    set_choice("auto")
+    found = results(ours, inputs((2, 5, 24), F32), torch.compile(ours, backend="aot_eager", fullgraph=True))
+    assert_equal(found, expected, TOLERANCE[F32])
+    slot = patched.veomni_low_rank_linear_product_added
+    assert slot.traced(ours, compiled=True).reason == "left to Inductor"

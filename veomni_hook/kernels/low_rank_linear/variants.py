@@ -1,0 +1,24 @@
+"""The variants of linear layers with low-rank terms."""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.selection.declaration import Variant
+from veomni_hook.kernels.selection.table import backend, checked_reference, op
+
+__all__ = ["OP"]
+
+_TORCH = backend(
+    "torch",
+    ".torch:{variant}",
+    refuses=".rules:refuses",
+    loses=".rules:loses",
+    description="terms are added in place, forward and backward; no float32 copies for float32 adapters",
+)
+
+VARIANTS = {
+    "product_added": Variant(
+        "linear(x) + sum over adapters of scale * up(down(dropout(x)))",
+        kernels=(_TORCH, checked_reference(".rules:refuses")),
+    ),
+}
+OP = op("low_rank_linear", VARIANTS)
