@@ -78,6 +78,7 @@ def adapted(home, config=None, kind="Qwen3MoeForCausalLM", **options):
 
 
 def randomised(model):
+    torch.manual_seed(1)
     for name, parameter in sorted(model.named_parameters()):
         # B is zeros before.
         torch.nn.init.normal_(parameter, std=0.5 if "lora" in name else 0.1)
@@ -151,16 +152,18 @@ def test_configs(homes, options):
 
 def test_a_base_in_bfloat16_has_adapters_in_float32(homes):
     set_choice("eager,moe_experts=torch")
-    torch.manual_seed(0)
     models = []
-    for home in homes:
+    for home, dtype in [(homes[0], torch.float32), (homes[0], torch.bfloat16), (homes[1], torch.bfloat16)]:
         model = home.Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)).to(DEVICE, torch.bfloat16)
         lora = peft.LoraConfig(r=4, target_modules=[], target_parameters=WEIGHTS)
-        models.append(randomised(peft.get_peft_model(model, lora)))
-    models[1].load_state_dict(models[0].state_dict())
-    found = assert_same(*models, torch.bfloat16)
-    assert {each.dtype for each in found.values()} == {torch.float32}
-    assert "adapter fused (" in told(models[1])
+        models.append(randomised(peft.get_peft_model(model.to(dtype), lora)))
+    models[0].load_state_dict(models[1].state_dict())
+    models[2].load_state_dict(models[1].state_dict())
+    (_, truth), (_, rounded), (_, found) = map(step, models)
+    assert {each.dtype for each in found.values()} == {torch.float32} and found.keys() == truth.keys()
+    errors = [sum((of[name] - truth[name]).norm() for name in truth) for of in (found, rounded)]
+    assert 0 < errors[0] < 1.2 * errors[1]  # upstream rounds the sum of weight and adapter
+    assert "adapter fused (" in told(models[2])
 
 
 def test_trained_weights_get_their_gradients_too(homes):
@@ -195,7 +198,10 @@ def test_several_active_adapters(homes):
     for home in homes:
         model = adapted(home)
         other = peft.LoraConfig(r=3, lora_alpha=5, target_modules=[], target_parameters=WEIGHTS)
-        model.add_adapter("other", other)
+        try:
+            model.add_adapter("other", other)
+        except ValueError as error:  # before 0.20
+            pytest.skip(str(error))
         model.base_model.set_adapter(["default", "other"])
         models.append(randomised(model).to(GROUPED))
     found = assert_same(*models, GROUPED)
