@@ -11,7 +11,7 @@ from tests.kernels.moe_experts.backends import BACKENDS, LAYOUTS
 from tests.kernels.moe_experts.formulas import CASES, EXPERTS, SENTINEL, TOP_K
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.moe_experts import forms, torch_by_expert, torch_grouped
-from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Part
+from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Factors, Part, padded
 from veomni_hook.kernels.selection.registry import load_attribute
 
 BOTH = ["torch", "triton"]
@@ -256,6 +256,36 @@ def test_the_operators_keep_their_contracts(backend):
     for wanted in (needed, [False, True, *[False] * 8]):
         call = (grad, *operands, *factors, *kept, *form, wanted, False)
         torch.library.opcheck(back.default, call)
+
+
+def test_what_a_padded_rank_adds_is_zeros(monkeypatch):
+    filled = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: filled(*a, **k).fill_(float("nan")))
+    factors = Factors(torch.ones(2, 3, 4), torch.ones(2, 5, 3), SCALE)
+    into, out = padded(factors, torch.float32, 8)
+    assert torch.equal(into[:, :3], factors.into) and torch.equal(out[..., :3], factors.out)
+    assert (
+        into.shape == (2, 8, 4)
+        and out.shape == (2, 5, 8)
+        and not into[:, 3:].any()
+        and not out[..., 3:].any()
+    )
+
+
+def test_auto_prefers_the_kernel_to_a_sum_of_all_experts():
+    operands = BACKENDS["torch"].operands("gated")
+    loses = load_attribute(BACKENDS["torch"].declared["gated"].loses)
+    assert "upstream" in loses(None, *operands)
+    operands[3] = AdaptedWeight(operands[3], (), not_formed)
+    assert loses(None, *operands) is None
+
+
+def test_a_rank_that_the_device_code_does_not_take():
+    pytest.importorskip("triton")
+    operands = operands_of(BACKENDS["triton"], "gated", rank=513)
+    up = AdaptedWeight(operands[3], (Part(*operands[5:7], SCALE),), not_formed)
+    refuses = load_attribute(BACKENDS["triton"].declared["gated"].refuses)
+    assert "rank 513" in refuses(None, *operands[:3], up, operands[4], torch.nn.functional.silu)
 
 
 def weight():
