@@ -4,9 +4,9 @@
     python -m benchmarks.families_gpu Qwen3-8B Granite    # those whose names begin so
 
 All sides of a family alternate in one run: each library has a process of its own, and one works at a time
-while times are taken. (First steps, which compile, run at once in all processes.) Times are medians; memory
-is the peak above the model. Results of families that are not measured stay in the file, with the date of
-their run.
+while times are taken. (First steps, which compile, run at once in all processes.) Times are medians: of steps
+that are waited for, and of four that follow one another as in a training loop. Memory is the peak above the
+model. Results of families that are not measured stay in the file, with the date of their run.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def summary(answers: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "step_ms": round(statistics.median(times), 2),
         "range_ms": [round(min(times), 2), round(max(times), 2)],
+        "in_a_row_ms": round(statistics.median(answer["in_a_row_ms"] for answer in answers), 2),
         "extra_gib": round(max(answer["extra_gib"] for answer in answers), 2),
         "recompilations": sum(answer["recompilations"] for answer in answers),
     }
@@ -120,7 +121,10 @@ def described(one: dict[str, Any]) -> str:
     """Return a side's results in words."""
     if "error" in one:
         return str(one["error"])
-    words = [f"{one['step_ms']:8.1f} ms {one['extra_gib']:6.1f} GiB, loss {one['loss']:.4f}"]
+    words = [
+        f"{one['step_ms']:8.1f} ms, in a row {one['in_a_row_ms']:6.1f}, {one['extra_gib']:6.1f} GiB,"
+        f" loss {one['loss']:.4f}"
+    ]
     if "graph_breaks" in one:
         words.append(
             f"first step {one['first_step_s']:.0f} s, {one['graph_breaks']} graph breaks,"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -8,6 +9,12 @@ import torch
 if not torch.cuda.is_available():
     # Before anything imports triton (`torch.compile` does): its functions are compiled or interpreted from then on.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_finish():
+    """Spares the garbage collector what was imported and collected: dynamo calls it after each graph."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

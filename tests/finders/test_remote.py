@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import dynamic_module_utils
 
+from tests.finders import facts_of_remote_code
 from tests.finders.conftest import DATA, ROOT
 
 SCRIPT = Path(__file__).with_name("facts_of_remote_code.py")
 REPOSITORY = DATA / "remote_repo"
 MODELS = {
-    "plain": {},
     "off": {},
     "patched": {"VEOMNI_REMOTE_CODE": "1", "VEOMNI_PATCHES": "remote_config", "VEOMNI_IDIOMS": "0"},
     "idioms": {"VEOMNI_REMOTE_CODE": "1", "VEOMNI_KERNELS": "reference"},
@@ -33,9 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, str]]
     base = tmp_path_factory.mktemp("remote")
     running = {}
     for mode, variables in MODELS.items():
-        folder = base / mode
-        shutil.copytree(REPOSITORY, folder / "pebble-repo", ignore=shutil.ignore_patterns("__pycache__"))
-        seed(folder / "pebble-repo")
+        folder = copied(base / mode)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")} | {
             "PYTHONPATH": os.pathsep.join(map(str, (DATA / "configs", ROOT))),
             "VEOMNI_CACHE_DIR": str(folder / "cache"),
@@ -52,10 +51,31 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, str]]
             stderr=subprocess.PIPE,
             text=True,
         )
+    plain = unpatched(copied(base / "plain"))
     outputs = {mode: process.communicate(timeout=400) for mode, process in running.items()}
     for mode, process in running.items():
         assert process.returncode == 0, outputs[mode][1]
-    return {mode: (json.loads(out.splitlines()[-1]), errors) for mode, (out, errors) in outputs.items()}
+    found = {mode: (json.loads(out.splitlines()[-1]), errors) for mode, (out, errors) in outputs.items()}
+    return {"plain": (plain, ""), **found}
+
+
+def copied(folder: Path) -> Path:
+    shutil.copytree(REPOSITORY, folder / "pebble-repo", ignore=shutil.ignore_patterns("__pycache__"))
+    seed(folder / "pebble-repo")
+    return folder
+
+
+def unpatched(folder: Path) -> Any:
+    """The facts of transformers by itself, in this process."""
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "hf" / "modules"))
+        patch.setattr(sys, "path", [*sys.path])
+        facts = facts_of_remote_code.found("plain", str(folder / "pebble-repo"), str(folder / "saved"))
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "transformers_modules":
+            del sys.modules[name]
+    return json.loads(json.dumps(facts))
 
 
 def seed(repository: Path) -> None:

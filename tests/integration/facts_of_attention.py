@@ -22,6 +22,7 @@ import veomni_hook.install  # noqa: I001
 import torch
 import transformers
 from torch import nn
+from torch._dynamo import lookup_backend
 
 import veomni_hook
 from tests.kernels.attention.flexible import on_a_cpu
@@ -44,13 +45,13 @@ LENGTH, BATCH = 41, 2
 LABELS = "labels"
 
 
-def gpt_oss(**options: Any) -> Any:
+def gpt_oss(layers: int = 2, **options: Any) -> Any:
     config = transformers.GptOssConfig(
-        **SIZES,
+        **SIZES | {"num_hidden_layers": layers},
         num_local_experts=4,
         num_experts_per_tok=2,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        layer_types=["sliding_attention", "full_attention"],
+        layer_types=["sliding_attention", "full_attention"][:layers],
         **options,
     )
     torch.manual_seed(0)
@@ -168,6 +169,66 @@ def generated(create: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
+class Graphs:
+    """A backend for ``torch.compile`` that counts graphs, and calls of flex_attention in them."""
+
+    def __init__(self) -> None:
+        self.calls = self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        self.graphs += 1
+        inner = [each for each in graph.modules() if isinstance(each, torch.fx.GraphModule)]
+        nodes = [node for each in inner for node in each.graph.nodes]
+        self.calls += sum("flex_attention" in str(node.target) for node in nodes)
+        return lookup_backend("aot_eager")(graph, inputs)
+
+
+def compiled(create: Callable[..., Any]) -> dict[str, Any]:
+    """Compiled models beside the same ones with upstream's code, for lengths that change."""
+    found = {}
+    for name, lengths in {"plain": (LENGTH, 150, 170), "checkpointed": (LENGTH,)}.items():
+        torch._dynamo.reset()
+        model = create(attn_implementation="eager").train()
+        if name == "checkpointed":
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        graphs = Graphs()
+        run = torch.compile(model, backend=graphs, fullgraph=True)
+        worst = []
+        for length in lengths:
+            ids = torch.randint(1, 64, (BATCH, length))
+            batch = {"input_ids": ids, LABELS: ids}
+            expected = step(model, batch, "eager")
+            veomni_hook.bind(model, "eager", attention="flex")
+            model.zero_grad()
+            loss = run(**batch, use_cache=False).loss
+            loss.backward()
+            named = {"loss": loss.detach()} | {n: each.grad for n, each in model.named_parameters()}
+            worst += [
+                ((named[n] - expected[n]).float().norm() / expected[n].float().norm().clamp_min(1e-8)).item()
+                for n in named
+            ]
+        found[name] = {
+            "worst": max(worst),
+            "runs": runs(model),
+            "graphs": graphs.graphs,
+            "calls": graphs.calls,
+        }
+    return found
+
+
+def weights_of_compiled() -> list[Any]:
+    """What a compiled model returns as attentions, and what it runs after it was asked for them."""
+    torch._dynamo.reset()
+    model = gpt_oss(attn_implementation="eager")
+    veomni_hook.bind(model, "eager", attention="flex")
+    run = torch.compile(model, backend="eager")
+    ids = inputs()["plain"]["input_ids"]
+    run(input_ids=ids, use_cache=False)
+    before = runs(model)
+    wanted = run(input_ids=ids, use_cache=False, output_attentions=True).attentions
+    return [before, [list(each.shape) for each in wanted], runs(model)]
+
+
 def choices() -> dict[str, Any]:
     """What models that are made in many ways run under auto, in bfloat16."""
     batch = inputs()["plain"]
@@ -241,11 +302,15 @@ def other_implementations(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
             model = transformers.GptOssForCausalLM.from_pretrained(folder, **how).bfloat16()
             model(input_ids=batch["input_ids"])
             found[name] = runs(model)
-    compiled = gpt_oss().bfloat16()
-    compiled.compile(backend="eager")
-    compiled(input_ids=batch["input_ids"], use_cache=False)
-    found["compiled"] = runs(compiled)
-    layers = gpt_oss().bfloat16()
+    whole = gpt_oss(layers=1).bfloat16()
+    whole.compile(backend="eager")
+    whole(input_ids=batch["input_ids"], use_cache=False)
+    found["compiled"] = runs(whole)
+    masked = gpt_oss(layers=1).bfloat16()
+    masked.compile(backend="eager")
+    masked(**inputs()["left"], use_cache=False)
+    found["compiled, padded"] = runs(masked)
+    layers = gpt_oss(layers=1).bfloat16()
     for layer in layers.model.layers:
         layer.compile(backend="eager")
     layers(input_ids=batch["input_ids"], use_cache=False)
@@ -264,6 +329,8 @@ def main() -> None:
             facts = {
                 "gpt_oss": equality(gpt_oss),
                 "gemma2": equality(gemma2),
+                "compiled": {"gpt_oss": compiled(gpt_oss), "gemma2": compiled(gemma2)},
+                "weights of compiled": weights_of_compiled(),
                 "generated": {"gpt_oss": generated(gpt_oss), "gemma2": generated(gemma2)},
             }
             set_choice("auto")

@@ -1,6 +1,6 @@
 """Prints, as JSON, what `from_pretrained` makes of whole and damaged checkpoints of real families.
 
-Run by `test_expert_checkpoints`: ``patched``, and ``plain`` to show what transformers does by itself. An outcome
+Run by `test_expert_checkpoints`; in its own process without the hook, to show what transformers does by itself. An outcome
 is ``exact``, ``other weights``, or the name of the error with the tensors that it names.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-if sys.argv[1] == "patched":
+if __name__ == "__main__":
     import veomni_hook.install  # noqa: F401
 import torch
 import transformers
@@ -146,10 +145,12 @@ def other_uses() -> dict[str, Any]:
     return found
 
 
+def facts() -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {"families": families(), "damaged": damaged(), "other": other_uses(), "listed": listed()}
+
+
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    print(
-        json.dumps({"families": families(), "damaged": damaged(), "other": other_uses(), "listed": listed()})
-    )
+    print(json.dumps(facts()))

@@ -1,7 +1,7 @@
-"""Runs small mixtures of experts, and prints facts as JSON: ``python facts_of_experts.py MODE FOLDER``.
+"""Runs small mixtures of experts; `python facts_of_experts.py FOLDER` does it with the hook and prints JSON.
 
-``plain`` saves models and what they compute, ``patched``, with the hook, loads these, compares and saves them
-back, ``again``, without it, loads what that saved.
+Without the hook `plain` saves models and what they compute; with it `patched` loads these, compares and saves them
+back; without it `all_again` loads what that saved.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-if sys.argv[1] == "patched":
+if __name__ == "__main__":
     import veomni_hook.install  # noqa: F401
 
 import torch
@@ -184,18 +184,26 @@ def again(family: str, folder: Path) -> bool:
     return same and close and not any(found[1].values())
 
 
-def main(folder: Path) -> dict[str, Any]:
-    known = {family: name for family, name in CONFIG_MAPPING_NAMES.items() if family in FAMILIES}
-    if sys.argv[1] == "patched":
-        return {family: compare(family, folder) for family in known}
-    if sys.argv[1] == "again":
-        return {family: again(family, folder) for family in known}
-    for family in known:
+def known() -> list[str]:
+    """The families that this release has."""
+    return [family for family in CONFIG_MAPPING_NAMES if family in FAMILIES]
+
+
+def plain(folder: Path) -> list[str]:
+    for family in known():
         save(family, folder)
-    return {"saved": sorted(known)}
+    return sorted(known())
+
+
+def patched(folder: Path) -> dict[str, Any]:
+    return {family: compare(family, folder) for family in known()}
+
+
+def all_again(folder: Path) -> dict[str, bool]:
+    return {family: again(family, folder) for family in known()}
 
 
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    print(json.dumps(main(Path(sys.argv[2]))))
+    print(json.dumps(patched(Path(sys.argv[1]))))

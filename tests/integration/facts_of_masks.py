@@ -1,7 +1,7 @@
 """Prints, as JSON, what attention got in compiled models, and how far they are from the same models uncompiled.
 
-Run by `test_masks` with the hook ("hook"), without it ("plain"), and with the hook after ``masking_utils`` was
-imported ("late").
+Run by `test_masks` with the hook ("hook"), and with the hook after ``masking_utils`` was imported ("late"); in its
+own process without the hook ("plain").
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import json
 import sys
 from typing import Any
 
-if sys.argv[1] == "late":
-    import transformers.masking_utils
-if sys.argv[1] != "plain":
+if __name__ == "__main__":
+    if sys.argv[1] == "late":
+        import transformers.masking_utils
     import veomni_hook.install  # noqa: F401
 
 import torch
@@ -86,14 +86,20 @@ def facts(name: str, **inputs: Any) -> dict[str, Any]:
     return {"masks": attention(graphs), "graphs": len(graphs), "worst": worst}
 
 
-print(
-    json.dumps(
-        {
-            "alone": {name: facts(name) for name in MODELS} if sys.argv[1] != "late" else {},
-            "packed": facts("llama", position_ids=PACKED),
-            "padded": facts("llama", attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1], [1] * LENGTH])),
-            "shared": modeling_llama.create_causal_mask is transformers.masking_utils.create_causal_mask,
-            "file": transformers.masking_utils.__file__,
-        }
-    )
-)
+#: What upstream's masks are compared with: one model shows what the patch is for.
+ALONE = {"hook": list(MODELS), "plain": ["llama"], "late": ["llama"]}
+
+
+def found(mode: str) -> dict[str, Any]:
+    models = {"alone": {name: facts(name) for name in ALONE[mode]}}
+    if mode != "late":
+        models["packed"] = facts("llama", position_ids=PACKED)
+        models["padded"] = facts("llama", attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1], [1] * LENGTH]))
+    return models | {
+        "shared": modeling_llama.create_causal_mask is transformers.masking_utils.create_causal_mask,
+        "file": transformers.masking_utils.__file__,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(found(sys.argv[1])))

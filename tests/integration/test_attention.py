@@ -33,7 +33,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=600,
             check=False,
         )
         assert finished.returncode == 0, finished.stderr[-4000:]
@@ -96,9 +96,35 @@ def test_what_flex_attention_cannot_do_stays_upstreams(facts: dict[str, Any]) ->
     assert choices["short"] == ["eager: fewer than 4 queries: not measured to be faster"]
 
 
-def test_compiled_models_are_left_to_inductor(facts: dict[str, Any]) -> None:
+@pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
+def test_compiled_models_equal_upstreams(facts: dict[str, Any], model: str) -> None:
+    kinds = facts["early"]["compiled"][model]
+    assert {name for name, kind in kinds.items() if kind["worst"] > 1e-5} == set()
+    assert [kind["runs"] for kind in kinds.values()] == [FLEX] * 2
+    # One graph for the first length, and one for all others; two layers in each.
+    assert {name: (kind["graphs"], kind["calls"]) for name, kind in kinds.items()} == {
+        "plain": (2, 4),
+        "checkpointed": (1, 2),
+    }
+
+
+def test_compiled_models_return_the_weights_that_are_asked_for(facts: dict[str, Any]) -> None:
+    before, shapes, after = facts["early"]["weights of compiled"]
+    assert before == FLEX
+    assert shapes == [[2, 4, 41, 41]] * 2
+    assert after == [
+        f"eager: left to Inductor: flex refused the call: a forward hook of the module {NOT_STORED}"
+    ]
+
+
+def test_masks_that_are_unknown_in_compiled_code_are_left_to_inductor(facts: dict[str, Any]) -> None:
     choices = facts["early"]["choices"]
-    assert choices["compiled"] == choices["compiled layers"] == ["eager: left to Inductor"]
+    assert choices["compiled"] == FLEX
+    (reason,) = choices["compiled, padded"]
+    assert reason.startswith(
+        "eager: left to Inductor: flex refused the call: the attention mask is not known"
+    )
+    assert choices["compiled layers"] == [reason]
 
 
 def test_an_unknown_choice_counts_as_one(facts: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.integration import facts_of_experts
+
 SCRIPT = Path(__file__).with_name("facts_of_experts.py")
 #: In every supported release.
 FAMILIES = {
@@ -28,20 +30,20 @@ FAMILIES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What unpatched transformers saved and computed."""
+    assert "veomni_hook.install" not in sys.modules
     made = tmp_path_factory.mktemp("experts")
-    saved = json.loads(run("plain", made))["saved"]
-    assert set(saved) >= FAMILIES
+    assert set(facts_of_experts.plain(made)) >= FAMILIES
     return made
 
 
 @pytest.fixture(scope="module")
 def facts(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run("patched", folder))
+    found: dict[str, Any] = json.loads(run(folder))
     assert len(found) >= len(FAMILIES)
     return found
 
 
-def run(mode: str, folder: Path) -> str:
+def run(folder: Path) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
     environment |= {
         "VEOMNI_CACHE_DIR": str(folder / "cache"),
@@ -51,7 +53,7 @@ def run(mode: str, folder: Path) -> str:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, str(SCRIPT), mode, str(folder)]
+    command = [sys.executable, str(SCRIPT), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
@@ -81,6 +83,6 @@ def test_checkpoints_of_unpatched_transformers_load_and_are_saved_exactly(facts:
 def test_what_a_patched_model_saves_loads_into_unpatched_transformers(
     facts: dict[str, Any], folder: Path
 ) -> None:
-    again = json.loads(run("again", folder))
+    again = facts_of_experts.all_again(folder)
     assert again.keys() == facts.keys()
     assert all(again.values()), again

@@ -26,9 +26,10 @@ SHORTEST = 4
 @contextmanager
 def on_a_cpu() -> Iterator[None]:
     """Run the backend ``flex`` on a CPU and under ``auto``, from `SHORTEST` queries on."""
-    checked, before = flex_attention._validate_device, (flex.SHORTEST, flex._BACKEND, flex._COMPILED)
+    checked = flex_attention._validate_device
+    before = flex.SHORTEST, flex.MULTIPLE_COMPILED, flex._BACKEND, flex._COMPILED
     flex_attention._validate_device = lambda *tensors: None
-    flex.SHORTEST, flex._BACKEND, flex._COMPILED = SHORTEST, "aot_eager", {}
+    flex.SHORTEST, flex.MULTIPLE_COMPILED, flex._BACKEND, flex._COMPILED = SHORTEST, 1, "aot_eager", {}
     try:
         with registry.restored(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -38,7 +39,7 @@ def on_a_cpu() -> Iterator[None]:
             yield
     finally:
         flex_attention._validate_device = checked
-        flex.SHORTEST, flex._BACKEND, flex._COMPILED = before
+        flex.SHORTEST, flex.MULTIPLE_COMPILED, flex._BACKEND, flex._COMPILED = before
 
 
 def upstreams_mask(*shape: int, dtype: torch.dtype = torch.float32, **how: Any) -> torch.Tensor:

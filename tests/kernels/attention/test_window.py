@@ -1,104 +1,34 @@
-"""Attention in a sliding window: which masks are noted, and what models compute, on a CPU.
-
-torch's flash attention runs on GPUs only: its operator is exchanged for a formula that gets a window, not a
-mask. The patched functions stand in the installed transformers while a test runs.
-"""
+"""Attention in a sliding window: which masks are noted, and what models compute, on a CPU."""
 
 from __future__ import annotations
 
 import inspect
-import sys
-import types
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, masking_utils
-from transformers.integrations import sdpa_attention
-from transformers.models.mistral import modeling_mistral
+from transformers import MistralConfig, masking_utils
 
 import veomni_hook
-from veomni_hook.kernels.attention import flash, masked, windows
+from tests.kernels.attention.windows_on_a_cpu import (
+    CREATE,
+    LEFT,
+    LENGTH,
+    PACKED,
+    model,
+    patched,
+    results,
+    window,
+    windowed,
+)
+from veomni_hook.kernels.attention import flash, windows
 from veomni_hook.kernels.explain import collect
-from veomni_hook.kernels.selection.declaration import Requirement
-from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.patches.engine import Origin, patch_source
 
-WINDOW, LENGTH = 5, 12
-CREATE = "create_sliding_window_causal_mask"
-LEFT = torch.tensor([[0, 0, 0, *[1] * (LENGTH - 3)], [1] * LENGTH])
-PACKED = torch.tensor([[*range(7), *range(LENGTH - 7)]]).expand(2, -1)
+pytestmark = pytest.mark.usefixtures("windows_on_a_cpu")
 
 
-def patched(module: types.ModuleType) -> types.ModuleType:
-    """A copy of a module of the installed transformers, as the hook patches it."""
-    source = Path(inspect.getsourcefile(module)).read_text(encoding="utf-8")
-    origin = Origin(module.__name__, "x.py", "transformers", "test")
-    copy = types.ModuleType(module.__name__)
-    copy.__package__ = module.__name__.rpartition(".")[0]
-    exec(compile(patch_source(source, [], origin, idioms=True).text, "patched", "exec"), vars(copy))
-    return copy
-
-
-def window(positions: int, keys: int) -> torch.Tensor:
-    """The mask of a window by definition, ``[positions, positions]``."""
-    ahead = torch.arange(positions)[:, None] - torch.arange(positions)
-    return (ahead >= 0) & (ahead < keys)
-
-
-def windowed(query, key, value, *others, scale, window_size_left, window_size_right):
-    """What the operator computes: ``[batch, length, heads, width]``, causal, in a window."""
-    assert others == (None, None, query.shape[1], query.shape[1], 0.0, True, False)
-    assert window_size_right == 0
-    mask = window(query.shape[1], window_size_left + 1)[None, None]
-    heads = (each.transpose(1, 2) for each in (query, key, value))
-    return (masked.sliding_window(*heads, mask, SimpleNamespace(training=True), scale)[0],)
-
-
-@pytest.fixture(autouse=True)
-def _on_a_cpu(monkeypatch):
-    monkeypatch.setattr(windows, "_DEVICES", ("cpu",))
-    monkeypatch.setattr(flash, "_OPERATOR", windowed)
-    monkeypatch.setattr(flash, "_DTYPES", (torch.float32, torch.bfloat16))
-    monkeypatch.setattr(flash, "SHORTEST", 2)
-    with registry.restored():
-        for kernel in registry.kernels():
-            if kernel.backend == "flash":
-                registry.replace(replace(kernel, requires=Requirement(devices=("cpu",))))
-        yield
-
-
-@pytest.fixture
-def slot(monkeypatch):
-    """Exchange both functions where a Mistral looks them up; returns the slot."""
-    masks, attention = patched(masking_utils), patched(sdpa_attention)
-    monkeypatch.setattr(modeling_mistral, CREATE, getattr(masks, CREATE))
-    monkeypatch.setitem(
-        masking_utils.LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING, "sliding_attention", getattr(masks, CREATE)
-    )
-    monkeypatch.setattr(masking_utils, CREATE, getattr(masks, CREATE))
-    functions = modeling_mistral.ALL_ATTENTION_FUNCTIONS._global_mapping
-    monkeypatch.setitem(functions, "sdpa", attention.sdpa_attention_forward)
-    monkeypatch.setitem(sys.modules, sdpa_attention.__name__, attention)
-    return attention.veomni_attention_sliding_window
-
-
-def model(**changes: Any) -> MistralForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    return MistralForCausalLM(MistralConfig(**sizes | heads | {"sliding_window": WINDOW} | changes)).train()
-
-
-def results(network, **inputs: Any) -> list[torch.Tensor]:
-    ids = torch.randint(0, 31, (2, LENGTH), generator=torch.Generator().manual_seed(1))
-    network.zero_grad()
-    output = network(input_ids=ids, labels=ids, **inputs)
-    output.loss.backward()
-    return [output.loss.detach(), output.logits.detach(), *(one.grad.clone() for one in network.parameters())]
+def noted(mask: torch.Tensor, queries: int | None = None) -> int | None:
+    return windows.window_of(mask, torch.empty(2, 4, queries or mask.shape[2], 8))
 
 
 def taken(slot, network) -> list[str]:
@@ -153,16 +83,16 @@ def test_nothing_is_read_while_a_graph_is_captured(monkeypatch):
     read, unread = (torch.ones(1, 1, 4, 4, dtype=torch.bool) for _ in range(2))
     windows.note_window(read, None, 3)
     windows.note_window(unread, torch.ones(1, 4), 3)
-    assert windows.window_of(read) == 3 and windows.window_of(unread) is None
+    assert noted(read) == 3 and noted(unread) is None
 
 
 def test_a_changed_or_sliced_mask_is_unknown():
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
     windows.note_window(mask, None, 3)
-    assert windows.window_of(mask) == 3
-    assert windows.window_of(mask[:, :, :2]) is None
+    assert noted(mask) == 3
+    assert noted(mask[:, :, :2]) is None and noted(mask, queries=5) is None
     mask[0, 0, 3, 0] = False
-    assert windows.window_of(mask) is None
+    assert noted(mask) is None
 
 
 @pytest.mark.parametrize(
@@ -248,8 +178,8 @@ def test_a_noted_mask_is_exactly_a_window(keys, padding, how):
     mask = create(**{name: value for name, value in offered.items() if name in names})
     # transformers looks for packed samples only where there is no padding mask.
     alone = how == "plain" or (how == "packed" and padding is not None)
-    noted = None if mask is None else windows.window_of(mask)
-    assert noted == (keys if mask is not None and alone and padding in {None, "ones"} else None)
-    if noted is not None:
+    found = None if mask is None else noted(mask)
+    assert found == (keys if mask is not None and alone and padding in {None, "ones"} else None)
+    if found is not None:
         assert torch.equal(mask.expand(2, 1, -1, -1)[1, 0], window(LENGTH, keys))
     assert (mask is None) <= (keys > LENGTH)

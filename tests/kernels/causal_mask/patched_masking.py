@@ -6,6 +6,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ MASKS = {
 WIDTH = 4
 
 
+@cache
 def patched_text() -> str:
     return patch_source(
         SOURCE, [], Origin(UPSTREAM, "masking_utils.py", "transformers", "test"), idioms=True

@@ -153,7 +153,7 @@ class TestLogits:
 
     def test_that_nobody_reads_are_not_in_the_graph(self, models):
         _, model = models
-        step, counter = compiled(lambda inputs: model(**inputs, use_cache=False).loss)
+        step, counter = compiled(lambda inputs: model(**inputs, use_cache=False).loss, "eager")
         step(batch()).backward()
         # The head's product with all rows would be a linear of vocab_size features.
         for graph in counter.graphs:
@@ -163,7 +163,7 @@ class TestLogits:
 
     def test_of_tuples(self, models):
         upstream, model = models
-        run, _ = compiled(model)
+        run, _ = compiled(model, "eager")
         inputs = batch()
         found, expected = (each(**inputs, use_cache=False, return_dict=False) for each in (run, upstream))
         assert len(found) == len(expected)
@@ -172,7 +172,7 @@ class TestLogits:
 
     def test_read_after_a_step_of_the_optimizer_warn(self, models):
         _, model = models
-        run, _ = compiled(model)
+        run, _ = compiled(model, "eager")
         out = run(**batch(), use_cache=False)
         with torch.no_grad():
             model.lm_head.weight.mul_(2)
@@ -189,7 +189,7 @@ class TestUpstream:
 
     @staticmethod
     def assert_upstream(model, **more):
-        run, counter = compiled(model)
+        run, counter = compiled(model, "eager")
         out = run(**batch(), use_cache=False, **more)
         assert counter.frame_count == 1
         assert isinstance(out.logits, torch.Tensor)
@@ -241,14 +241,14 @@ class TestUpstream:
 class TestLossOptions:
     def test_that_change_the_loss_are_an_error(self, models):
         set_choice("linear_cross_entropy=torch")
-        run, _ = compiled(models[1])
+        run, _ = compiled(models[1], "eager")
         with pytest.raises(KernelError, match="label_smoothing had no effect"):
             with loss_options(label_smoothing=0.1):
                 run(**batch(), use_cache=False)
 
     def test_after_the_model_was_compiled_without(self, models):
         set_choice("linear_cross_entropy=torch")
-        run, counter = compiled(models[1])
+        run, counter = compiled(models[1], "eager")
         run(**batch(), use_cache=False)
         with pytest.raises(KernelError, match="z_loss had no effect"):
             with loss_options(z_loss=0.1):

@@ -90,12 +90,18 @@ BACKENDS = {
 
 
 def every(
-    of: Callable[[Backend], Iterator[str] | list[str]], *, soon: Callable[[str], bool] | None = None
+    of: Callable[[Backend], Iterator[str] | list[str]],
+    *,
+    soon: Callable[[str], bool] | None = None,
+    of_all: bool = False,
 ) -> Any:
-    """A matrix of backends and the variants that ``of`` gives; ``soon`` names Triton's of the default suite."""
+    """A matrix of backends and the variants that ``of`` gives; ``soon`` names Triton's of the default suite.
+
+    With ``of_all`` it names those of all backends.
+    """
     found = []
     for backend in BACKENDS.values():
         for name in of(backend):
-            late = backend.name == "triton" and soon is not None and not soon(name)
+            late = (of_all or backend.name == "triton") and soon is not None and not soon(name)
             found.append(pytest.param(backend.name, name, marks=[pytest.mark.slow] if late else []))
     return pytest.mark.parametrize(("backend", "name"), found, indirect=["backend"])

@@ -118,7 +118,7 @@ def test_memory_that_nobody_writes_does_not_show(backend, name, monkeypatch):
         assert not grad[[0, 2, 4]].any() and grad[[1, 3]].any() and not grad.isnan().any()
 
 
-@some_layouts
+@every(of_torch_or(LAYOUTS), soon=SOME_LAYOUTS.__contains__, of_all=True)
 @pytest.mark.parametrize("wanted", range(6))
 def test_gradients_only_where_wanted(backend, name, wanted):
     operands = backend.operands(name)
@@ -196,7 +196,7 @@ def test_with_activation_checkpointing(backend, name, reentrant):
     assert_matches(kept, side, backend.operands(name), exact=True)
 
 
-@every(of_torch_or(sorted(SOME_LAYOUTS), COMPOSED))
+@every(of_torch_or(sorted(SOME_LAYOUTS), COMPOSED), soon=SOME_LAYOUTS.__contains__, of_all=True)
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_is_traced_without_a_graph_break(backend, name, dynamic):
     torch._dynamo.reset()

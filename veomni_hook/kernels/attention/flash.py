@@ -18,6 +18,7 @@ import torch
 
 from veomni_hook.kernels.attention.windows import window_of
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 
 __all__ = ["loses", "refuses", "sliding_window"]
 
@@ -39,7 +40,7 @@ def sliding_window(
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, None]:
     """Return attention in the window that ``attention_mask`` is known to be; see `masked.sliding_window`."""
-    window = window_of(attention_mask)
+    window = window_of(attention_mask, query)
     assert window is not None  # noqa: S101 - `refuses` has asked
     dtype = _dtype_of(query)
     q, k, v = (each.to(dtype).transpose(1, 2) for each in (query, key, value))
@@ -64,16 +65,15 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one re
     """Return why this call must run the upstream code, or None."""
     if (reason := not_plain(query, key, value, attention_mask) or untraceable()) is not None:
         return reason
-    if window_of(attention_mask) is None:
+    if window_of(attention_mask, query) is None:
         return "the mask is not known to be a causal sliding window alone"
-    queries = query.shape[2]
-    if key.shape[2] != queries or attention_mask.shape[2:] != (queries, queries):
+    if key.shape[2] != query.shape[2]:
         return "the numbers of queries and keys differ: there is a cache"
     if dropout > 0 and owner.training:
         return f"the attention has dropout ({dropout}), whose random numbers would be others"
-    dtypes = {_dtype_of(each) for each in (query, key, value)}
-    if len(dtypes) > 1 or not dtypes <= {*_DTYPES}:
-        names = ", ".join(sorted(map(str, dtypes)))
+    dtypes = [_dtype_of(each) for each in (query, key, value)]
+    if dtypes[0] not in _DTYPES or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
+        names = f"{dtypes[0]}, {dtypes[1]} and {dtypes[2]}"
         return f"query, key and value are {names}: flash attention needs half precision"
     width = query.shape[-1]
     if width % _MULTIPLE or width > _WIDEST or key.shape[-1] != width or value.shape[-1] != width:
@@ -82,9 +82,15 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one re
         return "the columns of a head are not contiguous"
     if not _HAS_WINDOW or torch.version.hip is not None:
         return "torch's flash attention has no window here"
-    if not torch._C._get_flash_sdp_enabled():
+    if not _is_switched_on():
         return "flash attention is switched off in torch"
     return None
+
+
+@answered_while_tracing
+def _is_switched_on() -> bool:
+    # Compiled code keeps the answer, as it does for torch's own `scaled_dot_product_attention`.
+    return torch._C._get_flash_sdp_enabled()
 
 
 def loses(owner: Any, query: Any, *others: Any) -> str | None:

@@ -1,9 +1,9 @@
 """Attention by torch's ``flex_attention``: no score is stored, and blocks that the mask hides are skipped.
 
 Scores, softmax and sinks are in float32. With sinks, the output without them is multiplied by
-``sigmoid(logsumexp(scores) - sink)``. Everything is one compiled graph. Code is compiled once for lengths
-that stay the same, and once more for varying ones. (Uncompiled, flex_attention stores the scores; and in
-torch 2.13 its gradients are wrong where a checkpoint recomputes it.)
+``sigmoid(logsumexp(scores) - sink)``. Everything is one compiled graph, or part of the one that dynamo is
+tracing. Code is compiled once for lengths that stay the same, and once more for varying ones. (Uncompiled,
+flex_attention stores the scores; and in torch 2.13 its gradients are wrong where a checkpoint recomputes it.)
 """
 
 from __future__ import annotations
@@ -17,16 +17,26 @@ from typing import Any
 
 import torch
 from torch._dynamo import config, eval_frame, exc
+from torch.compiler import is_dynamo_compiling
 from torch.nn.attention import flex_attention as torch_flex
 
+from veomni_hook.kernels.attention.causal_blocks import causal_blocks
 from veomni_hook.kernels.attention.masks import Blocks, known
+from veomni_hook.kernels.attention.rescaled import rescaled
+from veomni_hook.kernels.attention.traced_masks import keys_seen
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, number
 
 __all__ = ["loses", "refuses", "with_sinks", "with_softcap"]
 
 #: Shorter calls stay with upstream's code: nothing was measured there, and each first call compiles.
 SHORTEST = 512
+#: In compiled models, lengths are multiples of this. For others, Inductor may pad what stands beside
+#: flex_attention in a graph, and in torch 2.11 it then read sums at strides that they did not have. The graph
+#: of `_attention` has nothing else in it.
+MULTIPLE_COMPILED = 128
 _WIDTHS = (16, 32, 64, 128, 256)
+_WIDTHS_NAMED = str(_WIDTHS)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Positions in the mask are 32-bit numbers in compiled code.
 _MOST_POSITIONS = 2**31
@@ -38,8 +48,9 @@ _RETURN_LSE: dict[str, Any] = (
 )
 
 _BACKEND = "inductor"
+_Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 #: By kind of call: dtype, sinks or not, softcap, scale, mask or not, with gradients or not.
-_COMPILED: dict[tuple[Any, ...], Callable[..., torch.Tensor]] = {}
+_COMPILED: dict[tuple[Any, ...], _Attention] = {}
 
 _NUMBERS = count()
 # Its name until torch 2.6 is the second.
@@ -60,7 +71,7 @@ def with_sinks(
     dropout: float = 0.0,
 ) -> Result:
     """Return attention with the sinks ``module.sinks [heads]``; see `reference` for the operands."""
-    blocks = _blocks(attention_mask, uniform=False)
+    blocks = _blocks(attention_mask, query, uniform=False)
     return _attend(query, key, value, module.sinks, blocks, None, scaling)
 
 
@@ -79,7 +90,7 @@ def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
     A query that sees no key (left padding) gets the mean of the values, as upstream's softmax over equal
     scores does; unlike there, no gradient reaches these scores.
     """
-    blocks = _blocks(attention_mask, uniform=True)
+    blocks = _blocks(attention_mask, query, uniform=True)
     scale = module.head_dim**-0.5 if scaling is None else scaling
     return _attend(query, key, value, None, blocks, softcap, scale)
 
@@ -104,13 +115,19 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one re
         return f"the attention has dropout ({dropout}), which flex_attention does not support"
     if (reader := _reads_weights(owner)) is not None:
         return f"{reader} reads the attention weights, which flex_attention does not store"
-    dtypes = {_dtype_of(each) for each in (query, key, value)}
-    if len(dtypes) > 1 or not dtypes <= {*_DTYPES}:
-        return f"query, key and value are {', '.join(sorted(map(str, dtypes)))}"
-    widths = {each.shape[-1] for each in (query, key, value)}
-    if len(widths) > 1 or not widths <= {*_WIDTHS}:
-        return f"head sizes are {', '.join(map(str, sorted(widths)))}, not one of {_WIDTHS}"
-    return None if attention_mask is None else _refuses_mask(query, key, attention_mask)
+    dtypes = [_dtype_of(each) for each in (query, key, value)]
+    if dtypes[0] not in _DTYPES or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
+        return f"query, key and value are {dtypes[0]}, {dtypes[1]} and {dtypes[2]}"
+    width = query.shape[-1]
+    if width not in _WIDTHS or key.shape[-1] != width or value.shape[-1] != width:
+        return f"head sizes are {width}, {key.shape[-1]} and {value.shape[-1]}, not one of {_WIDTHS_NAMED}"
+    if is_dynamo_compiling() and query.shape[2] % MULTIPLE_COMPILED:
+        return f"in compiled code, the number of queries must be a multiple of {MULTIPLE_COMPILED}"
+    if attention_mask is None:
+        return None
+    if is_dynamo_compiling():
+        return _refuses_traced_mask(query, key, attention_mask)
+    return _refuses_mask(query, key, attention_mask)
 
 
 def loses(owner: Any, query: Any, *others: Any) -> str | None:
@@ -136,6 +153,15 @@ def _refuses_mask(query: torch.Tensor, key: torch.Tensor, mask: Any) -> str | No
     return None
 
 
+def _refuses_traced_mask(query: torch.Tensor, key: torch.Tensor, mask: Any) -> str | None:
+    if keys_seen(mask, query) is None or not mask.dtype.is_floating_point:
+        return "the attention mask is not known, while tracing, to be causal or a causal window alone"
+    if key.shape[2] != query.shape[2]:
+        return "the numbers of queries and keys differ: there is a cache"
+    return None
+
+
+@answered_while_tracing
 def _uncompilable() -> str | None:
     """Return why torch.compile would run `_attention` uncompiled, or None."""
     # getattr: these are private.
@@ -147,6 +173,9 @@ def _uncompilable() -> str | None:
 
 def _reads_weights(owner: Any) -> str | None:
     """Return what would read the weights that upstream's attention returns, or None."""
+    if is_dynamo_compiling():
+        # What transformers' hooks want is not known while tracing.
+        return "a forward hook of the module" if len(owner._forward_hooks) else None
     for hook in owner._forward_hooks.values():
         if getattr(hook, "__module__", "") != _CAPTURING:
             return "a forward hook of the module"
@@ -164,7 +193,10 @@ def _dtype_of(tensor: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
-def _blocks(mask: torch.Tensor | None, *, uniform: bool) -> Blocks | None:
+def _blocks(mask: torch.Tensor | None, query: torch.Tensor, *, uniform: bool) -> Blocks | None:
+    if is_dynamo_compiling():
+        keys = None if mask is None else keys_seen(mask, query)
+        return None if keys is None else Blocks(causal_blocks(query.shape[2], keys, query.device), None)
     found = None if mask is None else known(mask)
     return None if found is None else found.blocks(uniform=uniform)
 
@@ -178,6 +210,8 @@ def _attend(
     softcap: float | None,
     scale: float,
 ) -> Result:
+    if is_dynamo_compiling():
+        softcap, scale = _fixed()
     dtype = _dtype_of(query)
     query, key, value = (each.to(dtype) for each in (query, key, value))
     groups = query.shape[1] // key.shape[1]
@@ -186,34 +220,41 @@ def _attend(
         key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
     mask, sees = (None, None) if blocks is None else blocks
     change = None if sinks is not None else _change(softcap, sees)
-    operands = (query, key, value, sinks, mask, change, scale)
+    operands = (query, key, value, mask, change, scale, sinks is not None)
     kind = (dtype, sinks is None, softcap, scale, blocks is None, torch.is_grad_enabled())
     with torch.autocast(query.device.type, enabled=False):
-        return _run(kind, operands), None
+        output, lse = _run(kind, operands)
+        if sinks is None:
+            return output.transpose(1, 2).contiguous(), None
+        assert lse is not None  # noqa: S101
+        return rescaled(output, lse, sinks), None
+
+
+@answered_while_tracing
+def _fixed() -> tuple[float | None, float]:
+    """Return softcap and scale: flex_attention takes no symbols for them."""
+    return number("softcap"), number("scale")
 
 
 def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    sinks: torch.Tensor | None,
     mask: Any,
     change: Callable[..., Any] | None,
     scale: float,
-) -> torch.Tensor:
+    with_lse: bool,  # noqa: FBT001
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the output, and the logsumexp of each query's scores in float32 if it is wanted."""
     enable_gqa = query.shape[1] != key.shape[1]
     output: Any
-    if sinks is None:
+    if not with_lse:
         output = torch_flex.flex_attention(query, key, value, change, mask, scale, enable_gqa)
-    else:
-        output, extra = torch_flex.flex_attention(
-            query, key, value, change, mask, scale, enable_gqa, **_RETURN_LSE
-        )
-        lse = extra if isinstance(extra, torch.Tensor) else extra.lse
-        share = torch.sigmoid(lse.float() - sinks.float()[:, None])
-        output = (output * share[..., None]).to(output.dtype)
-    result: torch.Tensor = output.transpose(1, 2).contiguous()
-    return result
+        return output, None
+    output, extra = torch_flex.flex_attention(
+        query, key, value, change, mask, scale, enable_gqa, **_RETURN_LSE
+    )
+    return output, extra if isinstance(extra, torch.Tensor) else extra.lse
 
 
 def _change(softcap: float | None, sees: torch.Tensor | None) -> Callable[..., Any] | None:
@@ -235,11 +276,15 @@ def _change(softcap: float | None, sees: torch.Tensor | None) -> Callable[..., A
     return seen if softcap is None else capped_and_seen
 
 
-def _run(kind: tuple[Any, ...], operands: tuple[Any, ...]) -> torch.Tensor:
+def _run(kind: tuple[Any, ...], operands: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run the compiled code; where torch would compile no further variant, begin anew.
+
+    Traced code has the same operations in its own graph.
 
     Without ``fullgraph``, torch would then silently run flex_attention uncompiled, which stores all scores.
     """
+    if is_dynamo_compiling():
+        return _attention(*operands)
     run = _COMPILED.get(kind)
     if run is None:
         run = _COMPILED[kind] = _compiled()
@@ -251,7 +296,7 @@ def _run(kind: tuple[Any, ...], operands: tuple[Any, ...]) -> torch.Tensor:
         return run(*operands)
 
 
-def _compiled() -> Callable[..., torch.Tensor]:
+def _compiled() -> _Attention:
     """Return `_attention`, compiled.
 
     torch counts variants by code object, and stops at eight. By the code's name it remembers which numbers
@@ -259,5 +304,5 @@ def _compiled() -> Callable[..., torch.Tensor]:
     """
     name = f"attention_{next(_NUMBERS)}"
     own: Any = FunctionType(_attention.__code__.replace(co_name=name), globals(), name)
-    compiled: Callable[..., torch.Tensor] = torch.compile(own, fullgraph=True, backend=_BACKEND)
+    compiled: _Attention = torch.compile(own, fullgraph=True, backend=_BACKEND)
     return compiled

@@ -31,11 +31,12 @@ class Blocks(NamedTuple):
 
     Attributes:
         mask: the blocks; its ``mask_mod`` reads the dense mask in those that are visible in part.
-        sees: ``[batch, queries]``, 1 where a query sees a key and 0 where it sees none, in float32.
+        sees: ``[batch, queries]``, 1 where a query sees a key and 0 where it sees none, in float32; None if
+            each query sees one.
     """
 
     mask: BlockMask
-    sees: torch.Tensor
+    sees: torch.Tensor | None
 
 
 class Mask:

@@ -16,6 +16,8 @@ _FLEX = backend(
     requires=Requirement(
         devices=("cuda",), min_capability=(8, 0), triton=True, distributions=("torch>=2.7",)
     ),
+    traceable=True,
+    beats_inductor=True,
     description="torch's flex_attention, compiled; no score is stored; skips blocks that the mask hides",
 )
 _FLEX_SOFTCAP = backend(
@@ -24,6 +26,8 @@ _FLEX_SOFTCAP = backend(
     refuses=".flex:refuses",
     loses=".flex:loses",
     requires=_FLEX.requires,
+    traceable=True,
+    beats_inductor=True,
     description=_FLEX.description,
 )
 
@@ -33,6 +37,8 @@ _FLASH = backend(
     refuses=".flash:refuses",
     loses=".flash:loses",
     requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
+    traceable=True,
+    beats_inductor=True,
     description="torch's flash attention with a window; skips keys that the window hides",
 )
 

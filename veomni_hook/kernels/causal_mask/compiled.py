@@ -12,13 +12,14 @@ transformers makes itself without ``torch.compile``, and of the choice of kernel
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 import torch
 
 from veomni_hook.kernels.causal_mask.positions import counts_up
 from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
+from veomni_hook.kernels.shared.traced_graph import is_exporting, node_of
 
 __all__ = ["is_causal_suffices", "is_one_sequence", "needs_no_mask"]
 
@@ -51,38 +52,11 @@ def is_one_sequence(position_ids: Any) -> bool:
 
 def _answers() -> bool:
     # `STATE` is read in traced code, so that code compiled before a change of the choice does not outlive it.
-    return STATE.answering and not _is_exporting()
+    return STATE.answering and not is_exporting()
 
 
-def _is_exporting() -> bool:
-    """Return whether the program being traced is exported, or is not known to be compiled."""
-    # To dynamo, `torch.compiler.is_exporting()` is always true in torch 2.11, and 2.6 does not have it.
-    return getattr(torch.compiler, "_is_exporting_flag", False) or bool(
-        _traced("output.export", default=True)
-    )
-
-
+@answered_while_tracing
 def _counts_up() -> bool:
     """Return `counts_up` for the argument of the `is_one_sequence` that dynamo is tracing."""
-    # An argument of this function would have to be a constant, too.
-    frame = _traced("symbolic_locals", default={})
-    try:
-        return counts_up(frame["position_ids"].realize().as_proxy().node)
-    except (AttributeError, KeyError, NotImplementedError):  # see `_traced`
-        return False
-
-
-def _traced(names: str, *, default: Any) -> Any:
-    """Return an attribute of the frame that dynamo is tracing; ``default`` if this torch has no such one."""
-    # These are private APIs. Imported here, they are in use already; processes that do not compile load none.
-    try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        return attrgetter(names)(InstructionTranslator.current_tx().output.current_tx)
-    except (AttributeError, ImportError):
-        return default
-
-
-# Same as torch.compiler.assume_constant_result, which imports dynamo: their results are constants to it.
-for _function in (_is_exporting, _counts_up):
-    setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
+    ids = node_of("position_ids")
+    return ids is not None and counts_up(ids)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from veomni_hook.kernels.shared.traced_graph import is_only_read, is_same_length, value_of
+
 __all__ = ["counts_up"]
 
 _IDS = (torch.int64, torch.int32)
@@ -27,7 +29,10 @@ def counts_up(node: Node) -> bool:
         node: a node of the graph that dynamo is building; its last dimension is the row.
     """
     source = _source(node)
-    return source is not None and _is_only_read(source)
+    # A view of ids has ids.
+    return source is not None and is_only_read(
+        source, _name, _READERS, is_view=lambda each: _shape(each) is not None
+    )
 
 
 def _source(node: Node) -> Node | None:
@@ -38,19 +43,6 @@ def _source(node: Node) -> Node | None:
             return None
         node = before
     return node if _shape(node) and _is_consecutive(node) else None
-
-
-def _is_only_read(source: Node) -> bool:
-    """Return whether nothing traced so far can have written to a tensor, directly or through a view."""
-    waiting, known = [source], {source}
-    while waiting:
-        for user in waiting.pop().users:
-            if _name(user) not in _READERS or "out" in user.kwargs:
-                return False
-            if user not in known and _shape(user) is not None:  # a view of ids has ids
-                known.add(user)
-                waiting.append(user)
-    return True
 
 
 def _name(node: Node) -> str:
@@ -65,12 +57,12 @@ def _operand(node: Node) -> Node | None:
 
 def _shape(node: Node) -> tuple[Any, ...] | None:
     """Return the shape of ids; None for anything else."""
-    value = node.meta.get("example_value")
+    value = value_of(node)
     return tuple(value.shape) if isinstance(value, torch.Tensor) and value.dtype in _IDS else None
 
 
 def _is_integer(argument: Any) -> bool:
-    value = argument.meta.get("example_value") if isinstance(argument, Node) else argument
+    value = value_of(argument) if isinstance(argument, Node) else argument
     return isinstance(value, _INTEGERS) and not isinstance(value, bool)
 
 
@@ -95,10 +87,7 @@ def _keeps_rows(node: Node, before: Node) -> bool:
     """Return whether the last dimension is the same for every input; adds no guard."""
     if node.args[0] is not before or not _shape(before):
         return False
-    one, other = (_shape(held)[-1] for held in (before, node))  # type: ignore[index]
-    if isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt):
-        return bool(one.node.expr == other.node.expr)
-    return isinstance(one, int) and isinstance(other, int) and one == other
+    return is_same_length(*(_shape(each)[-1] for each in (before, node)))  # type: ignore[index]
 
 
 def _selects_rows(node: Node, before: Node) -> bool:

@@ -16,6 +16,7 @@ from veomni_hook.kernels.selection.binding import BINDING
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
 from veomni_hook.kernels.slot.candidates import Answers, Outcome
 from veomni_hook.kernels.slot.skipped import Skipped
 
@@ -66,13 +67,7 @@ def _traced_local(name: str) -> Any:
     As arguments, dynamo would guard on the owner and compile every layer separately, and break the graph at a
     reason that it cannot compute (one with a size that varies).
     """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    try:
-        local: Any = InstructionTranslator.current_tx().output.current_tx.symbolic_locals[name]
-        return local.realize().value
-    except (AttributeError, KeyError):  # these are private APIs
-        return None
+    return getattr(variable(name), "value", None)
 
 
 def _refused_by(backend: str, reason: Any) -> Outcome:
@@ -125,14 +120,11 @@ class Compiled:
         def named(kind: type) -> tuple[tuple[str, str, str], ...]:
             return skipped.named(kind)
 
-        # Same as torch.compiler.assume_constant_result, which imports dynamo: during tracing, the results of
-        # these calls are constants. Functions cannot be, because guards need their source.
-        for function in (look_up, note, prepare, named):
-            setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
-        self._look_up = look_up
-        self._note = note
-        self._prepare = prepare
-        self._named = named
+        # Results must be constants: functions cannot be, because guards need their source.
+        self._look_up = answered_while_tracing(look_up)
+        self._note = answered_while_tracing(note)
+        self._prepare = answered_while_tracing(prepare)
+        self._named = answered_while_tracing(named)
 
     def kernel(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Return the kernel that computes this call, or None: run the upstream code."""

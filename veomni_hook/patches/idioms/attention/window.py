@@ -1,7 +1,8 @@
-"""Attention in a sliding window where torch computes it with a dense mask: two functions that models share.
+"""What attention has to know of its mask, in functions that all models share.
 
 * ``transformers.masking_utils.create_sliding_window_causal_mask`` notes a mask that is a window alone;
-* ``transformers.integrations.sdpa_attention.sdpa_attention_forward`` asks a slot, if there is a mask.
+* ``transformers.masking_utils.create_causal_mask`` notes, while dynamo traces, a mask that is causal alone;
+* ``transformers.integrations.sdpa_attention.sdpa_attention_forward`` asks a slot, if its mask is noted.
 
 They are recognised by their parameters and by the statements that the inserted code relies on. If a release
 has different code, the site is a miss, and that function stays as it is.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.walk import walk_ast
@@ -26,33 +28,66 @@ OP = "attention"
 CANDIDATES = "nothing is counted: the function is one that all models share"
 
 _VARIANT = "sliding_window"
-_MASK, _ATTENTION = "create_sliding_window_causal_mask", "sdpa_attention_forward"
+_ATTENTION = "sdpa_attention_forward"
 
-_NOTE = """\
-if allow_is_causal_skip and not torch.compiler.is_compiling():
+
+class _Mask(NamedTuple):
+    """A function that makes masks: its first pattern, the code that notes it, and what reports say."""
+
+    pattern: str
+    note: str
+    reason: str
+
+
+_MASKS = {
+    "create_sliding_window_causal_mask": _Mask(
+        "sliding_window_causal_mask_function(sliding_window)",
+        """\
+if allow_is_causal_skip and getattr(mask_interface, "__module__", "") == __name__:
     from veomni_hook.kernels.attention.windows import note_window
 
     note_window(causal_mask, attention_mask, sliding_window)
-"""
-#: What makes `_NOTE` right: whatever is combined into the mask clears the flag.
+""",
+        "notes masks that are a causal sliding window alone",
+    ),
+    "create_causal_mask": _Mask(
+        "causal_mask_function",
+        """\
+if torch.compiler.is_dynamo_compiling() and allow_is_causal_skip and attention_mask is None:
+    if getattr(mask_interface, "__module__", "") == __name__:
+        from veomni_hook.kernels.attention.traced_masks import note
+
+        note(causal_mask, None)
+""",
+        "notes, under torch.compile, masks that are causal alone",
+    ),
+}
+#: What makes notes right: whatever is combined into the mask clears the flag, and a user may have registered
+#: another function that makes masks.
+_INTERFACE = "mask_interface = ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation]"
 _COMBINED = ("or_mask_function", "and_mask_function", "packed_sequence_mask", "block_sequence_ids")
 
-#: Only masks that are noted as a window have the attribute, so that no other call is asked about.
+#: No call is asked about but those whose mask is noted as a window: in an attribute, or in dynamo's graph.
 _GUARD = """\
+if torch.compiler.is_dynamo_compiling():
+    from veomni_hook.kernels.attention.traced_masks import is_noted
+
+    noted = is_noted(attention_mask)
+else:
+    noted = hasattr(attention_mask, "_veomni_window") and not torch.compiler.is_compiling()
 if {conditions}:
     operands = (query, key, value, attention_mask, module, scaling, dropout)
     if (kernel := {slot}.kernel(module, *operands)) is not None:
         return kernel(*operands)
 """
-_NOTED = ("not torch.compiler.is_compiling()", 'hasattr(attention_mask, "_veomni_window")')
 _PARAMETERS = ["module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal"]
 #: Parameters of some releases: done with before the guard, or absent where the guard asks.
 _DONE, _ABSENT = {"cache"}, {"position_bias"}
 
 
 def find(view: ModuleView) -> Iterator[Site]:
-    """The two functions; nothing in other modules."""
-    for name, made in ((_MASK, _note), (_ATTENTION, _guard)):
+    """The functions; nothing in other modules."""
+    for name, made in (*dict.fromkeys(_MASKS, _note).items(), (_ATTENTION, _guard)):
         function = view.functions.get(name)
         if function is not None and view.document.module.startswith("transformers.") and _own(view, name):
             site = Site(OP, name, Status.MISSED, counted=False, lineno=function.lineno)
@@ -63,7 +98,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _own(view: ModuleView, name: str) -> bool:
-    home = "transformers.masking_utils" if name == _MASK else "transformers.integrations.sdpa_attention"
+    home = "transformers.masking_utils" if name in _MASKS else "transformers.integrations.sdpa_attention"
     return view.document.module == home
 
 
@@ -73,7 +108,7 @@ def _note(view: ModuleView, function: FunctionNode, site: Site) -> Site:
     Raises:
         Missed: a mask may hold more than the flag tells.
     """
-    last = function.body[-1]
+    mask, last = _MASKS[function.name], function.body[-1]
     if ast.unparse(last) != "return causal_mask":
         raise Missed("it does not end with `return causal_mask`", last)
     masks = [node for node in walk_ast(function) if _assigns(node, "mask_factory_function")]
@@ -85,14 +120,15 @@ def _note(view: ModuleView, function: FunctionNode, site: Site) -> Site:
         for test in [ast.unparse(node.test)]
     }
     combined = [name for name in _COMBINED if f"{name} is not None" in cleared]
-    first = "mask_factory_function = sliding_window_causal_mask_function(sliding_window)"
+    first = f"mask_factory_function = {mask.pattern}"
     if not masks or ast.unparse(masks[0]) != first or len(masks) != len(combined) + 1:
         raise Missed("it combines masks in another way", function)
+    if _INTERFACE not in {ast.unparse(node) for node in function.body}:
+        raise Missed("it chooses what makes masks in another way", function)
     if not any(_assigns(node, "allow_is_causal_skip") for node in walk_ast(function)):
         raise Missed("it has no allow_is_causal_skip", function)
-    edits = before_statement(view, function, last, _NOTE, "attention in a sliding window: what this mask is")
-    reason = "notes masks that are a causal sliding window alone"
-    return replace(site, status=Status.ROUTED, reason=reason, edits=edits)
+    edits = before_statement(view, function, last, mask.note, "attention: what this mask is")
+    return replace(site, status=Status.ROUTED, reason=mask.reason, edits=edits)
 
 
 def _guard(view: ModuleView, function: FunctionNode, site: Site) -> Site:
@@ -115,7 +151,7 @@ def _guard(view: ModuleView, function: FunctionNode, site: Site) -> Site:
         raise Missed("it calls scaled_dot_product_attention with other arguments", calls[0])
     slot = formula_slot(OP, _VARIANT)
     absent = (f"{name} is None" for name in sorted(others & _ABSENT))
-    code = _GUARD.format(conditions=" and ".join([*_NOTED, *absent]), slot=slot.name)
+    code = _GUARD.format(conditions=" and ".join(["noted", *absent]), slot=slot.name)
     edits = before_statement(view, function, start, code, f"{OP}/{_VARIANT}")
     return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, slots=(slot,))
 

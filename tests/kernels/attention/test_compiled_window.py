@@ -1,0 +1,368 @@
+"""Attention in a sliding window under ``torch.compile``: one graph without a mask, equal to upstream."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, masking_utils
+
+import veomni_hook
+from tests.kernels.attention.windows_on_a_cpu import (
+    CREATE,
+    LEFT,
+    LENGTH,
+    PACKED,
+    SIZES,
+    WINDOW,
+    batch,
+    model,
+    results,
+    window,
+    windowed,
+)
+from veomni_hook.kernels.attention import flash, traced_masks
+from veomni_hook.kernels.selection.process_choice import set_choice
+
+CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.05, "atol": 0.02}}
+OPERATOR = torch.ops.aten._flash_attention_forward
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew(windows_on_a_cpu):
+    torch._dynamo.reset()
+
+
+def compiled(network, **options: Any):
+    """The model in one graph, and the counter of graphs."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    return torch.compile(network, backend=counter, fullgraph=True, **options), counter
+
+
+def upstreams(network, **inputs: Any) -> list[torch.Tensor]:
+    with veomni_hook.use_kernels("eager"):
+        return results(network, **inputs)
+
+
+def masked(graphs) -> list[bool]:
+    """Whether each attention in the graphs, with those inside checkpoints, has upstream's mask."""
+    inner = [each for graph in graphs for each in graph.modules() if hasattr(each, "graph")]
+    calls = [
+        node
+        for each in inner
+        for node in each.graph.nodes
+        if node.target is functional.scaled_dot_product_attention
+    ]
+    return [not node.kwargs.get("enable_gqa") for node in calls]
+
+
+def outcomes(slot, network) -> list[str]:
+    found = [slot.traced(layer.self_attn) for layer in network.model.layers]
+    return [each.backend if each.backend == "flash" else each.reason for each in found if each is not None]
+
+
+def gemma3(**changes: Any) -> Gemma3ForCausalLM:
+    torch.manual_seed(0)
+    kinds = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(**SIZES | {"sliding_window": WINDOW, "layer_types": kinds} | changes)
+    return Gemma3ForCausalLM(config).train()
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_window_is_computed_without_its_mask_and_equals_upstream(slot, dtype, checkpointed):
+    network = model().to(dtype)
+    if checkpointed:
+        network.gradient_checkpointing_enable({"use_reentrant": False})
+    expected = upstreams(network, use_cache=False)
+    run, counter = compiled(network)
+    for _ in range(2):
+        for one, other in zip(results(network, run, use_cache=False), expected, strict=True):
+            torch.testing.assert_close(one, other, **CLOSE[dtype])
+    assert counter.frame_count == 1 and masked(counter.graphs) == [False] * len(masked(counter.graphs))
+    assert outcomes(slot, network) == ["flash"] * 2
+
+
+def test_layers_without_a_window_have_no_mask_either(slot):
+    network = gemma3()
+    expected = upstreams(network, use_cache=False)
+    run, counter = compiled(network)
+    found = results(network, run, use_cache=False)
+    assert counter.frame_count == 1
+    assert outcomes(slot, network) == ["flash"]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+
+
+def test_the_graphs_have_torchs_operator_and_no_mask(slot, monkeypatch):
+    """The operator has no code for a CPU: the graphs are looked at, and results are empty."""
+    monkeypatch.setattr(flash, "_OPERATOR", OPERATOR)
+    graphs = []
+
+    def compiler(graph, inputs):
+        graphs.append(graph)
+        results = [node and node.meta["val"] for node in next(iter(reversed(graph.graph.nodes))).args[0]]
+
+        def run(inputs):
+            return [each if each is None else torch.zeros(each.shape, dtype=each.dtype) for each in results]
+
+        run._boxed_call = True
+        return run
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    network = model().bfloat16()
+    run = torch.compile(network, backend=backend, fullgraph=True)
+    run(input_ids=batch(), labels=batch(), use_cache=False).loss.backward()
+    forward, backward = ([str(node.target) for node in graph.graph.nodes] for graph in graphs)
+    assert forward.count("aten._flash_attention_forward.default") == 2
+    assert backward.count("aten._flash_attention_backward.default") == 2
+    calls = [node for node in graphs[0].graph.nodes if "_flash_attention_forward" in str(node.target)]
+    assert [node.kwargs["window_size_left"] for node in calls] == [WINDOW - 1] * 2
+    assert not {"aten.bitwise_and.Tensor", "aten.le.Tensor"} & {*forward}
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"attention_mask": torch.ones(2, LENGTH)},
+        {"attention_mask": LEFT},
+        {"position_ids": PACKED, "use_cache": False},
+        {"position_ids": torch.arange(LENGTH)[None], "use_cache": False},
+    ],
+    ids=["ones", "left", "packed", "whole"],
+)
+def test_what_only_values_can_tell_stays_with_upstream(slot, inputs):
+    network = model()
+    expected = upstreams(network, **inputs)
+    run, counter = compiled(network)
+    for one, other in zip(results(network, run, **inputs), expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+    assert masked(counter.graphs) == [True] * 2 and outcomes(slot, network) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "reason"),
+    [
+        ({"attention_dropout": 0.1}, torch.float32, "has dropout"),
+        ({"head_dim": 12}, torch.float32, "multiple of 8"),
+        ({}, torch.float64, "half precision"),
+    ],
+    ids=["dropout", "width", "dtype"],
+)
+def test_calls_that_flash_attention_cannot_take_stay_with_upstream(slot, change, dtype, reason):
+    network = model(**change).to(dtype)
+    run, counter = compiled(network)
+    results(network, run, use_cache=False)
+    assert masked(counter.graphs) == [True] * 2
+    assert all(reason in each for each in outcomes(slot, network))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [("SHORTEST", LENGTH + 1, "fewer than 13 queries"), ("_HAS_WINDOW", False, "has no window here")],
+)
+def test_what_refuses_uncompiled_refuses_compiled(slot, monkeypatch, name, value, reason):
+    monkeypatch.setattr(flash, name, value)
+    network = model()
+    run, counter = compiled(network)
+    results(network, run, use_cache=False)
+    assert masked(counter.graphs) == [True] * 2
+    assert all(reason in each for each in outcomes(slot, network))
+
+
+def test_flash_attention_that_is_switched_off(slot):
+    network = model()
+    run, counter = compiled(network)
+    try:
+        torch.backends.cuda.enable_flash_sdp(False)
+        results(network, run, use_cache=False)
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+    assert masked(counter.graphs) == [True] * 2
+    assert all("switched off in torch" in each for each in outcomes(slot, network))
+
+
+def test_compiled_code_does_not_outlive_a_change_of_the_choice(slot):
+    network = model()
+    run, counter = compiled(network)
+    for choice, with_mask in {"auto": False, "attention=eager": True, "eager": True}.items():
+        before = len(counter.graphs)
+        set_choice(choice)
+        results(network, run, use_cache=False)
+        results(network, run, use_cache=False)
+        assert masked(counter.graphs[before:]) == [with_mask] * 2, choice
+    set_choice("auto")
+    results(network, run, use_cache=False)
+    assert counter.frame_count == 3
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_lengths_that_change_are_compiled_once(slot, dynamic, checkpointed):
+    network = model()
+    if checkpointed:
+        network.gradient_checkpointing_enable({"use_reentrant": False})
+    run, counter = compiled(network, dynamic=dynamic)
+    counts = []
+    for length in (12, 17, 9, 30):
+        ids = batch(length)
+        expected = upstreams(network, ids=ids, use_cache=False)
+        for one, other in zip(results(network, run, ids, use_cache=False), expected, strict=True):
+            torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+        counts.append(counter.frame_count)
+    assert counts[0 if dynamic else 1] == counts[-1] <= 2
+    assert not any(masked(counter.graphs))
+
+
+def test_layers_that_are_compiled_one_by_one_stay_with_upstream(slot):
+    network = model()
+    expected = upstreams(network, use_cache=False)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    for layer in network.model.layers:
+        layer.compile(backend=counter, fullgraph=True)
+    found = results(network, use_cache=False)
+    assert all(masked(counter.graphs)) and outcomes(slot, network) == []
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_an_exported_program_has_its_mask(slot, strict, monkeypatch):
+    monkeypatch.setattr(flash, "_OPERATOR", lambda *given, **named: (2 * windowed(*given, **named)[0],))
+    network = model().eval()
+    if strict is None:
+        program = torch._dynamo.export(network)(batch(), use_cache=False).graph_module
+    else:
+        program = torch.export.export(network, (batch(),), {"use_cache": False}, strict=strict).module()
+    found = program(batch(), use_cache=False).logits
+    with veomni_hook.use_kernels("eager"):
+        torch.testing.assert_close(found, network(batch()).logits)
+
+
+def written(mask):
+    mask[0, 0, 3, 0] = True
+    return mask
+
+
+def written_through_a_view(mask):
+    mask[0][0, 3].fill_(True)
+    return mask
+
+
+def read(mask):
+    mask[0].to(torch.int32), torch.where(mask, 0.0, 1.0), mask.shape
+    return mask
+
+
+#: What compiled code does with a mask before attention, and what is known of it then.
+USES = {
+    "nothing": (lambda mask: mask, 3),
+    "read": (read, 3),
+    "written": (written, None),
+    "written through a view": (written_through_a_view, None),
+    "inverted in place": (lambda mask: mask.logical_not_(), None),
+    "inverted": (lambda mask: torch.logical_not(mask, out=mask), None),
+    "combined in place": (lambda mask: mask.__iand__(torch.tensor(False)), None),
+    "a part": (lambda mask: mask[:1], None),
+    "a copy": (lambda mask: mask.clone(), None),
+    "an unknown use": (lambda mask: (mask, torch.ops.aten.alias(mask).fill_(True))[0], None),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_mask_that_may_have_changed_is_unknown(slot, use, dynamic):
+    change, known = USES[use]
+    seen = []
+    create = getattr(masking_utils, CREATE)
+    names = inspect.signature(create).parameters
+    config = MistralConfig(sliding_window=3, attn_implementation="sdpa")
+
+    def attention(query):
+        length = query.shape[2]
+        offered = {
+            "config": config,
+            "attention_mask": None,
+            "past_key_values": None,
+            "cache_position": torch.arange(length),
+            "inputs_embeds": query[:, 0],
+        }
+        mask = change(create(**{name: value for name, value in offered.items() if name in names}))
+        seen.append(traced_masks.keys_seen(mask, query))
+        return query + 1, mask
+
+    run = torch.compile(attention, backend="eager", fullgraph=True, dynamic=dynamic)
+    run(torch.zeros(1, 4, 9, 8))
+    assert seen == [known]
+    del seen[:]
+    with veomni_hook.use_kernels("eager"):
+        assert torch.equal(run(torch.zeros(1, 4, 9, 8))[1], attention_mask(change, 9))
+
+
+def attention_mask(change, length):
+    return change(window(length, 3)[None, None].clone())
+
+
+@pytest.mark.parametrize(("write", "found"), [(False, 1), (True, 0)])
+def test_a_mask_that_is_written_to_inside_a_checkpoint(write, found):
+    def attention(query):
+        mask = torch.ones(query.shape[2:3] * 2, dtype=torch.bool) & True
+        mask = mask[None, None]
+        traced_masks.note(mask, 3)
+
+        def layer(query):
+            if write:
+                mask[0].fill_(False)
+            return query + (0 if traced_masks.keys_seen(mask, query) is None else 1)
+
+        return checkpoint(layer, query, use_reentrant=False)
+
+    run = torch.compile(attention, backend="eager", fullgraph=True)
+    assert torch.equal(run(torch.zeros(1, 4, 9, 8)), torch.full((1, 4, 9, 8), float(found)))
+
+
+@pytest.mark.parametrize("compile_it", [False, True])
+def test_masks_of_a_function_that_the_user_registered_are_unknown(slot, monkeypatch, compile_it):
+    functions = getattr(masking_utils, CREATE).__globals__["ALL_MASK_ATTENTION_FUNCTIONS"]
+    upstream = masking_utils.sdpa_mask
+
+    def mine(*given, **named):
+        mask = upstream(*given, **named)
+        return mask if mask is None else mask | (torch.arange(mask.shape[-1]) == 0)
+
+    for each in (functions, masking_utils.ALL_MASK_ATTENTION_FUNCTIONS):  # dynamo guards on the second
+        monkeypatch.setitem(each._global_mapping, "sdpa", mine)
+    network = model()
+    run = compiled(network)[0] if compile_it else network
+    found = results(network, run, use_cache=False)
+    with veomni_hook.use_kernels("eager"):
+        for one, other in zip(found, results(network, use_cache=False), strict=True):
+            torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("export", [False, True])
+def test_a_mask_is_known_for_its_queries_and_not_in_an_exported_program(export):
+    seen = []
+
+    def attention(query):
+        mask = torch.ones(query.shape[2:3] * 2, dtype=torch.bool) & True
+        mask = mask[None, None]
+        traced_masks.note(mask, 3)
+        seen.extend(traced_masks.keys_seen(mask, each) for each in (query, query[:, :, 1:]))
+        return query + 1
+
+    run = (
+        torch._dynamo.export(attention)
+        if export
+        else torch.compile(attention, backend="eager", fullgraph=True)
+    )
+    run(torch.zeros(1, 4, 9, 8))
+    assert seen == [None if export else 3, None]

@@ -1,0 +1,120 @@
+"""Attention without sinks, turned into attention with them: ``x * sigmoid(lse - sink)`` in one pass.
+
+An operator of its own: Inductor must not fuse this with flex_attention. In torch 2.11 on a GPU it then read
+the sums of the backward at strides that they do not have, for lengths that are no multiple of 128, and
+gradients were wrong (the sinks' by 96 %). Formulas: `veomni_hook.kernels.attention.rescaled_device`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.operators import define_op
+
+__all__ = ["rescaled"]
+
+#: Values of a program.
+_TILE = 4096
+
+
+def rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Return ``x * sigmoid(lse - sinks)`` with the positions in front of the heads.
+
+    Args:
+        x: ``[batch, heads, length, head_dim]``, 16-bit or float32; ``head_dim`` is a power of two.
+        lse: ``[batch, heads, length]``, float32.
+        sinks: ``[heads]``.
+
+    Returns:
+        ``[batch, length, heads, head_dim]``, contiguous, in the dtype of ``x``.
+    """
+    return _apply(x, lse, sinks)  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _launch(
+    name: str, device: torch.device, dtypes: tuple[torch.dtype, ...], columns: int, numbers: tuple[int, ...]
+) -> tuple[Launch, int]:
+    """Return the launcher for these numbers, and the positions per program."""
+    from veomni_hook.kernels.attention import rescaled_device  # Triton, which not every machine has
+
+    rows = max(1, min(_TILE // columns, power(numbers[0])))
+    tensors = 4 if name == "forward" else 6
+    return Launch(getattr(rescaled_device, name), tensors, columns, rows, num_warps=4), rows
+
+
+def _forward_op(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    batch, heads, length, columns = x.shape
+    x, lse = _rows(x), lse.contiguous()
+    y = x.new_empty(batch, length, heads, columns)
+    if y.numel():
+        numbers = length, *x.stride()[:3], *_by_head(y)
+        launch, rows = _launch("forward", x.device, (x.dtype, sinks.dtype), columns, numbers)
+        launch((cdiv(length, rows), heads, batch), x, lse, sinks.contiguous(), y, *numbers)
+    return y
+
+
+def _backward_op(
+    x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor, dy: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, heads, length, columns = x.shape
+    x, lse, dy = _rows(x), lse.contiguous(), _rows(dy)
+    dx, dlse = torch.empty_like(x), torch.empty_like(lse)
+    if dx.numel():
+        numbers = length, *x.stride()[:3], *_by_head(dy), *dx.stride()[:3]
+        launch, rows = _launch("backward", x.device, (x.dtype, dy.dtype, sinks.dtype), columns, numbers)
+        launch((cdiv(length, rows), heads, batch), x, lse, sinks.contiguous(), dy, dx, dlse, *numbers)
+    return dx, dlse
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x``, or a copy, with contiguous columns."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _by_head(y: torch.Tensor) -> tuple[int, int, int]:
+    """Return the strides of the batch, the head and the position of ``[batch, length, heads, head_dim]``."""
+    batch, position, head, _ = y.stride()
+    return batch, head, position
+
+
+def _forward_fake(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    batch, heads, length, columns = x.shape
+    return x.new_empty(batch, length, heads, columns)
+
+
+def _backward_fake(
+    x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor, dy: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(_rows(x)), lse.new_empty(lse.shape)
+
+
+_FORWARD = define_op("rescaled(Tensor x, Tensor lse, Tensor sinks) -> Tensor", _forward_op, _forward_fake)
+_BACKWARD = define_op(
+    "rescaled_backward(Tensor x, Tensor lse, Tensor sinks, Tensor dy) -> (Tensor, Tensor)",
+    _backward_op,
+    _backward_fake,
+)
+
+
+class _Rescaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, lse, sinks)
+        return _FORWARD(x, lse, sinks)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @backward_once
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, lse, sinks = ctx.saved_tensors
+        dx, dlse = _BACKWARD(x, lse, sinks, dy)
+        to_sinks = ctx.needs_input_grad[2]
+        return dx, dlse, (-dlse.sum((0, 2))).to(sinks.dtype) if to_sinks else None
+
+
+_apply = applied(_Rescaled)

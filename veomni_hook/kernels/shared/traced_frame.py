@@ -1,0 +1,49 @@
+"""What dynamo knows of the frame that it is tracing.
+
+Functions that ask must be constants to dynamo (`answered_while_tracing`): dynamo calls them, and does not
+trace them. They read the frame that calls them, because their arguments would have to be constants, too.
+dynamo adds no guard for what they return, except for a `number` that may vary.
+
+All of this is private to torch. Where a release has it in another form, the answer is the cautious one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, TypeVar
+
+__all__ = ["answered_while_tracing", "number", "traced", "variable"]
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+def answered_while_tracing(function: AnyFunction) -> AnyFunction:
+    """Let dynamo call ``function`` while it traces, and take the result as a constant."""
+    # Same as torch.compiler.assume_constant_result, which imports dynamo.
+    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - mypy knows no such attribute
+    return function
+
+
+def variable(name: str) -> Any:
+    """Return dynamo's variable of a local name; None if there is none."""
+    local = traced("symbolic_locals", default={}).get(name)
+    return None if local is None else local.realize()
+
+
+def number(name: str) -> Any:
+    """Return the value of a local name that holds a number or None. If it may vary, this adds a guard."""
+    held = variable(name)
+    symbol = getattr(held, "sym_num", None)
+    return held.as_python_constant() if symbol is None else symbol.node.pytype(symbol)
+
+
+def traced(names: str, *, default: Any) -> Any:
+    """Return an attribute of the frame's translator; ``default`` if this torch has no such one."""
+    # Imported here, they are in use already; processes that do not compile load none.
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        return attrgetter(names)(InstructionTranslator.current_tx().output.current_tx)
+    except (AttributeError, ImportError):
+        return default
