@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from tests.kernels import declared
 from tests.kernels.matching import assert_matches, close, gradients
+from tests.kernels.moe_experts import formulas
 from tests.kernels.moe_experts.backends import BACKENDS, LAYOUTS
 from tests.kernels.moe_experts.formulas import CASES, EXPERTS, SENTINEL, TOP_K
 from veomni_hook.errors import KernelError
@@ -225,6 +228,25 @@ def test_gradients_are_derivatives():
     operands = operands_of(backend, "gated", rank=2, dtype=torch.float64, tokens=4)
     leaves = [each.requires_grad_(each.is_floating_point()) for each in operands]
     torch.autograd.gradcheck(side(backend, "gated")[0], leaves)
+
+
+@pytest.mark.parametrize("name", ["gated", "gated_transposed", "ungated"])
+def test_grouped_products(name, monkeypatch):
+    from veomni_hook.kernels.moe_experts import torch as ours
+
+    monkeypatch.setattr(ours, "torch_by_expert", torch_grouped)
+    monkeypatch.setattr(formulas, "HIDDEN", 16)
+    wide = {12: 16, 10: 8, 20: 16}
+    case = CASES[name]
+    shapes = {key: tuple(wide[size] for size in shape) for key, shape in case.shapes.items()}
+    monkeypatch.setitem(CASES, name, dataclasses.replace(case, shapes=shapes))
+    try:
+        torch._grouped_mm(torch.ones(1, 8), torch.ones(1, 8, 8), offs=torch.ones(1, dtype=torch.int32))
+    except (AttributeError, RuntimeError, NotImplementedError) as error:
+        pytest.skip(f"this torch has none on a CPU: {error}")
+    for rank in (3, 4):
+        assert_same(BACKENDS["torch"], name, rank=rank)
+        assert_same(BACKENDS["torch"], name, rank=rank, adapted=(rank - 3,))
 
 
 def test_several_adapters_of_one_weight():
