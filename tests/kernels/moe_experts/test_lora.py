@@ -1,18 +1,25 @@
-"""LoRA on experts' stacked weights: what the kernels get is a sum of two tensors, made anew at every access."""
+"""LoRA on experts' stacked weights: the kernels get PEFT's factors, and the sum with the weights is never formed."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+
 import pytest
 import torch
-from transformers import Qwen3MoeConfig
+from transformers import GptOssConfig, Qwen3MoeConfig
+from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import load
+from veomni_hook.kernels.moe_experts import peft_adapters
+from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.report.explanation import explain
 
 peft = pytest.importorskip("peft")
+layer = pytest.importorskip("peft.tuners.lora.layer")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Grouped products of a GPU are in bfloat16.
@@ -31,6 +38,14 @@ SIZES = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
 }
+GPT_OSS = {
+    **{key: SIZES[key] for key in SIZES if key not in {"moe_intermediate_size", "num_experts"}},
+    "intermediate_size": 16,
+    "num_local_experts": 4,
+    "head_dim": 16,
+    "layer_types": ["full_attention"] * 2,
+    "pad_token_id": 0,
+}
 
 pytestmark = pytest.mark.usefixtures("anywhere")
 
@@ -41,23 +56,60 @@ def homes(tmp_path_factory):
     return modeling_qwen3_moe, patched
 
 
-def adapted(home):
+@pytest.fixture
+def only_factors(monkeypatch):
+    """The sum of weights and adapters is not formed."""
+
+    def fail(*_):
+        raise AssertionError("the sum was formed")
+
+    monkeypatch.setattr(layer._LoraParameterProxy, "forward", fail)
+    monkeypatch.setattr(peft_adapters, "_sum", fail)
+    if hasattr(layer, "_LoraFactorsProxy"):
+        monkeypatch.setattr(layer._LoraFactorsProxy, "forward", fail)
+
+
+def adapted(home, config=None, kind="Qwen3MoeForCausalLM", **options):
     torch.manual_seed(0)
-    model = home.Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)).to(DEVICE)
-    found = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=[], target_parameters=WEIGHTS))
-    for parameter in found.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)  # B is zeros before
-    return found
+    model = getattr(home, kind)(config or Qwen3MoeConfig(**SIZES)).to(DEVICE)
+    lora = peft.LoraConfig(**{"r": 4, "target_modules": [], "target_parameters": WEIGHTS, **options})
+    found = peft.get_peft_model(model, lora)
+    return randomised(found)
 
 
-def step(model):
+def randomised(model):
+    torch.manual_seed(1)
+    for name, parameter in sorted(model.named_parameters()):
+        # B is zeros before.
+        torch.nn.init.normal_(parameter, std=0.5 if "lora" in name else 0.1)
+    return model
+
+
+def step(model, context=contextlib.nullcontext):
     ids = torch.arange(24, device=DEVICE).view(2, 12)
     model.zero_grad()
-    loss = model(input_ids=ids, labels=ids).loss
+    with context():
+        loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
     return loss.detach(), {
         name: each.grad for name, each in model.named_parameters() if each.grad is not None
     }
+
+
+def told(model):
+    (line,) = (each for each in str(explain(model)).splitlines() if "moe_experts" in each)
+    return line
+
+
+def assert_same(upstream, model, dtype, **options):
+    (expected, gradients), (loss, found) = step(upstream, **options), step(model, **options)
+    of_loss, of_gradients = TOLERANCES[dtype]
+    close(loss, expected, of_loss)
+    assert set(found) == set(gradients) and any("lora_B" in name for name in found)
+    for name, gradient in gradients.items():
+        assert gradient.abs().max() > 0
+        close(found[name], gradient, of_gradients)
+    return found
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -67,21 +119,223 @@ def test_loss_and_gradients_of_the_adapters_are_upstreams(homes, backend):
     set_choice(f"eager,moe_experts={backend}")
     dtype = GROUPED if backend == "torch" else torch.float32
     upstream, model = (adapted(home).to(dtype) for home in homes)
-    (expected, gradients), (loss, found) = step(upstream), step(model)
-    of_loss, of_gradients = TOLERANCES[dtype]
-    close(loss, expected, of_loss)
-    assert set(found) == set(gradients) and len(found) == 2 * 2 * len(WEIGHTS)
-    for name, gradient in gradients.items():
-        assert "lora" in name and gradient.abs().max() > 0
-        close(found[name], gradient, of_gradients)
-    (line,) = (each for each in str(explain(model)).splitlines() if "moe_experts" in each)
-    assert f": {backend} (chosen), " in line
+    found = assert_same(upstream, model, dtype)
+    assert len(found) == 2 * 2 * len(WEIGHTS) and all("lora" in name for name in found)
+    assert f": {backend} (chosen; adapter fused (down_proj, gate_up_proj)), " in told(model)
 
 
-def test_merged_adapters_compute_the_same(homes):
+@pytest.mark.usefixtures("only_factors")
+def test_the_sum_is_never_formed(homes):
+    set_choice("eager,moe_experts=torch")
+    step(adapted(homes[1]).to(GROUPED))
+    with pytest.raises(AssertionError, match="the sum was formed"):
+        step(adapted(homes[0]).to(GROUPED))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"r": 1},
+        {"r": 5, "lora_alpha": 3, "use_rslora": True},
+        {"r": 4, "rank_pattern": {"mlp.experts.down_proj": 7}, "alpha_pattern": {"mlp.experts.down_proj": 3}},
+        {"target_parameters": WEIGHTS[1:]},
+        {"target_parameters": WEIGHTS[:1], "target_modules": ["q_proj"]},
+    ],
+    ids=["rank 1", "rslora", "patterns", "down", "gate_up"],
+)
+def test_configs(homes, options):
+    set_choice("eager,moe_experts=torch")
+    upstream, model = (adapted(home, **options).to(GROUPED) for home in homes)
+    assert_same(upstream, model, GROUPED)
+    assert "adapter fused (" in told(model)
+
+
+def test_a_base_in_bfloat16_has_adapters_in_float32(homes):
+    set_choice("eager,moe_experts=torch")
+    models = []
+    for home, dtype in [(homes[0], torch.float32), (homes[0], torch.bfloat16), (homes[1], torch.bfloat16)]:
+        model = home.Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)).to(DEVICE, torch.bfloat16)
+        lora = peft.LoraConfig(r=4, target_modules=[], target_parameters=WEIGHTS)
+        models.append(randomised(peft.get_peft_model(model.to(dtype), lora)))
+    models[0].load_state_dict(models[1].state_dict())
+    models[2].load_state_dict(models[1].state_dict())
+    (_, truth), (_, rounded), (_, found) = map(step, models)
+    assert {each.dtype for each in found.values()} == {torch.float32} and found.keys() == truth.keys()
+    errors = [sum((of[name] - truth[name]).norm() for name in truth) for of in (found, rounded)]
+    assert 0 < errors[0] < 1.2 * errors[1]  # upstream rounds the sum of weight and adapter
+    assert "adapter fused (" in told(models[2])
+
+
+def test_trained_weights_get_their_gradients_too(homes):
+    set_choice("eager,moe_experts=torch")
+    upstream, model = (adapted(home).to(GROUPED).requires_grad_(True) for home in homes)
+    found = assert_same(upstream, model, GROUPED)
+    assert sum("experts" in name and "lora" not in name for name in found) == 2 * len(WEIGHTS)
+    assert "adapter fused (" in told(model)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(homes, reentrant):
+    set_choice("eager,moe_experts=torch")
+    upstream, model = (adapted(home).to(GROUPED).train() for home in homes)
+    for each in (upstream, model):
+        each.enable_input_require_grads()
+        each.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert_same(upstream, model, GROUPED)
+    assert "adapter fused (" in told(model)
+
+
+def test_autocast(homes):
+    set_choice("eager,moe_experts=torch")
+    upstream, model = (adapted(home) for home in homes)
+    assert_same(upstream, model, torch.bfloat16, context=lambda: torch.autocast(DEVICE, dtype=torch.bfloat16))
+    assert "adapter fused (" in told(model)
+
+
+def test_several_active_adapters(homes):
+    set_choice("eager,moe_experts=torch")
+    models = []
+    for home in homes:
+        model = adapted(home)
+        other = peft.LoraConfig(r=3, lora_alpha=5, target_modules=[], target_parameters=WEIGHTS)
+        try:
+            model.add_adapter("other", other)
+        except ValueError as error:  # before 0.20
+            pytest.skip(str(error))
+        model.base_model.set_adapter(["default", "other"])
+        models.append(randomised(model).to(GROUPED))
+    found = assert_same(*models, GROUPED)
+    assert sum("lora_A.other" in name for name in found) == 2 * len(WEIGHTS)
+    assert "adapter fused (" in told(models[1])
+
+
+def test_merged_and_disabled_adapters(homes):
     set_choice("eager,moe_experts=torch")
     model = adapted(homes[1]).to(GROUPED).eval()
     ids = torch.arange(12, device=DEVICE).view(1, 12)
     with torch.no_grad():
         before = model(ids).logits
+        with model.disable_adapter():
+            without = model(ids).logits
+        model.merge_adapter()
+        close(model(ids).logits, before, TOLERANCES[GROUPED][1])
+        model.unmerge_adapter()
+        close(model(ids).logits, before, TOLERANCES[GROUPED][1])
+        assert (without - before).abs().max() > 0.02 * before.abs().max()
+        alone = homes[1].Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES)).to(DEVICE, GROUPED).eval()
+        alone.load_state_dict(
+            {
+                name.replace("base_model.model.", "").replace("base_layer.", ""): each
+                for name, each in model.state_dict().items()
+                if "lora" not in name
+            }
+        )
+        close(without, alone(ids).logits, TOLERANCES[GROUPED][0])
         close(model.merge_and_unload()(ids).logits, before, TOLERANCES[GROUPED][1])
+
+
+def test_expert_biases_and_transposed_weights(tmp_path):
+    homes = modeling_gpt_oss, load(tmp_path, modeling_gpt_oss.__name__)
+    set_choice("eager,moe_experts=torch")
+    upstream, model = (
+        adapted(home, GptOssConfig(**GPT_OSS), "GptOssForCausalLM").to(GROUPED) for home in homes
+    )
+    assert_same(upstream, model, GROUPED)
+    assert "adapter fused (down_proj, gate_up_proj)" in told(model)
+
+
+def test_parameters_and_what_is_saved_are_pefts(homes):
+    set_choice("eager,moe_experts=torch")
+    upstream, model = (adapted(home).to(GROUPED) for home in homes)
+    during = []
+    experts = model.base_model.model.model.layers[0].mlp.experts.get_base_layer()
+    experts.register_forward_pre_hook(lambda module, _: during.append([*module.state_dict()]))
+    step(model)
+    assert during == [["gate_up_proj", "down_proj"]] and "gate_up_proj" not in vars(experts)
+    ours, theirs = peft.get_peft_model_state_dict(model), peft.get_peft_model_state_dict(upstream)
+    assert [*ours] == [*theirs] and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    copy.deepcopy(model)
+
+
+def test_weights_are_back_after_an_error(homes):
+    set_choice("eager,moe_experts=torch")
+    model = adapted(homes[1]).to(GROUPED)
+    experts = model.base_model.model.model.layers[0].mlp.experts.get_base_layer()
+    seen = []
+
+    def fail(module, _):
+        seen.append({type(module.gate_up_proj), type(module.down_proj)})
+        raise KeyError("on purpose")
+
+    experts.register_forward_pre_hook(fail)
+    with pytest.raises(KeyError, match="on purpose"):
+        step(model)
+    assert seen == [{AdaptedWeight}]
+    assert type(experts.gate_up_proj) is type(experts.down_proj) is torch.nn.Parameter
+
+
+def test_calls_that_no_kernel_takes_get_the_sum(homes):
+    set_choice("auto")
+    upstream, model = (adapted(home).to(GROUPED) for home in homes)
+    experts = model.base_model.model.model.layers[0].mlp.experts.get_base_layer()
+    experts.act_fn = torch.nn.Softplus()
+    upstream.base_model.model.model.layers[0].mlp.experts.get_base_layer().act_fn = torch.nn.Softplus()
+    assert_same(upstream, model, GROUPED)
+    assert "adapter added to the weight, as upstream's code reads it (down_proj, gate_up_proj)" in told(model)
+
+
+def left(homes):
+    set_choice("eager,moe_experts=torch")
+    upstream, model = (adapted(home).to(GROUPED) for home in homes)
+    assert_same(upstream, model, GROUPED)
+    line = told(model)
+    assert "fused" not in line and ": torch (chosen" in line
+    return line
+
+
+def test_an_adapter_of_another_formula_is_left_to_peft(homes, monkeypatch):
+    upstream = layer.ParamWrapper.get_delta_weight
+    monkeypatch.setattr(layer.ParamWrapper, "get_delta_weight", lambda *args: upstream(*args) * 2)
+    peft_adapters._is_known.cache_clear()
+    try:
+        assert "by PEFT: this release of PEFT computes another formula" in left(homes)
+    finally:
+        peft_adapters._is_known.cache_clear()
+
+
+def test_a_backend_that_takes_no_adapters_gets_the_sum(homes, monkeypatch):
+    monkeypatch.setattr(peft_adapters, "_TAKING", frozenset())
+    assert "adapter of down_proj added to the weight by PEFT: torch does not take adapters" in left(homes)
+
+
+def test_a_subclass_of_tensor_is_left_to_peft(homes, monkeypatch):
+    monkeypatch.setattr(peft_adapters, "not_plain", lambda *_: "an operand is a DTensor, not a plain tensor")
+    assert "added to the weight by PEFT: an operand is a DTensor" in left(homes)
+
+
+def test_where_eager_is_chosen_peft_does_it(homes, monkeypatch):
+    monkeypatch.setattr(peft_adapters, "_lent", None)
+    set_choice("eager")
+    upstream, model = (adapted(home).to(GROUPED) for home in homes)
+    assert_same(upstream, model, GROUPED)
+    assert told(model).endswith("eager (eager is chosen)")
+
+
+def test_peft_that_is_imported_after_the_model(homes, monkeypatch):
+    kind = layer.ParamWrapper
+    monkeypatch.setattr(kind, "_activate_lora", kind._activate_lora.__wrapped__)
+    set_choice("eager,moe_experts=torch")
+    model = adapted(homes[1]).to(GROUPED)
+    step(model)
+    assert hasattr(kind._activate_lora, "veomni_watched")
+    step(model)
+    assert "adapter fused (" in told(model)
+
+
+def test_a_compiled_model_is_left_to_peft(homes, monkeypatch):
+    set_choice("eager,moe_experts=torch")
+    monkeypatch.setattr(peft_adapters.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(peft_adapters, "_lent", None)
+    wrapper = adapted(homes[1]).base_model.model.model.layers[0].mlp.experts
+    with wrapper._activate_lora(["default"]):
+        assert hasattr(wrapper.get_base_layer(), "parametrizations")

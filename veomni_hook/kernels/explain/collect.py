@@ -182,6 +182,11 @@ def _notes(slot: Slot, owner: Any, wanted: str, outcome: Outcome, *, supplied: b
         chosen = load_attribute(overrides)(owner, wanted)
         if chosen is not None and (wanted == EAGER or outcome.backend != EAGER):
             yield f"{wanted}, chosen by name, overrides {chosen}"
+    remarks = registry.ops()[slot.op].remarks
+    if remarks is not None and owner is not None:
+        said = load_attribute(remarks)(owner, outcome.backend)
+        if said is not None:
+            yield said
     if not supplied and outcome.backend not in (EAGER, REPLACED, "none"):
         yield f"no kernel exists for this formula on any machine: {outcome.backend} is the formula in PyTorch"
 

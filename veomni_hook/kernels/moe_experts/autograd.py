@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.moe_experts import reference
+from veomni_hook.kernels.moe_experts.adapted import AdaptedBackend, adapted_experts
+from veomni_hook.kernels.moe_experts.by_reference import by_reference
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, form_of, taken_apart
+from veomni_hook.kernels.moe_experts.low_rank import adapters_of, is_adapted, without_adapters
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
-from veomni_hook.kernels.shared.activations import FUNCTIONS
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["Backend", "Gradients", "Needed", "experts", "kernel_of"]
@@ -56,11 +57,13 @@ class Backend(NamedTuple):
             dtype.
         spends: ``backward`` may overwrite ``kept``, unless it is traced. If called again (retained graph), it
             gets an empty tuple instead.
+        adapted: the same for weights with adapters; None if the backend refuses these.
     """
 
     forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
     backward: Callable[..., Gradients]
     spends: bool = False
+    adapted: AdaptedBackend | None = None
 
 
 class _Experts(torch.autograd.Function):
@@ -97,6 +100,8 @@ class _Experts(torch.autograd.Function):
 
 def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
     """Compute ``variant`` from its reference's operands, which have passed ``forms.refuses``."""
+    if backend.adapted is not None and is_adapted(operands):
+        return _with_adapters(backend.adapted, variant, operands)
     tensors, rest = taken_apart(operands)
     form = form_of(variant, tensors, rest)
     if wants_grad(*(each for each in tensors if each is not None)):
@@ -111,18 +116,16 @@ def kernel_of(backend: Backend, variant: str) -> Callable[..., Tensor]:
     return partial(experts, backend, variant)
 
 
+def _with_adapters(backend: AdaptedBackend, variant: str, operands: tuple[Any, ...]) -> Tensor:
+    tensors, rest = taken_apart(without_adapters(operands))
+    down = operands[4 if tensors.up_bias is None else 5]
+    adapters = adapters_of(operands[3], down, transposed=LAYOUTS[variant].transposed)
+    return adapted_experts(backend, form_of(variant, tensors, rest), tensors, adapters)
+
+
 def _differentiable(form: Form, operands: Operands, needed: Needed, grad: Tensor) -> Gradients:
     """Return differentiable gradients."""
-    rest: tuple[Any, ...] = (FUNCTIONS[form.activation], form.limit)
-    if LAYOUTS[form.variant].gate == "scaled_sigmoid":
-        rest = (form.alpha, form.limit)
-    elif not LAYOUTS[form.variant].gate.startswith("clamped"):
-        rest = rest[:1]
-    x, index, weights, *stacked = operands
-    cast = [each.to(form.dtype) for each in stacked if each is not None]
-    with torch.autocast(x.device.type, enabled=False):
-        result = getattr(reference, form.variant)(x.to(form.dtype), index, weights, *cast, *rest)
-        inputs = (x, *operands[2:])
-        leaves = [each for each, want in zip(inputs, needed, strict=True) if want and each is not None]
-        found = iter(torch.autograd.grad(result.to(x.dtype), leaves, grad, create_graph=True))
+    inputs = (operands.hidden_states, *operands[2:])
+    leaves = [each for each, want in zip(inputs, needed, strict=True) if want and each is not None]
+    found = iter(torch.autograd.grad(by_reference(operands, form), leaves, grad, create_graph=True))
     return Gradients(*(next(found) if want else None for want in needed))

@@ -23,6 +23,7 @@ ORDERED: one operand's rows are in experts' order [R], not in tokens' order [T],
 X_DESCRIBED, W_DESCRIBED: the operand is a tensor descriptor, not a pointer.
 EVEN: everything that is not read through a descriptor comes in whole tiles.
 FORM, ACTIVATION: the gate, by the numbers of `veomni_hook.kernels.gated_mlp.device`.
+RANK: unless 0, ``low`` times ``low_w`` is added to the product, see `.adapter_device`.
 
 Arguments that depend on the number of tokens are not specialised, so a new batch size recompiles nothing.
 They are not grouped into tuples: Triton 3.2 accepts none, and with 3.6 a launch of 32 arguments took the host
@@ -33,6 +34,7 @@ import triton
 import triton.language as tl
 
 from veomni_hook.kernels.gated_mlp.device import gated, gated_backward
+from veomni_hook.kernels.moe_experts.adapter_device import add_low_rank
 
 __all__ = ["gate_up", "gate_up_backward", "rows_product", "tile_at"]
 
@@ -154,6 +156,7 @@ def gate_up(
     PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, ORDERED: tl.constexpr, X_DESCRIBED: tl.constexpr,
     W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr, BIASED: tl.constexpr, KEEP: tl.constexpr,
     FORM: tl.constexpr, ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
+    low=None, low_w=None, RANK: tl.constexpr = 0, TURNED: tl.constexpr = 0,
 ):  # fmt: skip
     """h = gate(g, u), [g, u] = x[token] U_e + u_e; g and u are rounded to D first.
 
@@ -170,6 +173,12 @@ def gate_up(
             x, x_offsets, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert, n * BN,
             inner, columns, BM, BN, BK, PAIRED, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
+        if RANK > 0:
+            position, exists = _columns(n * BN, columns, BN, PAIRED)
+            width = (1 if PAIRED == 0 else 2) * columns
+            acc = add_low_rank(
+                acc, low, low_w, rows, rows < end, expert, position, exists, width, RANK, TURNED
+            )
         dtype = h.dtype.element_ty
         if BIASED:
             position, exists = _columns(n * BN, columns, BN, PAIRED)
@@ -212,6 +221,7 @@ def rows_product(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
     TRANSPOSED: tl.constexpr, X_DESCRIBED: tl.constexpr, W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr,
     BIASED: tl.constexpr, WEIGHTED: tl.constexpr, FLATTEN: tl.constexpr,
+    low=None, low_w=None, RANK: tl.constexpr = 0, TURNED: tl.constexpr = 0,
 ):  # fmt: skip
     """y = x D_e + d_e, times the routing weight of the row if ``WEIGHTED``, rounded once.
 
@@ -231,6 +241,10 @@ def rows_product(
             inner, columns, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
         column = n * BN + tl.arange(0, BN)
+        if RANK > 0:
+            acc = add_low_rank(
+                acc, low, low_w, rows, row_mask, expert, column, column < columns, columns, RANK, TURNED
+            )
         if BIASED:
             bias_row = bias + expert.to(tl.int64) * columns
             acc += tl.load(bias_row + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
@@ -331,6 +345,7 @@ def gate_up_backward(
     PAIRED: tl.constexpr, TRANSPOSED: tl.constexpr, ORDERED: tl.constexpr, X_DESCRIBED: tl.constexpr,
     W_DESCRIBED: tl.constexpr, EVEN: tl.constexpr, PARTS: tl.constexpr, FORM: tl.constexpr,
     ACTIVATION: tl.constexpr, FLATTEN: tl.constexpr,
+    low=None, low_w=None, RANK: tl.constexpr = 0, TURNED: tl.constexpr = 0,
 ):  # fmt: skip
     """dh = dout[token] D_e';  [dg, du] = gate'(g, u) (w dh);  the sums <dh, h>;  w h with h = gate(g, u).
 
@@ -349,6 +364,11 @@ def gate_up_backward(
             dout, dout_offsets, first_row, w, stride_w_expert, stride_w_column, stride_w_inner, expert,
             n * BN, inner, columns, BM, BN, BK, 0, TRANSPOSED, X_DESCRIBED, W_DESCRIBED, EVEN, STAGES,
         )  # fmt: skip
+        if RANK > 0:
+            column = n * BN + tl.arange(0, BN)
+            dh = add_low_rank(
+                dh, low, low_w, rows, row_mask, expert, column, column < columns, columns, RANK, TURNED
+            )
         pair = tl.load(pairs + rows, mask=row_mask, other=0)
         weight = tl.load(weights + pair, mask=row_mask, other=0.0).to(tl.float32)
         rounded_limit = (tl.zeros([1, 1], tl.float32) + limit).to(h.dtype.element_ty).to(tl.float32)

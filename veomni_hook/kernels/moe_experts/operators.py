@@ -15,10 +15,11 @@ from veomni_hook.kernels.moe_experts.autograd import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands
 from veomni_hook.kernels.shared.operators import define_op, watched
 
-__all__ = ["define_backend"]
+__all__ = ["FORM", "OPERANDS", "define_backend", "tensors_of"]
 
-_FORM = "str variant, str activation, float limit, float alpha, ScalarType dtype"
-_OPERANDS = (
+#: Parts of schemas.
+FORM = "str variant, str activation, float limit, float alpha, ScalarType dtype"
+OPERANDS = (
     "Tensor hidden_states, Tensor top_k_index, Tensor top_k_weights, Tensor up, Tensor? up_bias, Tensor down,"
     " Tensor? down_bias"
 )
@@ -72,11 +73,11 @@ def define_backend(
 
     given = ", ".join(f"Tensor? kept_{number}" for number in range(kept))
     run = define_op(
-        f"{name}({_OPERANDS}, {_FORM}, bool keep) -> ({_tensors(1 + kept)})", forward_op, forward_fake
+        f"{name}({OPERANDS}, {FORM}, bool keep) -> ({tensors_of(1 + kept)})", forward_op, forward_fake
     )
     run_backward = define_op(
-        f"{name}_backward(Tensor grad, {_OPERANDS}, {given}, {_FORM}, bool[] needed, bool spend)"
-        f" -> ({_tensors(len(Gradients._fields))})",
+        f"{name}_backward(Tensor grad, {OPERANDS}, {given}, {FORM}, bool[] needed, bool spend)"
+        f" -> ({tensors_of(len(Gradients._fields))})",
         backward_op,
         backward_fake,
     )
@@ -99,5 +100,6 @@ def _differentiable(operands: Operands) -> tuple[Tensor | None, ...]:
     return operands.hidden_states, *operands[2:]
 
 
-def _tensors(count: int) -> str:
+def tensors_of(count: int) -> str:
+    """Return the results of an operator that returns a number of tensors, as in a schema."""
     return ", ".join(["Tensor"] * count)

@@ -18,9 +18,12 @@ from typing import Any
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import forms, torch_by_expert, torch_grouped
+from veomni_hook.kernels.moe_experts.adapted import AdaptedGradients, AdaptedNeeded
+from veomni_hook.kernels.moe_experts.adapted_operators import define_adapted
 from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, kernel_of
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
+from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Adapters, is_adapted, without_adapters
 from veomni_hook.kernels.moe_experts.operators import define_backend
 from veomni_hook.kernels.moe_experts.provenance import chose_ours
 
@@ -51,8 +54,31 @@ def _backward(
     spend: bool,  # unused: the saved tensors are only read
 ) -> Gradients:
     home = torch_by_expert if grad.device.type == "cpu" else torch_grouped
-    found: Gradients = home.backward(grad, operands, kept[0], form, needed)
-    return found
+    found = home.backward(grad, operands, kept[0], form, needed)
+    return Gradients(*found[: len(Gradients._fields)])
+
+
+def _adapted_forward(
+    operands: Operands, adapters: Adapters, form: Form, *, keep: bool
+) -> tuple[Tensor, Tensor]:
+    home = torch_by_expert if operands.hidden_states.device.type == "cpu" else torch_grouped
+    result: tuple[Tensor, Tensor] = home.forward(operands, form, keep=keep, adapters=adapters)
+    return result
+
+
+def _adapted_backward(
+    grad: Tensor,
+    operands: Operands,
+    adapters: Adapters,
+    kept: Sequence[Tensor],
+    form: Form,
+    needed: AdaptedNeeded,
+    *,
+    spend: bool,  # unused: the saved tensors are only read
+) -> AdaptedGradients:
+    home = torch_by_expert if grad.device.type == "cpu" else torch_grouped
+    gradients: AdaptedGradients = home.backward(grad, operands, kept[0], form, needed, adapters)
+    return gradients
 
 
 def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor]:
@@ -60,13 +86,21 @@ def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor]:
     return (operands.hidden_states.new_empty(shape, dtype=kept_dtype(operands, form)),)
 
 
-_BACKEND = define_backend("moe_experts_torch", _forward, _backward, _like_kept)
+def _like_adapted(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor]:
+    return _like_kept(operands, form, keep=keep)
+
+
+_BACKEND = define_backend("moe_experts_torch", _forward, _backward, _like_kept)._replace(
+    adapted=define_adapted("moe_experts_torch_adapted", _adapted_forward, _adapted_backward, _like_adapted)
+)
 
 kernel = partial(kernel_of, _BACKEND)
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
+    if is_adapted(operands):
+        operands = (*without_adapters(operands),)
     return forms.refuses(owner, *operands) or torch_grouped.unable(forms.taken_apart(operands)[0])
 
 
@@ -84,6 +118,8 @@ def loses(  # noqa: PLR0911 - one return a reason
         return "it was not measured on this device type; choose torch by name to use it"
     if up is None:
         return "there are no weights"
+    if type(up) is AdaptedWeight:
+        return None  # upstream would form the sum of all weights and adapters first
     size, pairs = up.shape[1] * up.shape[2], top_k_index.numel()
     config = getattr(owner, "config", None)
     if getattr(config, "_experts_implementation", None) != "grouped_mm":

@@ -6,12 +6,16 @@ intermediate results stay in the cache. Only the first product exists for all pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import torch_gating
-from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed
+from veomni_hook.kernels.moe_experts.adapted import AdaptedGradients, AdaptedNeeded
+from veomni_hook.kernels.moe_experts.autograd import Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
+from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters, Factors
 from veomni_hook.kernels.moe_experts.torch_routing import Chunk, Pairs, sorted_pairs
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 
@@ -26,7 +30,9 @@ CHUNK_ROWS = 256
 FLOAT32_ROWS = 32
 
 
-def forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
+def forward(
+    operands: Operands, form: Form, *, keep: bool, adapters: Adapters = NO_ADAPTERS
+) -> tuple[Tensor, Tensor]:
     """Return the result and, if ``keep``, the first product of all pairs, sorted by expert."""
     x, index, weights, up, up_bias, down, down_bias = operands
     pairs = sorted_pairs(index, up.shape[0])
@@ -40,27 +46,38 @@ def forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tens
     for chunk in pairs.chunks(CHUNK_ROWS):
         token = chunk.places // pairs.top_k
         dtype = working(form.dtype, len(token) // len(chunk.experts))
-        z = product(x.index_select(0, token).to(form.dtype).to(dtype), up, chunk, form)
+        rows = x.index_select(0, token).to(form.dtype).to(dtype)
+        z = _adapted(product(rows, up, chunk, form), rows, adapters.up, chunk, form)
         # Round as upstream's operators do: the gradient of values at a limit depends on it.
         z = _biased(z.to(form.dtype).to(kept.dtype), up_bias, chunk)
         if keep:
             kept[chunk.rows] = z
-        y = product(torch_gating.forward(z, form).to(dtype), down, chunk, form).to(result.dtype)
-        result.index_add_(0, token, _biased(y, down_bias, chunk).mul_(weights[chunk.places, None]))
+        rows = torch_gating.forward(z, form).to(dtype)
+        y = _adapted(product(rows, down, chunk, form), rows, adapters.down, chunk, form)
+        y = _biased(y.to(result.dtype), down_bias, chunk)
+        result.index_add_(0, token, y.mul_(weights[chunk.places, None]))
     return result.to(x.dtype), kept
 
 
-def backward(grad: Tensor, operands: Operands, kept: Tensor, form: Form, needed: Needed) -> Gradients:
+def backward(
+    grad: Tensor,
+    operands: Operands,
+    kept: Tensor,
+    form: Form,
+    needed: Needed | AdaptedNeeded,
+    adapters: Adapters = NO_ADAPTERS,
+) -> AdaptedGradients:
     """Return the ``needed`` gradients; experts without tokens get zeros."""
     x, index, weights, up, _, down, down_bias = operands
     pairs = sorted_pairs(index, up.shape[0])
     dtype = working(form.dtype, FLOAT32_ROWS)
-    found = _empty(operands, needed, pairs, torch.promote_types(form.dtype, torch.float32))
+    found = _empty(operands, adapters, needed, pairs, torch.promote_types(form.dtype, torch.float32))
     weights = weights.reshape(-1).to(dtype)
     for chunk in pairs.chunks(CHUNK_ROWS):
         token, share = chunk.places // pairs.top_k, weights[chunk.places, None]
         g = grad.index_select(0, token).to(dtype)
         dy = product(g, down, chunk, form, back=True)
+        dy = _adapted(dy, g, adapters.down, chunk, form, back=True)
         y, dz = torch_gating.backward(kept[chunk.rows], (dy * share).to(kept.dtype), form)
         y, dz = y.to(dtype), dz.to(dtype)
         if found.top_k_weights is not None:
@@ -73,13 +90,17 @@ def backward(grad: Tensor, operands: Operands, kept: Tensor, form: Form, needed:
             weight_gradient(found.down, y * share, g, chunk, form)
         if found.down_bias is not None:
             _sums(found.down_bias, g * share, chunk)
-        if found.up is not None:
+        _adapter_gradients(found[8:], y, g * share, adapters.down, chunk, form)
+        if found.up is not None or adapters.up is not None:
             rows = x.index_select(0, token).to(form.dtype).to(dtype)
-            weight_gradient(found.up, rows, dz, chunk, form)
+            if found.up is not None:
+                weight_gradient(found.up, rows, dz, chunk, form)
+            _adapter_gradients(found[6:8], rows, dz, adapters.up, chunk, form)
         if found.up_bias is not None:
             _sums(found.up_bias, dz, chunk)
         if found.hidden_states is not None:
             dx = product(dz, up, chunk, form, back=True)
+            dx = _adapted(dx, dz, adapters.up, chunk, form, back=True)
             found.hidden_states.index_add_(0, token, dx.to(found.hidden_states.dtype))
     return found
 
@@ -110,6 +131,44 @@ def weight_gradient(gradient: Tensor, inputs: Tensor, outputs: Tensor, chunk: Ch
             gradient[expert] = left[rows].t() @ right[rows]
 
 
+def _adapted(
+    y: Tensor, x: Tensor, factors: Factors | None, chunk: Chunk, form: Form, *, back: bool = False
+) -> Tensor:
+    """Add what an adapter makes of the rows ``x`` to ``y``, in place (``back``: from outputs to inputs)."""
+    if factors is None:
+        return y
+    for expert, rows in chunk.experts:
+        into, out = _cast(factors, expert, form, x.dtype)
+        left, right = (out, into.t()) if back else (into.t(), out)
+        y[rows] += (x[rows] @ left * factors.scale) @ right.t()
+    return y
+
+
+def _adapter_gradients(
+    gradients: Sequence[Tensor | None],
+    x: Tensor,
+    dy: Tensor,
+    factors: Factors | None,
+    chunk: Chunk,
+    form: Form,
+) -> None:
+    """Write the gradients of an adapter, from its product's input and the gradient of its output."""
+    if factors is None:
+        return
+    to_into, to_out = gradients
+    for expert, rows in chunk.experts:
+        into, out = _cast(factors, expert, form, x.dtype)
+        if to_into is not None:
+            to_into[expert] = (dy[rows] @ out * factors.scale).t() @ x[rows]
+        if to_out is not None:
+            to_out[expert] = dy[rows].t() @ (x[rows] @ into.t() * factors.scale)
+
+
+def _cast(factors: Factors, expert: int, form: Form, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    # Round to autocast's dtype, even if the product has a higher precision.
+    return factors.into[expert].to(form.dtype).to(dtype), factors.out[expert].to(form.dtype).to(dtype)
+
+
 def _biased(x: Tensor, bias: Tensor | None, chunk: Chunk) -> Tensor:
     """Add experts' biases to their rows, in place."""
     if bias is not None:
@@ -123,17 +182,20 @@ def _sums(gradient: Tensor, x: Tensor, chunk: Chunk) -> None:
         gradient[expert] = x[rows].sum(0)
 
 
-def _empty(operands: Operands, needed: Needed, pairs: Pairs, total: torch.dtype) -> Gradients:
+def _empty(
+    operands: Operands, adapters: Adapters, needed: Needed | AdaptedNeeded, pairs: Pairs, total: torch.dtype
+) -> AdaptedGradients:
     """Allocate the gradients; of stacked ones, only parts that no expert writes are zeroed."""
     x, _, weights, *stacked = operands
     idle = (pairs.starts.diff() == 0).nonzero().flatten().tolist()
     made: list[Tensor | None] = []
-    for each, want in zip(stacked, needed[2:], strict=True):
+    for each, want in zip((*stacked, *adapters.factors[: len(needed) - 6]), needed[2:], strict=True):
         made.append(torch.empty(each.shape, dtype=each.dtype) if want and each is not None else None)
         if (gradient := made[-1]) is not None:
             for expert in idle:
                 gradient[expert].zero_()
-    return Gradients(
+    made += [None] * (8 - len(made))
+    return AdaptedGradients(
         x.new_zeros(x.shape, dtype=total) if needed.hidden_states else None,
         weights.new_zeros(weights.shape, dtype=total) if needed.top_k_weights else None,
         *made,

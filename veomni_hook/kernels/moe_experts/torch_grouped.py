@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import torch_gating
-from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed
+from veomni_hook.kernels.moe_experts.adapted import AdaptedGradients, AdaptedNeeded
+from veomni_hook.kernels.moe_experts.autograd import Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, compute_dtype, kept_dtype
+from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters, Factors, padded
 from veomni_hook.kernels.moe_experts.torch_routing import Pairs, sorted_pairs
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 
@@ -37,25 +39,42 @@ def unable(operands: Operands) -> str | None:
     return None
 
 
-def forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
+def forward(
+    operands: Operands, form: Form, *, keep: bool, adapters: Adapters = NO_ADAPTERS
+) -> tuple[Tensor, Tensor]:
     """Return the result and, if ``keep``, the first product of all pairs, sorted by expert."""
     x, index, weights, up, up_bias, down, down_bias = operands
     rows = _Rows(sorted_pairs(index, up.shape[0]))
-    z = rows.product(x.index_select(0, rows.token).to(form.dtype), _matrices(up, form))
+    inputs = x.index_select(0, rows.token).to(form.dtype)
+    z = rows.product(inputs, _matrices(up, form))
+    if adapters.up is not None:
+        z = z + rows.adapted(inputs, *_aligned(adapters.up, form))
     z = rows.biased(z, up_bias, kept_dtype(operands, form))
-    y = rows.product(torch_gating.forward(z, form).to(form.dtype), _matrices(down, form))
+    h = torch_gating.forward(z, form).to(form.dtype)
+    y = rows.product(h, _matrices(down, form))
+    if adapters.down is not None:
+        y = y + rows.adapted(h, *_aligned(adapters.down, form))
     y = rows.biased(y, down_bias, kept_dtype(operands, form))
     result = rows.of_tokens(y, index.shape, weights)
     return result.to(x.dtype), z if keep else z.new_empty(0, z.shape[1])
 
 
-def backward(grad: Tensor, operands: Operands, kept: Tensor, form: Form, needed: Needed) -> Gradients:
+def backward(
+    grad: Tensor,
+    operands: Operands,
+    kept: Tensor,
+    form: Form,
+    needed: Needed | AdaptedNeeded,
+    adapters: Adapters = NO_ADAPTERS,
+) -> AdaptedGradients:
     """Return the ``needed`` gradients."""
     x, index, weights, up, _, down, down_bias = operands
     rows = _Rows(sorted_pairs(index, up.shape[0]))
     share = weights.reshape(-1, 1).index_select(0, rows.pairs.order)
     g = grad.index_select(0, rows.token).to(form.dtype)
     dy = rows.product(g, _matrices(down, form).transpose(1, 2))
+    if adapters.down is not None:
+        dy = dy + rows.adapted(g, *_turned(*_aligned(adapters.down, form)))
     y, dz = torch_gating.backward(kept, (dy * share).to(kept.dtype), form)
     to_weights = to_x = None
     if needed.top_k_weights:
@@ -63,18 +82,39 @@ def backward(grad: Tensor, operands: Operands, kept: Tensor, form: Form, needed:
         if down_bias is not None:
             dw = dw + (g.float() * down_bias.index_select(0, rows.expert)).sum(-1, keepdim=True)
         to_weights = rows.in_place(dw).view(weights.shape)
-    scaled, dz = (g * share).to(form.dtype), dz.to(form.dtype)
+    scaled, dz, y = (g * share).to(form.dtype), dz.to(form.dtype), y.to(form.dtype)
     if needed.hidden_states:
         dx = rows.product(dz, _matrices(up, form).transpose(1, 2))
+        if adapters.up is not None:
+            dx = dx + rows.adapted(dz, *_turned(*_aligned(adapters.up, form)))
         to_x = rows.of_tokens(dx, index.shape, None)
-    return Gradients(
+    to_up = to_up_factors = to_down_factors = None
+    if needed.up or adapters.up is not None:
+        inputs = x.index_select(0, rows.token).to(form.dtype)
+        to_up = rows.gradient(inputs, dz, form) if needed.up else None
+        to_up_factors = rows.adapter_gradients(inputs, dz, adapters.up, form)
+    to_down_factors = rows.adapter_gradients(y, scaled, adapters.down, form)
+    return AdaptedGradients(
         to_x,
         to_weights,
-        rows.gradient(x.index_select(0, rows.token).to(form.dtype), dz, form) if needed.up else None,
+        to_up,
         rows.sums(dz) if needed.up_bias else None,
-        rows.gradient(y.to(form.dtype), scaled, form) if needed.down else None,
+        rows.gradient(y, scaled, form) if needed.down else None,
         rows.sums(scaled) if needed.down_bias else None,
+        *(to_up_factors or (None, None)),
+        *to_down_factors,
     )
+
+
+def _aligned(factors: Factors, form: Form) -> tuple[Tensor, Tensor, float]:
+    """The factors as matrices ``[E, in, r]`` and ``[E, r, out]``, of a rank that can be multiplied."""
+    into, out = padded(factors, form.dtype, ALIGNED_BYTES // form.dtype.itemsize)
+    return into.transpose(1, 2), out.transpose(1, 2), factors.scale
+
+
+def _turned(into: Tensor, out: Tensor, scale: float) -> tuple[Tensor, Tensor, float]:
+    """The adapter from outputs to inputs."""
+    return out.transpose(1, 2), into.transpose(1, 2), scale
 
 
 def _matrices(weights: Tensor, form: Form) -> Tensor:
@@ -102,6 +142,25 @@ class _Rows:
         found: Tensor = torch._grouped_mm(x, matrices, offs=self._ends)
         return found
 
+    def adapted(self, x: Tensor, into: Tensor, out: Tensor, scale: float) -> Tensor:
+        """What an adapter makes of each row."""
+        return self.product((self.product(x, into) * scale).to(x.dtype), out)
+
+    def adapter_gradients(
+        self, x: Tensor, dy: Tensor, factors: Factors | None, form: Form
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The gradients of an adapter, from its product's input and the gradient of its output."""
+        if factors is None:
+            return None, None
+        into, out, scale = _aligned(factors, form)
+        rank = factors.into.shape[1]
+        low = (self.product(x, into) * scale).to(x.dtype)
+        back = (self.product(dy, out.transpose(1, 2)) * scale).to(x.dtype)
+        return (
+            self._gradient(back, x)[:, :rank].contiguous(),
+            self._gradient(dy, low)[..., :rank].contiguous(),
+        )
+
     def biased(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Add each row's expert's bias, in ``dtype``."""
         return x.to(dtype) if bias is None else x.to(dtype) + bias.index_select(0, self.expert).to(dtype)
@@ -118,6 +177,9 @@ class _Rows:
     def gradient(self, inputs: Tensor, outputs: Tensor, form: Form) -> Tensor:
         """The gradient of stacked weights, from inputs and gradients of outputs of their product."""
         left, right = (inputs, outputs) if LAYOUTS[form.variant].transposed else (outputs, inputs)
+        return self._gradient(left, right)
+
+    def _gradient(self, left: Tensor, right: Tensor) -> Tensor:
         found: Tensor = torch._grouped_mm(left.t(), right, offs=self._ends)
         return found
 

@@ -21,6 +21,9 @@ rows of dx 512 and dx 64, then the rows are freed; dU 768. A step peaks at its e
 If experts are few and wide (`triton_tiles.worth_ordering`), rows are first copied into experts' order instead
 of being gathered by each product: rows of x in the forward, rows of grad and then of x in the backward, one
 copy at a time.
+
+With low-rank adapters (`adapted`), ``low = s x[token] A_e`` is made first, and the kernel of the product adds
+``low B_e``. Kept besides: both lows, [rows, RANK]. A frozen weight has no gradient.
 """
 
 from __future__ import annotations
@@ -33,12 +36,26 @@ import torch
 
 from veomni_hook.kernels.gated_mlp.triton import ACTIVATIONS
 from veomni_hook.kernels.moe_experts import forms, triton_products
+from veomni_hook.kernels.moe_experts.adapted import AdaptedGradients, AdaptedNeeded
+from veomni_hook.kernels.moe_experts.adapted_operators import define_adapted
 from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, kernel_of
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
+from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Adapters, is_adapted, without_adapters
 from veomni_hook.kernels.moe_experts.operators import define_backend
 from veomni_hook.kernels.moe_experts.provenance import chose_ours
-from veomni_hook.kernels.moe_experts.triton_products import Expert
+from veomni_hook.kernels.moe_experts.triton_adapters import (
+    MOST_RANK,
+    Adapter,
+    adapter,
+    back_of,
+    factor_gradients,
+    forward_of,
+    kept_lows,
+    padded_rank,
+    weighted_rows,
+)
+from veomni_hook.kernels.moe_experts.triton_products import Expert, Low
 from veomni_hook.kernels.moe_experts.triton_routing import Routing, numbers_of, route, routing_of
 from veomni_hook.kernels.moe_experts.triton_tiles import row_block, worth_ordering
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS, Layout
@@ -91,26 +108,54 @@ def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _first_product(
-    operands: Operands, form: Form, x: Tensor, routing: Routing, *, keep: bool
-) -> tuple[Tensor, Tensor | None]:
+    operands: Operands,
+    form: Form,
+    x: Tensor,
+    routing: Routing,
+    *,
+    keep: bool,
+    adapted: Adapter | None = None,
+) -> tuple[Tensor, Tensor | None, Low | None]:
     up = operands.up.to(form.dtype)
     expert = _expert(form, LAYOUTS[form.variant])
     ordered = _ordered(operands, form)
     rows = triton_products.ordered(x, routing) if ordered else x
-    return triton_products.gate_up(rows, up, operands.up_bias, routing, expert, keep=keep, ordered=ordered)
+    low = forward_of(adapted, rows, routing, ordered=ordered)
+    return *triton_products.gate_up(
+        rows, up, operands.up_bias, routing, expert, keep=keep, ordered=ordered, low=low
+    ), low
 
 
 def _forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    result, products, numbers, _, _ = _both_forward(operands, None, None, form, keep=keep)
+    return result, products, numbers
+
+
+def _adapted_forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor, ...]:
+    adapted = adapter(adapters.up, form.dtype), adapter(adapters.down, form.dtype)
+    result, *kept, up, down = _both_forward(operands, *adapted, form, keep=keep)
+    if not keep:
+        return result, *_like_adapted(operands, adapters, form, keep=False)
+    lows = (kept[0].new_empty(0) if low is None else low.rows for low in (up, down))
+    return result, *kept, *lows
+
+
+def _both_forward(
+    operands: Operands, of_up: Adapter | None, of_down: Adapter | None, form: Form, *, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Low | None, Low | None]:
     x, index, weights, up, _, down, down_bias = operands
     routing = route(index, up.shape[0], _block(operands, form))
-    h, products = _first_product(operands, form, _rows(x, form.dtype), routing, keep=keep)
+    h, products, up_low = _first_product(
+        operands, form, _rows(x, form.dtype), routing, keep=keep, adapted=of_up
+    )
+    down_low = forward_of(of_down, h, routing, ordered=True)
     transposed = LAYOUTS[form.variant].transposed
-    y = triton_products.down(h, down.to(form.dtype), down_bias, routing, transposed=transposed)
+    y = triton_products.down(h, down.to(form.dtype), down_bias, routing, transposed=transposed, low=down_low)
     del h
     result = triton_products.combine(y, routing, weights, dtype=x.dtype)
     if products is None:
-        return result, *_like_kept(operands, form, keep=False)
-    return result, products, routing.numbers
+        return result, *_like_kept(operands, form, keep=False), up_low, down_low
+    return result, products, routing.numbers, up_low, down_low
 
 
 def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
@@ -122,6 +167,19 @@ def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, T
     )
 
 
+def _like_adapted(
+    operands: Operands, adapters: Adapters, form: Form, *, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    products, numbers = _like_kept(operands, form, keep=keep)
+    up, down = (
+        products.new_empty(
+            (products.shape[0], padded_rank(into.shape[1])) if keep and into is not None else 0
+        )
+        for into in (adapters.up_into, adapters.down_into)
+    )
+    return products, numbers, up, down
+
+
 def _backward(
     grad: Tensor,
     operands: Operands,
@@ -131,43 +189,92 @@ def _backward(
     *,
     spend: bool,
 ) -> Gradients:
+    every = AdaptedNeeded(*needed, *[False] * 4)
+    return Gradients(*_both_backward(grad, operands, None, kept, form, every, spend=spend)[:6])
+
+
+def _adapted_backward(
+    grad: Tensor,
+    operands: Operands,
+    adapters: Adapters,
+    kept: Sequence[Tensor | None],
+    form: Form,
+    needed: AdaptedNeeded,
+    *,
+    spend: bool,
+) -> AdaptedGradients:
+    return _both_backward(grad, operands, adapters, kept, form, needed, spend=spend)
+
+
+def _both_backward(
+    grad: Tensor,
+    operands: Operands,
+    adapters: Adapters | None,
+    kept: Sequence[Tensor | None],
+    form: Form,
+    needed: AdaptedNeeded,
+    *,
+    spend: bool,
+) -> AdaptedGradients:
     x, index, weights, up, up_bias, down, down_bias = operands
     expert, block = _expert(form, LAYOUTS[form.variant]), _block(operands, form)
     grad, rows = _rows(grad, form.dtype), _rows(x, form.dtype)
-    products, numbers = kept
+    of_up = of_down = up_low = down_low = None
+    if adapters is not None:
+        of_up, of_down = adapter(adapters.up, form.dtype), adapter(adapters.down, form.dtype)
+    products, numbers = kept[:2]
     if products is None or numbers is None:
         routing = route(index, up.shape[0], block)
-        products, spend = _first_product(operands, form, rows, routing, keep=True)[1], True
+        h, products, up_low = _first_product(operands, form, rows, routing, keep=True, adapted=of_up)
+        down_low = forward_of(of_down, h, routing, ordered=True)
+        spend = True
+        del h
         assert products is not None  # noqa: S101 - it was told to keep them
     else:
         routing = routing_of(numbers, index, up.shape[0], block)
+        up_low, down_low = kept_lows(of_up, of_down, kept[2:])
     ordered = _ordered(operands, form)
     grad_rows = triton_products.ordered(grad, routing) if ordered else grad
+    down_back = back_of(of_down, grad_rows, routing, ordered=ordered)
     dz, weighted, sums = triton_products.gate_up_backward(
-        grad_rows, down.to(form.dtype), products, routing, weights, expert, spend=spend, ordered=ordered
-    )
+        grad_rows, down.to(form.dtype), products, routing, weights, expert, spend=spend, ordered=ordered,
+        low=down_back,
+    )  # fmt: skip
     del products
     to_weights = to_down = to_down_bias = to_x = to_up = to_up_bias = None
     if needed.top_k_weights:
         to_weights = triton_products.routing_gradient(sums, weights, routing, grad, down_bias)
     if needed.down:
         to_down = _weight_gradient(weighted, grad_rows, routing, expert, down.dtype, (False, not ordered))
-    del weighted, sums, grad_rows
+    down_low = weighted_rows(down_low, routing, weights)
+    to_down_factors = factor_gradients(
+        weighted, grad_rows, down_low, down_back, of_down, routing, needed[8:], (False, not ordered)
+    )
+    del weighted, sums, grad_rows, down_low, down_back
     if needed.down_bias and down_bias is not None:
         dtype = down_bias.dtype
         to_down_bias = triton_products.bias_gradient(grad, routing, weights, gather=True, dtype=dtype)
+    up_back = back_of(of_up, dz, routing, ordered=True)
     if needed.hidden_states:
-        to_x = _input_gradient(dz, up.to(form.dtype), routing, expert, x.dtype)
+        to_x = _input_gradient(dz, up.to(form.dtype), routing, expert, x.dtype, up_back)
+    if ordered and (needed.up or needed.up_into):
+        rows = triton_products.ordered(rows, routing)
     if needed.up:
-        rows = triton_products.ordered(rows, routing) if ordered else rows
         to_up = _weight_gradient(rows, dz, routing, expert, up.dtype, (not ordered, False))
+    to_up_factors = factor_gradients(
+        rows, dz, up_low, up_back, of_up, routing, needed[6:8], (not ordered, False)
+    )
     if needed.up_bias and up_bias is not None:
         to_up_bias = triton_products.bias_gradient(dz, routing, gather=False, dtype=up_bias.dtype)
-    return Gradients(to_x, to_weights, to_up, to_up_bias, to_down, to_down_bias)
+    return AdaptedGradients(
+        to_x, to_weights, to_up, to_up_bias, to_down, to_down_bias, *to_up_factors, *to_down_factors
+    )
 
 
-def _input_gradient(dz: Tensor, up: Tensor, routing: Routing, expert: Expert, dtype: torch.dtype) -> Tensor:
-    rows = triton_products.input_gradient(dz, up, routing, transposed=expert.transposed)
+def _input_gradient(
+    dz: Tensor, up: Tensor, routing: Routing, expert: Expert, dtype: torch.dtype, low: Low | None
+) -> Tensor:
+    rows = triton_products.input_gradient(dz, up, routing, transposed=expert.transposed, low=low)
     return triton_products.combine(rows, routing, dtype=dtype)
 
 
@@ -185,7 +292,13 @@ def _weight_gradient(
     return triton_products.weight_gradient(outputs, inputs, routing, gathered=gathered[::-1], dtype=dtype)
 
 
-_BACKEND = define_backend("moe_experts_triton", _forward, _backward, _like_kept, kept=2, spends=True)
+_BACKEND = define_backend(
+    "moe_experts_triton", _forward, _backward, _like_kept, kept=2, spends=True
+)._replace(
+    adapted=define_adapted(
+        "moe_experts_triton_adapted", _adapted_forward, _adapted_backward, _like_adapted, kept=4, spends=True
+    )
+)
 
 kernel = partial(kernel_of, _BACKEND)
 gated_or_identity = partial(experts_or_identity, kernel("gated"))
@@ -193,6 +306,10 @@ gated_or_identity = partial(experts_or_identity, kernel("gated"))
 
 def refuses(owner: Any, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
+    if is_adapted(operands):
+        if (reason := _unsuited_rank(operands)) is not None:
+            return reason
+        operands = (*without_adapters(operands),)
     reason = forms.refuses(owner, *operands)
     if reason is not None:
         return reason
@@ -202,6 +319,13 @@ def refuses(owner: Any, *operands: Any) -> str | None:
             return f"a limit or alpha is negative: {each}"
     dtype = forms.compute_dtype("gated", tensors)
     return None if dtype in _DTYPES else f"the kernel multiplies in 16 bits or float32, not {dtype}"
+
+
+def _unsuited_rank(operands: tuple[Any, ...]) -> str | None:
+    for each in operands:
+        if type(each) is AdaptedWeight and each.rank > MOST_RANK:
+            return f"the adapters have rank {each.rank}, the kernel takes at most {MOST_RANK}"
+    return None
 
 
 refuses_or_identity = partial(identity_refuses, refuses)

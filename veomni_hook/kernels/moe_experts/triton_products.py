@@ -30,6 +30,7 @@ from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
 __all__ = [
     "Expert",
+    "Low",
     "bias_gradient",
     "combine",
     "down",
@@ -47,6 +48,7 @@ _UNPAIRED, _ALL_BEFORE, _ALTERNATING = 0, 1, 2
 _COMBINED, _UNROLLED = 2048, 16
 _SUM_ROWS, _SUM_COLUMNS = 32, 128
 _PAIRS, _PAIR_COLUMNS = 32, 128
+_FLATTENED_RANK = 16
 
 
 class Expert(NamedTuple):
@@ -76,6 +78,32 @@ class Expert(NamedTuple):
         if self.alone:
             return _UNPAIRED
         return _ALTERNATING if self.interleaved else _ALL_BEFORE
+
+
+class Low(NamedTuple):
+    """What a product adds to its result: ``rows`` times the expert's ``matrix``; RANK is a power of two.
+
+    Attributes:
+        rows: [rows, RANK], contiguous.
+        matrix: [E, columns, RANK], or [E, RANK, columns] if ``turned``, contiguous.
+        turned: how ``matrix`` is stored.
+    """
+
+    rows: Tensor
+    matrix: Tensor
+    turned: bool
+
+
+def _low(low: Low | None) -> dict[str, Any]:
+    """The kernels' last arguments."""
+    if low is None:
+        return {}
+    return {"low": low.rows, "low_w": low.matrix, "RANK": low.rows.shape[1], "TURNED": low.turned}
+
+
+def _flatten(tile: Tile, low: Low | None) -> bool:
+    """Whether to merge loops; then what is added by `Low` is loaded ahead, which takes shared memory."""
+    return tile.flatten and (low is None or low.rows.shape[1] <= _FLATTENED_RANK)
 
 
 def _described_weight(weight: Tensor, transposed: bool, paired: int, tile: Tile) -> Any:  # noqa: FBT001
@@ -125,6 +153,7 @@ def gate_up(  # noqa: PLR0913 - what a product is made of
     keep: bool,
     ordered: bool = False,
     tile: Tile | None = None,
+    low: Low | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return ``h`` [rows, I] and, if ``keep``, gate and up [rows, 2I] (or gate [rows, I]) as in the weight.
 
@@ -150,12 +179,13 @@ def gate_up(  # noqa: PLR0913 - what a product is made of
         x.stride(0), *_inner_last(weight, expert.transposed), expert.limit, expert.alpha,
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages, paired, expert.transposed, ordered,
         x_descriptor is not None, w_descriptor is not None, _even(tile, hidden, columns, w_descriptor),
-        bias is not None, keep, expert.form, expert.activation, tile.flatten, num_warps=tile.warps,
+        bias is not None, keep, expert.form, expert.activation, _flatten(tile, low),
+        num_warps=tile.warps, **_low(low),
     )  # fmt: skip
     return h, products
 
 
-def down(
+def down(  # noqa: PLR0913 - what a product is made of
     h: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -164,19 +194,27 @@ def down(
     *,
     transposed: bool = False,
     tile: Tile | None = None,
+    low: Low | None = None,
 ) -> Tensor:
     """Return ``y`` [rows, H]: each row of ``h`` [rows, I], contiguous, times its expert's matrix.
 
     ``weights`` [tokens, top_k], of any float dtype, are applied before the only rounding.
     """
-    return _rows_product("down", h, weight, bias, routing, weights, transposed, tile)
+    return _rows_product("down", h, weight, bias, routing, weights, transposed, tile, low)
 
 
 def input_gradient(
-    gradients: Tensor, weight: Tensor, routing: Routing, *, transposed: bool = False, tile: Tile | None = None
+    gradients: Tensor,
+    weight: Tensor,
+    routing: Routing,
+    *,
+    transposed: bool = False,
+    tile: Tile | None = None,
+    low: Low | None = None,
 ) -> Tensor:
     """Return rows [rows, H] that `combine` sums to the gradient of x, from the gradients of gate and up."""
-    return _rows_product("input_gradient", gradients, weight, None, routing, None, not transposed, tile)
+    piece = "input_gradient"
+    return _rows_product(piece, gradients, weight, None, routing, None, not transposed, tile, low)
 
 
 def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
@@ -188,6 +226,7 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
     weights: Tensor | None,
     transposed: bool,  # noqa: FBT001
     tile: Tile | None,
+    low: Low | None,
 ) -> Tensor:
     inner = x.shape[1]
     columns = weight.shape[2 if transposed else 1]
@@ -206,7 +245,7 @@ def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
         routing.tiles, routing.max_tiles, inner, columns, *_inner_last(weight, transposed),
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
         transposed, x_descriptor is not None, w_descriptor is not None, even,
-        bias is not None, weights is not None, tile.flatten, num_warps=tile.warps,
+        bias is not None, weights is not None, _flatten(tile, low), num_warps=tile.warps, **_low(low),
     )  # fmt: skip
     return y
 
@@ -263,6 +302,7 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     spend: bool,
     ordered: bool = False,
     tile: Tile | None = None,
+    low: Low | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of gate and up from the gradient of the result.
 
@@ -276,6 +316,7 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
         spend: overwrite gate and up in ``products`` with their gradients.
         ordered: ``dout`` is in experts' order.
         tile: a configuration; by default chosen by shape.
+        low: added to the gradient of h.
 
     Returns:
         The gradients of gate and up [rows, 2I], the routing weight times h [rows, I] for the gradient of
@@ -302,7 +343,7 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
         tile.rows, tile.columns, tile.depth, tile.group, tile.stages,
         expert.paired, not expert.transposed, ordered, dout_descriptor is not None, w_descriptor is not None,
         _even(tile, hidden, columns, w_descriptor), tile.parts, expert.form, expert.activation, tile.flatten,
-        num_warps=tile.warps,
+        num_warps=tile.warps, **_low(low),
     )  # fmt: skip
     return gradients, h, partial
 

@@ -158,4 +158,6 @@ OP = op(
     yields=".provenance:users_choice",
     offers=".interface:offer",
     overrides=".provenance:overridden",
+    prepares=".peft_adapters:watch",
+    remarks=".peft_adapters:remark",
 )

@@ -138,6 +138,8 @@ class Op:
     gets a kernel under ``auto``; `explain` asks it for modules without a recorded call.
     ``overrides`` names a function ``(owner, wanted) -> str | None`` that returns which choice of the user has
     no effect because the backend ``wanted`` was chosen by name.
+    ``remarks`` names a function ``(owner, backend) -> str | None`` that returns what else `explain` has to
+    say of a module that ``backend`` computed.
     """
 
     name: str
@@ -148,3 +150,4 @@ class Op:
     overrides: str | None = None
     prepares: str | None = None
     bypassed: str | None = None
+    remarks: str | None = None

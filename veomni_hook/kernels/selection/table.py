@@ -50,6 +50,7 @@ def op(  # noqa: PLR0913 - the fields of an op, all but two by keyword
     overrides: str | None = None,
     prepares: str | None = None,
     bypassed: str | None = None,
+    remarks: str | None = None,
 ) -> Op:
     """Return the `Op` that a table declares, with complete references."""
     rules: dict[str, Any] = {
@@ -58,6 +59,7 @@ def op(  # noqa: PLR0913 - the fields of an op, all but two by keyword
         "overrides": overrides,
         "prepares": prepares,
         "bypassed": bypassed,
+        "remarks": remarks,
     }
     variants = {variant: _row(name, variant, row) for variant, row in rows.items()}
     return Op(name, variants, parts=parts, **_complete(name, rules, {}))
