@@ -12,7 +12,7 @@ from veomni_hook.kernels.moe_experts import reference
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.moe_experts import triton_products, triton_tiles
+from veomni_hook.kernels.moe_experts import triton_products, triton_routing, triton_tiles
 from veomni_hook.kernels.moe_experts.triton_products import Expert
 from veomni_hook.kernels.moe_experts.triton_routing import route
 from veomni_hook.kernels.moe_experts.triton_tiles import Tile
@@ -243,6 +243,13 @@ def test_tiles_that_shapes_choose(chosen_tiles, name, block, dtype):
     check(name, "sentinel", dtype, 136, 200)
 
 
+@pytest.fixture(params=["few", "many"])
+def either_routing(request, monkeypatch):
+    """In one launch, as few pairs are routed, and with a sort."""
+    monkeypatch.setattr(triton_routing, "_MANY", 0 if request.param == "many" else 10**6)
+
+
+@pytest.mark.usefixtures("either_routing")
 @pytest.mark.parametrize("block", [16, 32])
 @pytest.mark.parametrize("which", IDS)
 def test_routing(which, block):
@@ -267,15 +274,22 @@ def test_routing(which, block):
     assert [tuple(tile) for tile in parts.t().tolist()] == tiles
 
 
-def test_routing_of_many_experts():
+@pytest.mark.usefixtures("either_routing")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_routing_of_many_experts(dtype):
     torch.manual_seed(2)
-    ids = torch.randint(301, (9, 30), device=DEVICE)
+    ids = torch.randint(301, (9, 30), device=DEVICE, dtype=dtype)
     routing = route(ids, 300, 16)
     keys, order = ids.flatten().sort(stable=True)
     rows = int((keys < 300).sum())
     assert torch.equal(routing.pairs[:rows].long(), order[:rows])
     assert torch.equal(
         routing.offsets[:301].long(), torch.searchsorted(keys, torch.arange(301, device=DEVICE))
+    )
+    counts = torch.bincount(keys, minlength=301)[:300]
+    # Pairs without an expert have no tile.
+    assert int(routing.tiles[3 * routing.max_tiles]) == int(
+        (counts + 15).div(16, rounding_mode="floor").sum()
     )
 
 

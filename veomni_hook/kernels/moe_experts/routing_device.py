@@ -3,6 +3,7 @@
 `veomni_hook.kernels.moe_experts.triton_routing` and `.triton_products` launch it.
 
 Forward:  `routing_keys`, a stable sort, `routing_tables`: the tables of rows and tiles
+          `routing_of_few`  the same tables of few pairs in one launch
           `combine`          result_t = sum over k of w y
 Backward: `combine`          dx_t = sum over k of the rows of dx
           `routing_gradient` dw = <dh, h> + <dout[token], d_e>
@@ -16,7 +17,21 @@ E experts; H hidden columns. Rows from ``offsets[E]`` on belong to pairs without
 import triton
 import triton.language as tl
 
-__all__ = ["column_sums", "combine", "routing_gradient", "routing_keys", "routing_tables"]
+__all__ = [
+    "column_sums",
+    "combine",
+    "routing_gradient",
+    "routing_keys",
+    "routing_of_few",
+    "routing_tables",
+]
+
+
+@triton.jit
+def _keys(ids, pair, mask, num_experts):
+    """key = id if 0 <= id < E, else E."""
+    expert = tl.load(ids + pair, mask=mask, other=0)
+    return tl.where((expert >= 0) & (expert < num_experts), expert, num_experts)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -26,12 +41,10 @@ def routing_keys(
     num_pairs, num_experts,  # R, E
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """key = id if 0 <= id < E, else E. Grid: (ceil(R / BLOCK),)."""
+    """Write `_keys`. Grid: (ceil(R / BLOCK),)."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = pair < num_pairs
-    expert = tl.load(ids + pair, mask=mask, other=0)
-    expert = tl.where((expert >= 0) & (expert < num_experts), expert, num_experts)
-    tl.store(keys + pair, expert.to(keys.dtype.element_ty), mask=mask)
+    tl.store(keys + pair, _keys(ids, pair, mask, num_experts).to(keys.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -46,6 +59,32 @@ def _rows_below(keys, expert, num_pairs, steps):
         low = tl.where(searching & less, middle + 1, low)
         high = tl.where(searching & (less == 0), middle, high)
     return low
+
+
+@triton.jit
+def _write_tiles(
+    begin, end,  # [EXPERTS], int32: the first row of each expert, and the row after its last one
+    offsets, tiles, num_experts, max_tiles,
+    EXPERTS: tl.constexpr, BM: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Fill the program's TILES tiles; the first program also fills the offsets."""
+    expert = tl.arange(0, EXPERTS)
+    tiles_end = tl.cumsum((end - begin + BM - 1) // BM, axis=0)
+    if tl.program_id(0) == 0:
+        tl.store(offsets + expert + 1, end, mask=expert < num_experts)
+        tl.store(offsets, 0)
+        tl.store(tiles + 3 * max_tiles, tl.max(tiles_end, axis=0))
+    tiles_begin = tiles_end - (end - begin + BM - 1) // BM
+    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    of_expert = (tile[:, None] >= tiles_begin[None, :]) & (tile[:, None] < tiles_end[None, :])
+    expert_of_tile = tl.sum(tl.where(of_expert, expert[None, :], 0), axis=1)
+    row_of_tile = begin[None, :] + (tile[:, None] - tiles_begin[None, :]) * BM
+    first_row = tl.sum(tl.where(of_expert, row_of_tile, 0), axis=1)
+    end_of_expert = tl.sum(tl.where(of_expert, end[None, :], 0), axis=1)
+    tile_mask = tile < max_tiles
+    tl.store(tiles + tile, expert_of_tile, mask=tile_mask)
+    tl.store(tiles + max_tiles + tile, first_row, mask=tile_mask)
+    tl.store(tiles + 2 * max_tiles + tile, end_of_expert, mask=tile_mask)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "max_tiles", "steps"])
@@ -72,26 +111,48 @@ def routing_tables(
     tl.store(tokens + rows, pair // top_k, mask=mask)
     tl.store(rows_of + pair, rows, mask=mask)
     expert = tl.arange(0, EXPERTS)
-    exists = expert < num_experts
     # Both searches at once: one after the other, they would wait for memory twice as often.
     bounds = tl.minimum(expert[:, None] + tl.arange(0, 2)[None, :], num_experts)
     begin, end = tl.split(_rows_below(keys, bounds, num_pairs, steps))
-    tiles_end = tl.cumsum((end - begin + BM - 1) // BM, axis=0)
-    if tl.program_id(0) == 0:
-        tl.store(offsets + expert + 1, end, mask=exists)
-        tl.store(offsets, 0)
-        tl.store(tiles + 3 * max_tiles, tl.max(tiles_end, axis=0))
-    tiles_begin = tiles_end - (end - begin + BM - 1) // BM
-    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
-    of_expert = (tile[:, None] >= tiles_begin[None, :]) & (tile[:, None] < tiles_end[None, :])
-    expert_of_tile = tl.sum(tl.where(of_expert, expert[None, :], 0), axis=1)
-    row_of_tile = begin[None, :] + (tile[:, None] - tiles_begin[None, :]) * BM
-    first_row = tl.sum(tl.where(of_expert, row_of_tile, 0), axis=1)
-    end_of_expert = tl.sum(tl.where(of_expert, end[None, :], 0), axis=1)
-    tile_mask = tile < max_tiles
-    tl.store(tiles + tile, expert_of_tile, mask=tile_mask)
-    tl.store(tiles + max_tiles + tile, first_row, mask=tile_mask)
-    tl.store(tiles + 2 * max_tiles + tile, end_of_expert, mask=tile_mask)
+    _write_tiles(begin, end, offsets, tiles, num_experts, max_tiles, EXPERTS, BM, TILES)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "max_tiles"])
+def routing_of_few(
+    ids,  # [T, K], integer: the expert of a pair, as the router chose
+    tokens, pairs, rows_of, offsets, tiles,  # as in `routing_tables`; written
+    num_pairs, num_experts, max_tiles, top_k,  # R, E, …, K
+    EXPERTS: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Fill BLOCK pairs' places in tokens, pairs and rows_of, and TILES tiles of BM rows.
+
+    A pair's row is the number of pairs that a stable sort by `_keys` puts before it. Each program compares
+    its pairs and all EXPERTS (a power of two) with all pairs, CHUNK at a time, so programs need nothing from
+    one another. Grid: (max(ceil(R / BLOCK), ceil(max_tiles / TILES)),).
+    """
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = pair < num_pairs
+    key = _keys(ids, pair, mask, num_experts).to(tl.int32)
+    expert = tl.arange(0, EXPERTS)
+    row = tl.zeros([BLOCK], tl.int32)
+    begin = tl.zeros([EXPERTS], tl.int32)
+    end = tl.zeros([EXPERTS], tl.int32)
+    for start in tl.range(0, num_pairs, CHUNK):
+        other = start + tl.arange(0, CHUNK)
+        exists = other < num_pairs
+        # What does not exist comes after every pair.
+        other_key = tl.where(exists, _keys(ids, other, exists, num_experts).to(tl.int32), num_experts + 1)
+        same = other_key[None, :] == key[:, None]
+        before = (other_key[None, :] < key[:, None]) | (same & (other[None, :] < pair[:, None]))
+        row += tl.sum(before.to(tl.int32), axis=1)
+        begin += tl.sum((other_key[None, :] < expert[:, None]).to(tl.int32), axis=1)
+        end += tl.sum((other_key[None, :] <= expert[:, None]).to(tl.int32), axis=1)
+    tl.store(pairs + row, pair, mask=mask)
+    tl.store(tokens + row, pair // top_k, mask=mask)
+    tl.store(rows_of + pair, row, mask=mask)
+    # Pairs without an expert have no tile.
+    end = tl.where(expert < num_experts, end, begin)
+    _write_tiles(begin, end, offsets, tiles, num_experts, max_tiles, EXPERTS, BM, TILES)
 
 
 @triton.jit

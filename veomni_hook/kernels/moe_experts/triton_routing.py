@@ -1,7 +1,8 @@
 """Assigns rows to experts: pairs of a token and one of its places, sorted by expert.
 
 The host reads nothing, and the result does not depend on the order in which programs run: the sort is
-stable, so rows of one expert keep the order of their pairs. Two launches around one sort.
+stable, so rows of one expert keep the order of their pairs. Two launches around one sort, which is several
+launches itself; few pairs take one launch in all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ Tensor = torch.Tensor
 _KEY_BLOCK, _BLOCK, _TILES = 1024, 512, 8
 _MOST_PAIRS = 2**31 - 2**20
 _LEAST_BLOCK = 16
+#: From so many pairs on they are sorted; fewer are compared with each other, which takes one launch.
+_MANY = 512
+_FEW_BLOCK, _FEW_TILES, _COMPARED = 64, 64, 16384
 
 
 class Routing(NamedTuple):
@@ -99,6 +103,13 @@ def route(ids: Tensor, num_experts: int, block: int) -> Routing:
     if max_tiles == 0:
         numbers.zero_()
         return routing
+    if num_pairs < _MANY:
+        _launch_of_few(ids.device, ids.dtype, num_experts, routing.top_k, block)(
+            (max(cdiv(num_pairs, _FEW_BLOCK), cdiv(max_tiles, _FEW_TILES)), 1, 1),
+            routing.ids, routing.tokens, routing.pairs, routing.rows_of, routing.offsets, routing.tiles,
+            num_pairs, num_experts, max_tiles, routing.top_k,
+        )  # fmt: skip
+        return routing
     # The sort's time grows with the bits of a key.
     keys = torch.empty(num_pairs, dtype=_key_dtype(num_experts), device=ids.device)
     write_keys, write_tables = _launches(ids.device, ids.dtype, num_experts, routing.top_k, block)
@@ -121,6 +132,18 @@ def _launches(
     return (
         Launch(routing_device.routing_keys, 2, _KEY_BLOCK),
         Launch(routing_device.routing_tables, 7, *constants, num_warps=4),
+    )
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _launch_of_few(
+    device: torch.device, ids: torch.dtype, num_experts: int, top_k: int, block: int
+) -> Launch:
+    """Return the launcher of `routing_of_few` for these Triton specialisations."""
+    experts = power(num_experts)
+    chunk = max(1, min(128, _COMPARED // experts))
+    return Launch(
+        routing_device.routing_of_few, 6, experts, block, _FEW_BLOCK, chunk, _FEW_TILES, num_warps=8
     )
 
 
