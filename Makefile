@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Material for MkDocs says at each build until when it is maintained: May 2027. Its successor, Zensical, runs no hooks.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup demo bytecode test slow lint format docs bench matrix recipes releases proof stress clean
+.PHONY: help setup demo test slow lint format docs bench matrix recipes releases proof stress clean
 .DEFAULT_GOAL := help
 
 help:
@@ -51,16 +51,17 @@ demo: $(STAMP)
 	$(BIN)/veomni-hook demo $(ARGS)
 
 # Tests start hundreds of processes that write no bytecode: without it, each would compile the package again.
-bytecode: $(STAMP)
-	@$(BIN)/python -m compileall -q veomni_hook
+COMPILE := $(BIN)/python -m compileall -q veomni_hook
 
 # One thread a worker: two workers with two threads each fight over two cores.
-test: bytecode
+test: $(STAMP)
+	@$(COMPILE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
 # What the default suite leaves out because it takes minutes, most of it in the interpreter of Triton, which looks for
 # integers that overflow here and nowhere else.
-slow: bytecode
+slow: $(STAMP)
+	@$(COMPILE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)
 
 # Not `mkdocs --quiet`: that silences warnings before strictness counts them.

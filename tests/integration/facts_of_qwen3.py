@@ -1,6 +1,6 @@
 """Prints, as JSON, what introspection says about every class and function of the installed Qwen3.
 
-Run by test_visibility.py with the hook, and in its own process without it; only what a patch changes may differ.
+Run by test_visibility.py twice, with and without the hook; only what a patch changes may differ.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import inspect
 import json
 import linecache
 import pickle
+import sys
 import tempfile
 import typing
 from pathlib import Path
 
-if __name__ == "__main__":
+if sys.argv[1] == "patched":
     import veomni_hook.install  # noqa: F401
 
 import torch
@@ -130,18 +131,15 @@ def compiled() -> dict[str, object]:
     return results
 
 
-def facts() -> dict[str, object]:
-    return {
-        "classes": {n: facts_of_class(v) for n, v in QUALIFIED.items() if inspect.isclass(v)},
-        "functions": {n: facts_of_callable(v) for n, v in QUALIFIED.items() if inspect.isfunction(v)},
-        "all": module.__all__,
-        "names": sorted(n for n in vars(module) if not n.startswith("__")),
-        "can_set_experts": module.Qwen3ForCausalLM._can_set_experts_implementation(),
-        "training": training(),
-        "file": module.__file__,
-        "version": transformers.__version__,
-    }
-
-
-if __name__ == "__main__":
-    print(json.dumps({**facts(), "compiled": compiled()}))
+facts = {
+    "classes": {n: facts_of_class(v) for n, v in QUALIFIED.items() if inspect.isclass(v)},
+    "functions": {n: facts_of_callable(v) for n, v in QUALIFIED.items() if inspect.isfunction(v)},
+    "all": module.__all__,
+    "names": sorted(n for n in vars(module) if not n.startswith("__")),
+    "can_set_experts": module.Qwen3ForCausalLM._can_set_experts_implementation(),
+    "training": training(),
+    "compiled": compiled(),
+    "file": module.__file__,
+    "version": transformers.__version__,
+}
+print(json.dumps(facts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import product
 
 import pytest
 import torch
@@ -85,9 +86,22 @@ def targets(compiled):
     return [str(node.target) for each in graphs for node in each.graph.nodes]
 
 
-@pytest.mark.parametrize("dtype", CLOSE, ids=str)
-@pytest.mark.parametrize("window", [None, 9, 200])
-@pytest.mark.parametrize("variant", VARIANTS)
+#: By default each variant and each window once, and one case in bfloat16.
+FIRST = [
+    *((variant, 9, torch.float32) for variant in VARIANTS),
+    ("softcap", None, torch.bfloat16),
+    ("sinks", 200, torch.float32),
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "window", "dtype"),
+    [
+        pytest.param(*case, marks=[] if case in FIRST else pytest.mark.slow)
+        for case in product(VARIANTS, [None, 9, 200], CLOSE)
+    ],
+    ids=str,
+)
 def test_equals_the_formula(variant, window, dtype):
     module = Attention().to(dtype)
     operands = module.operands(300, dtype=dtype)
@@ -97,16 +111,24 @@ def test_equals_the_formula(variant, window, dtype):
     assert targets(compiled).count("flex_attention") == 1
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
+@pytest.mark.parametrize(
+    "heads", [(6, 2), *(pytest.param(e, marks=pytest.mark.slow) for e in ((4, 4), (8, 1)))]
+)
 def test_any_number_of_groups(heads):
     module = Attention(*heads)
     operands = module.operands(130, heads[1], batch=1)
     check(Compiled("sinks"), "sinks", operands, mask_of(operands[0], config_of()), module)
 
 
-@pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("dynamic", [True, None])
-@pytest.mark.parametrize("variant", ["sinks", "softcap"])
+@pytest.mark.parametrize(
+    ("variant", "dynamic", "window"),
+    [
+        pytest.param(
+            *case, marks=[] if case in {("sinks", None, None), ("softcap", True, 100)} else pytest.mark.slow
+        )
+        for case in product(["sinks", "softcap"], [True, None], [None, 100])
+    ],
+)
 def test_lengths_that_change_are_compiled_once(variant, dynamic, window):
     module, compiled = Attention(), Compiled(variant, config_of(window), dynamic=dynamic)
     counts = []

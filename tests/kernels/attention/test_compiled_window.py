@@ -74,8 +74,16 @@ def gemma3(**changes: Any) -> Gemma3ForCausalLM:
     return Gemma3ForCausalLM(config).train()
 
 
-@pytest.mark.parametrize("dtype", CLOSE, ids=str)
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize(
+    ("checkpointed", "dtype"),
+    [
+        (False, torch.bfloat16),
+        (True, torch.float32),
+        pytest.param(False, torch.float32, marks=pytest.mark.slow),
+        pytest.param(True, torch.bfloat16, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_a_window_is_computed_without_its_mask_and_equals_upstream(slot, dtype, checkpointed):
     network = model().to(dtype)
     if checkpointed:
@@ -202,8 +210,15 @@ def test_compiled_code_does_not_outlive_a_change_of_the_choice(slot):
     assert counter.frame_count == 3
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize(
+    ("dynamic", "checkpointed"),
+    [
+        (True, True),
+        (None, False),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(None, True, marks=pytest.mark.slow),
+    ],
+)
 def test_lengths_that_change_are_compiled_once(slot, dynamic, checkpointed):
     network = model()
     if checkpointed:
@@ -233,7 +248,9 @@ def test_layers_that_are_compiled_one_by_one_stay_with_upstream(slot):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("strict", [True, False, None])
+@pytest.mark.parametrize(
+    "strict", [True, *(pytest.param(each, marks=pytest.mark.slow) for each in (False, None))]
+)
 def test_an_exported_program_has_its_mask(slot, strict, monkeypatch):
     monkeypatch.setattr(flash, "_OPERATOR", lambda *given, **named: (2 * windowed(*given, **named)[0],))
     network = model().eval()
@@ -277,7 +294,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("dynamic", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_mask_that_may_have_changed_is_unknown(slot, use, dynamic):
     change, known = USES[use]
     seen = []

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import symbolic_convert
 from torch.nn import functional
 from transformers import MistralConfig, MistralForCausalLM, masking_utils
 from transformers.integrations import sdpa_attention
@@ -102,7 +103,20 @@ def slot(monkeypatch):
     functions = modeling_mistral.ALL_ATTENTION_FUNCTIONS._global_mapping
     monkeypatch.setitem(functions, "sdpa", attention.sdpa_attention_forward)
     monkeypatch.setitem(sys.modules, sdpa_attention.__name__, attention)
-    return attention.veomni_attention_sliding_window
+    _forget_imports(sdpa_attention.__name__)
+    yield attention.veomni_attention_sliding_window
+    _forget_imports(sdpa_attention.__name__)
+
+
+def _forget_imports(name: str) -> None:
+    """Make dynamo look up a module again: it keeps modules, and writes them into globals of compiled code."""
+    look_up = getattr(symbolic_convert, "_import_module", None)
+    if hasattr(look_up, "cache_clear"):
+        look_up.cache_clear()
+    alias = f"__import_{name.replace('.', '_dot_')}"
+    for module in list(sys.modules.values()):
+        if isinstance(module, types.ModuleType):
+            vars(module).pop(alias, None)
 
 
 def model(**changes: Any) -> MistralForCausalLM:
