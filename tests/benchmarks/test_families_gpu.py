@@ -17,6 +17,7 @@ from benchmarks._families import FAMILIES, Family, shape
 SMALL = Family("qwen3", shape(64, 96, 2, "4 2 16", 131), length=24)
 
 
+@pytest.mark.slow
 def test_sides_train_the_same_model_and_a_side_that_cannot_run_says_why(monkeypatch):
     monkeypatch.setattr(families_gpu, "ROUNDS", 1)
     monkeypatch.setattr(families_gpu, "STEPS", 2)

@@ -19,6 +19,15 @@ NOT_STORED = "reads the attention weights, which flex_attention does not store"
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {mode: facts_of(mode, tmp_path_factory) for mode in ("early", "late")}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return facts_of("compiled", tmp_path_factory)
+
+
+def facts_of(mode: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
     environment |= {
         "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
@@ -26,19 +35,17 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    outputs = {}
-    for mode in ("early", "late"):
-        finished = subprocess.run(
-            [sys.executable, str(SCRIPT), mode],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr[-4000:]
-        outputs[mode] = json.loads(finished.stdout.splitlines()[-1])
-    return outputs
+    finished = subprocess.run(
+        [sys.executable, str(SCRIPT), mode],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    found: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
@@ -96,9 +103,10 @@ def test_what_flex_attention_cannot_do_stays_upstreams(facts: dict[str, Any]) ->
     assert choices["short"] == ["eager: fewer than 4 queries: not measured to be faster"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
-def test_compiled_models_equal_upstreams(facts: dict[str, Any], model: str) -> None:
-    kinds = facts["early"]["compiled"][model]
+def test_compiled_models_equal_upstreams(compiled: dict[str, Any], model: str) -> None:
+    kinds = compiled["models"][model]
     assert {name for name, kind in kinds.items() if kind["worst"] > 1e-5} == set()
     assert [kind["runs"] for kind in kinds.values()] == [FLEX] * 2
     # One graph for the first length, and one for all others; two layers in each.
@@ -108,8 +116,9 @@ def test_compiled_models_equal_upstreams(facts: dict[str, Any], model: str) -> N
     }
 
 
-def test_compiled_models_return_the_weights_that_are_asked_for(facts: dict[str, Any]) -> None:
-    before, shapes, after = facts["early"]["weights of compiled"]
+@pytest.mark.slow
+def test_compiled_models_return_the_weights_that_are_asked_for(compiled: dict[str, Any]) -> None:
+    before, shapes, after = compiled["weights"]
     assert before == FLEX
     assert shapes == [[2, 4, 41, 41]] * 2
     assert after == [

@@ -213,8 +213,8 @@ def test_compiled_code_does_not_outlive_a_change_of_the_choice(slot):
 @pytest.mark.parametrize(
     ("dynamic", "checkpointed"),
     [
-        (True, True),
         (None, False),
+        pytest.param(True, True, marks=pytest.mark.slow),
         pytest.param(True, False, marks=pytest.mark.slow),
         pytest.param(None, True, marks=pytest.mark.slow),
     ],
