@@ -115,7 +115,14 @@ def test_every_op_has_a_kernel_for_it():
     For LayerNorm and for low-rank terms `auto` takes torch's operators, which are upstream's code where the
     class is torch's own; torch_npu has none for attention with sinks or a softcap.
     """
-    apart = {"qk_norm_rotary", "layer_norm", "nn_layer_norm", "add_layer_norm", "attention", "low_rank_linear"}
+    apart = {
+        "qk_norm_rotary",
+        "layer_norm",
+        "nn_layer_norm",
+        "add_layer_norm",
+        "attention",
+        "low_rank_linear",
+    }
     assert set(registry.ops()) - set(registry.preset("npu")) == apart
 
 

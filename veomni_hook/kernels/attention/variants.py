@@ -27,8 +27,8 @@ _FLEX_SOFTCAP = backend(
     loses=".flex:loses",
     requires=_FLEX.requires,
     traceable=True,
+    beats_inductor=True,
     description=_FLEX.description,
-    automatic=False,  # until its time has been measured on a GPU
 )
 
 _FLASH = backend(
