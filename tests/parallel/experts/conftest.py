@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.parallel.experts.crew import Crew
+
+
+@pytest.fixture(scope="session")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    """Two ranks."""
+    crew = Crew(2, tmp_path_factory.mktemp("two"))
+    yield crew
+    crew.stop()
+
+
+@pytest.fixture(scope="session")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    """Four ranks."""
+    crew = Crew(4, tmp_path_factory.mktemp("four"))
+    yield crew
+    crew.stop()

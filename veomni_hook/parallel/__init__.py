@@ -1,0 +1,1 @@
+"""Sequence and expert parallelism."""

@@ -1,0 +1,209 @@
+"""Tokens to the ranks that hold their experts, and back: each token once for each rank.
+
+transformers' ``all_to_all`` sends one row for each pair of a token and one of its experts. Here a token that goes
+to several experts of one rank is sent there once, with their numbers and weights. The experts' rank forms the
+weighted sum of its experts, and one row comes back. With eight of 128 experts on two ranks that is a quarter of
+the rows.
+
+Forward:   rows [S, H] and weights [S, k] out, their sums [S, H] back; S counts pairs of a token and a rank.
+Backward:  the gradient of the sums out, the gradients of rows and weights back.
+Host:      one read, of the numbers of rows and pairs; none in backward, none when a checkpoint is recomputed.
+Saved:     the received rows and weights, and four tables of numbers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
+from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
+
+from veomni_hook.parallel.expert_copies import Copies, collect, copies_of, spread
+from veomni_hook.parallel.expert_records import current, record_checkpoints
+
+__all__ = ["NAME", "OncePerRank", "register"]
+
+#: The name in ``DistributedConfig(ep_implementation=…)``.
+NAME = "veomni"
+#: Received pairs get a row each from so many places for each pair on. A place costs experts memory (their first
+#: product), a row of its own costs a copy of the token.
+_SPARSE = 2.5
+#: Values of ``experts_implementation`` that skip places marked with the number of local experts. Not all of
+#: upstream's loops do, and these also run where a kernel refuses.
+_SKIP_MARKS = ("batched_mm", "grouped_mm")
+
+
+class Routing(NamedTuple):
+    """What one call dispatched; all that a recompute needs.
+
+    Attributes:
+        ids: ``[T, k]``: the experts of this rank's tokens; the number of all experts stands for none.
+        weights: ``[T, k]``: their weights, without gradient.
+        copies: from tokens to sent rows.
+        sent: rows for each rank.
+        received: rows from each rank.
+        local: what this rank's experts are asked for.
+    """
+
+    ids: Tensor
+    weights: Tensor
+    copies: Copies
+    sent: list[int]
+    received: list[int]
+    local: Local
+
+
+class Local(NamedTuple):
+    """The calls of one rank's experts.
+
+    Attributes:
+        ids: ``[M, k]``: experts of the received rows, marked with the number of local experts where the place is
+            for another rank; or ``[P, 1]`` if every pair of a row and an expert has a row of its own.
+        pairs: from received rows to rows of pairs; None: places are marked.
+        places: ``[P]``: the positions of pairs in the flattened ``[M, k]``; None: places are marked.
+    """
+
+    ids: Tensor
+    pairs: Copies | None = None
+    places: Tensor | None = None
+
+
+class OncePerRank(EPImplementation):  # type: ignore[misc,unused-ignore]
+    """transformers' seam for expert parallelism: one instance for each experts module.
+
+    Ids without an expert, negative ones or those from the number of experts on, add nothing. Experts run as they
+    would without dispatch: in this package's kernels or in transformers' ``experts_implementation``.
+
+    Raises:
+        ValueError: tensor parallelism, where ranks share a batch.
+    """
+
+    def __init__(self, experts: torch.nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:
+        super().__init__(experts, ep_mesh, tp_mesh)
+        if tp_mesh.size() > 1:
+            raise ValueError(
+                f"ep_implementation={NAME!r} does not support tensor parallelism (tp_size={tp_mesh.size()}); "
+                "use ep_implementation='all_to_all', or tp_size=1"
+            )
+        self.config = getattr(experts, "config", None)
+        self.group = ep_mesh.get_group()
+        record_checkpoints()
+
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the weighted sums ``[T, H]`` for this rank's tokens. All ranks of the group must call."""
+        record = current()
+        make = partial(self._route, top_k_index, top_k_weights)
+        routing: Routing = make() if record is None else record.take(self, make)
+        if record is not None:
+            # In the first pass as well: both passes must save the same tensors.
+            ids = _known(top_k_index, self.ep_mesh.size() * self.num_local_experts)
+            top_k_weights = as_recorded(routing, ids, top_k_weights)
+        copies, sent, received = routing.copies, routing.sent, routing.received
+        rows = self._exchange(spread(hidden_states, copies), sent, received)
+        weights = self._exchange(spread(top_k_weights, copies), sent, received)
+        summed = self._sums(rows, weights, routing.local).to(hidden_states.dtype)
+        return collect(self._exchange(summed, received, sent), copies)
+
+    @torch.no_grad()
+    def _route(self, top_k_index: Tensor, top_k_weights: Tensor) -> Routing:
+        size, local = self.ep_mesh.size(), self.num_local_experts
+        ids = _known(top_k_index, size * local)
+        owner = torch.div(ids, local, rounding_mode="floor").long()
+        pairs = torch.zeros(ids.shape[0], size + 1, dtype=torch.int32, device=ids.device)
+        pairs = pairs.scatter_add_(1, owner, torch.ones_like(ids))[:, :size]
+        wanted = pairs > 0
+        counts = torch.stack([wanted.sum(0), pairs.sum(0)], dim=1)
+        expected = torch.empty_like(counts)
+        dist.all_to_all_single(expected, counts, group=self.group)
+        outgoing, incoming = _on_host(torch.stack([counts, expected]))
+        sent, received = [rows for rows, _ in outgoing], [rows for rows, _ in incoming]
+        copies = copies_of(wanted, sum(sent), by_place=True)
+        arrived = ids.new_empty(sum(received), ids.shape[1])
+        dist.all_to_all_single(
+            arrived, ids.index_select(0, copies.sources), received, sent, group=self.group
+        )
+        answer = self._local(arrived, sum(of_rank for _, of_rank in incoming))
+        return Routing(ids, top_k_weights.detach(), copies, sent, received, answer)
+
+    def _local(self, ids: Tensor, count: int) -> Local:
+        """Return the calls for received rows with ``ids``, of which ``count`` are this rank's experts."""
+        local = self.num_local_experts
+        ids = ids - self.ep_mesh.get_local_rank() * local
+        here = (ids >= 0) & (ids < local)
+        skips_marks = getattr(self.config, "_experts_implementation", None) in _SKIP_MARKS
+        if skips_marks and ids.numel() <= _SPARSE * count:
+            return Local(torch.where(here, ids, local).long())
+        pairs = copies_of(here, count, by_place=False)
+        flat = pairs.places.reshape(-1).long()
+        places = flat.new_zeros(count + 1).scatter_(0, flat, torch.arange(flat.shape[0], device=flat.device))
+        places = places[:count]
+        return Local(ids.reshape(-1).index_select(0, places).long().unsqueeze(1), pairs, places)
+
+    def _sums(self, rows: Tensor, weights: Tensor, local: Local) -> Tensor:
+        """Return the weighted sum of this rank's experts for each received row."""
+        if local.pairs is None or local.places is None:
+            return self._experts(rows, local.ids, weights)
+        of_pairs = weights.reshape(-1).index_select(0, local.places).unsqueeze(1)
+        return collect(self._experts(spread(rows, local.pairs), local.ids, of_pairs), local.pairs)
+
+    def _experts(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        if rows.shape[0]:
+            return self.experts_forward(rows, ids, weights)  # type: ignore[no-any-return]
+        # One row that adds nothing: the experts' weights get gradients of zero, which FSDP then reduces on all
+        # ranks, and the graph stays connected, so that the backward exchanges run on all ranks.
+        alone = self.experts_forward(
+            rows.sum(0, keepdim=True), ids.new_zeros(1, ids.shape[1]), weights.sum(0, keepdim=True)
+        )
+        return alone[:0]  # type: ignore[no-any-return]
+
+    def _exchange(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Send rows to the ranks, in the order of ranks, and return what they sent; differentiable."""
+        arrived = all_to_all_single_autograd(rows.contiguous(), received, sent, self.group)
+        return _Arrived.apply(arrived)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _Arrived(torch.autograd.Function):
+    """Waits for an exchange: kernels must not get a tensor whose data may still arrive."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return wait_tensor(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.contiguous()
+
+
+def as_recorded(routing: Routing, ids: Tensor, weights: Tensor) -> Tensor:
+    """Return the ``weights`` of a recompute, which are for ``ids``, in the order of the recorded experts.
+
+    An expert that the recompute no longer picks keeps its recorded weight, which has no gradient.
+    """
+    same = (routing.ids.unsqueeze(2) == ids.unsqueeze(1)) & (
+        _occurrence(routing.ids).unsqueeze(2) == _occurrence(ids).unsqueeze(1)
+    )
+    ordered = weights.gather(1, same.to(torch.uint8).argmax(2))
+    return torch.where(same.any(2), ordered, routing.weights)
+
+
+def _occurrence(ids: Tensor) -> Tensor:
+    """How often an id occurs at earlier places of its row."""
+    return (ids.unsqueeze(2) == ids.unsqueeze(1)).tril(-1).sum(2)
+
+
+def _known(ids: Tensor, experts: int) -> Tensor:
+    return torch.where((ids >= 0) & (ids < experts), ids, experts).to(torch.int32)
+
+
+def _on_host(counts: Tensor) -> list[list[list[int]]]:
+    """The only read of device memory in a call."""
+    return counts.tolist()  # type: ignore[no-any-return]
+
+
+def register() -> None:
+    """Add this implementation to transformers' list, as ``"veomni"``."""
+    EPImplementationInterface.register(NAME, OncePerRank)
