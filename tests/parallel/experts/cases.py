@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.parallel.experts import models
+from tests.parallel.experts import layers, models
+from veomni_hook.parallel import expert_dispatch
 
 _ALONE: dict[Any, Any] = {}
 
@@ -35,3 +38,130 @@ def step(
     far = models.apart(models.gradients(model), expected)
     worst = max(far, key=far.__getitem__)
     return {"loss": abs(loss.item() - losses[rank]) / abs(losses[rank]), "worst": worst, "gradient": far[worst]}
+
+
+def layer(folder: Path, case: str, k: int = 3, tokens: int = 20, **options: Any) -> dict[str, float]:
+    """One experts module with routing of a kind: how far everything is from one process."""
+    world = dist.get_world_size()
+    calls = [layers.routed(tokens, k, rank) for rank in range(world)]
+    if case == "zero tokens on one rank":
+        calls[-1] = layers.routed(0, k, world - 1)
+    elif case == "zero tokens everywhere but on one rank":
+        calls[1:] = [layers.routed(0, k, rank) for rank in range(1, world)]
+    elif case == "all to one expert":
+        for _, ids, _ in calls:
+            ids[:] = 1
+    elif case == "no tokens for one rank":
+        for _, ids, _ in calls:
+            ids %= layers.EXPERTS // world
+    elif case == "duplicate ids":
+        for _, ids, _ in calls:
+            ids[::2] = ids[::2, :1]
+            ids[1::4, 1] = ids[1::4, 0]
+    elif case == "ids of no expert":
+        for _, ids, _ in calls:
+            ids[::3, 0], ids[1::3, 1], ids[2] = -1, layers.EXPERTS, layers.EXPERTS + 5
+    elif case == "of other dtype":
+        calls = [(x, ids.int(), weights) for x, ids, weights in calls]
+    elif case == "not contiguous":
+        calls = [(x.t().contiguous().t(), ids.t().contiguous().t(), weights) for x, ids, weights in calls]
+    return layers.compare(calls, **options)
+
+
+def recompute(folder: Path, perturbed: bool, reentrant: bool, dispatcher: str = "veomni") -> dict[str, Any]:
+    """A checkpointed router and its experts, with other logits in the recompute; the gradients of the forward's."""
+    from torch.utils.checkpoint import checkpoint as of_torch
+
+    from veomni_hook.parallel.expert_records import checkpoint
+
+    models.set_choice(models.OURS)
+    experts = layers.whole()
+    part = layers.own(experts)
+    dispatch = layers.DISPATCHERS[dispatcher](part, *layers.meshes())
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    x = torch.randn(24, layers.HIDDEN)
+    router = torch.nn.Linear(layers.HIDDEN, layers.EXPERTS, bias=False)
+    noise = torch.randn(24, layers.EXPERTS) * 0.01
+    passes, chosen = [0], []
+
+    def block(x, call=dispatch):
+        passes[0] += 1
+        probabilities = router(x).softmax(-1)
+        # As a kernel that rounds otherwise: near ties are decided in another way.
+        off = noise if perturbed and passes[0] > 1 else 0.0
+        ids = (probabilities.detach() + off).topk(3).indices
+        weights = probabilities.gather(1, ids)
+        chosen.append(ids)
+        return x + call(x, ids, weights)
+
+    def gradients(function, states):
+        router.zero_grad()
+        part.zero_grad()
+        states = states.clone().requires_grad_()
+        function(states).square().sum().backward()
+        return {"x": states.grad, "router": router.weight.grad.clone()} | {
+            name: each.grad.clone() for name, each in part.named_parameters()
+        }
+
+    expected = gradients(block, x)
+    passes[0], first = 0, len(chosen)
+    call = checkpoint if dispatcher == "veomni" else of_torch
+    exchanged = Exchanged()
+    with exchanged:
+        found = gradients(lambda states: call(block, states, use_reentrant=reentrant), x)
+    assert passes[0] == 2
+    drifted = int((chosen[first].sort().values != chosen[first + 1].sort().values).any(1).sum())
+    far = models.apart(found, expected)
+    of_experts = max(of for name, of in far.items() if name.startswith(("gate", "down")))
+    return {
+        "far": max(far.values()), "of_experts": of_experts, "drifted": drifted, "splits": exchanged.splits,
+    }  # fmt: skip
+
+
+class Exchanged(TorchDispatchMode):
+    """The exchanges of a block: the splits, and the bytes that leave this rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.splits: list[Any] = []
+        self.sent = self.within = self.reads = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name()
+        if name.startswith(("_c10d_functional::all_to_all_single", "_c10d_functional_autograd::all_to_all_single")):
+            rows, received, sent = args[:3]
+            self._count(rows, sent)
+            self.splits.append([list(sent), list(received)])
+        elif name == "c10d::alltoall_base_":
+            # output, input, group, output splits, input splits
+            self._count(args[1], args[4] or [args[1].shape[0] // dist.get_world_size()] * dist.get_world_size())
+        elif name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"):
+            self.reads += 1
+        return function(*args, **kwargs or {})
+
+    def _count(self, rows: torch.Tensor, splits: Any) -> None:
+        each = rows.nbytes // max(rows.shape[0], 1)
+        self.within += each * splits[dist.get_rank()]
+        self.sent += each * (sum(splits) - splits[dist.get_rank()])
+
+
+def traffic(folder: Path, dispatcher: str, k: int = 8, experts: int = 32, tokens: int = 256) -> dict[str, Any]:
+    """Bytes that leave this rank in a forward and backward, with balanced routing and rows as long as models'."""
+    models.set_choice(models.OURS)
+    width, world = 512, dist.get_world_size()
+    sizes = {"num_experts": experts, "hidden_size": width}
+    part = layers.own(layers.whole(**sizes), **sizes)
+    dispatch = layers.DISPATCHERS[dispatcher](part, *layers.meshes())
+    _, ids, weights = layers.routed(tokens, k, dist.get_rank(), experts)
+    x = torch.randn(tokens, width, requires_grad=True)
+    weights.requires_grad_()
+    forward, backward = Exchanged(), Exchanged()
+    with forward, mock.patch.object(expert_dispatch, "_on_host", wraps=expert_dispatch._on_host) as read:
+        out = dispatch(x, ids, weights)
+    with backward:
+        out.sum().backward()
+    assert world == 1 or forward.sent
+    return {
+        "forward": forward.sent, "backward": backward.sent, "reads": read.call_count + backward.reads,
+    }  # fmt: skip

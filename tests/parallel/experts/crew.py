@@ -30,7 +30,7 @@ class Crew:
         self._ranks: list[subprocess.Popen[str]] = []
         self._answers: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
 
-    def run(self, case: str, **arguments: Any) -> list[Any]:
+    def run(self, case: str, /, **arguments: Any) -> list[Any]:
         """Return what the case returned on each rank; an error of a rank is an AssertionError with its traceback."""
         if not self._ranks:
             self._start()
