@@ -41,6 +41,8 @@ def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
     """Names of the config modules to load for a target: built-in specs, settings, entry points."""
     builtin = () if _is_off(fullname, settings) else spec_modules(fullname)
+    if fullname == INTERFACES and settings.axis("ep") > 1:
+        builtin = (*builtin, *spec_modules(f"{fullname}_experts"))
     announced = (point.value for point in in_force(PATCHES, settings.plugins))
     return (*builtin, *(name for name in (*settings.patches, *announced) if may_be_for(name, fullname)))
 

@@ -163,5 +163,5 @@ def traffic(folder: Path, dispatcher: str, k: int = 8, experts: int = 32, tokens
         out.sum().backward()
     assert world == 1 or forward.sent
     return {
-        "forward": forward.sent, "backward": backward.sent, "reads": read.call_count + backward.reads,
+        "forward": forward.sent, "backward": backward.sent, "reads": read.call_count + forward.reads + backward.reads,
     }  # fmt: skip

@@ -1,0 +1,136 @@
+"""Expert parallelism in unchanged scripts: what ``from_pretrained`` does under ``VEOMNI_PARALLEL="ep=2"``.
+
+transformers shards experts when a script gives ``from_pretrained`` a ``distributed_config``. The patched
+`transformers.modeling_utils` calls `settled` where that argument is read, and `planned` when the model is built but
+not yet loaded. A config that the script gives itself is left alone.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch import distributed
+
+from veomni_hook.errors import ParallelError
+from veomni_hook.parallel import process
+from veomni_hook.parallel.expert_plans import plan_of
+
+__all__ = ["LEAST_RELEASE", "planned", "settled"]
+
+#: The first release of transformers with `DistributedConfig.ep_size`.
+LEAST_RELEASE = (5, 20)
+_WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
+_ATTRIBUTE = "_veomni_ep"
+
+
+def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
+    """Return the ``distributed_config`` with which ``kind.from_pretrained`` goes on.
+
+    Args:
+        kind: the model's class.
+        given: what the script gave.
+        options: the script's other options that `from_pretrained` has not read yet.
+
+    Raises:
+        ParallelError: transformers is too old, or ``ep`` does not divide the processes of the job, or the script
+            uses what expert parallelism does not support.
+    """
+    size = process.sizes().ep
+    if size == 1 or given is not None or any(options.get(name) is not None for name in ("tp_plan", "tp_size")):
+        return given
+    if _accelerate_splits():
+        return given
+    _check_release(size)
+    world = _world()
+    if world % size:
+        raise ParallelError(
+            f"ep={size} does not divide the {world} processes of this job",
+            where=_WHERE,
+            fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}), or choose another ep",
+        )
+    for refused, fix in _refused(options):
+        raise ParallelError(
+            f"ep={size} does not support {refused}, which this script uses for {kind.__name__}",
+            where=_WHERE,
+            fix=fix,
+        )
+    return _config(world, size)
+
+
+def planned(model: Any) -> Any:
+    """Give the model's config the plan of its experts, if `settled` made this config; return the model.
+
+    Raises:
+        ParallelError: the model has no experts that can be divided, or ``ep`` does not divide their number.
+    """
+    config = getattr(model.config, "distributed_config", None)
+    if getattr(config, _ATTRIBUTE, False):
+        config.ep_plan = plan_of(model, config.ep_size)
+        model.register_forward_pre_hook(_Refusing())
+    return model
+
+
+class _Refusing:
+    """Refuses adapters: they may be added after the model was loaded."""
+
+    def __call__(self, model: Any, args: Any) -> None:
+        if "peft_config" in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
+            raise ParallelError(
+                f"expert parallelism does not support adapters of PEFT, which {type(model).__name__} has: their "
+                "factors would not be divided with the experts",
+                where=_WHERE,
+                fix="train without ep, or without adapters",
+            )
+
+
+def _config(world: int, size: int) -> Any:
+    from transformers.distributed import DistributedConfig  # exists from transformers 5.9 on
+
+    options: dict[str, Any] = {"fsdp_size": world, "ep_size": size}
+    if hasattr(DistributedConfig, "ep_implementation"):
+        # Imports `transformers.distributed.expert_parallel`, which exists from 5.23 on.
+        from veomni_hook.parallel.expert_dispatch import NAME, register
+
+        register()
+        options["ep_implementation"] = NAME
+    config = DistributedConfig(**options)
+    setattr(config, _ATTRIBUTE, True)
+    return config
+
+
+def _check_release(size: int) -> None:
+    release = importlib.metadata.version("transformers")
+    if tuple(int(part) for part in release.split(".")[:2]) < LEAST_RELEASE:
+        needed = ".".join(map(str, LEAST_RELEASE))
+        raise ParallelError(
+            f"ep={size} needs transformers {needed} or newer; this is {release}",
+            where=_WHERE,
+            fix=f"pip install 'transformers>={needed}' (5.23: with this package's dispatch), or remove ep",
+        )
+
+
+def _world() -> int:
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _accelerate_splits() -> bool:
+    """Whether the script has given accelerate a `ParallelismConfig`."""
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    return getattr(state, "_shared_state", {}).get("parallelism_config") is not None
+
+
+def _refused(options: Mapping[str, Any]) -> Any:
+    """Yield what the script uses and expert parallelism does not support, and what to do."""
+    if os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() in ("1", "true"):
+        yield "CPU offload (FSDP_OFFLOAD_PARAMS)", "switch the offload off, or remove ep"
+    deepspeed = sys.modules.get("transformers.integrations.deepspeed")
+    if deepspeed is not None and deepspeed.is_deepspeed_zero3_enabled():
+        yield "DeepSpeed ZeRO-3", "use FSDP2 (the default with ep), or remove ep"
+    if options.get("device_mesh") is not None:
+        yield "a device_mesh of the script's own", "pass distributed_config instead, or remove ep"

@@ -1,0 +1,111 @@
+"""Which parameters of a model are divided by expert, from what the code of its experts computes.
+
+Experts are recognised by the op ``moe_experts``: a class with a slot of that op, whose parameters are all stacked
+over the experts. transformers' own plan, a list of paths in the model's config, is kept for what is not recognised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from veomni_hook.errors import ParallelError
+from veomni_hook.kernels.explain.places import places_of
+
+__all__ = ["plan_of"]
+
+_OP = "moe_experts"
+_WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
+_DISPATCHED, _DIVIDED = "ep_dispatch_experts", "grouped_gemm"
+#: Variants whose call is not ``(hidden states, ids, weights)``: why they are not dispatched.
+_OTHERWISE = {
+    "modules": "each expert is a module of its own, not a part of stacked weights",
+    "grouped_linear": "its projections are separate modules that get rows sorted by expert",
+    "batched_gated": "every expert gets an equal share of the rows, not those that a router sends",
+    "shared_gated": "every token goes through all experts",
+}
+
+
+def plan_of(model: Any, size: int) -> dict[str, str]:
+    """Return the ``ep_plan`` of ``model`` for ``size`` ranks; keys have ``*`` for numbers of layers.
+
+    Changes an experts module without ``num_experts``: it gets this attribute, which transformers divides.
+
+    Raises:
+        ParallelError: no experts that can be divided, or ``size`` does not divide their number.
+    """
+    plan = dict(getattr(model, "ep_plan", None) or {})
+    whole: dict[str, str] = {}
+    for name, module in _experts(model):
+        reason = _indivisible(module)
+        key = _for_all_layers(name)
+        if reason is not None:
+            if key not in plan:
+                whole.setdefault(type(module).__name__, reason)
+            continue
+        if not hasattr(module, "num_experts"):
+            module.num_experts = next(module.parameters(recurse=False)).shape[0]
+        plan[key] = _DISPATCHED
+        plan |= {f"{key}.{parameter}": _DIVIDED for parameter, _ in module.named_parameters(recurse=False)}
+    if whole:
+        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in whole.items())
+        raise _error(model, size, f"its experts cannot be divided: {reasons}")
+    if not plan:
+        raise _error(model, size, "it has no experts that this package or transformers recognises")
+    _check_numbers(model, plan, size)
+    return plan
+
+
+def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules whose class computes experts, by name."""
+    kinds: dict[type, bool] = {}
+    for name, module in model.named_modules():
+        kind = type(module)
+        if kind not in kinds:
+            kinds[kind] = any(place.slot.op == _OP for place in places_of(kind))
+        if kinds[kind]:
+            yield name, module
+
+
+def _indivisible(module: nn.Module) -> str | None:
+    """Return why the experts of a module cannot be divided, or None."""
+    (place, *_) = (place for place in places_of(type(module)) if place.slot.op == _OP)
+    if place.slot.variant in _OTHERWISE:
+        return _OTHERWISE[place.slot.variant]
+    parameters = dict(module.named_parameters(recurse=False))
+    if not parameters or len(parameters) != len([*module.parameters()]):
+        return "their weights are in submodules"
+    numbers = {name: parameter.shape[0] for name, parameter in parameters.items()}
+    numbers |= {"num_experts": module.num_experts} if hasattr(module, "num_experts") else {}
+    if len(set(numbers.values())) > 1:
+        counts = ", ".join(f"{name}: {count}" for name, count in numbers.items())
+        return f"their tensors are not stacked over one number of experts ({counts})"
+    return None
+
+
+def _check_numbers(model: nn.Module, plan: dict[str, str], size: int) -> None:
+    for name, module in model.named_modules():
+        if plan.get(_for_all_layers(name)) != _DISPATCHED:
+            continue
+        count = getattr(module, "num_experts", None)
+        if count is not None and count % size:
+            legal = ", ".join(str(each) for each in range(2, count + 1) if count % each == 0)
+            raise _error(model, size, f"{name} has {count} experts, which ep={size} does not divide", legal)
+
+
+def _for_all_layers(name: str) -> str:
+    """Return the name of a module or parameter as a key of transformers' plans."""
+    return re.sub(r"\.\d+(\.|$)", r".*\1", name)
+
+
+def _error(model: Any, size: int, what: str, legal: str = "") -> ParallelError:
+    return ParallelError(
+        f"ep={size} cannot be used for {type(model).__name__}: {what}",
+        where=_WHERE,
+        fix=f"choose ep from {legal}"
+        if legal
+        else "remove ep, or load this model with distributed_config=DistributedConfig(), which leaves it whole",
+    )
