@@ -62,14 +62,14 @@ def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
 
 
 def planned(model: Any) -> Any:
-    """Give the model's config the plan of its experts, if `settled` made this config; return the model.
+    """Give the model the plan of its experts, if `settled` made its config; return the model.
 
     Raises:
         ParallelError: the model has no experts that can be divided, or ``ep`` does not divide their number.
     """
     config = getattr(model.config, "distributed_config", None)
     if getattr(config, _ATTRIBUTE, False):
-        config.ep_plan = plan_of(model, config.ep_size)
+        model.ep_plan = plan_of(model, config.ep_size)
         model.register_forward_pre_hook(_Refusing())
     return model
 

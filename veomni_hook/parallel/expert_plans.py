@@ -24,39 +24,52 @@ _DISPATCHED, _DIVIDED = "ep_dispatch_experts", "grouped_gemm"
 _OTHERWISE = {
     "modules": "each expert is a module of its own, not a part of stacked weights",
     "grouped_linear": "its projections are separate modules that get rows sorted by expert",
+    "gated_or_identity": "experts without weights are numbered after those with weights, so equal parts of the "
+    "numbers are not equal parts of the weights",
     "batched_gated": "every expert gets an equal share of the rows, not those that a router sends",
     "shared_gated": "every token goes through all experts",
 }
 
 
 def plan_of(model: Any, size: int) -> dict[str, str]:
-    """Return the ``ep_plan`` of ``model`` for ``size`` ranks; keys have ``*`` for numbers of layers.
+    """Return the expert plan of ``model`` for ``size`` ranks; keys have ``*`` for numbers of layers.
 
-    Changes an experts module without ``num_experts``: it gets this attribute, which transformers divides.
+    transformers' rules for modules that are not experts are left out: they are for ranks that share a batch.
 
     Raises:
         ParallelError: no experts that can be divided, or ``size`` does not divide their number.
     """
-    plan = dict(getattr(model, "ep_plan", None) or {})
-    whole: dict[str, str] = {}
+    plan, whole = _of_upstream(model), dict[str, str]()
     for name, module in _experts(model):
         reason = _indivisible(module)
         key = _for_all_layers(name)
         if reason is not None:
-            if key not in plan:
-                whole.setdefault(type(module).__name__, reason)
+            whole.setdefault(type(module).__name__, reason)
             continue
-        if not hasattr(module, "num_experts"):
-            module.num_experts = next(module.parameters(recurse=False)).shape[0]
         plan[key] = _DISPATCHED
         plan |= {f"{key}.{parameter}": _DIVIDED for parameter, _ in module.named_parameters(recurse=False)}
-    if whole:
-        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in whole.items())
-        raise _error(model, size, f"its experts cannot be divided: {reasons}")
     if not plan:
-        raise _error(model, size, "it has no experts that this package or transformers recognises")
+        whole = whole or dict.fromkeys(_look_like_experts(model), "their code is not recognised")
+        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in whole.items())
+        what = f"its experts cannot be divided: {reasons}" if whole else "it has no experts"
+        raise _error(model, size, what)
     _check_numbers(model, plan, size)
     return plan
+
+
+def _of_upstream(model: nn.Module) -> dict[str, str]:
+    """Return transformers' rules for the model's dispatched experts and what is in them."""
+    rules: dict[str, str] = dict(getattr(model, "ep_plan", None) or {})
+    names = {_for_all_layers(name) for name, _ in model.named_modules()}
+    experts = tuple(name for name, style in rules.items() if style == _DISPATCHED and name in names)
+    inside = tuple(f"{name}." for name in experts)
+    return {name: style for name, style in rules.items() if name in experts or name.startswith(inside)}
+
+
+def _look_like_experts(model: nn.Module) -> list[str]:
+    """Return the classes of modules that are experts by name."""
+    named = (module for name, module in model.named_modules() if name.rpartition(".")[2] == "experts")
+    return [*dict.fromkeys(type(module).__name__ for module in named)]
 
 
 def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -76,10 +89,12 @@ def _indivisible(module: nn.Module) -> str | None:
     if place.slot.variant in _OTHERWISE:
         return _OTHERWISE[place.slot.variant]
     parameters = dict(module.named_parameters(recurse=False))
+    if not hasattr(module, "num_experts"):
+        return "they have no num_experts, which transformers divides"
     if not parameters or len(parameters) != len([*module.parameters()]):
         return "their weights are in submodules"
     numbers = {name: parameter.shape[0] for name, parameter in parameters.items()}
-    numbers |= {"num_experts": module.num_experts} if hasattr(module, "num_experts") else {}
+    numbers["num_experts"] = int(module.num_experts)
     if len(set(numbers.values())) > 1:
         counts = ", ".join(f"{name}: {count}" for name, count in numbers.items())
         return f"their tensors are not stacked over one number of experts ({counts})"

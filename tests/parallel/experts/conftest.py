@@ -21,3 +21,11 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     crew = Crew(4, tmp_path_factory.mktemp("four"))
     yield crew
     crew.stop()
+
+
+@pytest.fixture(scope="session")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    """Two ranks of a job with ``VEOMNI_PARALLEL="ep=2"``."""
+    crew = Crew(2, tmp_path_factory.mktemp("told"), VEOMNI_PARALLEL="ep=2")
+    yield crew
+    crew.stop()

@@ -25,8 +25,8 @@ STARTED, LIMIT = 150, 60
 class Crew:
     """``size`` ranks; `run` starts them."""
 
-    def __init__(self, size: int, folder: Path) -> None:
-        self.size, self.folder = size, folder
+    def __init__(self, size: int, folder: Path, **variables: str) -> None:
+        self.size, self.folder, self._variables = size, folder, variables
         self._ranks: list[subprocess.Popen[str]] = []
         self._answers: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
 
@@ -55,6 +55,7 @@ class Crew:
             "VEOMNI_CACHE_DIR": str(self.folder / "cache"),
             "VEOMNI_BANNER": "0",
             "TRANSFORMERS_VERBOSITY": "error",
+            **self._variables,
         }
         self._answers = queue.Queue()
         for number in range(self.size):

@@ -58,7 +58,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "ffn_hidden_size": 24,
         "expert_ffn_hidden_size": 16,
         "n_routed_experts": 8,
-        "zero_expert_num": 4,
+        "zero_expert_num": 0,
         "moe_topk": 3,
         "num_key_value_heads": 4,
         "q_lora_rank": 12,
@@ -69,6 +69,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 8,
     },
 }
+CLIP = 0.1
 OURS, UPSTREAM = "eager,moe_experts=torch", "eager"
 
 
@@ -137,4 +138,24 @@ def apart(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
     return {
         name: float((found[name] - of).abs().max() / of.abs().max().clamp(min=1e-12))
         for name, of in expected.items()
+    }
+
+
+def steps(model: Any, batches: list[dict[str, torch.Tensor]], clip: Any, number: int, optimizer: Any = None) -> Any:
+    """Train for ``number`` steps of AdamW on the mean loss of ``batches``; return the norms and the optimizer."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+    norms = []
+    for _ in range(number):
+        optimizer.zero_grad()
+        (sum(model(**each).loss for each in batches) / len(batches)).backward()
+        norms.append(float(clip(model.parameters(), CLIP)))
+        optimizer.step()
+    return norms, optimizer
+
+
+def parameters(model: Any) -> dict[str, torch.Tensor]:
+    """Return every parameter, whole. All ranks must call."""
+    return {
+        name: each.detach().full_tensor() if isinstance(each, DTensor) else each.detach()
+        for name, each in model.named_parameters()
     }

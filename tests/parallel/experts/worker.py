@@ -7,6 +7,7 @@ import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,13 +22,16 @@ def answer(**what: object) -> None:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    from tests.parallel.experts import cases
+    from tests.parallel.experts import cases, setting_cases, training_cases
+
+    def case(name: str) -> Any:
+        return next(getattr(home, name) for home in (cases, setting_cases, training_cases) if hasattr(home, name))
 
     answer(started=True)
     for line in sys.stdin:
-        told = json.loads(line)
+        order = json.loads(line)
         try:
-            answer(returned=getattr(cases, told["case"])(folder, **told["arguments"]))
+            answer(returned=case(order["case"])(folder, **order["arguments"]))
         except Exception:
             answer(failed=traceback.format_exc())
 

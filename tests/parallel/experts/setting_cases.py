@@ -1,0 +1,146 @@
+"""Cases of a job with the setting ``ep=2``: scripts that do not name it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import transformers
+from transformers.distributed import DistributedConfig
+
+from tests.parallel.experts import models
+from veomni_hook.errors import ParallelError
+from veomni_hook.parallel import expert_loading, process
+
+
+def from_pretrained(folder: Path, family: str, **options: Any) -> dict[str, Any]:
+    """A step of a model that a script loads as always."""
+    path = models.saved(folder, family)
+    losses, expected = models.alone(path, family, dist.get_world_size())
+    models.set_choice(models.OURS)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, **options).train()
+    rank = dist.get_rank()
+    loss = model(**models.batch(rank)).loss
+    loss.backward()
+    far = models.apart(models.gradients(model), expected)
+    config = model.config.distributed_config
+    return {
+        "loss": abs(loss.item() - losses[rank]) / abs(losses[rank]),
+        "gradient": max(far.values()),
+        "config": [config.fsdp_size, config.ep_size, config.ep_implementation],
+    }
+
+
+def explicit(folder: Path) -> dict[str, Any]:
+    """A script that gives its own config, one that gives sizes only, and one that wants the model whole."""
+    path, sizes = models.saved(folder, "Qwen3Moe"), {}
+    load = transformers.Qwen3MoeForCausalLM.from_pretrained
+    for name, config in {
+        "own": DistributedConfig(fsdp_size=2, ep_size=2),
+        "fsdp": DistributedConfig(fsdp_size=2),
+        "whole": DistributedConfig(),
+    }.items():
+        found = load(path, distributed_config=config).config.distributed_config
+        sizes[name] = [found.fsdp_size, found.ep_size, found.ep_implementation]
+    return sizes
+
+
+def refusal(folder: Path, of: str) -> str:
+    """Return the error of a script that cannot have experts on two ranks."""
+    family, changes = "Qwen3Moe", {}
+    with contextlib.ExitStack() as stack:
+        if of == "an odd number of experts":
+            changes = {"num_experts": 7}
+        elif of == "identity experts":
+            family, changes = "LongcatFlash", {"zero_expert_num": 4}
+        elif of == "no experts":
+            family = "Qwen3"
+        elif of == "three ranks":
+            process.tell("ep=3")
+            stack.callback(process.tell, "ep=2")
+        elif of == "an old release":
+            stack.enter_context(
+                mock.patch.object(expert_loading.importlib.metadata, "version", return_value="5.19.1")
+            )
+        elif of == "offload":
+            stack.enter_context(mock.patch.dict(os.environ, {"FSDP_OFFLOAD_PARAMS": "true"}))
+        elif of not in ("adapters", ""):
+            family = of
+        path = folder / f"refused {of}"
+        if family == "Qwen3":
+            config = transformers.Qwen3Config(**models.COMMON, head_dim=8, intermediate_size=24)
+            model: Any = transformers.Qwen3ForCausalLM(config)
+        elif family in models.FAMILIES:
+            model = models.small(family, **changes)
+        else:
+            model = SMALL[family]()
+        model.save_pretrained(path)  # on rank 0
+        dist.barrier()
+        try:
+            loaded = type(model).from_pretrained(path)
+            if of == "adapters":
+                import peft
+
+                loaded = peft.get_peft_model(loaded, peft.LoraConfig(target_modules=["q_proj"]))
+                loaded(**models.batch(0))
+        except ParallelError as error:
+            return str(error)
+    return "no error"
+
+
+def _dbrx() -> Any:
+    config = transformers.DbrxConfig(
+        d_model=32,
+        n_heads=4,
+        n_layers=1,
+        vocab_size=64,
+        ffn_config={"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
+        attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+    )
+    return transformers.DbrxForCausalLM(config)
+
+
+def _jetmoe() -> Any:
+    config = transformers.JetMoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_key_value_heads=2,
+        kv_channels=8, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    return transformers.JetMoeForCausalLM(config)
+
+
+def _nllb() -> Any:
+    config = transformers.NllbMoeConfig(
+        vocab_size=64, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        encoder_attention_heads=4, decoder_attention_heads=4, num_experts=4, encoder_sparse_step=1,
+        decoder_sparse_step=1,
+    )  # fmt: skip
+    return transformers.NllbMoeForConditionalGeneration(config)
+
+
+def _switch() -> Any:
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=64, d_model=32, d_kv=8, d_ff=16, num_layers=2, num_sparse_encoder_layers=2,
+        num_sparse_decoder_layers=2, num_decoder_layers=2, num_heads=4, num_experts=4,
+    )  # fmt: skip
+    return transformers.SwitchTransformersForConditionalGeneration(config)
+
+
+SMALL = {"Dbrx": _dbrx, "JetMoe": _jetmoe, "NllbMoe": _nllb, "SwitchTransformers": _switch}
+
+
+def dropped_plan(folder: Path) -> dict[str, Any]:
+    """The plan of recognised experts equals transformers' own, and does not need it."""
+    from veomni_hook.parallel.expert_plans import plan_of
+
+    found = {}
+    for family in ("Qwen3Moe", "GptOss", "DeepseekV3"):
+        with torch.device("meta"):
+            model = models.small(family)
+        theirs, model._ep_plan = dict(model._ep_plan), {}
+        found[family] = plan_of(model, 2) == theirs
+    return found
