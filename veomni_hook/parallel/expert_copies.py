@@ -1,8 +1,8 @@
 """Copies of rows, and sums over the copies of a row: what moves tokens to experts and results back.
 
-`spread` copies rows, and its gradient is a sum; `collect` sums copies, and its gradient copies. Both are exact
-opposites, so one kernel serves both. Sums run over a row's copies in order, in float32, and are rounded once: the
-result does not depend on the order in which programs run.
+`spread` copies rows, and its gradient is a sum; `collect` sums copies, and its gradient copies. Both are
+exact opposites, so one kernel serves both. Sums run over a row's copies in order, in float32, and are rounded
+once: the result does not depend on the order in which programs run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Spread(torch.autograd.Function):
         return rows.index_select(0, sources)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _sum(grad, Copies(*ctx.saved_tensors)), None, None
 
@@ -71,13 +71,13 @@ class _Spread(torch.autograd.Function):
 class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sources: Tensor, places: Tensor) -> Tensor:
-        # Saved on every rank, whatever it received: the recompute of a checkpoint, which ends with the last saved
-        # tensor, then runs the same exchanges on all ranks.
+        # Saved on every rank, whatever it received: the recompute of a checkpoint, which ends with the last
+        # saved tensor, then runs the same exchanges on all ranks.
         ctx.save_for_backward(sources, places)
         return _sum(rows, Copies(sources, places))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad.index_select(0, ctx.saved_tensors[0]), None, None
 

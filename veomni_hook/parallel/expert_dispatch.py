@@ -1,9 +1,9 @@
 """Tokens to the ranks that hold their experts, and back: each token once for each rank.
 
-transformers' ``all_to_all`` sends one row for each pair of a token and one of its experts. Here a token that goes
-to several experts of one rank is sent there once, with their numbers and weights. The experts' rank forms the
-weighted sum of its experts, and one row comes back. With eight of 128 experts on two ranks that is a quarter of
-the rows.
+transformers' ``all_to_all`` sends one row for each pair of a token and one of its experts. Here a token that
+goes to several experts of one rank is sent there once, with their numbers and weights. The experts' rank
+forms the weighted sum of its experts, and one row comes back. With eight of 128 experts on two ranks that is
+a quarter of the rows.
 
 Forward:   rows [S, H] and weights [S, k] out, their sums [S, H] back; S counts pairs of a token and a rank.
 Backward:  the gradient of the sums out, the gradients of rows and weights back.
@@ -29,8 +29,8 @@ __all__ = ["NAME", "OncePerRank", "register"]
 
 #: The name in ``DistributedConfig(ep_implementation=…)``.
 NAME = "veomni"
-#: Received pairs get a row each from so many places for each pair on. A place costs experts memory (their first
-#: product), a row of its own costs a copy of the token.
+#: Received pairs get a row each from so many places for each pair on. A place costs experts memory (their
+#: first product), a row of its own costs a copy of the token.
 _SPARSE = 2.5
 #: Values of ``experts_implementation`` that skip places marked with the number of local experts. Not all of
 #: upstream's loops do, and these also run where a kernel refuses.
@@ -61,7 +61,7 @@ class Local(NamedTuple):
     """The calls of one rank's experts.
 
     Attributes:
-        ids: ``[M, k]``: experts of the received rows, marked with the number of local experts where the place is
+        ids: ``[M, k]``: experts of the received rows; the number of local experts marks a place that is
             for another rank; or ``[P, 1]`` if every pair of a row and an expert has a row of its own.
         pairs: from received rows to rows of pairs; None: places are marked.
         places: ``[P]``: the positions of pairs in the flattened ``[M, k]``; None: places are marked.
@@ -75,8 +75,8 @@ class Local(NamedTuple):
 class OncePerRank(EPImplementation):  # type: ignore[misc,unused-ignore]
     """transformers' seam for expert parallelism: one instance for each experts module.
 
-    Ids without an expert, negative ones or those from the number of experts on, add nothing. Experts run as they
-    would without dispatch: in this package's kernels or in transformers' ``experts_implementation``.
+    Ids without an expert, negative ones or those from the number of experts on, add nothing. Experts run as
+    they would without dispatch: in this package's kernels or in transformers' ``experts_implementation``.
 
     Raises:
         ValueError: tensor parallelism, where ranks share a batch.
@@ -123,9 +123,7 @@ class OncePerRank(EPImplementation):  # type: ignore[misc,unused-ignore]
         sent, received = [rows for rows, _ in outgoing], [rows for rows, _ in incoming]
         copies = copies_of(wanted, sum(sent), by_place=True)
         arrived = ids.new_empty(sum(received), ids.shape[1])
-        dist.all_to_all_single(
-            arrived, ids.index_select(0, copies.sources), received, sent, group=self.group
-        )
+        dist.all_to_all_single(arrived, ids.index_select(0, copies.sources), received, sent, group=self.group)
         answer = self._local(arrived, sum(of_rank for _, of_rank in incoming))
         return Routing(ids, top_k_weights.detach(), copies, sent, received, answer)
 
@@ -153,8 +151,8 @@ class OncePerRank(EPImplementation):  # type: ignore[misc,unused-ignore]
     def _experts(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         if rows.shape[0]:
             return self.experts_forward(rows, ids, weights)  # type: ignore[no-any-return]
-        # One row that adds nothing: the experts' weights get gradients of zero, which FSDP then reduces on all
-        # ranks, and the graph stays connected, so that the backward exchanges run on all ranks.
+        # One row that adds nothing: the experts' weights get gradients of zero, which FSDP then reduces on
+        # all ranks, and the graph stays connected, so that the backward exchanges run on all ranks.
         alone = self.experts_forward(
             rows.sum(0, keepdim=True), ids.new_zeros(1, ids.shape[1]), weights.sum(0, keepdim=True)
         )
@@ -171,7 +169,8 @@ class _Arrived(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        return wait_tensor(rows)
+        arrived: Tensor = wait_tensor(rows)  # type: ignore[no-untyped-call]
+        return arrived
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -201,7 +200,7 @@ def _known(ids: Tensor, experts: int) -> Tensor:
 
 def _on_host(counts: Tensor) -> list[list[list[int]]]:
     """The only read of device memory in a call."""
-    return counts.tolist()  # type: ignore[no-any-return]
+    return counts.tolist()
 
 
 def register() -> None:

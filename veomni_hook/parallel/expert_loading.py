@@ -1,8 +1,8 @@
 """Expert parallelism in unchanged scripts: what ``from_pretrained`` does under ``VEOMNI_PARALLEL="ep=2"``.
 
 transformers shards experts when a script gives ``from_pretrained`` a ``distributed_config``. The patched
-`transformers.modeling_utils` calls `settled` where that argument is read, and `planned` when the model is built but
-not yet loaded. A config that the script gives itself is left alone.
+`transformers.modeling_utils` calls `settled` where that argument is read, and `planned` when the model is
+built but not yet loaded. A config that the script gives itself is left alone.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
         options: the script's other options that `from_pretrained` has not read yet.
 
     Raises:
-        ParallelError: transformers is too old, or ``ep`` does not divide the processes of the job, or the script
+        ParallelError: transformers is too old, ``ep`` does not divide the processes of the job, or the script
             uses what expert parallelism does not support.
     """
     size = process.sizes().ep
-    if size == 1 or given is not None or any(options.get(name) is not None for name in ("tp_plan", "tp_size")):
-        return given
-    if _accelerate_splits():
+    own = given is not None or options.get("tp_plan") is not None or options.get("tp_size") is not None
+    if size == 1 or own or _accelerate_splits():
         return given
     _check_release(size)
     world = _world()
@@ -50,7 +49,8 @@ def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
         raise ParallelError(
             f"ep={size} does not divide the {world} processes of this job",
             where=_WHERE,
-            fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}), or choose another ep",
+            fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}), "
+            "or choose another ep",
         )
     for refused, fix in _refused(options):
         raise ParallelError(
@@ -67,7 +67,7 @@ def planned(model: Any) -> Any:
     Raises:
         ParallelError: the model has no experts that can be divided, or ``ep`` does not divide their number.
     """
-    config = getattr(model.config, "distributed_config", None)
+    config: Any = getattr(model.config, "distributed_config", None)
     if getattr(config, _ATTRIBUTE, False):
         model.ep_plan = plan_of(model, config.ep_size)
         model.register_forward_pre_hook(_Refusing())
@@ -80,8 +80,8 @@ class _Refusing:
     def __call__(self, model: Any, args: Any) -> None:
         if "peft_config" in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
             raise ParallelError(
-                f"expert parallelism does not support adapters of PEFT, which {type(model).__name__} has: their "
-                "factors would not be divided with the experts",
+                "expert parallelism does not support adapters of PEFT, which "
+                f"{type(model).__name__} has: their factors would not be divided with the experts",
                 where=_WHERE,
                 fix="train without ep, or without adapters",
             )

@@ -1,7 +1,8 @@
 """Which parameters of a model are divided by expert, from what the code of its experts computes.
 
-Experts are recognised by the op ``moe_experts``: a class with a slot of that op, whose parameters are all stacked
-over the experts. transformers' own plan, a list of paths in the model's config, is kept for what is not recognised.
+Experts are recognised by the op ``moe_experts``: a class with a slot of that op, whose parameters are all
+stacked over the experts. transformers' own plan, a list of paths in the model's config, is kept for what is
+not recognised.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _DISPATCHED, _DIVIDED = "ep_dispatch_experts", "grouped_gemm"
 _OTHERWISE = {
     "modules": "each expert is a module of its own, not a part of stacked weights",
     "grouped_linear": "its projections are separate modules that get rows sorted by expert",
-    "gated_or_identity": "experts without weights are numbered after those with weights, so equal parts of the "
-    "numbers are not equal parts of the weights",
+    "gated_or_identity": "experts without weights are numbered after those with weights, so equal parts of "
+    "the numbers are not equal parts of the weights",
     "batched_gated": "every expert gets an equal share of the rows, not those that a router sends",
     "shared_gated": "every token goes through all experts",
 }
@@ -83,7 +84,7 @@ def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _indivisible(module: nn.Module) -> str | None:
+def _indivisible(module: Any) -> str | None:
     """Return why the experts of a module cannot be divided, or None."""
     (place, *_) = (place for place in places_of(type(module)) if place.slot.op == _OP)
     if place.slot.variant in _OTHERWISE:
@@ -94,7 +95,7 @@ def _indivisible(module: nn.Module) -> str | None:
     if not parameters or len(parameters) != len([*module.parameters()]):
         return "their weights are in submodules"
     numbers = {name: parameter.shape[0] for name, parameter in parameters.items()}
-    numbers["num_experts"] = int(module.num_experts)
+    numbers["num_experts"] = module.num_experts
     if len(set(numbers.values())) > 1:
         counts = ", ".join(f"{name}: {count}" for name, count in numbers.items())
         return f"their tensors are not stacked over one number of experts ({counts})"
@@ -122,5 +123,5 @@ def _error(model: Any, size: int, what: str, legal: str = "") -> ParallelError:
         where=_WHERE,
         fix=f"choose ep from {legal}"
         if legal
-        else "remove ep, or load this model with distributed_config=DistributedConfig(), which leaves it whole",
+        else "remove ep, or load this model with distributed_config=DistributedConfig() to keep it whole",
     )

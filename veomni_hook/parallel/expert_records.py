@@ -1,11 +1,12 @@
 """Keeps the routing of a checkpointed forward for its recompute.
 
-A recomputed router may decide differently (its input is rounded anew, or a kernel sums in another order). Ranks
-would then exchange other rows than the forward did. So the first pass through a checkpointed function records what
-each of its experts dispatched, and every later pass uses that.
+A recomputed router may decide differently (its input is rounded anew, or a kernel sums in another order).
+Ranks would then exchange other rows than the forward did. So the first pass through a checkpointed function
+records what each of its experts dispatched, and every later pass uses that.
 
-A pass is known by the function that is checkpointed: `recorded` gives `torch.utils.checkpoint` a function that
-remembers how often it ran. This works for both forms of checkpointing and for any order of backward passes.
+A pass is known by the function that is checkpointed: `recorded` gives `torch.utils.checkpoint` a function
+that remembers how often it ran. This works for both forms of checkpointing and for any order of backward
+passes.
 """
 
 from __future__ import annotations

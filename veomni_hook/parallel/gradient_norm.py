@@ -1,8 +1,8 @@
 """The norm of gradients that lie on several device meshes, and clipping by it.
 
-Under expert parallelism experts are divided over other ranks than the rest, so their gradients are DTensors of
-another mesh. `torch.nn.utils.clip_grad_norm_` refuses such a list. Here the norm is taken for each mesh and then of
-these norms. It is the norm of the whole model, the same on every rank.
+Under expert parallelism experts are divided over other ranks than the rest, so their gradients are DTensors
+of another mesh. `torch.nn.utils.clip_grad_norm_` refuses such a list. Here the norm is taken for each mesh
+and then of these norms. It is the norm of the whole model, the same on every rank.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def clip_grad_norm_(
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,  # noqa: FBT001, FBT002 - torch's signature
-    foreach: bool | None = None,
+    foreach: bool | None = None,  # noqa: FBT001
 ) -> Tensor:
     """Scale gradients in place so that their common norm is at most ``max_norm``; return the norm before.
 
-    The arguments are those of `torch.nn.utils.clip_grad_norm_`, for parameters of any number of device meshes. Every
-    rank must call this, with parameters in the same order. A norm that is not finite is the same on all ranks, so
-    they all take the next step, or all raise.
+    The arguments are those of `torch.nn.utils.clip_grad_norm_`, for parameters of any number of device
+    meshes. Every rank must call this, with parameters in the same order. A norm that is not finite is the
+    same on all ranks, so they all take the next step, or all raise.
 
     Raises:
         RuntimeError: the norm is not finite and ``error_if_nonfinite``.
@@ -41,7 +41,10 @@ def clip_grad_norm_(
         if parameter.grad is not None:
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh.setdefault(mesh, []).append(parameter)
-    norms = [_whole(_norm(group, norm_type, foreach)) for group in by_mesh.values()]
+    norms = [
+        _whole(get_total_norm([each.grad for each in group], norm_type, foreach=foreach))
+        for group in by_mesh.values()
+    ]
     if not norms:
         return torch.zeros(())
     first = norms[0].device
@@ -53,9 +56,6 @@ def clip_grad_norm_(
     return total
 
 
-def _norm(parameters: list[Tensor], norm_type: float, foreach: bool | None) -> Tensor:
-    return get_total_norm([each.grad for each in parameters if each.grad is not None], norm_type, foreach=foreach)
-
-
 def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole

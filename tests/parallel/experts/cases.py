@@ -37,35 +37,54 @@ def step(
     loss.backward()
     far = models.apart(models.gradients(model), expected)
     worst = max(far, key=far.__getitem__)
-    return {"loss": abs(loss.item() - losses[rank]) / abs(losses[rank]), "worst": worst, "gradient": far[worst]}
+    return {
+        "loss": abs(loss.item() - losses[rank]) / abs(losses[rank]),
+        "worst": worst,
+        "gradient": far[worst],
+    }
+
+
+Calls = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _empty(calls: Calls, *ranks: int) -> Calls:
+    """The calls, without tokens on some ranks."""
+    return [tuple(each[:0] for each in call) if rank in ranks else call for rank, call in enumerate(calls)]
+
+
+def _duplicates(calls: Calls) -> Calls:
+    for _, ids, _ in calls:
+        ids[::2] = ids[::2, :1]
+        ids[1::4, 1] = ids[1::4, 0]
+    return calls
+
+
+def _without_experts(calls: Calls) -> Calls:
+    for _, ids, _ in calls:
+        ids[::3, 0], ids[1::3, 1], ids[2] = -1, layers.EXPERTS, layers.EXPERTS + 5
+    return calls
+
+
+ROUTINGS = {
+    "random": lambda calls: calls,
+    "zero tokens on one rank": lambda calls: _empty(calls, len(calls) - 1),
+    "zero tokens everywhere but on one rank": lambda calls: _empty(calls, *range(1, len(calls))),
+    "all to one expert": lambda calls: [(x, torch.ones_like(ids), weights) for x, ids, weights in calls],
+    "no tokens for one rank": lambda calls: [
+        (x, ids % (layers.EXPERTS // len(calls)), weights) for x, ids, weights in calls
+    ],
+    "duplicate ids": _duplicates,
+    "ids of no expert": _without_experts,
+    "of other dtype": lambda calls: [(x, ids.int(), weights) for x, ids, weights in calls],
+    "not contiguous": lambda calls: [tuple(each.t().contiguous().t() for each in call) for call in calls],
+}
 
 
 def layer(folder: Path, case: str, k: int = 3, tokens: int = 20, **options: Any) -> dict[str, float]:
     """One experts module with routing of a kind: how far everything is from one process."""
     world = dist.get_world_size()
     calls = [layers.routed(tokens, k, rank) for rank in range(world)]
-    if case == "zero tokens on one rank":
-        calls[-1] = layers.routed(0, k, world - 1)
-    elif case == "zero tokens everywhere but on one rank":
-        calls[1:] = [layers.routed(0, k, rank) for rank in range(1, world)]
-    elif case == "all to one expert":
-        for _, ids, _ in calls:
-            ids[:] = 1
-    elif case == "no tokens for one rank":
-        for _, ids, _ in calls:
-            ids %= layers.EXPERTS // world
-    elif case == "duplicate ids":
-        for _, ids, _ in calls:
-            ids[::2] = ids[::2, :1]
-            ids[1::4, 1] = ids[1::4, 0]
-    elif case == "ids of no expert":
-        for _, ids, _ in calls:
-            ids[::3, 0], ids[1::3, 1], ids[2] = -1, layers.EXPERTS, layers.EXPERTS + 5
-    elif case == "of other dtype":
-        calls = [(x, ids.int(), weights) for x, ids, weights in calls]
-    elif case == "not contiguous":
-        calls = [(x.t().contiguous().t(), ids.t().contiguous().t(), weights) for x, ids, weights in calls]
-    return layers.compare(calls, **options)
+    return layers.compare(ROUTINGS[case](calls), **options)
 
 
 def recompute(folder: Path, perturbed: bool, reentrant: bool, dispatcher: str = "veomni") -> dict[str, Any]:
@@ -129,13 +148,17 @@ class Exchanged(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.name()
-        if name.startswith(("_c10d_functional::all_to_all_single", "_c10d_functional_autograd::all_to_all_single")):
+        if name.startswith(
+            ("_c10d_functional::all_to_all_single", "_c10d_functional_autograd::all_to_all_single")
+        ):
             rows, received, sent = args[:3]
             self._count(rows, sent)
             self.splits.append([list(sent), list(received)])
         elif name == "c10d::alltoall_base_":
             # output, input, group, output splits, input splits
-            self._count(args[1], args[4] or [args[1].shape[0] // dist.get_world_size()] * dist.get_world_size())
+            self._count(
+                args[1], args[4] or [args[1].shape[0] // dist.get_world_size()] * dist.get_world_size()
+            )
         elif name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"):
             self.reads += 1
         return function(*args, **kwargs or {})
@@ -146,7 +169,9 @@ class Exchanged(TorchDispatchMode):
         self.sent += each * (sum(splits) - splits[dist.get_rank()])
 
 
-def traffic(folder: Path, dispatcher: str, k: int = 8, experts: int = 32, tokens: int = 256) -> dict[str, Any]:
+def traffic(
+    folder: Path, dispatcher: str, k: int = 8, experts: int = 32, tokens: int = 256
+) -> dict[str, Any]:
     """Bytes that leave this rank in a forward and backward, with balanced routing and rows as long as models'."""
     models.set_choice(models.OURS)
     width, world = 512, dist.get_world_size()

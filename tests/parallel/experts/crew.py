@@ -85,7 +85,9 @@ class Crew:
                 number, answer = self._answers.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 self.stop()
-                raise AssertionError(f"{what} took more than {seconds} s; answered: {sorted(answers)}") from None
+                raise AssertionError(
+                    f"{what} took more than {seconds} s; answered: {sorted(answers)}"
+                ) from None
             if "failed" in answer:
                 log = (self.folder / f"rank{number}.log").read_text()[-2000:]
                 self.stop()

@@ -30,7 +30,9 @@ def meshes() -> tuple[Any, Any]:
 
 def whole(kind: str = "Qwen3Moe", implementation: str = "grouped_mm", **changes: Any) -> Any:
     """Return all experts, the same on every rank."""
-    home, config = {"Qwen3Moe": (Qwen3MoeExperts, Qwen3MoeConfig), "GptOss": (GptOssExperts, GptOssConfig)}[kind]
+    home, config = {"Qwen3Moe": (Qwen3MoeExperts, Qwen3MoeConfig), "GptOss": (GptOssExperts, GptOssConfig)}[
+        kind
+    ]
     config = config(**{**COMMON, **FAMILIES[kind], **changes})
     config._experts_implementation = implementation
     torch.manual_seed(0)
@@ -52,11 +54,15 @@ def own(experts: Any, kind: str = "Qwen3Moe", implementation: str = "grouped_mm"
     return part
 
 
-def routed(tokens: int, k: int, rank: int, experts: int = EXPERTS) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def routed(
+    tokens: int, k: int, rank: int, experts: int = EXPERTS
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return hidden states, ids and weights of a rank's tokens."""
     seed = torch.Generator().manual_seed(17 + rank)
     x = torch.randn(tokens, HIDDEN, generator=seed)
-    ids = torch.stack([torch.randperm(experts, generator=seed)[:k] for _ in range(tokens)] or [torch.empty(0, k)])
+    ids = torch.stack(
+        [torch.randperm(experts, generator=seed)[:k] for _ in range(tokens)] or [torch.empty(0, k)]
+    )
     return x, ids.reshape(-1, k).long(), torch.rand(tokens, k, generator=seed)
 
 

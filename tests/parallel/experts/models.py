@@ -141,7 +141,9 @@ def apart(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
     }
 
 
-def steps(model: Any, batches: list[dict[str, torch.Tensor]], clip: Any, number: int, optimizer: Any = None) -> Any:
+def steps(
+    model: Any, batches: list[dict[str, torch.Tensor]], clip: Any, number: int, optimizer: Any = None
+) -> Any:
     """Train for ``number`` steps of AdamW on the mean loss of ``batches``; return the norms and the optimizer."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
     norms = []

@@ -50,37 +50,37 @@ def explicit(folder: Path) -> dict[str, Any]:
     return sizes
 
 
+def _told(setting: str) -> Any:
+    """Change the setting for a while."""
+    process.tell(setting)
+    stack = contextlib.ExitStack()
+    stack.callback(process.tell, "ep=2")
+    return stack
+
+
+SITUATIONS: dict[str, Any] = {
+    "three ranks": lambda: _told("ep=3"),
+    "an old release": lambda: mock.patch.object(
+        expert_loading.importlib.metadata, "version", return_value="5.19.1"
+    ),
+    "offload": lambda: mock.patch.dict(os.environ, {"FSDP_OFFLOAD_PARAMS": "true"}),
+}
+MODELS: dict[str, Any] = {
+    "an odd number of experts": lambda: models.small("Qwen3Moe", num_experts=7),
+    "identity experts": lambda: models.small("LongcatFlash", zero_expert_num=4),
+    "no experts": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**models.COMMON, head_dim=8, intermediate_size=24)
+    ),
+}
+
+
 def refusal(folder: Path, of: str) -> str:
     """Return the error of a script that cannot have experts on two ranks."""
-    family, changes = "Qwen3Moe", {}
-    with contextlib.ExitStack() as stack:
-        if of == "an odd number of experts":
-            changes = {"num_experts": 7}
-        elif of == "identity experts":
-            family, changes = "LongcatFlash", {"zero_expert_num": 4}
-        elif of == "no experts":
-            family = "Qwen3"
-        elif of == "three ranks":
-            process.tell("ep=3")
-            stack.callback(process.tell, "ep=2")
-        elif of == "an old release":
-            stack.enter_context(
-                mock.patch.object(expert_loading.importlib.metadata, "version", return_value="5.19.1")
-            )
-        elif of == "offload":
-            stack.enter_context(mock.patch.dict(os.environ, {"FSDP_OFFLOAD_PARAMS": "true"}))
-        elif of not in ("adapters", ""):
-            family = of
-        path = folder / f"refused {of}"
-        if family == "Qwen3":
-            config = transformers.Qwen3Config(**models.COMMON, head_dim=8, intermediate_size=24)
-            model: Any = transformers.Qwen3ForCausalLM(config)
-        elif family in models.FAMILIES:
-            model = models.small(family, **changes)
-        else:
-            model = SMALL[family]()
-        model.save_pretrained(path)  # on rank 0
-        dist.barrier()
+    path = folder / f"refused {of}"
+    model = (MODELS | SMALL).get(of, lambda: models.small("Qwen3Moe"))()
+    model.save_pretrained(path)  # on rank 0
+    dist.barrier()
+    with SITUATIONS.get(of, contextlib.nullcontext)():
         try:
             loaded = type(model).from_pretrained(path)
             if of == "adapters":

@@ -61,7 +61,9 @@ def clip(folder: Path, ep: int, kind: str) -> dict[str, Any]:
     expected = torch.linalg.vector_norm(stacked, power)
     norm = clip_grad_norm_(model.parameters(), 0.01, power)
     scaled = [each.grad.full_tensor() for each in model.parameters() if isinstance(each.grad, DTensor)]
-    after = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each, power) for each in scaled]), power)
+    after = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(each, power) for each in scaled]), power
+    )
     return {"far": abs(float(norm / expected) - 1), "after": float(after), "meshes": len(meshes)}
 
 

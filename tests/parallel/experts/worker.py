@@ -25,7 +25,9 @@ def main(folder: Path) -> None:
     from tests.parallel.experts import cases, setting_cases, training_cases
 
     def case(name: str) -> Any:
-        return next(getattr(home, name) for home in (cases, setting_cases, training_cases) if hasattr(home, name))
+        return next(
+            getattr(home, name) for home in (cases, setting_cases, training_cases) if hasattr(home, name)
+        )
 
     answer(started=True)
     for line in sys.stdin:

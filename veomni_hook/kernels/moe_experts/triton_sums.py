@@ -15,8 +15,8 @@ Tensor = torch.Tensor
 def sum_places(rows: Tensor, places: Tensor) -> Tensor:
     """Return ``[tokens, width]``: the sum of the rows of ``rows`` at each token's ``places``, in float32.
 
-    ``places`` is int32 ``[tokens, places]``; numbers from ``rows.shape[0]`` on add nothing. Sums are rounded once, to
-    the dtype of ``rows``.
+    ``places`` is int32 ``[tokens, places]``; numbers from ``rows.shape[0]`` on add nothing. Sums are rounded
+    once, to the dtype of ``rows``.
     """
     tokens, width = places.shape
     # The kernel reads the end of the rows from a table, so that nothing depends on the host.
