@@ -41,21 +41,17 @@ def clip_grad_norm_(
         if parameter.grad is not None:
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh.setdefault(mesh, []).append(parameter)
-    norms = [
-        _whole(get_total_norm([each.grad for each in group], norm_type, foreach=foreach))
-        for group in by_mesh.values()
-    ]
+    norms: list[Tensor] = []
+    for group in by_mesh.values():
+        gradients = [each.grad for each in group if each.grad is not None]
+        norm = get_total_norm(gradients, norm_type, foreach=foreach)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if not norms:
         return torch.zeros(())
     first = norms[0].device
-    total = torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in norms]), norm_type)
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in norms]), norm_type)
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm of the gradients is {total.item()}, so they cannot be clipped")
     for group in by_mesh.values():
         clip_grads_with_norm_(group, max_norm, total, foreach)
     return total
-
-
-def _whole(norm: Tensor) -> Tensor:
-    whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return whole
