@@ -7,8 +7,9 @@ from importlib.util import find_spec
 
 from veomni_hook.finders.config_text import may_be_for
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import INTERFACES, REMOTE_LOADING, is_remote, is_target
+from veomni_hook.finders.targets import INTERFACES, REMOTE_LOADING, TRAINER, is_remote, is_target
 from veomni_hook.finders.upstream import Upstream
+from veomni_hook.parallel.expert_release import divides_experts
 from veomni_hook.patches.models import spec_modules
 from veomni_hook.plugins import PATCHES, in_force
 from veomni_hook.settings import Settings
@@ -65,9 +66,11 @@ def _is_off(fullname: str, settings: Settings) -> bool:
     """Whether the settings leave the built-in specs of a module out."""
     if fullname == REMOTE_LOADING:
         return not settings.remote_code
+    if fullname == TRAINER:
+        return settings.axis("ep") == 1 or not divides_experts()
     return fullname == INTERFACES and settings.axis("sp") == 1
 
 
 def _holds_model_code(fullname: str, settings: Settings) -> bool:
-    known = (is_target(fullname) and fullname != REMOTE_LOADING) or is_remote(fullname)
+    known = (is_target(fullname) and fullname not in (REMOTE_LOADING, TRAINER)) or is_remote(fullname)
     return settings.idioms and known

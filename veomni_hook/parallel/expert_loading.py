@@ -7,7 +7,6 @@ built but not yet loaded. A config that the script gives itself is left alone.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping
@@ -16,13 +15,11 @@ from typing import Any
 from torch import distributed
 
 from veomni_hook.errors import ParallelError
-from veomni_hook.parallel import process
+from veomni_hook.parallel import expert_release, process
 from veomni_hook.parallel.expert_plans import plan_of
 
-__all__ = ["LEAST_RELEASE", "planned", "settled"]
+__all__ = ["is_ours", "planned", "settled"]
 
-#: The first release of transformers with `DistributedConfig.ep_size`.
-LEAST_RELEASE = (5, 20)
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 _ATTRIBUTE = "_veomni_ep"
 
@@ -67,11 +64,16 @@ def planned(model: Any) -> Any:
     Raises:
         ParallelError: the model has no experts that can be divided, or ``ep`` does not divide their number.
     """
-    config: Any = getattr(model.config, "distributed_config", None)
-    if getattr(config, _ATTRIBUTE, False):
-        model.ep_plan = plan_of(model, config.ep_size)
+    if is_ours(model):
+        model.ep_plan = plan_of(model, model.config.distributed_config.ep_size)
         model.register_forward_pre_hook(_Refusing())
     return model
+
+
+def is_ours(model: Any) -> bool:
+    """Whether a model's experts are divided because the setting asked for it."""
+    config = getattr(getattr(model, "config", None), "distributed_config", None)
+    return getattr(config, _ATTRIBUTE, False)
 
 
 class _Refusing:
@@ -103,13 +105,12 @@ def _config(world: int, size: int) -> Any:
 
 
 def _check_release(size: int) -> None:
-    release = importlib.metadata.version("transformers")
-    if tuple(int(part) for part in release.split(".")[:2]) < LEAST_RELEASE:
-        needed = ".".join(map(str, LEAST_RELEASE))
+    least = expert_release.LEAST
+    if not expert_release.divides_experts():
         raise ParallelError(
-            f"ep={size} needs transformers {needed} or newer; this is {release}",
+            f"ep={size} needs transformers {least} or newer; this is {expert_release.installed()}",
             where=_WHERE,
-            fix=f"pip install 'transformers>={needed}' (5.23: with this package's dispatch), or remove ep",
+            fix=f"pip install 'transformers>={least}' (5.23: with this package's dispatch), or remove ep",
         )
 
 

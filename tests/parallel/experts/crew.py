@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("worker.py")
 STARTED, LIMIT = 150, 60
+ANSWER = "answer: "
 
 
 class Crew:
@@ -74,8 +75,8 @@ class Crew:
     @staticmethod
     def _listen(number: int, rank: subprocess.Popen[str], answers: queue.Queue[Any]) -> None:
         for line in rank.stdout:
-            if line.startswith("{"):
-                answers.put((number, json.loads(line)))
+            if line.startswith(ANSWER):  # scripts print, too
+                answers.put((number, json.loads(line.removeprefix(ANSWER))))
         answers.put((number, {"failed": "the process ended"}))
 
     def _collect(self, seconds: float, what: str) -> dict[int, dict[str, Any]]:
@@ -86,14 +87,17 @@ class Crew:
             except queue.Empty:
                 self.stop()
                 raise AssertionError(
-                    f"{what} took more than {seconds} s; answered: {sorted(answers)}"
+                    f"{what} took more than {seconds} s; answered: {sorted(answers)}\n{self._logs()}"
                 ) from None
             if "failed" in answer:
-                log = (self.folder / f"rank{number}.log").read_text()[-2000:]
                 self.stop()
-                raise AssertionError(f"{what} failed on rank {number}:\n{answer['failed']}\n{log}")
+                raise AssertionError(f"{what} failed on rank {number}:\n{answer['failed']}\n{self._logs()}")
             answers[number] = answer
         return answers
+
+    def _logs(self) -> str:
+        logs = sorted(self.folder.glob("rank*.log"))
+        return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in logs)
 
     def stop(self) -> None:
         """End the processes."""

@@ -15,7 +15,7 @@ from transformers.distributed import DistributedConfig
 
 from tests.parallel.experts import models
 from veomni_hook.errors import ParallelError
-from veomni_hook.parallel import expert_loading, process
+from veomni_hook.parallel import expert_release, process
 
 
 def from_pretrained(folder: Path, family: str, **options: Any) -> dict[str, Any]:
@@ -60,9 +60,7 @@ def _told(setting: str) -> Any:
 
 SITUATIONS: dict[str, Any] = {
     "three ranks": lambda: _told("ep=3"),
-    "an old release": lambda: mock.patch.object(
-        expert_loading.importlib.metadata, "version", return_value="5.19.1"
-    ),
+    "an old release": lambda: mock.patch.object(expert_release, "installed", return_value="5.19.1"),
     "offload": lambda: mock.patch.dict(os.environ, {"FSDP_OFFLOAD_PARAMS": "true"}),
 }
 MODELS: dict[str, Any] = {
@@ -144,3 +142,39 @@ def dropped_plan(folder: Path) -> dict[str, Any]:
         theirs, model._ep_plan = dict(model._ep_plan), {}
         found[family] = plan_of(model, 2) == theirs
     return found
+
+
+def trainer(folder: Path, checkpointing: bool) -> dict[str, Any]:
+    """Four steps of Trainer; the last two again, from the checkpoint, in a model that is loaded anew."""
+    path = models.saved(folder, "Qwen3Moe")
+    models.set_choice(models.OURS)
+    data = [{name: rows[0] for name, rows in models.batch(number).items()} for number in range(16)]
+
+    def trained(resume: Any = None) -> Any:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder / f"trainer{checkpointing}"),
+            max_steps=4,
+            save_strategy="steps",
+            save_steps=2,
+            per_device_train_batch_size=2,
+            learning_rate=1e-2,
+            max_grad_norm=0.1,
+            gradient_checkpointing=checkpointing,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        model = transformers.AutoModelForCausalLM.from_pretrained(path)
+        made = transformers.Trainer(model=model, args=arguments, train_dataset=data)
+        made.train(resume_from_checkpoint=resume)
+        return made
+
+    first = trained()
+    expected = models.parameters(first.model)
+    again = trained(str(folder / f"trainer{checkpointing}" / "checkpoint-2"))
+    far = models.apart(models.parameters(again.model), expected)
+    alone = transformers.Qwen3MoeForCausalLM.from_pretrained(
+        folder / f"trainer{checkpointing}" / "checkpoint-4", distributed_config=DistributedConfig()
+    )
+    whole = models.apart(models.parameters(alone), expected)
+    return {"resumed": max(far.values()), "saved": max(whole.values())}

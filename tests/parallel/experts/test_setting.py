@@ -46,3 +46,10 @@ def test_what_cannot_be_divided_is_one_error(told, of, said):
 def test_plans_come_from_the_code_of_experts(told):
     for answer in told.run("dropped_plan"):
         assert answer == {"Qwen3Moe": True, "GptOss": True, "DeepseekV3": True}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_trainer_saves_and_resumes(told, checkpointing):
+    for answer in told.run("trainer", checkpointing=checkpointing):
+        assert answer["saved"] == 0.0
+        assert answer["resumed"] < CLOSE

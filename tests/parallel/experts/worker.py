@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import traceback
@@ -13,10 +14,11 @@ import torch
 import torch.distributed as dist
 
 import veomni_hook.install  # noqa: F401 - in front of transformers, as in a script
+from tests.parallel.experts.crew import ANSWER
 
 
 def answer(**what: object) -> None:
-    print(json.dumps(what), flush=True)
+    print(ANSWER + json.dumps(what), flush=True)
 
 
 def main(folder: Path) -> None:
@@ -32,10 +34,13 @@ def main(folder: Path) -> None:
     answer(started=True)
     for line in sys.stdin:
         order = json.loads(line)
+        # Where a rank waits when the crew gives up.
+        faulthandler.dump_traceback_later(55)
         try:
             answer(returned=case(order["case"])(folder, **order["arguments"]))
         except Exception:
             answer(failed=traceback.format_exc())
+        faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":
