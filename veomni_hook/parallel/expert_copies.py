@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Copies", "collect", "copies_of", "spread"]
+__all__ = ["Copies", "collect", "copies_of", "spread", "sum_of_copies"]
 
 
 class Copies(NamedTuple):
@@ -38,12 +38,13 @@ def copies_of(wanted: Tensor, count: int, *, by_place: bool) -> Copies:
     """
     asked = (wanted.t() if by_place else wanted).reshape(-1)
     number = torch.where(asked, asked.cumsum(0) - 1, count)
-    at = torch.arange(asked.shape[0], device=asked.device)
+    at = torch.arange(asked.shape[0], device=asked.device, dtype=torch.int32)
     row = at % wanted.shape[0] if by_place else torch.div(at, wanted.shape[1], rounding_mode="floor")
     # The last element takes what is not copied.
     sources = row.new_zeros(count + 1).scatter_(0, number, row)[:count]
-    places = number.view(wanted.shape[1], -1).t() if by_place else number.view(wanted.shape)
-    return Copies(sources.to(torch.int32), places.to(torch.int32).contiguous())
+    places = number.to(torch.int32)
+    places = places.view(wanted.shape[1], -1).t() if by_place else places.view(wanted.shape)
+    return Copies(sources, places.contiguous())
 
 
 def spread(rows: Tensor, copies: Copies) -> Tensor:
@@ -65,7 +66,7 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _sum(grad, Copies(*ctx.saved_tensors)), None, None
+        return sum_of_copies(grad, Copies(*ctx.saved_tensors)), None, None
 
 
 class _Collect(torch.autograd.Function):
@@ -74,7 +75,7 @@ class _Collect(torch.autograd.Function):
         # Saved on every rank, whatever it received: the recompute of a checkpoint, which ends with the last
         # saved tensor, then runs the same exchanges on all ranks.
         ctx.save_for_backward(sources, places)
-        return _sum(rows, Copies(sources, places))
+        return sum_of_copies(rows, Copies(sources, places))
 
     @staticmethod
     @once_differentiable
@@ -82,7 +83,8 @@ class _Collect(torch.autograd.Function):
         return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
-def _sum(rows: Tensor, copies: Copies) -> Tensor:
+def sum_of_copies(rows: Tensor, copies: Copies) -> Tensor:
+    """Return what `collect` returns; not differentiable."""
     if rows.device.type == "cuda" and rows.dtype in (torch.bfloat16, torch.float16, torch.float32):
         summed = _summed_by_triton(rows, copies)
         if summed is not None:

@@ -5,8 +5,9 @@ goes to several experts of one rank is sent there once, with their numbers and w
 forms the weighted sum of its experts, and one row comes back. With eight of 128 experts on two ranks that is
 a quarter of the rows.
 
-Forward:   rows [S, H] and weights [S, k] out, their sums [S, H] back; S counts pairs of a token and a rank.
+Forward:   ids and weights [S, k] and rows [S, H] out, sums [S, H] back; S counts pairs of a token and a rank.
 Backward:  the gradient of the sums out, the gradients of rows and weights back.
+Recompute: rows out, sums back.
 Host:      one read, of the numbers of rows and pairs; none in backward, none when a checkpoint is recomputed.
 Saved:     the received rows and weights, and four tables of numbers.
 """
@@ -19,10 +20,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed._functional_collectives import (
+    all_to_all_single,
+    all_to_all_single_autograd,
+    wait_tensor,
+)
 from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
-from veomni_hook.parallel.expert_copies import Copies, collect, copies_of, spread
+from veomni_hook.parallel.expert_copies import Copies, collect, copies_of, spread, sum_of_copies
 from veomni_hook.parallel.expert_records import current, record_checkpoints
 
 __all__ = ["NAME", "OncePerRank", "register"]
@@ -41,8 +47,8 @@ class Routing(NamedTuple):
     """What one call dispatched; all that a recompute needs.
 
     Attributes:
-        ids: ``[T, k]``: the experts of this rank's tokens; the number of all experts stands for none.
-        weights: ``[T, k]``: their weights, without gradient.
+        ids: ``[T, k]``: the experts of this rank's tokens.
+        weights: ``[M, k]``: the weights of the received rows, without gradient.
         copies: from tokens to sent rows.
         sent: rows for each rank.
         received: rows from each rank.
@@ -91,6 +97,7 @@ class OncePerRank(EPImplementation):  # type: ignore[misc,unused-ignore]
             )
         self.config = getattr(experts, "config", None)
         self.group = ep_mesh.get_group()
+        self._bounds: Tensor | None = None
         record_checkpoints()
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -100,21 +107,23 @@ class OncePerRank(EPImplementation):  # type: ignore[misc,unused-ignore]
         routing: Routing = make() if record is None else record.take(self, make)
         if record is not None:
             # In the first pass as well: both passes must save the same tensors.
-            ids = _known(top_k_index, self.ep_mesh.size() * self.num_local_experts)
-            top_k_weights = as_recorded(routing, ids, top_k_weights)
-        copies, sent, received = routing.copies, routing.sent, routing.received
-        rows = self._exchange(spread(hidden_states, copies), sent, received)
-        weights = self._exchange(spread(top_k_weights, copies), sent, received)
+            top_k_weights = in_recorded_order(routing.ids, top_k_index, top_k_weights)
+        sent, received = routing.sent, routing.received
+        rows = self._exchange(spread(hidden_states, routing.copies), sent, received)
+        weights = _Delivered.apply(top_k_weights, routing, self.group, *routing.copies)  # type: ignore[no-untyped-call]
         summed = self._sums(rows, weights, routing.local).to(hidden_states.dtype)
-        return collect(self._exchange(summed, received, sent), copies)
+        return collect(self._exchange(summed, received, sent), routing.copies)
 
     @torch.no_grad()
     def _route(self, top_k_index: Tensor, top_k_weights: Tensor) -> Routing:
-        size, local = self.ep_mesh.size(), self.num_local_experts
-        ids = _known(top_k_index, size * local)
-        owner = torch.div(ids, local, rounding_mode="floor").long()
-        pairs = torch.zeros(ids.shape[0], size + 1, dtype=torch.int32, device=ids.device)
-        pairs = pairs.scatter_add_(1, owner, torch.ones_like(ids))[:, :size]
+        ids = top_k_index.to(torch.int32)
+        if self._bounds is None or self._bounds.device != ids.device:
+            ends = torch.arange(self.ep_mesh.size() + 1, dtype=torch.int32, device=ids.device)
+            self._bounds = ends * self.num_local_experts
+        # Rank r has number r + 1; ids of no expert are below the first or from the last bound on.
+        owner = torch.bucketize(ids, self._bounds, right=True)
+        pairs = ids.new_zeros(ids.shape[0], self.ep_mesh.size() + 2)
+        pairs = pairs.scatter_add_(1, owner, torch.ones_like(ids))[:, 1:-1]
         wanted = pairs > 0
         counts = torch.stack([wanted.sum(0), pairs.sum(0)], dim=1)
         expected = torch.empty_like(counts)
@@ -122,10 +131,24 @@ class OncePerRank(EPImplementation):  # type: ignore[misc,unused-ignore]
         outgoing, incoming = _on_host(torch.stack([counts, expected]))
         sent, received = [rows for rows, _ in outgoing], [rows for rows, _ in incoming]
         copies = copies_of(wanted, sum(sent), by_place=True)
-        arrived = ids.new_empty(sum(received), ids.shape[1])
-        dist.all_to_all_single(arrived, ids.index_select(0, copies.sources), received, sent, group=self.group)
-        answer = self._local(arrived, sum(of_rank for _, of_rank in incoming))
-        return Routing(ids, top_k_weights.detach(), copies, sent, received, answer)
+        weights, asked = self._post(top_k_weights, ids, copies, sent, received)
+        local = self._local(asked, sum(of_rank for _, of_rank in incoming))
+        return Routing(ids, weights, copies, sent, received, local)
+
+    def _post(
+        self, weights: Tensor, ids: Tensor, copies: Copies, sent: list[int], received: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Send weights and ids with every row, in one message; return those that arrive."""
+        both = torch.cat([weights.contiguous().view(torch.uint8), ids.contiguous().view(torch.uint8)], dim=1)
+        arrived = both.new_empty(sum(received), both.shape[1])
+        dist.all_to_all_single(
+            arrived, both.index_select(0, copies.sources), received, sent, group=self.group
+        )
+        width = weights.shape[1] * weights.itemsize
+        parts = arrived[:, :width], arrived[:, width:]
+        # Copies, even of a single row: a part may begin where its dtype cannot.
+        whole = [part.clone(memory_format=torch.contiguous_format) for part in parts]
+        return whole[0].view(weights.dtype), whole[1].view(ids.dtype)
 
     def _local(self, ids: Tensor, count: int) -> Local:
         """Return the calls for received rows with ``ids``, of which ``count`` are this rank's experts."""
@@ -177,25 +200,44 @@ class _Arrived(torch.autograd.Function):
         return grad.contiguous()
 
 
-def as_recorded(routing: Routing, ids: Tensor, weights: Tensor) -> Tensor:
-    """Return the ``weights`` of a recompute, which are for ``ids``, in the order of the recorded experts.
+class _Delivered(torch.autograd.Function):
+    """The weights that arrived with the routing, as a function of those that were sent.
 
-    An expert that the recompute no longer picks keeps its recorded weight, which has no gradient.
+    A recompute gets those of the forward, whatever its own are, without an exchange.
     """
-    same = (routing.ids.unsqueeze(2) == ids.unsqueeze(1)) & (
-        _occurrence(routing.ids).unsqueeze(2) == _occurrence(ids).unsqueeze(1)
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Tensor, routing: Routing, group: Any, sources: Tensor, places: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(sources, places)
+        ctx.group, ctx.sent, ctx.received = group, routing.sent, routing.received
+        return routing.weights.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        back = all_to_all_single(grad.contiguous(), ctx.sent, ctx.received, ctx.group)
+        back = wait_tensor(back)  # type: ignore[no-untyped-call]
+        return sum_of_copies(back, Copies(*ctx.saved_tensors)), None, None, None, None
+
+
+def in_recorded_order(recorded: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Return the ``weights`` of a recompute, which are for ``ids``, at the places of the ``recorded`` ids.
+
+    An expert that the recompute no longer picks has weight 0 here, without gradient.
+    """
+    ids = ids.to(recorded.dtype)
+    same = (recorded.unsqueeze(2) == ids.unsqueeze(1)) & (
+        _occurrence(recorded).unsqueeze(2) == _occurrence(ids).unsqueeze(1)
     )
     ordered = weights.gather(1, same.to(torch.uint8).argmax(2))
-    return torch.where(same.any(2), ordered, routing.weights)
+    return torch.where(same.any(2), ordered, 0.0)
 
 
 def _occurrence(ids: Tensor) -> Tensor:
     """How often an id occurs at earlier places of its row."""
     return (ids.unsqueeze(2) == ids.unsqueeze(1)).tril(-1).sum(2)
-
-
-def _known(ids: Tensor, experts: int) -> Tensor:
-    return torch.where((ids >= 0) & (ids < experts), ids, experts).to(torch.int32)
 
 
 def _on_host(counts: Tensor) -> list[list[list[int]]]:

@@ -135,6 +135,7 @@ def recompute(folder: Path, perturbed: bool, reentrant: bool, dispatcher: str = 
     of_experts = max(of for name, of in far.items() if name.startswith(("gate", "down")))
     return {
         "far": max(far.values()), "of_experts": of_experts, "drifted": drifted, "splits": exchanged.splits,
+        "direct": exchanged.direct,
     }  # fmt: skip
 
 
@@ -144,7 +145,7 @@ class Exchanged(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.splits: list[Any] = []
-        self.sent = self.within = self.reads = 0
+        self.sent = self.within = self.reads = self.direct = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.name()
@@ -155,6 +156,7 @@ class Exchanged(TorchDispatchMode):
             self._count(rows, sent)
             self.splits.append([list(sent), list(received)])
         elif name == "c10d::alltoall_base_":
+            self.direct += 1
             # output, input, group, output splits, input splits
             self._count(
                 args[1], args[4] or [args[1].shape[0] // dist.get_world_size()] * dist.get_world_size()
