@@ -58,7 +58,9 @@ def check_slice_and_gather(length: int) -> None:
     FACTS[f"gather's gradient {length}"] = difference(summed(x.grad) / GROUP.size, y.grad)
 
 
-def check_heads(widths: tuple[int, int, int], heads: tuple[int, int], dtypes: tuple[torch.dtype, ...]) -> None:
+def check_heads(
+    widths: tuple[int, int, int], heads: tuple[int, int], dtypes: tuple[torch.dtype, ...]
+) -> None:
     name = f"{widths} {heads} {len(set(dtypes))}"
     length, size, rank = 3 * GROUP.size, GROUP.size, GROUP.rank
     counts = (heads[0], heads[1], heads[1])
@@ -66,7 +68,9 @@ def check_heads(widths: tuple[int, int, int], heads: tuple[int, int], dtypes: tu
     mine = slice(rank * 3, rank * 3 + 3)
     got = to_heads(*(x[:, :, mine] for x in xs), GROUP)
     share = [x[:, rank * n // size : (rank + 1) * n // size] for x, n in zip(xs, counts, strict=True)]
-    FACTS[f"to heads {name}"] = max(difference(g.detach(), s.detach()) for g, s in zip(got, share, strict=True))
+    FACTS[f"to heads {name}"] = max(
+        difference(g.detach(), s.detach()) for g, s in zip(got, share, strict=True)
+    )
     back = to_positions(got[0].sin().transpose(1, 2), GROUP)
     expected = xs[0].sin().transpose(1, 2)[:, mine]
     FACTS[f"to positions {name}"] = difference(back.detach(), expected.detach())

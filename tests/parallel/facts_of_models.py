@@ -44,7 +44,9 @@ def run(model: Any, batch: dict[str, torch.Tensor], sizes: str) -> dict[str, tor
     values = {"loss": output.loss.detach(), "logits": output.logits.detach()}
     if output.get("hidden_states"):
         values |= {f"hidden {n}": x.detach() for n, x in enumerate(output.hidden_states)}
-    gradients = {f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {
+        f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+    }
     if sizes:
         for each in gradients.values():
             distributed.all_reduce(each)

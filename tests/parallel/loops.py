@@ -28,5 +28,9 @@ def patch(module_name: str, class_name: str) -> None:
     source = "\n".join(line for line in out if "@auto_docstring" not in line)
     module.__dict__["veomni_sequence"] = sequence
     scope: dict[str, object] = {}
-    exec(compile("from __future__ import annotations\n" + source, f"<{class_name}>", "exec"), module.__dict__, scope)
+    exec(
+        compile("from __future__ import annotations\n" + source, f"<{class_name}>", "exec"),
+        module.__dict__,
+        scope,
+    )
     cls.forward = scope["forward"]

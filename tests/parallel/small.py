@@ -24,7 +24,10 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 8}),
-    "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 8, **_EXPERTS, "decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {"head_dim": 8, **_EXPERTS, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
     "gemma3": (
         "Gemma3TextConfig",
         {
