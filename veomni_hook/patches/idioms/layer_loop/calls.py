@@ -109,7 +109,8 @@ class Calls(Expressions):
         self.followed: set[str] = set()
         #: Whether their own idiom knows what experts compute.
         self._experts = {
-            site.target.partition(".")[0]: site.status is Status.ROUTED for site in view.sites(moe_experts.find)
+            site.target.partition(".")[0]: site.status is Status.ROUTED
+            for site in view.sites(moe_experts.find)
         }
 
     @abstractmethod
@@ -133,7 +134,12 @@ class Calls(Expressions):
         every = list(of_all([*given, *named.values()]))
         if name := torch_name(dotted):
             return self._torch(name, given, named, node, every)
-        if dotted.startswith("torch.") or dotted.partition(".")[0] in ("logger", ":logger", "warnings", "math"):
+        if dotted.startswith("torch.") or dotted.partition(".")[0] in (
+            "logger",
+            ":logger",
+            "warnings",
+            "math",
+        ):
             if not any(isinstance(each, Tensor) for each in every):
                 return PLAIN
         if dotted.startswith("torch.nn.") and not every:
@@ -376,7 +382,9 @@ class Calls(Expressions):
             raise Unproven(f"{function.name} is decorated with {other[0]}", function)
         if self._depth > _DEPTH:
             raise Unproven(f"{function.name} calls itself", function)
-        own: list[Value] = [method.owner] if method.owner is not None and "staticmethod" not in decorators else []
+        own: list[Value] = (
+            [method.owner] if method.owner is not None and "staticmethod" not in decorators else []
+        )
         scope = self._parameters(function, [*own, *given], named, bag)
         if method.owner is not None:
             self.followed.add(method.owner.owner)
@@ -420,7 +428,9 @@ class Calls(Expressions):
         if spec.kwarg is not None:
             rest = [value for name, value in named.items() if name not in names]
             if any(isinstance(each, Tensor) for each in of_all(rest)):
-                raise Unproven(f"{function.name} gets a part of the positions in **{spec.kwarg.arg}", function)
+                raise Unproven(
+                    f"{function.name} gets a part of the positions in **{spec.kwarg.arg}", function
+                )
             scope[spec.kwarg.arg] = Whole(f"**{spec.kwarg.arg}")
         return scope
 

@@ -133,7 +133,11 @@ class Expressions(ABC):
                 if known[-1] is stop:
                     return stop
             return None if None in known else not stop
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Is | ast.IsNot):
+        if (
+            isinstance(node, ast.Compare)
+            and len(node.ops) == 1
+            and isinstance(node.ops[0], ast.Is | ast.IsNot)
+        ):
             value, other = self.evaluate(node.left, scope), self.evaluate(node.comparators[0], scope)
             if other != NOTHING or isinstance(value, Maybe | Whole | Unknown) or value == PLAIN:
                 return None
@@ -230,7 +234,11 @@ class Expressions(ABC):
 
     def _unaryop(self, node: ast.UnaryOp, scope: Environment) -> Value:
         value = self.tensor_like(self.evaluate(node.operand, scope), node)
-        if isinstance(value, Plain) and isinstance(value.value, int | float) and isinstance(node.op, ast.USub):
+        if (
+            isinstance(value, Plain)
+            and isinstance(value.value, int | float)
+            and isinstance(node.op, ast.USub)
+        ):
             return Plain(-value.value)
         return value if isinstance(value, Tensor) else PLAIN
 
@@ -336,7 +344,9 @@ class Expressions(ABC):
                 None if each is None else self.evaluate(each, scope)
                 for each in (index.lower, index.upper, index.step)
             ]
-            if all(each is None or isinstance(each, Plain) and isinstance(each.value, int) for each in bounds):
+            if all(
+                each is None or isinstance(each, Plain) and isinstance(each.value, int) for each in bounds
+            ):
                 numbers = [each.value if isinstance(each, Plain) else None for each in bounds]
                 return Items(value.values[slice(*numbers)])
         else:
@@ -369,7 +379,9 @@ class Expressions(ABC):
                 result += self._taken(dims.pop(0), each, node, scope)
         return made(result)
 
-    def _taken(self, dim: tuple[str, ...], index: ast.expr, node: ast.AST, scope: Environment) -> list[tuple[str, ...]]:
+    def _taken(
+        self, dim: tuple[str, ...], index: ast.expr, node: ast.AST, scope: Environment
+    ) -> list[tuple[str, ...]]:
         if isinstance(index, ast.Slice):
             bounds = [each for each in (index.lower, index.upper, index.step) if each is not None]
             if not bounds or (index.lower is index.step is None and self._is_all(dim, bounds[0], scope)):

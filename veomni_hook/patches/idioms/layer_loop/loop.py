@@ -144,7 +144,9 @@ class _Reading:
             "inputs_embeds": Tensor(((BATCH,), (POSITIONS,), fresh())),
             "position_ids": ids,
         }
-        names = [each.arg for each in (*forward.args.posonlyargs, *forward.args.args, *forward.args.kwonlyargs)]
+        names = [
+            each.arg for each in (*forward.args.posonlyargs, *forward.args.args, *forward.args.kwonlyargs)
+        ]
         self.scope: dict[str, Value] = {name: Whole(name) for name in names}
         self.scope[names[0]] = Own(owner.name)
         self.scope.update({name: value for name, value in self.given.items() if name in names})
@@ -210,7 +212,11 @@ class _Reading:
     def _norm(self, tail: list[ast.stmt]) -> tuple[ast.stmt, list[ast.stmt]]:
         """The last statement that works on a part of the positions, and what follows it."""
         first = tail[0] if tail else None
-        if isinstance(first, ast.Assign) and isinstance(first.value, ast.Call) and own_attribute(first.value.func):
+        if (
+            isinstance(first, ast.Assign)
+            and isinstance(first.value, ast.Call)
+            and own_attribute(first.value.func)
+        ):
             given = [*first.value.args, *(each.value for each in first.value.keywords)]
             named = [each for each in (*given, *first.targets) if isinstance(each, ast.Name)]
             if len(given) == 1 and len(named) == 2 and {each.id for each in named} == {self.hidden}:
@@ -245,5 +251,6 @@ def _has_rows(dims: tuple[tuple[str, ...], ...]) -> bool:
 def _holds_part(value: Value | None) -> bool:
     held = of_all([value]) if value is not None else ()
     return any(
-        isinstance(each, Tensor | Unknown) or (isinstance(each, Size) and is_positional(each.dim)) for each in held
+        isinstance(each, Tensor | Unknown) or (isinstance(each, Size) and is_positional(each.dim))
+        for each in held
     )

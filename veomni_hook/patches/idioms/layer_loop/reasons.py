@@ -16,7 +16,10 @@ __all__ = ["reason_for"]
 
 #: Kinds of layers that mix positions, by what their code mentions.
 _KINDS = (
-    (re.compile(r"recurrent_state|delta_rule|selective_scan|ssm_state|_scan\b|linear_attn_cache"), "recurrent layers"),
+    (
+        re.compile(r"recurrent_state|delta_rule|selective_scan|ssm_state|_scan\b|linear_attn_cache"),
+        "recurrent layers",
+    ),
     (re.compile(r"[Cc]onv1d|conv_state"), "convolutions along the positions"),
 )
 

@@ -160,9 +160,7 @@ class Unknown:
 #: What an empty list or dictionary holds.
 EMPTY = Unknown("an item of an empty collection")
 
-Value: TypeAlias = (
-    "Tensor | Plain | Size | Whole | Items | Many | Maybe | Own | Module | Method | Operation | Attention | Unknown"
-)
+Value: TypeAlias = "Tensor | Plain | Size | Whole | Items | Many | Maybe | Own | Module | Method | Operation | Attention | Unknown"
 
 
 def is_positional(dim: Dim) -> bool:
