@@ -14,13 +14,15 @@ from typing import Any
 
 import veomni_hook
 
-SIZES, KERNELS = sys.argv[1:3]
-veomni_hook.activate(parallel=SIZES, kernels=KERNELS)
+SIZES, KERNELS = sys.argv[1:3] if __name__ == "__main__" else ("", "")
+if SIZES:
+    veomni_hook.activate(parallel=SIZES, kernels=KERNELS)
 
 import torch  # noqa: E402
 from torch import distributed  # noqa: E402
 
 from tests.parallel import small  # noqa: E402
+from tests.parallel.job import begin  # noqa: E402
 from veomni_hook.parallel import process  # noqa: E402
 
 
@@ -82,7 +84,7 @@ def facts(case: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    distributed.init_process_group("gloo")
+    begin()
     result = {case: facts(case) for case in sys.argv[3:]}
     distributed.destroy_process_group()
     print(json.dumps(result))

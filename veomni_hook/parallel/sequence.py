@@ -119,7 +119,8 @@ def _part(value: Any, length: int, group: SequenceGroup) -> Any:
 
 
 def _check_cache(name: str, cache: Any, group: SequenceGroup) -> None:
-    if not is_dynamo_compiling() and cache.get_seq_length() > 0:
+    length = getattr(cache, "get_seq_length", None)
+    if not is_dynamo_compiling() and length is not None and length() > 0:
         _refuse(name, group.size, "its cache holds keys already (generate without gradients)")
 
 

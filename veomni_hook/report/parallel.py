@@ -57,5 +57,5 @@ def _shared(module: nn.Module, name: str, size: int) -> str:
         return f"{told}, but {size} does not divide its {counted(heads, 'head')}: training is refused"
     told += f" and {heads // size} of {counted(heads, 'head')}"
     if isinstance(keys, int) and keys % size:
-        told += f" (its {counted(keys, 'key head')} are repeated first)"
+        told += f" (of {counted(keys, 'key head')}, repeated first)"
     return told

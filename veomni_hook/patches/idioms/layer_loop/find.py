@@ -16,6 +16,7 @@ from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.scope import loaded
 from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.reasons import reason_for
 from veomni_hook.patches.idioms.layer_loop.values import Unproven
@@ -32,6 +33,7 @@ CANDIDATES = (
 )
 
 _IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
+_CACHE = "past_key_values"
 _SHARDED, _REFUSED = "sharded", "refused"
 
 
@@ -67,12 +69,14 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
         raise Unproven("nothing follows the loop", loop.statement)
     names = ", ".join((loop.hidden, *loop.others))
     targets = names if loop.others else f"({loop.hidden},)"
+    # Whoever gets a cache that the layers filled would find a part of the positions in it.
+    cache = f", cache={_CACHE}" if _CACHE in loaded([loop.statement]) else ""
     return (
         *before_statement(
             view,
             forward,
             loop.statement,
-            f"{targets} = veomni_sequence.shard({receiver}, {names})",
+            f"{targets} = veomni_sequence.shard({receiver}, {names}{cache})",
             "sequence parallelism: the layers run on this rank's part of the positions",
         ),
         *before_statement(
