@@ -12,6 +12,7 @@ import sys
 import torch
 from torch import distributed
 
+from tests.parallel.job import begin
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import data_shard, groups, process
 from veomni_hook.parallel.collectives import all_summed, gathered, own_part, to_heads, to_positions
@@ -113,7 +114,7 @@ sizes = sys.argv[1]
 process.tell(sizes)
 FACTS["not initialised"] = message(groups.sequence_group)
 FACTS["data before"] = data_shard()
-distributed.init_process_group("gloo")
+begin()
 process.tell("sp=3")
 FACTS["not divided"] = message(groups.sequence_group)
 FACTS["data not divided"] = message(data_shard)

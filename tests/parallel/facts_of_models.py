@@ -1,13 +1,12 @@
 """Prints how far losses, logits and gradients of split models are from those of one process.
 
-Arguments: the sizes, then cases ``family/implementation/kind/length[/options]``. The same model runs twice in
+Arguments: the sizes, the kernels, then cases ``family/implementation/kind/length[/options]``. The same model runs twice in
 each process: whole, and with its sequences split; gradients are averaged over the processes as DDP does.
 Models are not changed by the test's code: the hook patches them.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import traceback
@@ -15,33 +14,28 @@ from typing import Any
 
 import veomni_hook
 
-SIZES = sys.argv[1]
-veomni_hook.activate(parallel=SIZES, kernels="eager")
+SIZES, KERNELS = sys.argv[1:3] if __name__ == "__main__" else ("", "")
+if SIZES:
+    veomni_hook.activate(parallel=SIZES, kernels=KERNELS)
 
 import torch  # noqa: E402
 from torch import distributed  # noqa: E402
 
-from tests.parallel import loops, small  # noqa: E402
+from tests.parallel import small  # noqa: E402
+from tests.parallel.job import begin  # noqa: E402
 from veomni_hook.parallel import process  # noqa: E402
 
-BASES = {
-    "llama": "LlamaModel",
-    "qwen3": "Qwen3Model",
-    "qwen3_moe": "Qwen3MoeModel",
-    "gemma3": "Gemma3TextModel",
-    "gpt_oss": "GptOssModel",
-    "deepseek_v3": "DeepseekV3Model",
-    "mistral": "MistralModel",
-}
-_patched: set[str] = set()
 
-
-def run(model: Any, batch: dict[str, torch.Tensor], sizes: str) -> dict[str, torch.Tensor]:
+def run(
+    model: Any, batch: dict[str, torch.Tensor], sizes: str, options: list[str]
+) -> dict[str, torch.Tensor]:
     process.tell(sizes)
     model.zero_grad()
     output = model(**batch)
     output.loss.backward()
-    values = {"loss": output.loss.detach(), "logits": output.logits.detach()}
+    values = {"loss": output.loss.detach()}
+    if "unread" not in options:  # whoever reads logits gets upstream's loss from the next step on
+        values["logits"] = output.logits.detach()
     if output.get("hidden_states"):
         values |= {f"hidden {n}": x.detach() for n, x in enumerate(output.hidden_states)}
     gradients = {
@@ -56,25 +50,20 @@ def run(model: Any, batch: dict[str, torch.Tensor], sizes: str) -> dict[str, tor
 
 def compare(case: str) -> dict[str, Any]:
     family, implementation, kind, length, *options = case.split("/")
-    if BASES.get(family) and family not in _patched:
-        name = f"transformers.models.{family}.modeling_{family}"
-        importlib.import_module(name)
-        loops.patch(name, BASES[family])
-        _patched.add(family)
     changes, given, checkpoint = {}, {}, None
     for option in options:
         name, _, value = option.partition("=")
         if name == "checkpoint":
             checkpoint = {"use_reentrant": value == "reentrant"}
         elif name in ("output_hidden_states", "num_items_in_batch"):
-            given[name] = int(value)
-        else:
+            given[name] = json.loads(value)
+        elif name != "unread":
             changes[name] = json.loads(value)
     model = small.model(family, implementation, **changes)
     if checkpoint is not None:
         model.gradient_checkpointing_enable(checkpoint)
     batch = {**small.batch(kind, int(length)), **given}
-    one, split = run(model, batch, ""), run(model, batch, SIZES)
+    one, split = run(model, batch, "", options), run(model, batch, SIZES, options)
     assert one.keys() == split.keys(), one.keys() ^ split.keys()
     worst, name = max((relative(split[name], one[name]), name) for name in one)
     calls = sum(module.__dict__.get("_veomni_sequence") is not None for module in model.modules())
@@ -95,7 +84,7 @@ def facts(case: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    distributed.init_process_group("gloo")
-    result = {case: facts(case) for case in sys.argv[2:]}
+    begin()
+    result = {case: facts(case) for case in sys.argv[3:]}
     distributed.destroy_process_group()
     print(json.dumps(result))
