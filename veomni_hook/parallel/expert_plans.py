@@ -16,7 +16,7 @@ from torch import nn
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.explain.places import places_of
 
-__all__ = ["plan_of"]
+__all__ = ["experts_of", "plan_of"]
 
 _OP = "moe_experts"
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
@@ -41,7 +41,7 @@ def plan_of(model: Any, size: int) -> dict[str, str]:
         ParallelError: no experts that can be divided, or ``size`` does not divide their number.
     """
     plan, whole = _of_upstream(model), dict[str, str]()
-    for name, module in _experts(model):
+    for name, module in experts_of(model):
         reason = _indivisible(module)
         key = _for_all_layers(name)
         if reason is not None:
@@ -73,7 +73,7 @@ def _look_like_experts(model: nn.Module) -> list[str]:
     return [*dict.fromkeys(type(module).__name__ for module in named)]
 
 
-def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def experts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the modules whose class computes experts, by name."""
     kinds: dict[type, bool] = {}
     for name, module in model.named_modules():

@@ -29,3 +29,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     crew = Crew(2, tmp_path_factory.mktemp("told"), VEOMNI_PARALLEL="ep=2")
     yield crew
     crew.stop()
+
+
+@pytest.fixture(scope="session")
+def told_both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    """Four ranks of a job with ``VEOMNI_PARALLEL="sp=2,ep=2"``."""
+    crew = Crew(4, tmp_path_factory.mktemp("both"), VEOMNI_PARALLEL="sp=2,ep=2")
+    yield crew
+    crew.stop()

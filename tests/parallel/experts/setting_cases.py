@@ -15,7 +15,8 @@ from transformers.distributed import DistributedConfig
 
 from tests.parallel.experts import models
 from veomni_hook.errors import ParallelError
-from veomni_hook.parallel import expert_release, process
+from veomni_hook.parallel import data_shard, expert_release, process
+from veomni_hook.report.explanation import explain
 
 
 def from_pretrained(folder: Path, family: str, **options: Any) -> dict[str, Any]:
@@ -32,7 +33,28 @@ def from_pretrained(folder: Path, family: str, **options: Any) -> dict[str, Any]
     return {
         "loss": abs(loss.item() - losses[rank]) / abs(losses[rank]),
         "gradient": max(far.values()),
+        "explained": str(explain(model)),
         "config": [config.fsdp_size, config.ep_size, config.ep_implementation],
+    }
+
+
+def with_sequences(folder: Path, family: str) -> dict[str, Any]:
+    """A step of a model whose sequences processes share, too."""
+    path = models.saved(folder, family)
+    index, count = data_shard()
+    process.tell("")
+    losses, expected = models.alone(path, family, count)
+    process.tell("sp=2,ep=2")
+    models.set_choice(models.OURS)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path).train()
+    loss = model(**models.batch(index)).loss
+    loss.backward()
+    far = models.apart(models.gradients(model), expected)
+    return {
+        "loss": abs(loss.item() - losses[index]) / abs(losses[index]),
+        "gradient": max(far.values()),
+        "explained": str(explain(model)),
+        "count": count,
     }
 
 

@@ -13,6 +13,17 @@ def test_a_script_that_loads_as_always_gets_experts_on_two_ranks(told, family):
         assert answer["config"] == [2, 2, "veomni"]
         assert answer["loss"] < CLOSE
         assert answer["gradient"] < CLOSE
+        assert "ep=2: each of 2 processes holds 4 experts of" in answer["explained"]
+
+
+@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
+def test_sequences_and_experts_on_several_processes(told_both, family):
+    for answer in told_both.run("with_sequences", family=family):
+        assert answer["count"] == 2
+        assert answer["loss"] < CLOSE
+        assert answer["gradient"] < CLOSE
+        assert "sp=2: with gradients" in answer["explained"]
+        assert "ep=2: each of 2 processes holds 4 experts of" in answer["explained"]
 
 
 def test_a_scripts_own_config_wins(told):
