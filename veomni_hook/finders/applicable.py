@@ -7,7 +7,14 @@ from importlib.util import find_spec
 
 from veomni_hook.finders.config_text import may_be_for
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import INTERFACES, REMOTE_LOADING, TRAINER, is_remote, is_target
+from veomni_hook.finders.targets import (
+    ACCELERATOR,
+    INTERFACES,
+    REMOTE_LOADING,
+    TRAINER,
+    is_remote,
+    is_target,
+)
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.parallel.expert_release import divides_experts
 from veomni_hook.patches.models import spec_modules
@@ -42,8 +49,9 @@ def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
     """Names of the config modules to load for a target: built-in specs, settings, entry points."""
     builtin = () if _is_off(fullname, settings) else spec_modules(fullname)
-    if fullname == INTERFACES and settings.axis("ep") > 1:
-        builtin = (*builtin, *spec_modules(f"{fullname}_experts"))
+    if fullname in (ACCELERATOR, INTERFACES) and settings.axis("ep") > 1:
+        # Where experts are divided; beside the specs of the module, which are for other settings.
+        builtin = (*builtin, *spec_modules(f"transformers.{fullname.rpartition('.')[2]}_experts"))
     announced = (point.value for point in in_force(PATCHES, settings.plugins))
     return (*builtin, *(name for name in (*settings.patches, *announced) if may_be_for(name, fullname)))
 
@@ -72,5 +80,7 @@ def _is_off(fullname: str, settings: Settings) -> bool:
 
 
 def _holds_model_code(fullname: str, settings: Settings) -> bool:
-    known = (is_target(fullname) and fullname not in (REMOTE_LOADING, TRAINER)) or is_remote(fullname)
+    known = (is_target(fullname) and fullname not in (REMOTE_LOADING, TRAINER, ACCELERATOR)) or is_remote(
+        fullname
+    )
     return settings.idioms and known

@@ -10,8 +10,8 @@ REMOTE_PREFIX = "transformers_modules."
 REMOTE_LOADING = "transformers.dynamic_module_utils"
 #: Holds the table of attention implementations.
 INTERFACES = "transformers.modeling_utils"
-#: Holds no model code: only configs apply.
-TRAINER = "transformers.trainer"
+#: They hold no model code: only configs apply.
+TRAINER, ACCELERATOR = "transformers.trainer", "accelerate.accelerator"
 #: The targets that all models share.
 SHARED = frozenset(
     (
@@ -34,7 +34,7 @@ def is_target(fullname: str) -> bool:
     """
     if fullname.startswith(PREFIX):
         return fullname.rpartition(".")[2].startswith("modeling_")
-    return fullname in SHARED or fullname in LAYERS or fullname == TRAINER
+    return fullname in SHARED or fullname in LAYERS or fullname in (TRAINER, ACCELERATOR)
 
 
 def is_remote(fullname: str) -> bool:

@@ -166,6 +166,36 @@ def dropped_plan(folder: Path) -> dict[str, Any]:
     return found
 
 
+def accelerated(folder: Path) -> dict[str, Any]:
+    """Two steps of a loop with accelerate, against one process."""
+    from accelerate import Accelerator
+
+    path = models.saved(folder, "Qwen3Moe")
+    batches = [models.batch(rank) for rank in range(dist.get_world_size())]
+    models.set_choice(models.UPSTREAM)
+    load = transformers.Qwen3MoeForCausalLM.from_pretrained
+    process.tell("")
+    alone = load(path).train()
+    norms, _ = models.steps(alone, batches, torch.nn.utils.clip_grad_norm_, 2)
+    process.tell("ep=2")
+    models.set_choice(models.OURS)
+    model = load(path).train()
+    accelerator = Accelerator(cpu=True)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+    model, adam = accelerator.prepare(model, adam)
+    found = []
+    for _ in range(2):
+        adam.zero_grad()
+        accelerator.backward(model(**models.batch(dist.get_rank())).loss)
+        found.append(float(accelerator.clip_grad_norm_(model.parameters(), models.CLIP)))
+        adam.step()
+    far = models.apart(models.parameters(model), models.parameters(alone))
+    return {
+        "norms": max(abs(one - other) / other for one, other in zip(found, norms, strict=True)),
+        "parameters": max(far.values()),
+    }
+
+
 def trainer(folder: Path, checkpointing: bool) -> dict[str, Any]:
     """Four steps of Trainer; the last two again, from the checkpoint, in a model that is loaded anew."""
     path = models.saved(folder, "Qwen3Moe")

@@ -64,3 +64,9 @@ def test_trainer_saves_and_resumes(told, checkpointing):
     for answer in told.run("trainer", checkpointing=checkpointing):
         assert answer["saved"] == 0.0
         assert answer["resumed"] < CLOSE
+
+
+def test_accelerate_does_not_wrap_what_is_divided(told):
+    for answer in told.run("accelerated"):
+        assert answer["norms"] < CLOSE
+        assert answer["parameters"] < 1e-4
