@@ -17,6 +17,7 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
+from veomni_hook.patches.idioms.layer_loop.modules import method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import reason_for
 from veomni_hook.patches.idioms.layer_loop.values import Unproven
 from veomni_hook.patches.routes.insertion import before_statement
@@ -47,6 +48,8 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: l
     site = partial(Site, OP, f"{owner.name}.forward", lineno=found[0].lineno, imports=(_IMPORT,))
     try:
         loop = decided(view, owner, forward, found)
+        for other in _inheriting(view, owner):
+            decided(view, other, forward, found)
         edits = _sliced_and_gathered(view, forward, loop)
     except Unproven as error:
         reason = reason_for(view, owner, found[0], str(error))
@@ -56,8 +59,16 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: l
         variant=_SHARDED,
         captures={"hidden_states": loop.hidden, **{name: name for name in loop.others}},
         edits=edits,
-        relies_on=loop.classes,
+        relies_on=loop.followed,
     )
+
+
+def _inheriting(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    """The other classes of the file that run the forward of ``owner``: their layers may be others."""
+    for other in view.classes.values():
+        found = method_of(view, other.name, "forward")
+        if other is not owner and found is not None and found[1] == owner.name:
+            yield other
 
 
 def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) -> tuple[Edit, ...]:

@@ -21,6 +21,7 @@ _KINDS = (
         "recurrent layers",
     ),
     (re.compile(r"[Cc]onv1d|conv_state"), "convolutions along the positions"),
+    (re.compile(r"self\.indexer\b|index_topk"), "attention to positions that an indexer chooses"),
 )
 
 
