@@ -88,7 +88,9 @@ class Attributes:
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
             return self._made(value.left, names)
         if (several := _alternatives(value, names)) is not None:
-            return _one([self._made(each, names) for each in several])
+            # A name may be bound to something made of its own earlier value.
+            rest = {name: values for name, values in names.items() if name != getattr(value, "id", "")}
+            return _one([self._made(each, rest) for each in several])
         return self._called(value, names)
 
     def _called(self, value: ast.expr, names: dict[str, list[ast.expr]]) -> Value:
@@ -112,8 +114,9 @@ class Attributes:
             yield from self._classes(function.body, names)
             yield from self._classes(function.orelse, names)
         elif isinstance(function, ast.Name) and function.id in names:
+            rest = {name: values for name, values in names.items() if name != function.id}
             for each in names[function.id]:
-                yield from self._classes(each, names)
+                yield from self._classes(each, rest)
         elif isinstance(function, ast.Subscript):
             yield from self._in_dictionary(function.value)
         elif name := self.view.scope.dotted(function):
