@@ -332,11 +332,11 @@ class Calls(Expressions):
         own: list[Value] = (
             [method.owner] if method.owner is not None and "staticmethod" not in decorators else []
         )
-        scope = self._parameters(function, [*own, *arguments.given], arguments.named, arguments.bag)
         home = None if method.owner is None else method_of(self.view, method.owner.owner, function.name)
         self.followed.add(function.name if home is None else f"{home[1]}.{function.name}")
         self._depth += 1
         try:
+            scope = self._parameters(function, [*own, *arguments.given], arguments.named, arguments.bag)
             return self.body(function.body, scope)
         except Unproven as error:
             where = f"{method.owner.owner}.{function.name}" if method.owner is not None else function.name
@@ -371,13 +371,11 @@ class Calls(Expressions):
         if spec.vararg is not None:
             scope[spec.vararg.arg] = Items(tuple(given[len(spec.posonlyargs) + len(spec.args) :]))
         elif len(given) > len(spec.posonlyargs) + len(spec.args):
-            raise Unproven(f"{function.name} gets more arguments than it has parameters", function)
+            raise Unproven("it gets more arguments than it has parameters", function)
         if spec.kwarg is not None:
             rest = [value for name, value in named.items() if name not in names]
             if any(isinstance(each, Tensor) for each in of_all(rest)):
-                raise Unproven(
-                    f"{function.name} gets a part of the positions in **{spec.kwarg.arg}", function
-                )
+                raise Unproven(f"it gets a part of the positions in **{spec.kwarg.arg}", function)
             scope[spec.kwarg.arg] = Whole(f"**{spec.kwarg.arg}")
         return scope
 

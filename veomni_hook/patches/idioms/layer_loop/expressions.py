@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TypeAlias
 
 from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.scope import global_bindings
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.layer_loop.joining import joined
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
@@ -55,6 +56,7 @@ class Expressions(ABC):
     def __init__(self, view: ModuleView) -> None:
         self.view = view
         self.attributes = Attributes(view)
+        self._globals = global_bindings(view.document.tree)
         #: Before the layers run: what is not followed holds all positions, and is no error.
         self.before = False
 
@@ -136,6 +138,8 @@ class Expressions(ABC):
             return scope[node.id]
         if (function := self.view.scope.functions.get(node.id)) is not None:
             return Method(function)
+        if node.id not in self._globals and self.view.scope.resolve(node.id).startswith(":"):
+            raise Unproven(f"{node.id} is not known here", node)
         return PLAIN
 
     def _joinedstr(self, node: ast.JoinedStr, scope: Environment) -> Value:

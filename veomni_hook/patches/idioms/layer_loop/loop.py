@@ -182,6 +182,9 @@ class _Reading:
             self.scope.update({name: Whole(name) for name in own_names([statement])})
         else:
             self.scope = scope
+            for name in own_names([statement]):
+                if isinstance(scope.get(name), Whole):
+                    scope[name] = Whole(name)
         self.scope.update({name: value for name, value in self.given.items() if name in self.scope})
 
     def _sliced(self, tail: list[ast.stmt]) -> tuple[str, ...]:
