@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
@@ -72,8 +71,7 @@ def _attend(
         own_random_numbers(query, group.rank + 1 if dropout else 0),
     ):
         output, _ = implementation(module, query, key, value, mask, *others, **operands)
-    if not is_dynamo_compiling():
-        sharding.calls += 1
+    sharding.note_call()
     if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size):
         _refuse(module, f"its implementation returns {list(output.shape)} for {full} positions", group)
     missing = part * group.size - full

@@ -16,6 +16,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.errors import ParallelError
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
 from veomni_hook.parallel import loss, process
 from veomni_hook.parallel.agreement import check_same_batch
 from veomni_hook.parallel.captured import check_captured, gather_captured
@@ -39,6 +40,8 @@ def shard(module: nn.Module, hidden_states: torch.Tensor, *others: Any, cache: A
     Raises:
         ParallelError: the processes cannot share this batch; the message says why.
     """
+    if is_dynamo_compiling():
+        _linked_while_tracing()
     sharding = sharding_of(module)
     if process.sizes().sp == 1 or not torch.is_grad_enabled():
         if sharding is not None:
@@ -100,6 +103,15 @@ def _linked(module: nn.Module, sharding: Sharding | None) -> Sharding:
     return sharding
 
 
+@answered_while_tracing
+def _linked_while_tracing() -> bool:
+    """Link the module of the frame that dynamo traces: what is done here cannot be traced."""
+    module = getattr(variable("module"), "value", None)
+    if isinstance(module, nn.Module) and process.sizes().sp > 1 and torch.is_grad_enabled():
+        _linked(module, sharding_of(module))
+    return True
+
+
 def _part(value: Any, length: int, group: SequenceGroup) -> Any:
     if isinstance(value, torch.Tensor):
         if value.dim() >= 2 and value.shape[-2] == length:
@@ -136,7 +148,7 @@ def _check_calls(module: nn.Module, sharding: Sharding) -> None:
     """Raise if fewer attention calls than layers have exchanged positions: the others saw a part only."""
     layers = getattr(module, "layers", None)
     count = len(layers) if isinstance(layers, nn.ModuleList) else 1
-    if sharding.calls < count:
+    if sharding.calls < count and not sharding.compiled:
         _refuse(
             sharding.model,
             sharding.group.size,

@@ -34,7 +34,8 @@ class Sharding:
         in_layers: whether the model is between `shard` and `gather`.
         full: the number of positions of the batch that entered the layers last.
         lengths: by the positions of one process: the numbers of positions of all batches so far.
-        calls: how many attention calls there were since `shard`.
+        calls: how many attention calls there were since `shard`, those in compiled code left out.
+        compiled: whether there was one in compiled code.
         cache: what the layers fill now.
     """
 
@@ -46,6 +47,7 @@ class Sharding:
         self.full = 0
         self.lengths: dict[int, set[int]] = {}
         self.calls = 0
+        self.compiled = False
         self.cache: Any = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -55,9 +57,17 @@ class Sharding:
     def enter(self, full: int, cache: Any) -> None:
         """Note that a batch of ``full`` positions enters the layers, which fill ``cache``."""
         self.in_layers, self.full, self.cache = True, full, cache
+        self.compiled = False
         if not is_dynamo_compiling():
             self.calls = 0
             self.lengths.setdefault(part_length(full, self.group), set()).add(full)
+
+    def note_call(self) -> None:
+        """Note an attention call."""
+        if is_dynamo_compiling():
+            self.compiled = True  # to count would make each number a graph of its own
+        else:
+            self.calls += 1
 
     def leave(self) -> Any:
         """Note that the batch has left the layers; return the cache that they have filled."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.finders.state import STATE
@@ -33,7 +33,7 @@ def _notes(module: nn.Module, size: int) -> Iterator[str]:
     for owner in type(module).__mro__:
         outcome = STATE.outcomes.get(owner.__module__)
         target = f"{owner.__name__}.forward"
-        report: dict[str, Any] = {} if outcome is None or not outcome.patched else outcome.report
+        report: Mapping[str, Any] = {} if outcome is None or not outcome.patched else outcome.report
         for missed in report.get("missed", ()):
             if missed["op"] == _OP and missed["target"] == target:
                 yield f"sp={size}: {owner.__name__} cannot be trained with it: {missed['reason']}"

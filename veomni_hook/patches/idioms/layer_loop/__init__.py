@@ -1,1 +1,1 @@
-"""Layer loops of base models: which work on a part of the positions, and where the parts are made and joined."""
+"""Loops over layers: which may run on a part of the positions, and where parts are cut and joined."""

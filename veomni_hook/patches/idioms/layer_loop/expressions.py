@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TypeAlias
 
+from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.scope import global_bindings
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.layer_loop.joining import joined
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.operations import operation
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, fresh, made, matmul
@@ -14,7 +18,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     EMPTY,
     NOTHING,
     PLAIN,
-    Attention,
+    Dim,
     Items,
     Many,
     Maybe,
@@ -33,43 +37,13 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["Environment", "Expressions", "joined"]
+__all__ = ["Environment", "Expressions"]
 
 #: The values of local names.
 Environment: TypeAlias = "MutableMapping[str, Value]"
 
 _SAME = ("data", "real", "imag")
 _ABOUT = ("dtype", "device", "requires_grad", "is_cuda", "layout")
-
-
-def joined(one: Value, other: Value) -> Value:
-    """What is known of a value that is one or the other."""
-    if one == other or other == EMPTY:
-        return one
-    if one == EMPTY:
-        return other
-    if NOTHING in (one, other):
-        rest = other if one == NOTHING else one
-        return rest if isinstance(rest, Maybe | Whole | Plain) else Maybe(rest)
-    if isinstance(one, Maybe) or isinstance(other, Maybe):
-        bare = [each.value if isinstance(each, Maybe) else each for each in (one, other)]
-        return joined(NOTHING, joined(*bare))
-    if isinstance(one, Tensor) and isinstance(other, Tensor) and len(one.dims) == len(other.dims):
-        pairs = list(zip(one.dims, other.dims, strict=True))
-        if all(a == b or not (is_positional(a) or is_positional(b)) for a, b in pairs):
-            return Tensor(tuple(a if a == b else fresh() for a, b in pairs))
-    if isinstance(one, Items) and isinstance(other, Items) and len(one.values) == len(other.values):
-        return Items(tuple(joined(a, b) for a, b in zip(one.values, other.values, strict=True)))
-    if isinstance(one, Many) and isinstance(other, Many):
-        return Many(joined(one.value, other.value))
-    if isinstance(one, Plain | Size) and isinstance(other, Plain | Size):
-        if not any(isinstance(each, Size) and is_positional(each.dim) for each in (one, other)):
-            return PLAIN
-    if isinstance(one, Whole | Plain) and isinstance(other, Whole | Plain):
-        return one if isinstance(one, Whole) else other
-    if isinstance(one, Module) and isinstance(other, Module):
-        return Module(tuple(dict.fromkeys((*one.names, *other.names))), one.made)
-    return Unknown("a value that differs between branches")
 
 
 class Expressions(ABC):
@@ -82,6 +56,9 @@ class Expressions(ABC):
     def __init__(self, view: ModuleView) -> None:
         self.view = view
         self.attributes = Attributes(view)
+        self._globals = global_bindings(view.document.tree)
+        #: Before the layers run: what is not followed holds all positions, and is no error.
+        self.before = False
 
     @abstractmethod
     def call(self, node: ast.Call, scope: Environment) -> Value:
@@ -94,9 +71,14 @@ class Expressions(ABC):
             Unproven: it moves or mixes positions, or cannot be followed.
         """
         handler = getattr(self, f"_{type(node).__name__.lower()}", None)
-        if handler is None:
-            raise Unproven(f"{type(node).__name__} is not followed", node)
-        value: Value = handler(node, scope)
+        try:
+            if handler is None:
+                raise Unproven(f"{type(node).__name__} is not followed", node)
+            value: Value = handler(node, scope)
+        except Unproven:
+            if not self.before:
+                raise
+            return Whole("a value that is made before the layers")
         return value
 
     def tensor_like(self, value: Value, node: ast.AST) -> Value:
@@ -126,18 +108,8 @@ class Expressions(ABC):
             inner = self.truth(node.operand, scope)
             return None if inner is None else not inner
         if isinstance(node, ast.BoolOp):
-            stop = isinstance(node.op, ast.Or)
-            known: list[bool | None] = []
-            for each in node.values:
-                known.append(self.truth(each, scope))
-                if known[-1] is stop:
-                    return stop
-            return None if None in known else not stop
-        if (
-            isinstance(node, ast.Compare)
-            and len(node.ops) == 1
-            and isinstance(node.ops[0], ast.Is | ast.IsNot)
-        ):
+            return self._any_or_all(node, scope)
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
             value, other = self.evaluate(node.left, scope), self.evaluate(node.comparators[0], scope)
             if other != NOTHING or isinstance(value, Maybe | Whole | Unknown) or value == PLAIN:
                 return None
@@ -147,9 +119,16 @@ class Expressions(ABC):
             raise Unproven("a branch depends on values of some positions", node)
         if isinstance(value, Size) and is_positional(value.dim):
             raise Unproven("a branch depends on the number of positions", node)
-        if isinstance(value, Plain) and value != PLAIN:
-            return bool(value.value)
-        return None
+        return bool(value.value) if isinstance(value, Plain) and value != PLAIN else None
+
+    def _any_or_all(self, node: ast.BoolOp, scope: Environment) -> bool | None:
+        stop = isinstance(node.op, ast.Or)
+        known: list[bool | None] = []
+        for each in node.values:
+            known.append(self.truth(each, scope))
+            if known[-1] is stop:
+                return stop
+        return None if None in known else not stop
 
     def _constant(self, node: ast.Constant, scope: Environment) -> Value:
         return Plain(node.value) if node.value is not ... else PLAIN
@@ -159,6 +138,8 @@ class Expressions(ABC):
             return scope[node.id]
         if (function := self.view.scope.functions.get(node.id)) is not None:
             return Method(function)
+        if node.id not in self._globals and self.view.scope.resolve(node.id).startswith(":"):
+            raise Unproven(f"{node.id} is not known here", node)
         return PLAIN
 
     def _joinedstr(self, node: ast.JoinedStr, scope: Environment) -> Value:
@@ -176,6 +157,8 @@ class Expressions(ABC):
         for each in node.elts:
             value = self.evaluate(each, scope)
             if isinstance(each, ast.Starred):
+                if isinstance(value, Plain) and len(node.elts) == 1:
+                    return Many(PLAIN)
                 if not isinstance(value, Items):
                     raise Unproven("a tuple of unknown length", node)
                 values += value.values
@@ -209,6 +192,13 @@ class Expressions(ABC):
         return Many(self.evaluate(node.elt, inner))
 
     _generatorexp = _listcomp
+
+    def _dictcomp(self, node: ast.DictComp, scope: Environment) -> Value:
+        values = self._listcomp(ast.ListComp(node.value, node.generators), scope)
+        result: Value = EMPTY
+        for value in values.values if isinstance(values, Items) else ():
+            result = joined(result, value)
+        return values if isinstance(values, Many) else Many(result)
 
     def _ifexp(self, node: ast.IfExp, scope: Environment) -> Value:
         known = self.truth(node.test, scope)
@@ -259,45 +249,32 @@ class Expressions(ABC):
 
     def _met(self, left: Value, right: Value, node: ast.AST) -> Value:
         if not isinstance(left, Tensor | Plain) or not isinstance(right, Tensor | Plain):
-            if isinstance(left, Tensor) or isinstance(right, Tensor):
-                raise Unproven("it computes with a value that is not followed", node)
-            return PLAIN
+            raise Unproven("it computes with a value that is not followed", node)
         return self.proven(lambda: broadcast(left, right), node)
 
-    def proven(self, compute: object, node: ast.AST) -> Value:
+    def proven(self, compute: Callable[[], Value], node: ast.AST) -> Value:
         """The result of a rule, whose error gets the line of ``node``."""
         try:
-            value: Value = compute()  # type: ignore[operator]
+            return compute()
         except Unproven as error:
             raise Unproven(str(error), node if "(line " not in str(error) else None) from None
-        return value
 
     def _attribute(self, node: ast.Attribute, scope: Environment) -> Value:
         value = self.evaluate(node.value, scope)
         value = value.value if isinstance(value, Maybe) else value
-        if isinstance(value, Own):
-            return self._own(value, node.attr)
-        if isinstance(value, Tensor):
-            if node.attr == "shape":
-                return Items(tuple(Size(dim) for dim in value.dims))
-            if node.attr in _ABOUT:
-                return PLAIN
-            if node.attr == "ndim":
-                return Plain(len(value.dims))
-            if node.attr in _SAME:
-                return value
-            if node.attr in ("mT", "mH"):
-                return Tensor((*value.dims[:-2], value.dims[-1], value.dims[-2]))
-            return Operation(value, node.attr)
-        if isinstance(value, Module) and len(value.names) == 1 and value.names[0] in self.view.scope.classes:
-            return self._own(Own(value.names[0]), node.attr)
-        if isinstance(value, Plain | Size | Module):
-            return PLAIN if not isinstance(value, Size) else self.tensor_like(value, node)
-        if isinstance(value, Whole | Many | Items | Attention):
-            return Operation(value, node.attr)
         if isinstance(value, Unknown):
             raise Unproven(f"it uses {value.reason}", node)
-        return Operation(value, node.attr)
+        if isinstance(value, Module) and len(value.names) == 1 and value.names[0] in self.view.scope.classes:
+            value = Own(value.names[0])
+        if isinstance(value, Own):
+            return self._own(value, node.attr)
+        if isinstance(value, Plain | Module):
+            return PLAIN
+        if isinstance(value, Size):
+            return self.tensor_like(value, node)
+        return (_about(value, node.attr) if isinstance(value, Tensor) else None) or Operation(
+            value, node.attr
+        )
 
     def _own(self, own: Own, name: str) -> Value:
         """An attribute of an instance."""
@@ -305,15 +282,18 @@ class Expressions(ABC):
         known = self.attributes.of(own.owner)
         if name in known:
             return known[name]
-        return Method(found[0], own) if found is not None else PLAIN
+        if found is None or any(decorator_name(each) == "property" for each in found[0].decorator_list):
+            return PLAIN
+        return Method(found[0], own)
 
     def _subscript(self, node: ast.Subscript, scope: Environment) -> Value:
         value = self.evaluate(node.value, scope)
         value = value.value if isinstance(value, Maybe) else value
         if isinstance(value, Plain):
-            self._check_plain(node.slice, scope)
-            return PLAIN
+            return self._of_parameter(node, scope)
         if isinstance(value, Whole):
+            if any(isinstance(each, ast.Slice) for each in walk_ast(node.slice)):
+                raise Unproven(f"it takes a part of {value.name}", node)
             index = self.evaluate(node.slice, scope)
             if isinstance(index, Plain | Whole):
                 return value
@@ -328,26 +308,31 @@ class Expressions(ABC):
             return PLAIN
         raise Unproven("an index that is not followed", node)
 
-    def _check_plain(self, node: ast.expr, scope: Environment) -> None:
-        """Refuse indices with positions, by which a parameter would be read at other places."""
-        for each in ast.walk(node):
+    def _of_parameter(self, node: ast.Subscript, scope: Environment) -> Value:
+        """A part of a parameter, which must not depend on the number of positions."""
+        if isinstance(node.slice, ast.Name):
+            index = self.tensor_like(self.evaluate(node.slice, scope), node)
+            return index if isinstance(index, Tensor) else PLAIN  # one value for each index
+        for each in walk_ast(node.slice):
             if isinstance(each, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-                value = self.evaluate(each, scope)
-                self.tensor_like(value, node)
-                if isinstance(value, Tensor):
+                index = self.tensor_like(self.evaluate(each, scope), node)
+                if isinstance(index, Tensor):
                     raise Unproven("a parameter is read at places that depend on the positions", node)
+        return PLAIN
 
     def _item(self, value: Items, node: ast.Subscript, scope: Environment) -> Value:
         index = node.slice
         if isinstance(index, ast.Slice):
             bounds = [
-                None if each is None else self.evaluate(each, scope)
+                NOTHING if each is None else self.evaluate(each, scope)
                 for each in (index.lower, index.upper, index.step)
             ]
-            if all(
-                each is None or isinstance(each, Plain) and isinstance(each.value, int) for each in bounds
-            ):
-                numbers = [each.value if isinstance(each, Plain) else None for each in bounds]
+            numbers = [
+                each.value
+                for each in bounds
+                if isinstance(each, Plain) and (each.value is None or isinstance(each.value, int))
+            ]
+            if len(numbers) == len(bounds):
                 return Items(value.values[slice(*numbers)])
         else:
             number = self.evaluate(index, scope)
@@ -367,7 +352,7 @@ class Expressions(ABC):
         if not any(map(_is_dots, elements)):
             elements.append(ast.Constant(...))
         dims = list(value.dims)
-        result = []
+        result: list[Dim] = []
         for each in elements:
             if _is_none(each):
                 result.append(())
@@ -379,9 +364,7 @@ class Expressions(ABC):
                 result += self._taken(dims.pop(0), each, node, scope)
         return made(result)
 
-    def _taken(
-        self, dim: tuple[str, ...], index: ast.expr, node: ast.AST, scope: Environment
-    ) -> list[tuple[str, ...]]:
+    def _taken(self, dim: Dim, index: ast.expr, node: ast.AST, scope: Environment) -> list[Dim]:
         if isinstance(index, ast.Slice):
             bounds = [each for each in (index.lower, index.upper, index.step) if each is not None]
             if not bounds or (index.lower is index.step is None and self._is_all(dim, bounds[0], scope)):
@@ -396,7 +379,7 @@ class Expressions(ABC):
             raise Unproven("it picks positions by an index", node)
         return []
 
-    def _is_all(self, dim: tuple[str, ...], bound: ast.expr, scope: Environment) -> bool:
+    def _is_all(self, dim: Dim, bound: ast.expr, scope: Environment) -> bool:
         return self.evaluate(bound, scope) == Size(dim)
 
     def bind(self, target: ast.expr, value: Value, scope: Environment) -> None:
@@ -415,9 +398,7 @@ class Expressions(ABC):
             if not isinstance(held, Many):
                 raise Unproven("it writes to a part of a value", target)
             scope[target.value.id] = Many(joined(held.value, value))
-        elif isinstance(value, Plain) or value == NOTHING:
-            return
-        else:
+        elif not isinstance(value, Plain):
             raise Unproven(f"it keeps a value beyond the call: {ast.unparse(target)}", target)
 
     def _unpacked(self, target: ast.Tuple | ast.List, value: Value) -> list[Value]:
@@ -433,7 +414,7 @@ class Expressions(ABC):
                 return list(value.values)
         raise Unproven("a value that is unpacked is not known", target)
 
-    def called(self, name: str, given: list[Value], named: Mapping[str, Value], node: ast.AST) -> Value:
+    def called(self, name: str, given: Sequence[Value], named: Mapping[str, Value], node: ast.AST) -> Value:
         """The result of a function of torch, or of a tensor's method."""
         bare = [self._argument(each) for each in given]
         rest = {key: self._argument(each) for key, each in named.items()}
@@ -441,6 +422,17 @@ class Expressions(ABC):
 
     def _argument(self, value: Value) -> Value:
         return value.value if isinstance(value, Maybe) else value
+
+
+def _about(value: Tensor, name: str) -> Value | None:
+    """An attribute of a tensor that is no method."""
+    if name == "shape":
+        return Items(tuple(Size(dim) for dim in value.dims))
+    if name == "ndim":
+        return Plain(len(value.dims))
+    if name in ("mT", "mH"):
+        return Tensor((*value.dims[:-2], value.dims[-1], value.dims[-2]))
+    return PLAIN if name in _ABOUT else value if name in _SAME else None
 
 
 def _is_none(node: ast.expr) -> bool:

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import loaded
+from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.scope import loaded, parameter_names
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
-from veomni_hook.patches.idioms.layer_loop.reasons import reason_for
-from veomni_hook.patches.idioms.layer_loop.values import Unproven
-from veomni_hook.patches.routes.insertion import before_statement
+from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
+from veomni_hook.patches.idioms.layer_loop.reasons import attends, reason_for
+from veomni_hook.patches.idioms.layer_loop.values import Module, Unproven, of_all
+from veomni_hook.patches.routes.insertion import before_body, before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
@@ -28,38 +32,89 @@ __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "layer_loop"
 CANDIDATES = (
-    "every forward that takes input_ids and loops over modules of its own, calling each; towers that take no "
-    "input_ids run at full length on every rank"
+    "every forward that takes input_ids and loops over modules of its own, calling each, or makes a mask and "
+    "calls a module of its own that loops (part base_model); other loops over layers with attention (tower)"
 )
 
 _IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
 _CACHE = "past_key_values"
-_SHARDED, _REFUSED = "sharded", "refused"
+_SHARDED, _MODEL = "sharded", "base_model"
+_TOWER = "a tower: it takes no input_ids, and runs at full length on every rank"
+_NOT_HERE = "sequence parallelism: not for this model"
+_MASK = re.compile(r"\bcreate_\w*mask\w*\b")
 
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every layer loop of a module."""
     for owner, forward in view.forwards():
-        if "input_ids" in {each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)}:
-            if found := list(loops(forward)):
-                yield _site(view, owner, forward, found)
+        takes_ids = "input_ids" in {each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)}
+        found = list(loops(forward))
+        if takes_ids and found:
+            yield _site(view, owner, forward, found)
+        elif takes_ids and (inner := _apart(view, owner, forward)):
+            reason = f"its layers are in {inner}, apart from its mask"
+            edits = before_body(view, forward, _refusal(forward, reason), _NOT_HERE)
+            site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=forward.lineno)
+            yield site(Status.REFUSED, reason=reason, edits=edits, imports=(_IMPORT,))
+        elif found and attends(view, owner, found[0]):
+            yield Site(
+                OP,
+                f"{owner.name}.forward",
+                Status.REFUSED,
+                reason=_TOWER,
+                part="tower",
+                lineno=found[0].lineno,
+            )
 
 
 def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: list[ast.For]) -> Site:
-    site = partial(Site, OP, f"{owner.name}.forward", lineno=found[0].lineno, imports=(_IMPORT,))
+    site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=found[0].lineno, imports=(_IMPORT,))
     try:
         loop = decided(view, owner, forward, found)
+        for other in _inheriting(view, owner):
+            decided(view, other, forward, found)
         edits = _sliced_and_gathered(view, forward, loop)
     except Unproven as error:
         reason = reason_for(view, owner, found[0], str(error))
-        return site(Status.REFUSED, reason=reason, edits=_refused(view, forward, found[0], reason))
+        holding = next(each for each in forward.body if any(inner is found[0] for inner in ast.walk(each)))
+        code = _refusal(forward, reason)
+        return site(
+            Status.REFUSED, reason=reason, edits=before_statement(view, forward, holding, code, _NOT_HERE)
+        )
     return site(
         Status.ROUTED,
         variant=_SHARDED,
         captures={"hidden_states": loop.hidden, **{name: name for name in loop.others}},
         edits=edits,
-        relies_on=loop.classes,
+        relies_on=loop.followed,
     )
+
+
+def _apart(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> str:
+    """The class that loops over the layers of a model that makes the mask itself; empty if none does."""
+    if not _MASK.search(view.text(owner)):
+        return ""
+    own = Attributes(view).of(owner.name)
+    called = {own_attribute(each.func) for each in walk_ast(forward) if isinstance(each, ast.Call)}
+    for name in sorted(called & own.keys()):
+        for module in of_all([own[name]]):
+            for each in module.names if isinstance(module, Module) else ():
+                inner = method_of(view, each, "forward")
+                if (
+                    inner is not None
+                    and list(loops(inner[0]))
+                    and "input_ids" not in parameter_names(inner[0])
+                ):
+                    return each
+    return ""
+
+
+def _inheriting(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    """The other classes of the file that run the forward of ``owner``: their layers may be others."""
+    for other in view.classes.values():
+        found = method_of(view, other.name, "forward")
+        if other is not owner and found is not None and found[1] == owner.name:
+            yield other
 
 
 def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) -> tuple[Edit, ...]:
@@ -89,8 +144,5 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
     )
 
 
-def _refused(view: ModuleView, forward: FunctionNode, loop: ast.For, reason: str) -> tuple[Edit, ...]:
-    receiver = forward.args.args[0].arg
-    holding = next(each for each in forward.body if any(inner is loop for inner in ast.walk(each)))
-    code = f"veomni_sequence.refused({receiver}, {json.dumps(reason, ensure_ascii=False)})"
-    return before_statement(view, forward, holding, code, "sequence parallelism: not for this model")
+def _refusal(forward: FunctionNode, reason: str) -> str:
+    return f"veomni_sequence.refused({forward.args.args[0].arg}, {json.dumps(reason, ensure_ascii=False)})"

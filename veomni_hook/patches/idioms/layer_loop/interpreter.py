@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterable, Sequence
 
 from veomni_hook.patches.idioms.layer_loop.calls import Calls
-from veomni_hook.patches.idioms.layer_loop.expressions import Environment, joined
+from veomni_hook.patches.idioms.layer_loop.expressions import Environment
+from veomni_hook.patches.idioms.layer_loop.joining import joined
 from veomni_hook.patches.idioms.layer_loop.values import (
     NOTHING,
     PLAIN,

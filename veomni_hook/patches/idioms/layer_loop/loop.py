@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -15,9 +15,6 @@ from veomni_hook.patches.idioms.layer_loop.shapes import fresh
 from veomni_hook.patches.idioms.layer_loop.values import (
     BATCH,
     POSITIONS,
-    Items,
-    Many,
-    Maybe,
     Module,
     Own,
     Plain,
@@ -47,14 +44,14 @@ class Loop:
         hidden: the name of the hidden states.
         others: the names of what else is sliced.
         last: the last statement that works on a part of the positions.
-        classes: the classes of the file that run inside.
+        followed: the functions and methods of the file that run inside.
     """
 
     statement: ast.For
     hidden: str
     others: tuple[str, ...]
     last: ast.stmt
-    classes: tuple[str, ...]
+    followed: tuple[str, ...]
 
 
 def loops(forward: FunctionNode) -> Iterator[ast.For]:
@@ -128,7 +125,7 @@ def _hidden(loop: ast.For) -> str:
 class _Reading:
     """One reading of a forward: what is known of its values before, in and after the loop."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a forward
+    def __init__(
         self,
         view: ModuleView,
         owner: ast.ClassDef,
@@ -142,6 +139,7 @@ class _Reading:
         self.given: dict[str, Value] = {
             "input_ids": Tensor(((BATCH,), (POSITIONS,))),
             "inputs_embeds": Tensor(((BATCH,), (POSITIONS,), fresh())),
+            "token_type_ids": Tensor(((BATCH,), (POSITIONS,))),
             "position_ids": ids,
         }
         names = [
@@ -155,8 +153,11 @@ class _Reading:
 
     def decided(self) -> Loop:
         at = self.forward.body.index(self.statement)
+        self.interpreter.before = True
         for statement in self.forward.body[:at]:
             self._before(statement)
+        self.interpreter.before = False
+        self.interpreter.followed.clear()
         tail = self.forward.body[at + 1 :]
         others = self._sliced(tail)
         self._check_layers()
@@ -181,6 +182,9 @@ class _Reading:
             self.scope.update({name: Whole(name) for name in own_names([statement])})
         else:
             self.scope = scope
+            for name in own_names([statement]):
+                if isinstance(scope.get(name), Whole):
+                    scope[name] = Whole(name)
         self.scope.update({name: value for name, value in self.given.items() if name in self.scope})
 
     def _sliced(self, tail: list[ast.stmt]) -> tuple[str, ...]:

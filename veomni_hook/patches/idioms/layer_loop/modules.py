@@ -23,7 +23,8 @@ from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["Attributes", "lineage", "method_of"]
 
-_LISTS = ("torch.nn.ModuleList", "torch.nn.ModuleDict", "torch.nn.Sequential")
+_SEQUENTIAL = "torch.nn.Sequential"
+_LISTS = ("torch.nn.ModuleList", "torch.nn.ModuleDict", _SEQUENTIAL)
 #: Classes of other files that have no positions to move.
 _LOOK_UPS = ("ACT2FN", "ACT2CLS", "get_activation")
 
@@ -70,37 +71,42 @@ class Attributes:
                 target, value = _assignment(node)
                 if value is not None and (name := own_attribute(target)):
                     found.setdefault(name, []).append(self._made(value, names))
-        return {name: _one(values) for name, values in found.items()}
+        made = {name: _one(values) for name, values in found.items()}
+        for name in _assigned_later(owner) & made.keys():
+            if isinstance(made[name], Plain):
+                made[name] = PLAIN  # a constant in `__init__` is not one that stays
+        return made
 
     def _made(self, value: ast.expr, names: dict[str, list[ast.expr]]) -> Value:
         """What an expression of ``__init__`` creates."""
         if isinstance(value, ast.Constant):
             return Plain(value.value)
-        if isinstance(value, ast.IfExp):
-            return _one([self._made(value.body, names), self._made(value.orelse, names)])
         if isinstance(value, ast.ListComp):
             return Many(self._made(value.elt, names))
         if isinstance(value, ast.List | ast.Tuple):
             return Items(tuple(self._made(each, names) for each in value.elts))
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
             return self._made(value.left, names)
-        if isinstance(value, ast.Name) and value.id in names:
-            return _one([self._made(each, names) for each in names[value.id] if each is not value])
-        if isinstance(value, ast.Subscript) and self._is_look_up(value.value):
+        if (several := _alternatives(value, names)) is not None:
+            # A name may be bound to something made of its own earlier value.
+            rest = {name: values for name, values in names.items() if name != getattr(value, "id", "")}
+            return _one([self._made(each, rest) for each in several])
+        return self._called(value, names)
+
+    def _called(self, value: ast.expr, names: dict[str, list[ast.expr]]) -> Value:
+        """What a call creates: a module, a list of modules, or a plain value."""
+        function = value.func if isinstance(value, ast.Call) else value
+        if self._is_look_up(function.value if isinstance(function, ast.Subscript) else function):
             return Module((":activation",))
         if not isinstance(value, ast.Call):
             return PLAIN
-        if self._is_look_up(value.func) or self._is_look_up(getattr(value.func, "value", value)):
-            return Module((":activation",))
-        classes = list(dict.fromkeys(self._classes(value.func, names)))
-        if classes and classes[0] in _LISTS and len(classes) == 1:
-            inner = [self._made(each, names) for each in value.args]
-            if classes[0] == _LISTS[2]:
-                return Items(tuple(inner))
-            return _one(inner) if inner else Many(Unknown("an empty list of modules that is filled later"))
-        if classes:
-            return Module(tuple(classes), value)
-        return PLAIN
+        classes = list(dict.fromkeys(self._classes(function, names)))
+        if len(classes) != 1 or classes[0] not in _LISTS:
+            return Module(tuple(classes), value) if classes else PLAIN
+        inner = [self._made(each, names) for each in value.args]
+        if classes[0] == _SEQUENTIAL:
+            return Items(tuple(inner))
+        return _one(inner) if inner else Many(Unknown("an empty list of modules that is filled later"))
 
     def _classes(self, function: ast.expr, names: dict[str, list[ast.expr]]) -> Iterator[str]:
         """The full names of the classes that a call may create an instance of."""
@@ -108,8 +114,9 @@ class Attributes:
             yield from self._classes(function.body, names)
             yield from self._classes(function.orelse, names)
         elif isinstance(function, ast.Name) and function.id in names:
+            rest = {name: values for name, values in names.items() if name != function.id}
             for each in names[function.id]:
-                yield from self._classes(each, names)
+                yield from self._classes(each, rest)
         elif isinstance(function, ast.Subscript):
             yield from self._in_dictionary(function.value)
         elif name := self.view.scope.dotted(function):
@@ -134,6 +141,15 @@ class Attributes:
         return isinstance(node, ast.Name) and self.view.scope.dotted(node).endswith(_LOOK_UPS)
 
 
+def _alternatives(value: ast.expr, names: dict[str, list[ast.expr]]) -> list[ast.expr] | None:
+    """The expressions between which an expression chooses; None if it is no choice."""
+    if isinstance(value, ast.IfExp):
+        return [value.body, value.orelse]
+    if isinstance(value, ast.Name) and value.id in names:
+        return [each for each in names[value.id] if each is not value]
+    return None
+
+
 def _is_parameter(name: str) -> bool:
     return name in ("Parameter", "Buffer", "ParameterList", "ParameterDict")
 
@@ -144,6 +160,18 @@ def _assignment(node: ast.AST) -> tuple[ast.expr, ast.expr | None]:
     if isinstance(node, ast.AnnAssign):
         return node.target, node.value
     return ast.Constant(None), None
+
+
+def _assigned_later(owner: ast.ClassDef) -> set[str]:
+    """The attributes that methods other than ``__init__`` assign."""
+    return {
+        name
+        for method in owner.body
+        if isinstance(method, ast.FunctionDef) and method.name != "__init__"
+        for node in walk_ast(method)
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+        if (name := own_attribute(node))
+    }
 
 
 def _local_values(init: FunctionNode) -> dict[str, list[ast.expr]]:

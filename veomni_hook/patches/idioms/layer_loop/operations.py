@@ -1,4 +1,4 @@
-"""What functions and methods of torch do with the positions of tensors; those not listed here are not proven."""
+"""What functions and methods of torch do with the positions of tensors; others are not proven."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _along(what: str, *, keeps: bool = False, pair: bool = False, place: int = 1
         indices = {without(tensor, each, what) for each in names}
         if keeps:
             return tensor
-        keepdim = given.get(place + 1, "keepdim") not in (NOTHING, Plain(False))
+        keepdim = given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
         dims = [
             () if number in indices else dim
             for number, dim in enumerate(tensor.dims)
@@ -308,6 +308,25 @@ def _new(given: Arguments) -> Value:
     return made([size if isinstance(size, tuple) else fresh() for size in sizes])
 
 
+def _view_as(given: Arguments) -> Value:
+    other = given.get(1, "other")
+    if not isinstance(other, Tensor):
+        raise Unproven("a reshape to an unknown shape")
+    return reshaped(given.tensor, list(other.dims))
+
+
+def _repeat(given: Arguments) -> Value:
+    counts = given.numbers(1)
+    if len(counts) != len(given.tensor.dims):
+        raise Unproven("a repetition in more dimensions")
+    dims: list[Dim] = []
+    for dim, count in zip(given.tensor.dims, counts, strict=True):
+        if count != Plain(1) and is_positional(dim):
+            raise Unproven("a repetition along the positions")
+        dims.append(dim if count == Plain(1) else fresh())
+    return Tensor(tuple(dims))
+
+
 def _copied(given: Arguments) -> Value:
     tensor, result = given.tensor, _elementwise(given)
     if not isinstance(result, Tensor) or len(result.dims) > len(tensor.dims):
@@ -333,12 +352,13 @@ def _as_real(given: Arguments) -> Value:
 
 
 _ELEMENTWISE = """
-abs add add_ bfloat16 bool clamp clamp_ clamp_max clamp_min clone contiguous cos detach div div_ divide double
-dropout eq erf exp exp_ expm1 float floor ge gelu greater gt half int isfinite isinf isnan le leaky_relu less
-log log1p logical_and logical_not logical_or logsigmoid long lt masked_fill masked_fill_ minimum mish mul mul_ multiply nan_to_num
-nan_to_num_ ne neg pow reciprocal relu relu6 requires_grad_ rsqrt sigmoid sigmoid_ sign silu silu_ sin softplus softsign sqrt
-square sub sub_ subtract tanh to type type_as where zeros_like ones_like empty_like full_like uniform_ fill_ round maximum
-rrelu elu selu celu hardtanh hardswish hardsigmoid quick_gelu where data real imag conj polar
+abs add add_ bfloat16 bool celu clamp clamp_ clamp_max clamp_min clone conj contiguous cos data detach
+div div_ divide double dropout elu empty_like eq erf exp exp_ expm1 fill_ float floor full_like ge gelu
+greater gt half hardsigmoid hardswish hardtanh imag int isfinite isinf isnan le leaky_relu less log log1p
+logical_and logical_not logical_or logsigmoid long lt masked_fill masked_fill_ maximum minimum mish mul
+mul_ multiply nan_to_num nan_to_num_ ne neg ones_like polar pow quick_gelu real reciprocal relu relu6
+requires_grad_ round rrelu rsqrt selu sigmoid sigmoid_ sign silu silu_ sin softplus softsign sqrt square
+sub sub_ subtract tanh to type type_as uniform_ where zeros_like
 """.split()
 
 _RULES: dict[str, _Rule] = {
@@ -393,6 +413,9 @@ _RULES: dict[str, _Rule] = {
     "new_empty": _new,
     "new_zeros": _new,
     "copy_": _copied,
+    "view_as": _view_as,
+    "reshape_as": _view_as,
+    "repeat": _repeat,
     "size": _size,
     "dim": _rank,
     "matmul": _matmul,

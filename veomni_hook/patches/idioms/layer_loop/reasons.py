@@ -12,8 +12,9 @@ from veomni_hook.patches.idioms.layer_loop.modules import Attributes
 from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["reason_for"]
+__all__ = ["attends", "reason_for"]
 
+_LAYERS_UNKNOWN = "the classes of the layers are not known"
 #: Kinds of layers that mix positions, by what their code mentions.
 _KINDS = (
     (
@@ -21,6 +22,7 @@ _KINDS = (
         "recurrent layers",
     ),
     (re.compile(r"[Cc]onv1d|conv_state"), "convolutions along the positions"),
+    (re.compile(r"self\.indexer\b|index_topk"), "attention to positions that an indexer chooses"),
 )
 
 
@@ -36,7 +38,8 @@ def reason_for(view: ModuleView, owner: ast.ClassDef, loop: ast.For, first: str)
     text = ast.unparse(loop)
     if "deepstack" in text:
         return f"deepstack: features of an image are added between the layers (line {loop.lineno})"
-    for name in _classes(view, owner, loop):
+    # If the layers are not known, the reason may be anywhere in the file.
+    for name in list(_classes(view, owner, loop)) or (view.classes if _LAYERS_UNKNOWN in first else ()):
         code = "\n".join(view.text(each) for each in view.methods(view.classes[name]).values())
         for pattern, kind in _KINDS:
             if pattern.search(code):
@@ -46,6 +49,11 @@ def reason_for(view: ModuleView, owner: ast.ClassDef, loop: ast.For, first: str)
     if "layerdrop" in text:
         return f"layers are skipped at random, which differs between ranks (line {loop.lineno})"
     return first
+
+
+def attends(view: ModuleView, owner: ast.ClassDef, loop: ast.For) -> bool:
+    """Whether the modules of a loop hold attention of the user's implementation."""
+    return any("get_interface(" in view.text(view.classes[name]) for name in _classes(view, owner, loop))
 
 
 def _classes(view: ModuleView, owner: ast.ClassDef, loop: ast.For) -> Iterator[str]:

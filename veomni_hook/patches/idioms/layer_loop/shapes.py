@@ -149,7 +149,7 @@ def _padded(dims: Sequence[Dim], rank: int) -> list[Dim]:
 
 
 def _met(one: Dim, other: Dim) -> Dim:
-    if one == other or other == ():
+    if other in (one, ()):
         return one
     if one == ():
         return other

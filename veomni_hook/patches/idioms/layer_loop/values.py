@@ -66,7 +66,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Plain:
-    """A value without positions: a parameter, a number, a setting. ``value`` is a constant, or `PLAIN` itself."""
+    """A value without positions: a parameter, a number, a setting; ``value`` is the constant, if known."""
 
     value: object = ...
 
@@ -85,7 +85,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Whole:
-    """A value for all positions, such as a mask or position ids: it may be passed on, but not computed with."""
+    """A value for all positions, such as a mask: it may be passed on, but not computed with."""
 
     name: str
 
@@ -160,7 +160,10 @@ class Unknown:
 #: What an empty list or dictionary holds.
 EMPTY = Unknown("an item of an empty collection")
 
-Value: TypeAlias = "Tensor | Plain | Size | Whole | Items | Many | Maybe | Own | Module | Method | Operation | Attention | Unknown"
+Value: TypeAlias = (
+    "Tensor | Plain | Size | Whole | Items | Many | Maybe | Own | Module | Method | Operation "
+    "| Attention | Unknown"
+)
 
 
 def is_positional(dim: Dim) -> bool:
