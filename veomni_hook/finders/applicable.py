@@ -73,7 +73,7 @@ def _is_off(fullname: str, settings: Settings) -> bool:
 def _divides_experts(fullname: str, settings: Settings) -> bool:
     """Whether the specs of a module for expert parallelism apply.
 
-    In releases without it, the module that loads models is patched nevertheless: it says which release has it.
+    In releases without it, the module that loads models is patched nevertheless, to say which have it.
     """
     return settings.axis("ep") > 1 and (fullname == INTERFACES or divides_experts())
 

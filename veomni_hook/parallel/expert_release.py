@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 __all__ = ["LEAST", "divides_experts", "installed"]
 
 #: The first release with `DistributedConfig.ep_size` and dispatch of tokens.
@@ -12,6 +10,9 @@ LEAST = "5.20"
 
 def installed() -> str:
     """Return the installed release of transformers."""
+    # Here: the finder loads this module, and most processes never ask.
+    from importlib import metadata
+
     return metadata.version("transformers")
 
 

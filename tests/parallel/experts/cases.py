@@ -44,6 +44,27 @@ def step(
     }
 
 
+def frozen(folder: Path, what: str, ep: int, checkpointing: str = "") -> dict[str, Any]:
+    """A step in which some parameters are frozen: the gradients of the others."""
+    path, rank, world = models.saved(folder, "Qwen3Moe"), dist.get_rank(), dist.get_world_size()
+
+    def prepared(model: Any) -> Any:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(what not in name)
+        return model.train()
+
+    models.set_choice(models.UPSTREAM)
+    alone = prepared(models.transformers.Qwen3MoeForCausalLM.from_pretrained(path))
+    (sum(alone(**models.batch(number)).loss for number in range(world)) / world).backward()
+    model = prepared(models.sharded(path, "Qwen3Moe", ep, "veomni"))
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
+    model(**models.batch(rank)).loss.backward()
+    found, expected = models.gradients(model), models.gradients(alone)
+    assert not any(what in name for name in found)
+    return {"far": max(models.apart(found, expected).values()), "gradients": len(found)}
+
+
 Calls = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
@@ -137,6 +158,26 @@ def recompute(folder: Path, perturbed: bool, reentrant: bool, dispatcher: str = 
         "far": max(far.values()), "of_experts": of_experts, "drifted": drifted, "splits": exchanged.splits,
         "direct": exchanged.direct,
     }  # fmt: skip
+
+
+def compiled(folder: Path) -> dict[str, float]:
+    """A compiled block with a dispatch in the middle, against the same block as it is."""
+    models.set_choice(models.OURS)
+    part = layers.own(layers.whole())
+    dispatch = layers.DISPATCHERS["veomni"](part, *layers.meshes())
+    x, ids, weights = layers.routed(24, 3, dist.get_rank())
+
+    def block(x, weights):
+        return torch.tanh(dispatch(torch.sin(x), ids, weights)) * 2
+
+    found = []
+    for function in (block, torch.compile(block, backend="aot_eager")):
+        part.zero_grad()
+        leaves = x.clone().requires_grad_(), weights.clone().requires_grad_()
+        function(*leaves).square().sum().backward()
+        of_experts = {name: each.grad.clone() for name, each in part.named_parameters()}
+        found.append({"x": leaves[0].grad, "weights": leaves[1].grad} | of_experts)
+    return models.apart(found[1], found[0])
 
 
 class Exchanged(TorchDispatchMode):

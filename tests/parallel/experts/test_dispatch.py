@@ -65,3 +65,7 @@ def test_a_quarter_of_the_bytes(two):
 
 def test_the_host_reads_once(two):
     assert [each["reads"] for each in two.run("traffic", dispatcher="veomni")] == [1, 1]
+
+
+def test_a_compiled_block_dispatches_between_its_graphs(two):
+    close(two.run("compiled"))

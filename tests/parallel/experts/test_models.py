@@ -20,3 +20,15 @@ def steps(crew, **arguments):
 def test_loss_and_gradients_are_those_of_one_process(request, family, world, ep, checkpointing):
     crew = request.getfixturevalue({2: "two", 4: "four"}[world])
     steps(crew, family=family, ep=ep, checkpointing=checkpointing)
+
+
+@pytest.mark.parametrize("checkpointing", ["", "plain"])
+@pytest.mark.parametrize("what", ["experts", "mlp.gate", "embed_tokens", "layers.0"])
+def test_frozen_parameters(two, what, checkpointing):
+    for answer in two.run("frozen", what=what, ep=2, checkpointing=checkpointing):
+        assert answer["gradients"] > 5
+        assert answer["far"] < CLOSE
+
+
+def test_transformers_own_dispatch_gives_the_same(two):
+    steps(two, family="Qwen3Moe", ep=2, implementation="all_to_all")
