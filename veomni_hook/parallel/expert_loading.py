@@ -49,6 +49,13 @@ def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
             fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}), "
             "or choose another ep",
         )
+    if world == size and not expert_release.dispatches():
+        raise ParallelError(
+            f"ep={size} on {world} processes needs transformers {expert_release.DISPATCHES}: "
+            f"{expert_release.installed()} divides the experts' gradients twice when ep is the whole job",
+            where=_WHERE,
+            fix=f"pip install 'transformers>={expert_release.DISPATCHES}', or start more processes",
+        )
     for refused, fix in _refused(options):
         raise ParallelError(
             f"ep={size} does not support {refused}, which this script uses for {kind.__name__}",
@@ -93,7 +100,7 @@ def _config(world: int, size: int) -> Any:
     from transformers.distributed import DistributedConfig  # exists from transformers 5.9 on
 
     options: dict[str, Any] = {"fsdp_size": world, "ep_size": size}
-    if hasattr(DistributedConfig, "ep_implementation"):
+    if expert_release.dispatches():
         # Imports `transformers.distributed.expert_parallel`, which exists from 5.23 on.
         from veomni_hook.parallel.expert_dispatch import NAME, register
 

@@ -105,6 +105,8 @@ def layer(folder: Path, case: str, k: int = 3, tokens: int = 20, **options: Any)
     """One experts module with routing of a kind: how far everything is from one process."""
     world = dist.get_world_size()
     calls = [layers.routed(tokens, k, rank) for rank in range(world)]
+    if "dtype" in options:
+        options["dtype"] = getattr(torch, options["dtype"])
     return layers.compare(ROUTINGS[case](calls), **options)
 
 

@@ -70,18 +70,19 @@ def compare(
     calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
     dispatcher: str = "veomni",
     kernels: str = OURS,
+    dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> dict[str, float]:
     """Return how far the dispatched experts of ``calls`` (one for each rank) are from all experts in one process."""
     rank, world = dist.get_rank(), dist.get_world_size()
     set_choice(kernels)
     experts = whole(**options)
-    part = own(experts, **options)
+    part = own(experts, **options).to(dtype)
     dispatch = DISPATCHERS[dispatcher](part, *meshes())
     x, ids, weights = calls[rank]
-    x, weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
+    x, weights = (each.to(dtype, copy=True).requires_grad_() for each in (x, weights))
     out = dispatch(x, ids, weights)
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(5 + rank))
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(5 + rank)).to(dtype)
     out.backward(grad)
     found = {"out": out.detach(), "x": x.grad, "weights": weights.grad}
     found |= {name: each.grad for name, each in part.named_parameters()}

@@ -83,6 +83,9 @@ def _told(setting: str) -> Any:
 SITUATIONS: dict[str, Any] = {
     "three ranks": lambda: _told("ep=3"),
     "an old release": lambda: mock.patch.object(expert_release, "installed", return_value="5.19.1"),
+    "a release that divides twice": lambda: mock.patch.object(
+        expert_release, "installed", return_value="5.22.0"
+    ),
     "offload": lambda: mock.patch.dict(os.environ, {"FSDP_OFFLOAD_PARAMS": "true"}),
 }
 MODELS: dict[str, Any] = {

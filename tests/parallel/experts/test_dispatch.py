@@ -67,5 +67,13 @@ def test_the_host_reads_once(two):
     assert [each["reads"] for each in two.run("traffic", dispatcher="veomni")] == [1, 1]
 
 
+@pytest.mark.parametrize("k", [1, 3])
+def test_sixteen_bits(two, k):
+    """Weights of two bytes travel beside ids of four, an odd number of them, and for one row alone."""
+    for tokens in (1, 20):
+        for answer in two.run("layer", case="random", k=k, tokens=tokens, dtype="bfloat16"):
+            assert max(answer.values()) < 0.03
+
+
 def test_a_compiled_block_dispatches_between_its_graphs(two):
     close(two.run("compiled"))

@@ -39,6 +39,7 @@ def test_a_scripts_own_config_wins(told):
         ("identity experts", "LongcatFlashExperts: experts without weights are numbered after those with"),
         ("three ranks", "ep=3 does not divide the 2 processes of this job"),
         ("an old release", "ep=2 needs transformers 5.20 or newer; this is 5.19.1"),
+        ("a release that divides twice", "5.22.0 divides the experts' gradients twice"),
         ("offload", "does not support CPU offload"),
         ("adapters", "does not support adapters of PEFT"),
         ("Dbrx", "DbrxExperts: their "),
