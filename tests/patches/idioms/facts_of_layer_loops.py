@@ -5,14 +5,14 @@ In a process of its own, with VEOMNI_PARALLEL set. Arguments: families, then wha
 largest value, and how often positions were cut and joined.
 """
 
-from __future__ import annotations
+from __future__ import annotations  # noqa: I001 - the hook comes before what it patches
+
+import veomni_hook.install  # noqa: F401
 
 import importlib
 import json
 import sys
 from typing import Any
-
-import veomni_hook.install  # noqa: F401, I001
 
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
@@ -128,4 +128,4 @@ def main(families: list[str], broken: str) -> None:
 
 
 if __name__ == "__main__":
-    main([name for name in sys.argv[1:-1]], sys.argv[-1])
+    main(sys.argv[1:-1], sys.argv[-1])
