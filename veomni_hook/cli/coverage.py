@@ -29,7 +29,7 @@ TOTAL_HEADERS = (
     "unbound calls",
 )
 # Columns that a narrow terminal drops first.
-LESS_NEEDED = ("unbound", "refused", "missed", "no kernel", "call sites", "unbound calls")
+LESS_NEEDED = ("unbound", "missed", "no kernel", "refused", "call sites", "unbound calls")
 
 
 def coverage(  # noqa: PLR0913 - the options of a command

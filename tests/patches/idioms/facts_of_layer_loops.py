@@ -5,14 +5,14 @@ In a process of its own, with VEOMNI_PARALLEL set. Arguments: families, then wha
 largest value, and how often positions were cut and joined.
 """
 
-from __future__ import annotations
+from __future__ import annotations  # noqa: I001 - the hook comes before what it patches
+
+import veomni_hook.install  # noqa: F401
 
 import importlib
 import json
 import sys
 from typing import Any
-
-import veomni_hook.install  # noqa: F401, I001
 
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
@@ -63,7 +63,9 @@ class Parts:
         self.first, self.last = 0, LENGTH
         self.cut = self.joined = 0
 
-    def shard(self, module: Any, hidden_states: torch.Tensor, *others: Any) -> tuple[Any, ...]:
+    def shard(
+        self, module: Any, hidden_states: torch.Tensor, *others: Any, cache: Any = None
+    ) -> tuple[Any, ...]:
         self.cut += 1
         if self.broken:
             # As many positions, but the wrong ones.
@@ -126,4 +128,4 @@ def main(families: list[str], broken: str) -> None:
 
 
 if __name__ == "__main__":
-    main([name for name in sys.argv[1:-1]], sys.argv[-1])
+    main(sys.argv[1:-1], sys.argv[-1])

@@ -14,12 +14,15 @@ import transformers
 
 from tests.patches.idioms.applied import in_lines, spliced
 from tests.patches.idioms.layer_loops import CALL, DECODER, EMBEDDINGS, changed
+from veomni_hook.finders.build import patch_with_idioms
+from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.coverage import examine, totals
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.layer_loop import find as idiom
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
+from veomni_hook.settings import Settings
 
 MODELS = Path(inspect.getsourcefile(transformers)).parent / "models"
 ORIGIN = Origin("transformers.models.tiny.modeling_tiny", "modeling_tiny.py", "transformers", "0")
@@ -40,10 +43,15 @@ def source_of(family: str) -> str:
     return (MODELS / family / f"modeling_{family}.py").read_text(encoding="utf-8")
 
 
+def on_one_line(text: str) -> str:
+    """The text with each call of `shard` on one line, without the cache that loops may pass."""
+    return re.sub(r"shard\(\s*([^)]*?)(?:, cache=past_key_values)?\s*\)", r"shard(\1)", text)
+
+
 def calls(text: str) -> list[str]:
     """The statements with calls of the runtime, in order, each on one line."""
     return [
-        ast.unparse(node)
+        on_one_line(ast.unparse(node))
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Assign | ast.Expr) and "veomni_sequence." in ast.unparse(node)
     ]
@@ -56,7 +64,7 @@ JOIN = "hidden_states = veomni_sequence.gather(self, hidden_states)"
 def test_the_layers_are_between_a_cut_and_a_join_and_nothing_else_changes() -> None:
     (site,) = sites(DECODER)
     assert (site.target, site.status, site.variant) == ("TinyModel.forward", Status.ROUTED, "sharded")
-    text = spliced(DECODER, [site])
+    text = on_one_line(spliced(DECODER, [site]))
     lines = text.splitlines()
     cut, join = lines.index(f"        {CUT}"), lines.index(f"        {JOIN}")
     assert lines[cut - 2].strip().startswith("# [ROUTED]") or "# [ROUTED]" in lines[cut - 1]
@@ -76,6 +84,11 @@ def test_the_patched_module_imports_the_runtime_once() -> None:
     assert calls(text) == [CUT, JOIN]
 
 
+def test_the_cache_that_the_layers_fill_is_passed() -> None:
+    for family in FAMILIES:
+        assert patched(source_of(family)).count("cache=past_key_values") == 1
+
+
 def test_without_shared_sequences_the_text_is_that_of_the_other_idioms() -> None:
     assert "veomni_sequence" not in patched(DECODER, layer_loops=False)
     for family in FAMILIES:
@@ -88,8 +101,21 @@ def test_without_shared_sequences_the_text_is_that_of_the_other_idioms() -> None
             "[ADDED IMPORTS] for the patches",
             "[MODIFIED CLASS]",
         )
-        kept = [line for line in on.splitlines() if line and not any(word in line for word in added)]
+        kept = [
+            line for line in on_one_line(on).splitlines() if line and not any(word in line for word in added)
+        ]
         assert kept == [line for line in off.splitlines() if line and "[MODIFIED CLASS]" not in line]
+
+
+@pytest.mark.parametrize(("parallel", "count"), [("", 0), ("ep=2", 0), ("sp=2", 1), ("sp=4,ep=2", 1)])
+def test_the_setting_decides(parallel: str, count: int) -> None:
+    text = source_of("llama")
+    upstream = Upstream(
+        "transformers.models.llama.modeling_llama", "modeling_llama.py", text.encode(), "transformers", "0"
+    )
+    made, failed = patch_with_idioms(upstream, [], Settings(parallel=parallel))
+    assert not failed and made is not None
+    assert made.text.count("veomni_sequence.shard(") == count
 
 
 LAYER = "        for decoder_layer in self.layers[: self.config.num_hidden_layers]:\n"
@@ -287,11 +313,12 @@ def test_a_subclass_with_other_layers_is_checked_too() -> None:
 
 
 def test_what_the_module_replaces_later_is_not_taken_for_the_code_that_runs() -> None:
-    assert sites(f"{DECODER}\n\nTinyMLP.forward = other\n")[0].status is not Status.ROUTED or not [
-        row
-        for row in examine(ORIGIN.module, f"{DECODER}\n\nTinyMLP.forward = other\n", layer_loops=True)
-        if row.op == "layer_loop" and row.status == "routed"
-    ]
+    rows = examine(ORIGIN.module, f"{DECODER}\n\nTinyMLP.forward = other\n", layer_loops=True)
+    assert not [row for row in rows if row.op == "layer_loop" and row.status == "routed"]
+    refused = changed(*mlp("x = x.cumsum(1)"))
+    rows = examine(ORIGIN.module, f"{refused}\n\nTinyMLP.forward = other\n", layer_loops=True)
+    (row,) = [row for row in rows if row.op == "layer_loop"]
+    assert (row.status, row.edited) == ("refused", True)
 
 
 def test_a_tower_runs_whole_and_raises_nothing() -> None:
