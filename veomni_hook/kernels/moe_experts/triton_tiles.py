@@ -20,6 +20,7 @@ __all__ = [
     "grid",
     "product_tile",
     "row_block",
+    "shared_memory",
     "weight_tile",
     "worth_ordering",
 ]
@@ -127,11 +128,12 @@ def _copied(rows: Tensor) -> bool:
 
 def _roomy(x: Tensor) -> bool:
     """Whether the stages of wide tiles fit into shared memory, as on Hopper."""
-    return not x.is_cuda or _shared_memory(x.device.index) >= _WIDE_BYTES
+    return not x.is_cuda or shared_memory(x.device.index) >= _WIDE_BYTES
 
 
 @cache
-def _shared_memory(device_index: int) -> int:
+def shared_memory(device_index: int) -> int:
+    """Return how many bytes of shared memory a program may have."""
     properties: Any = torch.cuda.get_device_properties(device_index)
     return int(properties.shared_memory_per_block_optin)
 
