@@ -70,7 +70,7 @@ def gate_up_backward(
         zeros(TOKENS, hidden, dtype=dtype),
         zeros(EXPERTS, *((hidden, inner) if transposed else (inner, hidden)), dtype=dtype),
         products, products, zeros(pairs, inner, dtype=dtype), zeros(3, pairs, dtype=torch.float32),
-        routing(), zeros(TOKENS, TOP_K), (form, ACTIVATIONS[activation], 0.0, 0.0),
+        routing(), zeros(TOKENS, TOP_K), form=form, activation=ACTIVATIONS[activation],
         paired=paired, transposed=transposed,
     )  # fmt: skip
 

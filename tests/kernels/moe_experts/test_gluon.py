@@ -101,6 +101,7 @@ def test_gradients_of_gate_and_up_that_gluon_computes():
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("reason", "how"), [
     ("alternate", {"paired": 2}),
+    ("alternate", {"paired": 0}),
     ("limit", {"form": 1}),
     ("limit", {"form": 3}),
     ("multiple of 64", {"hidden": 96}),

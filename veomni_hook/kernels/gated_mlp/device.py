@@ -113,15 +113,11 @@ def _clamped(gate, up, limit, ROUND: tl.constexpr):
 
 
 @triton.jit
-def _rounded_limit(limit, ROUND: tl.constexpr):
-    """The limit in the dtype of the clamped tensor, as upstream compares with it."""
-    return _rounded(tl.zeros([1], tl.float32) + limit, ROUND)
-
-
-@triton.jit
 def gated(g, u, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
-    """The form's result a * u for gate and up, both float32; not rounded yet. ``limit`` is
-    rounded to the dtype of the clamped tensor."""
+    """The form's result a * u for gate and up, both float32; not rounded yet."""
+    if FORM % 4 != 0:  # those that clamp
+        # Upstream compares with the limit in the dtype of the clamped tensor.
+        limit = _rounded(tl.zeros_like(g) + limit, ROUND)
     if FORM == 0:  # product
         result = _activate(g, ACTIVATION, ROUND) * u
     elif FORM == 1:  # clamped
@@ -144,6 +140,8 @@ def gated_backward(
     gate32, up32, dy32, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr
 ):
     """The gradients of gate and up, and the result of `gated`; none is rounded yet."""
+    if FORM % 4 != 0:  # those that clamp
+        limit = _rounded(tl.zeros_like(gate32) + limit, ROUND)
     if FORM == 0:
         a, u = _activate(gate32, ACTIVATION, ROUND), up32
         dup = dy32 * a
@@ -170,7 +168,7 @@ def gated_backward(
         dup = dy32 * a
         dgate = _scaled_backward(g, _rounded(dy32 * u, ROUND), alpha, ROUND)
         dgate = tl.where(gate32 <= limit, dgate, 0.0)
-    if FORM % 4 != 0:  # those that clamp
+    if FORM % 4 != 0:
         dup = tl.where((up32 >= -limit) & (up32 <= limit), dup, 0.0)
     return dgate, dup, a * u
 
@@ -194,7 +192,7 @@ def forward(
     g = tl.load(gate_row + column, mask=mask, other=0.0).to(tl.float32)
     up_row = up + _begin(row, size_up_1, size_up_2, stride_up_0, stride_up_1, stride_up_2)
     u = tl.load(up_row + column, mask=mask, other=0.0).to(tl.float32)
-    result = gated(g, u, _rounded_limit(limit, ROUND), alpha, FORM, ACTIVATION, ROUND)
+    result = gated(g, u, limit, alpha, FORM, ACTIVATION, ROUND)
     tl.store(y + row * columns + column, result.to(y.dtype.element_ty), mask=mask)
 
 
@@ -224,7 +222,6 @@ def backward(
     up32 = tl.load(up_row + column, mask=mask, other=0.0).to(tl.float32)
     dy_row = dy + _begin(row, size_dy_1, size_dy_2, stride_dy_0, stride_dy_1, stride_dy_2)
     dy32 = tl.load(dy_row + column, mask=mask, other=0.0).to(tl.float32)
-    limit = _rounded_limit(limit, ROUND)
     dgate32, dup32, y32 = gated_backward(gate32, up32, dy32, limit, alpha, FORM, ACTIVATION, ROUND)
     place = row * columns + column
     tl.store(dgate + place, dgate32.to(dgate.dtype.element_ty), mask=mask)

@@ -139,7 +139,7 @@ def _write(
 @gluon.jit
 def _part(
     dh, sums, weight, gradients, h, gradients_pointer, h_pointer, buffers, arrived, PART: gl.constexpr,
-    first_row, end, column, columns, limit, alpha,
+    first_row, end, column, columns,
     BM: gl.constexpr, PAIRED: gl.constexpr, FORM: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """Process [BM, 64] of dh, and return ``sums`` with this part's; its buffers are free afterwards."""
@@ -154,7 +154,8 @@ def _part(
         else:
             up = gate
         share = gl.expand_dims(weight, 1)
-        dgate, dup, y = gated_backward(gate, up, dh * share, limit, alpha, FORM, ACTIVATION, gl.float32)
+        # These forms have neither a limit nor an alpha.
+        dgate, dup, y = gated_backward(gate, up, dh * share, 0.0, 0.0, FORM, ACTIVATION, gl.float32)
         sums += gl.sum(dh * y, axis=1)
         buffers.index(2 * BUFFER).store(dgate.to(dtype))
         if PAIRED:
@@ -172,7 +173,7 @@ def _part(
 @gluon.jit
 def _multiply(
     products, gradients, h, gradients_pointer, h_pointer, partial, pairs, weights, num_pairs, tiles,
-    max_tiles, inner, columns, limit, alpha, dout_slabs, w_slabs, full, empty, buffers, arrived,
+    max_tiles, inner, columns, dout_slabs, w_slabs, full, empty, buffers, arrived,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     TRANSPOSED: gl.constexpr, PAIRED: gl.constexpr, FORM: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
@@ -200,21 +201,21 @@ def _multiply(
         sums = gl.zeros([BM], gl.float32, of_rows)
         sums = _part(
             part_0, sums, weight, gradients, h, gradients_pointer, h_pointer, buffers, arrived, 0,
-            first_row, end, c, columns, limit, alpha, BM, PAIRED, FORM, ACTIVATION,
+            first_row, end, c, columns, BM, PAIRED, FORM, ACTIVATION,
         )  # fmt: skip
         _fetch(products, buffers, arrived, 0, first_row, c + 128, columns, BM, PAIRED)
         sums = _part(
             part_1, sums, weight, gradients, h, gradients_pointer, h_pointer, buffers, arrived, 1,
-            first_row, end, c + 64, columns, limit, alpha, BM, PAIRED, FORM, ACTIVATION,
+            first_row, end, c + 64, columns, BM, PAIRED, FORM, ACTIVATION,
         )  # fmt: skip
         _fetch(products, buffers, arrived, 1, first_row, c + 192, columns, BM, PAIRED)
         sums = _part(
             part_2, sums, weight, gradients, h, gradients_pointer, h_pointer, buffers, arrived, 2,
-            first_row, end, c + 128, columns, limit, alpha, BM, PAIRED, FORM, ACTIVATION,
+            first_row, end, c + 128, columns, BM, PAIRED, FORM, ACTIVATION,
         )  # fmt: skip
         sums = _part(
             part_3, sums, weight, gradients, h, gradients_pointer, h_pointer, buffers, arrived, 3,
-            first_row, end, c + 192, columns, limit, alpha, BM, PAIRED, FORM, ACTIVATION,
+            first_row, end, c + 192, columns, BM, PAIRED, FORM, ACTIVATION,
         )  # fmt: skip
         gl.store(partial + n.to(gl.int64) * num_pairs + rows, sums, mask=rows < end)
 
@@ -233,16 +234,19 @@ def gate_up_backward(
     weights,  # [T, K], float: routing weights of pairs
     tiles,  # [3 * max_tiles + 1], int32
     max_tiles, inner, columns, num_pairs,  # inner is H, columns is I, num_pairs is R
-    stride_dout_row, limit, alpha,
+    stride_dout_row,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     TRANSPOSED: gl.constexpr, PAIRED: gl.constexpr, FORM: gl.constexpr, ACTIVATION: gl.constexpr,
     SLAB_LAYOUT: gl.constexpr, BUFFER_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """What `device.gate_up_backward` computes, for PAIRED of 0 and 1, H a multiple of BK, and I of 64.
+    """What `device.gate_up_backward` computes, for H a multiple of BK, and I of 64.
+
+    FORM and PAIRED are 0 and 1, or 4 and 0: a gate times up, or a gate alone, both without a limit.
 
     Grid: (programs,) over tiles of BM = 128 rows and BN = 256 columns of h. Columns from I on are zeros,
     another expert's numbers or u: they are multiplied, and nothing is made of them.
     """
+    gl.static_assert((FORM == 0 and PAIRED == 1) or (FORM == 4 and PAIRED == 0))
     dtype: gl.constexpr = w.dtype
     dout_slabs = gl.allocate_shared_memory(dtype, [STAGES, BM, BK], SLAB_LAYOUT)
     w_slabs = gl.allocate_shared_memory(dtype, [STAGES, BK, BN] if TRANSPOSED else [STAGES, BN, BK], w.layout)
@@ -253,7 +257,7 @@ def gate_up_backward(
     full, empty = pipeline(STAGES, 129, 1)
     gl.warp_specialize([
         (_multiply, (products, gradients, h, gradients_pointer, h_pointer, partial, pairs, weights, num_pairs,
-                     tiles, max_tiles, inner, columns, limit, alpha, dout_slabs, w_slabs, full, empty,
+                     tiles, max_tiles, inner, columns, dout_slabs, w_slabs, full, empty,
                      buffers, arrived, BM, BN, BK, STAGES, GROUP, TRANSPOSED, PAIRED, FORM, ACTIVATION)),
         (_load, (dout, w, tokens, tiles, max_tiles, inner, columns, stride_dout_row, dout_slabs, w_slabs,
                  full, empty, BM, BN, BK, STAGES, GROUP, TRANSPOSED)),

@@ -28,8 +28,9 @@ SHARED_MEMORY = 229_632
 _ROWS = 128
 _16_BITS = (torch.bfloat16, torch.float16)
 _DEPTH = 64
-#: The device code's numbers of gates whose gradients fit into registers: those without a limit.
-_FORMS = (0, 4)
+#: What the kernel knows of the device code's numbers: a gate times up, all gates before all ups, or a gate
+#: alone. Gates with a limit would spill 200 bytes of registers.
+_FORMS = ((0, 1), (4, 0))
 
 
 @cache
@@ -97,10 +98,8 @@ def gate_up_backward_refuses(
 
     The arguments are those of `triton_products.gate_up_backward`, and two of the device code's numbers.
     """
-    if form not in _FORMS:
-        return "the gate has a limit"
-    if paired not in (0, 1):
-        return "gates and ups alternate"
+    if (form, paired) not in _FORMS:
+        return "gates have a limit, or alternate with ups"
     columns = products.shape[1] // (1 + paired)
     if dout.shape[1] % _DEPTH or columns % _DEPTH:
         return f"{dout.shape[1]} or {columns} is no multiple of {_DEPTH}"

@@ -12,7 +12,7 @@ import torch
 
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 from veomni_hook.kernels.moe_experts.triton_tiles import Tile, grid
-from veomni_hook.kernels.shared.launch import cdiv
+from veomni_hook.kernels.shared.launch import cdiv, enter_context
 
 __all__ = ["BACKWARD_TILE", "gate_up_backward", "weight_gradient"]
 
@@ -38,6 +38,7 @@ def _layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
 def _described(tensor: Tensor, *block: int) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # see `_layout`
 
+    enter_context(tensor)
     return TensorDescriptor.from_tensor(tensor, [*block], _layout(block, tensor.dtype))
 
 
@@ -69,8 +70,9 @@ def gate_up_backward(  # noqa: PLR0913, PLR0917 - what a product is made of
     partial: Tensor,
     routing: Routing,
     weights: Tensor,
-    gate: tuple[int, int, float, float],
     *,
+    form: int,
+    activation: int,
     paired: int,
     transposed: bool,
 ) -> None:
@@ -85,14 +87,14 @@ def gate_up_backward(  # noqa: PLR0913, PLR0917 - what a product is made of
         partial: [tiles of columns, rows], float32.
         routing: the call's routing.
         weights: the routing weights [tokens, top_k].
-        gate: the numbers of form and activation, limit and alpha.
-        paired: the device code's number for the order of gates and ups, 0 or 1.
+        form: the device code's number.
+        activation: likewise.
+        paired: likewise, for the order of gates and ups.
         transposed: see ``weight``.
     """
     from veomni_hook.kernels.moe_experts import gluon_backward_device as device  # see `_layout`
 
     tile = BACKWARD_TILE
-    form, activation, limit, alpha = gate
     hidden, columns, dtype = dout.shape[1], h.shape[1], dout.dtype
     block = (tile.depth, tile.columns) if transposed else (tile.columns, tile.depth)
     products_described = _described(products, tile.rows, 64)
@@ -101,7 +103,7 @@ def gate_up_backward(  # noqa: PLR0913, PLR0917 - what a product is made of
         products_described if gradients is products else _described(gradients, tile.rows, 64),
         _described(h, tile.rows, 64), gradients, h, partial,
         routing.tokens, routing.pairs, weights, routing.tiles, routing.max_tiles, hidden, columns,
-        routing.num_pairs, dout.stride(0), limit, alpha,
+        routing.num_pairs, dout.stride(0),
         tile.rows, tile.columns, tile.depth, tile.stages, tile.group, transposed, paired, form, activation,
         _layout((tile.rows, tile.depth), dtype), _layout((tile.rows, 64), dtype),
         num_warps=tile.warps, maxnreg=_REGISTERS,

@@ -27,7 +27,7 @@ from veomni_hook.kernels.moe_experts import (
     weight_gradient_device,
 )
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
-from veomni_hook.kernels.moe_experts.triton_tiles import TensorDescriptor, Tile, describable, grid
+from veomni_hook.kernels.moe_experts.triton_tiles import Tile, describable, described, grid
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
 __all__ = [
@@ -113,20 +113,18 @@ def _described_weight(weight: Tensor, transposed: bool, paired: int, tile: Tile)
         return None
     wide = tile.columns * (2 if paired else 1)
     if transposed:
-        return TensorDescriptor.from_tensor(weight, [1, tile.depth, wide])
+        return described(weight, [1, tile.depth, wide])
     if paired == _ALL_BEFORE:
         # An expert's gates and ups as two matrices: one block holds the same columns of both.
         experts, rows, inner = weight.shape
         halves = weight.view(experts * 2, rows // 2, inner) if weight.is_contiguous() else None
-        return (
-            halves if halves is None else TensorDescriptor.from_tensor(halves, [2, tile.columns, tile.depth])
-        )
-    return TensorDescriptor.from_tensor(weight, [1, wide, tile.depth])
+        return halves if halves is None else described(halves, [2, tile.columns, tile.depth])
+    return described(weight, [1, wide, tile.depth])
 
 
 def _described_rows(x: Tensor, tile: Tile) -> Any:
     """A descriptor of tiles of rows in experts' order, or None."""
-    return TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]) if describable(x, tile) else None
+    return described(x, [tile.rows, tile.depth]) if describable(x, tile) else None
 
 
 def _inner_last(weight: Tensor, transposed: bool) -> tuple[int, int, int]:  # noqa: FBT001
@@ -339,8 +337,9 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
         return gradients, h, partial
     if by_gluon:
         gluon_products.gate_up_backward(
-            dout, weight, products, gradients, h, partial, routing, weights.contiguous(), expert[:4],
-            paired=expert.paired, transposed=not expert.transposed,
+            dout, weight, products, gradients, h, partial, routing, weights.contiguous(),
+            form=expert.form, activation=expert.activation, paired=expert.paired,
+            transposed=not expert.transposed,
         )  # fmt: skip
         return gradients, h, partial
     # The sum runs over the forward's result columns.
@@ -411,7 +410,7 @@ def weight_gradient(
     descriptors: list[Any] = [None, None]
     for number, operand in enumerate((left, right)):
         if not gathered[number] and describable(operand, tile):
-            descriptors[number] = TensorDescriptor.from_tensor(operand, [tile.depth, blocks[number]])
+            descriptors[number] = described(operand, [tile.depth, blocks[number]])
     tiles = routing.num_experts * cdiv(p, tile.rows) * cdiv(q, tile.columns)
     weight_gradient_device.weight_gradient[grid(left, tile, tiles)](
         left, left if descriptors[0] is None else descriptors[0],

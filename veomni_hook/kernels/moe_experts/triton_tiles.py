@@ -7,15 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from veomni_hook.kernels.shared.launch import enter_context
+
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:  # before Triton 3.4
     TensorDescriptor = None
 
 __all__ = [
-    "TensorDescriptor",
     "Tile",
     "describable",
+    "described",
     "gradient_tile",
     "grid",
     "product_tile",
@@ -177,3 +179,9 @@ def describable(tensor: Tensor, tile: Tile) -> bool:
         and tensor.data_ptr() % 16 == 0
         and tensor.numel() > 0
     )
+
+
+def described(tensor: Tensor, block: list[int]) -> Any:
+    """Return a descriptor of tiles of a `describable` tensor, for a launch in this thread."""
+    enter_context(tensor)
+    return TensorDescriptor.from_tensor(tensor, block)
