@@ -138,8 +138,11 @@ def test_gpus(monkeypatch, capability, shared, reason):
     monkeypatch.setattr(gluon_choice, "_gpu_refuses", gluon_choice._gpu_refuses.__wrapped__)
     there = SimpleNamespace(is_cuda=True, device=SimpleNamespace(type="cuda", index=0))
     monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     found = gluon_choice._device_refuses(there)
     assert found is None if reason is None else reason in found
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    assert "interpreter" in gluon_choice._device_refuses(there)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "NVIDIA" in gluon_choice._device_refuses(there)
 
