@@ -29,6 +29,7 @@ RELEASES = frozenset({(3, 6), (3, 7)})
 SHARED_MEMORY = 229_632
 #: Rows of an expert, on average, from which on there are measurements: from 65, see `triton_tiles.row_block`.
 _ROWS = 128
+_FEW = "experts have few rows"
 _16_BITS = (torch.bfloat16, torch.float16)
 _DEPTH = 64
 #: What the kernel knows of the device code's numbers: a gate times up, all gates before all ups, or a gate
@@ -63,13 +64,11 @@ def _gpu_refuses(device_index: int) -> str | None:
     return None
 
 
-def _refuses(routing: Routing, *operands: Tensor) -> str | None:
-    """Return why the platform, the number of rows, or a dtype or an address is unsuited, or None."""
+def _refuses(*operands: Tensor) -> str | None:
+    """Return why the platform, a dtype or an address is unsuited, or None."""
     reason = _release_refuses() or _device_refuses(operands[0])
     if reason is not None:
         return reason
-    if routing.block != _ROWS:
-        return "experts have few rows"
     dtype = operands[0].dtype
     for each in operands:
         if each.dtype is not dtype or dtype not in _16_BITS:
@@ -87,13 +86,15 @@ def weight_gradient_refuses(
 
     The arguments are those of `triton_products.weight_gradient`.
     """
+    if routing.block != _ROWS:
+        return _FEW
     if gathered[0] == gathered[1]:
         return "rows are in order"
     if dtype is not left.dtype:
         return f"the gradient is in {dtype}, the products in {left.dtype}"
     if left.shape[1] % 16 or right.shape[1] % 16:
         return f"{left.shape[1]} or {right.shape[1]} columns are no multiple of 16"
-    return _refuses(routing, left, right)
+    return _refuses(left, right)
 
 
 def gate_up_backward_refuses(
@@ -103,6 +104,8 @@ def gate_up_backward_refuses(
 
     The arguments are those of `triton_products.gate_up_backward`, and two of the device code's numbers.
     """
+    if routing.block != _ROWS:
+        return _FEW
     if (form, paired) not in _FORMS:
         return "gates have a limit, or alternate with ups"
     columns = products.shape[1] // (1 + paired)
@@ -110,4 +113,4 @@ def gate_up_backward_refuses(
         return f"{dout.shape[1]} or {columns} is no multiple of {_DEPTH}"
     if weight.stride(0) != weight.shape[1] * weight.stride(1):
         return "experts' weights stand apart"
-    return _refuses(routing, dout, weight, products)
+    return _refuses(dout, weight, products)
