@@ -154,7 +154,9 @@ def whole_model():
     facts["checkpointing"] = compared(model)
     facts["keys"] = [*model.state_dict()]
     facts["frozen"] = {family: made_for_frozen(family, "torch") for family in ("qwen3", "qwen3_moe")}
-    facts["trained"] = made_for_frozen("qwen3", "torch", ("q_norm.weight", "layers.1.mlp.gate_proj.base_layer.weight"))
+    facts["trained"] = made_for_frozen(
+        "qwen3", "torch", ("q_norm.weight", "layers.1.mlp.gate_proj.base_layer.weight")
+    )
     facts["notes"] = merged_and_disabled()
     with tempfile.TemporaryDirectory() as folder:
         model = adapted()
@@ -239,7 +241,9 @@ if __name__ == "__main__":
         found = adopted()
     elif sys.argv[1:]:
         kind = sys.argv[1]
-        found = {name: compared(quantised(kind, prepared=name == "prepared")) for name in ("plain", "prepared")}
+        found = {
+            name: compared(quantised(kind, prepared=name == "prepared")) for name in ("plain", "prepared")
+        }
     else:
         found = ranks() if "RANK" in os.environ else whole_model()
     print(json.dumps(found))

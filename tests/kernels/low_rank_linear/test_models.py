@@ -91,7 +91,9 @@ def test_explain_says_what_becomes_of_an_adapter(facts):
         "qwen3 enabled": ["adapter fused"],
         "qwen3 unloaded": [],
         "qwen3_moe": [fused],
-        "qwen3_moe merged": ["; ".join(f"adapter of {name} merged into the weight by PEFT" for name in weights)],
+        "qwen3_moe merged": [
+            "; ".join(f"adapter of {name} merged into the weight by PEFT" for name in weights)
+        ],
         "qwen3_moe disabled": ["; ".join(f"adapter of {name} disabled" for name in weights)],
         "qwen3_moe enabled": [fused],
         "qwen3_moe unloaded": [""],

@@ -40,7 +40,7 @@ _HOME, _KIND, _METHOD = "peft.tuners.lora.layer", "ParamWrapper", "_activate_lor
 _TAKING = frozenset(("torch", "triton"))
 _STACKED = 3
 
-#: By module of experts: for each of its parameters PEFT's wrapper, and why its adapter is left to PEFT, or None.
+#: By module of experts, for each of its parameters: PEFT's wrapper, and why it is left to PEFT, or None.
 _LEFT: WeakKeyDictionary[Any, dict[str, tuple[ref[Any], str | None]]] = WeakKeyDictionary()
 #: By class: the slots of experts that its forward asks.
 _SLOTS: WeakKeyDictionary[type, tuple[Slot, ...]] = WeakKeyDictionary()
