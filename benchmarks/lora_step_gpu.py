@@ -1,7 +1,11 @@
 """A LoRA step of PEFT: upstream's code, torch.compile and ours: `python -m benchmarks.lora_step_gpu`.
 
+    python -m benchmarks.lora_step_gpu Qwen3-8B        # the cases whose names begin so: 100 s on an H200
+    python -m benchmarks.lora_step_gpu Qwen3-30B-A3B   # 120 s
+
 r = 16, 4 layers, 2 x 4,096 tokens, models in bfloat16, adapters in bfloat16 and in float32, which is PEFT's
-default. Takes about 120 s and 110 GiB of GPU memory with all cases. Names of cases may be given.
+default. Results of cases that are not measured stay in the file, with the date of their run. All at once take
+180 s and 110 GiB of GPU memory; most of that time is `torch.compile`'s, in the first steps.
 
 All sides of a case alternate in one run. Each case has a process with upstream's code, which trains ``eager``
 and ``compile``, and one with the hook. All processes stand ready before the first time is taken, and then one
@@ -9,12 +13,13 @@ works at a time. Losses and norms of gradients are compared before; a side whose
 timed. Times are medians: of steps that are waited for, and of some that follow one another as in a training
 loop. Memory is the peak above the model.
 
-Unsloth is not among the sides: it does not install beside the releases of torch and transformers used here.
+Unsloth is not among the sides: it was not measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +33,7 @@ from benchmarks.families_gpu import Facts, Process, summary
 #: The sides that a process trains, by the name of the process.
 PROCESSES = {"upstream": ("eager", "compile"), "hook": ("ours",)}
 SIDES = tuple(side for sides in PROCESSES.values() for side in sides)
-ROUNDS, STEPS = 3, 4
+ROUNDS, STEPS = 2, 4
 TARGET = "lora_step_gpu-cuda.json"
 #: How far from upstream's loss and norms of gradients may be: in bfloat16, tokens change experts.
 OF_LOSS, OF_NORMS = 2e-3, 2e-2
@@ -91,20 +96,26 @@ class Run:
             process.end()
 
 
-def measured(cases: dict[str, Case], sides: Sequence[str], device: str) -> dict[str, Facts]:
-    """Return what each side of each case took; sides that cannot run have ``error``."""
+def measured(
+    cases: dict[str, Case], sides: Sequence[str], device: str, out: Path | None = None
+) -> dict[str, Facts]:
+    """Return what each side of each case took; sides that cannot run have ``error``.
+
+    With ``out``, each case is written there as soon as it is measured.
+    """
     began = time.perf_counter()
     runs = {name: Run(case, sides, device) for name, case in cases.items()}
     # Upstream's steps need most memory: the eager ones wait for one another, the compiled ones fit together.
-    _first_steps(runs.values(), "ours", at_once=True)
-    _first_steps(runs.values(), "eager", at_once=False)
-    _first_steps(runs.values(), "compile", at_once=True)
-    print(f"first steps until {time.perf_counter() - began:.0f} s", flush=True)
+    for side, at_once in (("ours", True), ("eager", False), ("compile", True)):
+        _first_steps(runs.values(), side, at_once=at_once)
+        print(f"first steps of {side} until {time.perf_counter() - began:.0f} s", flush=True)
     for name, run in runs.items():
         run.facts = {side: run.facts[side] for side in SIDES if side in run.facts}
         run.compare()
         run.measure()
         run.end()
+        if out is not None:
+            record(name, run.facts, device, out)
         print(line(name, run.facts), f"    until {time.perf_counter() - began:.0f} s", sep="\n", flush=True)
     return {name: run.facts for name, run in runs.items()}
 
@@ -143,16 +154,16 @@ def chosen(names: Sequence[str]) -> dict[str, Case]:
     return found
 
 
-def record(facts: dict[str, Facts], device: str, out: Path) -> None:
-    """Write what was measured."""
+def record(name: str, facts: Facts, device: str, out: Path) -> None:
+    """Write a case's results into the file, in the order of the cases."""
     from veomni_hook.bench.record import circumstances, write
 
-    peft = next((one["peft"] for sides in facts.values() for one in sides.values() if "peft" in one), None)
-    rows = [
-        {"case": name, "shape": f"{CASES[name].family.batch} x {CASES[name].family.length}", "sides": sides}
-        for name, sides in facts.items()
-    ]
-    write(circumstances("lora_step_gpu", device, peft=peft, dtype="bfloat16", rank=RANK, cases=rows), out)
+    known = json.loads(out.read_text())["cases"] if out.exists() else []
+    now = circumstances("lora_step_gpu", device, dtype="bfloat16", rank=RANK)
+    family = CASES[name].family
+    row = {"case": name, "date": now["date"], "shape": f"{family.batch} x {family.length}", "sides": facts}
+    rows = {one["case"]: one for one in known} | {name: row}
+    write(now | {"cases": [rows[key] for key in CASES if key in rows]}, out)
 
 
 def main() -> None:
@@ -163,8 +174,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULTS / TARGET)
     options = parser.parse_args()
-    facts = measured(chosen(options.cases), options.sides.split(","), options.device)
-    record(facts, options.device, options.out)
+    measured(chosen(options.cases), options.sides.split(","), options.device, options.out)
     print(f"written: {options.out.name}")
 
 

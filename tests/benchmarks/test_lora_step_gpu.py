@@ -46,21 +46,30 @@ def test_the_cases_are_those_of_the_documents():
 def test_sides_train_the_same_adapters(monkeypatch, tmp_path):
     monkeypatch.setattr(lora_step_gpu, "ROUNDS", 1)
     monkeypatch.setattr(lora_step_gpu, "STEPS", 2)
-    facts = lora_step_gpu.measured(SMALL_CASES, ["eager", "ours"], "cpu")
     out = tmp_path / "results.json"
-    lora_step_gpu.record(facts, "cpu", out)
+    lora_step_gpu.measured(SMALL_CASES, ["eager", "ours"], "cpu", out)
     written = json.loads(out.read_text())
-    assert written["peft"] and written["rank"] == 16 and str(tmp_path) not in out.read_text()
+    assert written["rank"] == 16 and str(tmp_path) not in out.read_text()
     assert [row["case"] for row in written["cases"]] == list(SMALL_CASES)
     for row, number in zip(written["cases"], (28, 24), strict=True):
         sides = row["sides"]
         assert not any("error" in one for one in sides.values()), sides
+        assert row["date"] and sides["eager"]["peft"]
         assert sides["ours"]["adapters"] == sides["eager"]["adapters"] == number
         assert 0 < sides["ours"]["norms_off"]["most"] < 0.2
         assert 0 < sides["eager"]["range_ms"][0] <= sides["eager"]["step_ms"]
     dense, experts = (row["sides"]["ours"]["explain"] for row in written["cases"])
     assert any("low_rank_linear/product_added: torch" in told for told in dense)
     assert any("adapter fused (down_proj, gate_up_proj)" in told for told in experts)
+
+
+def test_results_of_other_cases_stay_in_the_file(tmp_path):
+    out = tmp_path / "results.json"
+    first, second = list(CASES)[:2]
+    for name, value in ((second, 2.0), (first, 1.0), (second, 3.0)):
+        lora_step_gpu.record(name, {"eager": {"step_ms": value}}, "cpu", out)
+    rows = json.loads(out.read_text())["cases"]
+    assert [(row["case"], row["sides"]["eager"]["step_ms"]) for row in rows] == [(first, 1.0), (second, 3.0)]
 
 
 def run_with(**facts):
