@@ -15,11 +15,13 @@ def gradients(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
     """Return the outputs of ``function`` and the gradients of fresh copies of ``inputs`` (None: not ``wanted``).
 
-    Copies keep the strides of the inputs. The same gradients flow into the outputs at every call.
+    Copies keep the strides of the inputs. The same gradients flow into the outputs at every call. What is
+    saved for backward is given out once, as by a checkpoint.
     """
     leaves = [_copy(tensor).requires_grad_(want) for tensor, want in zip(inputs, wanted, strict=True)]
     before = [leaf.detach().clone() for leaf in leaves]
-    outputs = function(*leaves)
+    with torch.autograd.graph.saved_tensors_hooks(_Saved, _Saved.taken):
+        outputs = function(*leaves)
     outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
     generator = torch.Generator().manual_seed(7)
     incoming = [torch.randn(out.shape, generator=generator).to(out) for out in outputs]
@@ -65,6 +67,17 @@ def close(found: torch.Tensor, truth: torch.Tensor, tolerance: float) -> None:
     found, truth = found.nan_to_num(), truth.nan_to_num()
     error = (found - truth).abs().max().item()
     assert error <= tolerance * max(truth.abs().max().item(), 1e-12), f"{error} of {truth.abs().max().item()}"
+
+
+class _Saved:
+    """A tensor that is saved for backward."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensors = [tensor]
+
+    def taken(self) -> torch.Tensor:
+        assert self._tensors, "backward reads ctx.saved_tensors twice, which a checkpoint refuses"
+        return self._tensors.pop()
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -178,14 +178,16 @@ class _QkNormRotary(torch.autograd.Function):
     @staticmethod
     @backward_once
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, *_ = ctx.saved_tensors
+        # Read once: a checkpoint recomputes them for one reading.
+        operands = ctx.saved_tensors
         # Unused results have no gradient, and their inputs get none.
         used = [grad is not None for grad in incoming]
         needs = [need and use for need, use in zip(ctx.needs_input_grad[1:5], used * 2, strict=True)]
         grads = (
-            torch.zeros_like(x) if grad is None else grad for x, grad in zip((q, k), incoming, strict=True)
+            torch.zeros_like(x) if grad is None else grad
+            for x, grad in zip(operands[:2], incoming, strict=True)
         )
-        dq, dk, weights = _BACKWARD(*ctx.saved_tensors, *grads, *ctx.form, needs[2] or needs[3])
+        dq, dk, weights = _BACKWARD(*operands, *grads, *ctx.form, needs[2] or needs[3])
         return (
             None,
             dq if needs[0] else None,
