@@ -1,7 +1,7 @@
 """A LoRA step of PEFT: upstream's code, torch.compile and ours: `python -m benchmarks.lora_step_gpu`.
 
-    python -m benchmarks.lora_step_gpu Qwen3-8B        # the cases whose names begin so: 100 s on an H200
-    python -m benchmarks.lora_step_gpu Qwen3-30B-A3B   # 120 s
+    python -m benchmarks.lora_step_gpu Qwen3-8B        # the cases whose names begin so
+    python -m benchmarks.lora_step_gpu Qwen3-30B-A3B
 
 r = 16, 4 layers, 2 x 4,096 tokens, models in bfloat16, adapters in bfloat16 and in float32, which is PEFT's
 default. Results of cases that are not measured stay in the file, with the date of their run. All at once take
