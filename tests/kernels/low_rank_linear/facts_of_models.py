@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 warnings.simplefilter("ignore")
@@ -214,7 +215,7 @@ def adopted():
 
 
 def ranks():
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     facts = {"ddp": compared(DistributedDataParallel(adapted()))}
     policies = {
         "fsdp2": MixedPrecisionPolicy(),
