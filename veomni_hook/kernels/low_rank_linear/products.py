@@ -28,8 +28,6 @@ __all__ = [
 
 Tensor = torch.Tensor
 
-#: Until it is measured: whether `summed` computes the thin product first.
-TERM_FIRST = False
 #: ``torch.mm`` with float32 results for bfloat16 operands: since torch 2.8, on NVIDIA GPUs.
 _WIDENS = hasattr(torch.ops.aten.mm, "dtype") and torch.version.hip is None
 
@@ -82,17 +80,9 @@ def add_product(y: Tensor, h: Tensor, factor: Tensor, scale: float) -> Tensor:
 
 
 def summed(x: Tensor, w: Tensor, bias: Tensor | None, h: Tensor, factor: Tensor, scale: float) -> Tensor:
-    """Return ``x @ w + scale * h @ factor + bias``; ``h`` and the factor are both split, or neither is.
-
-    The thin product is first: the wide one then reads it where it writes its result, which is one pass over
-    the result less than to add the thin one to it.
-    """
-    factor = factor if factor.dim() == 2 else factor.view(h.shape[1], -1)
-    if not TERM_FIRST:
-        y = x @ w if bias is None else torch.addmm(bias, x, w)
-        return y.addmm_(h, factor, alpha=scale)
-    y = _product(h, factor, scale) if bias is None else torch.addmm(bias, h, factor, alpha=scale)
-    return y.addmm_(x, w)
+    """Return ``x @ w + scale * h @ factor + bias``; ``h`` and the factor are both split, or neither is."""
+    y = x @ w if bias is None else torch.addmm(bias, x, w)
+    return add_product(y, h, factor, scale)
 
 
 def factor_gradient(h: Tensor, x: Tensor, scale: float, *, split: bool, transposed: bool = False) -> Tensor:
