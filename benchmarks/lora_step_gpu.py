@@ -1,11 +1,12 @@
 """A LoRA step of PEFT: upstream's code, torch.compile and ours: `python -m benchmarks.lora_step_gpu`.
 
-    python -m benchmarks.lora_step_gpu Qwen3-8B        # the cases whose names begin so
-    python -m benchmarks.lora_step_gpu Qwen3-30B-A3B
+    python -m benchmarks.lora_step_gpu            # all cases; about 150 s and 90 GiB on an H200
+    python -m benchmarks.lora_step_gpu Qwen3-8B   # those whose names begin so
 
 r = 16, 4 layers, 2 x 4,096 tokens, models in bfloat16, adapters in bfloat16 and in float32, which is PEFT's
-default. Results of cases that are not measured stay in the file, with the date of their run. All at once take
-180 s and 110 GiB of GPU memory; most of that time is `torch.compile`'s, in the first steps.
+default. `torch.compile`'s first steps take most of the time: unless ``--sides`` names it, it takes part where
+adapters are float32. Each case is written as soon as it is measured; results of cases that are not measured
+stay in the file, with the date of their run.
 
 All sides of a case alternate in one run. Each case has a process with upstream's code, which trains ``eager``
 and ``compile``, and one with the hook. All processes stand ready before the first time is taken, and then one
@@ -96,15 +97,21 @@ class Run:
             process.end()
 
 
+def sides_of(case: Case) -> tuple[str, ...]:
+    """Return the sides that a case has unless others are named."""
+    return SIDES if case.float32 else tuple(side for side in SIDES if side != "compile")
+
+
 def measured(
-    cases: dict[str, Case], sides: Sequence[str], device: str, out: Path | None = None
+    cases: dict[str, Case], sides: Sequence[str] | None, device: str, out: Path | None = None
 ) -> dict[str, Facts]:
     """Return what each side of each case took; sides that cannot run have ``error``.
 
-    With ``out``, each case is written there as soon as it is measured.
+    ``sides`` are those of every case, or None. With ``out``, each case is written there as soon as it is
+    measured.
     """
     began = time.perf_counter()
-    runs = {name: Run(case, sides, device) for name, case in cases.items()}
+    runs = {name: Run(case, sides or sides_of(case), device) for name, case in cases.items()}
     # Upstream's steps need most memory: the eager ones wait for one another, the compiled ones fit together.
     for side, at_once in (("ours", True), ("eager", False), ("compile", True)):
         _first_steps(runs.values(), side, at_once=at_once)
@@ -170,11 +177,12 @@ def main() -> None:
     """Measure and record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help="beginnings of names")
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--sides", help=f"of {', '.join(SIDES)}")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULTS / TARGET)
     options = parser.parse_args()
-    measured(chosen(options.cases), options.sides.split(","), options.device, options.out)
+    sides = options.sides.split(",") if options.sides else None
+    measured(chosen(options.cases), sides, options.device, options.out)
     print(f"written: {options.out.name}")
 
 

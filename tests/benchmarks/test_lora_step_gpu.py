@@ -38,6 +38,8 @@ def test_the_cases_are_those_of_the_documents():
     assert {case.family.length * case.family.batch for case in CASES.values()} == {8192}
     assert list(lora_step_gpu.chosen(["Qwen3-30B"])) == list(CASES)[2:]
     assert lora_step_gpu.chosen([]) == CASES
+    compiled = ["compile" in lora_step_gpu.sides_of(case) for case in CASES.values()]
+    assert compiled == [False, True, False, True]
     with pytest.raises(SystemExit, match="no case begins with nothing; known: Qwen3-8B"):
         lora_step_gpu.chosen(["nothing"])
 
