@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from veomni_hook.finders.config_text import may_be_for
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import REMOTE_LOADING, is_remote, is_target
+from veomni_hook.finders.targets import INTERFACES, REMOTE_LOADING, is_remote, is_target
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.models import spec_modules
 from veomni_hook.plugins import PATCHES, in_force
@@ -40,7 +40,7 @@ def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
 
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
     """Names of the config modules to load for a target: built-in specs, settings, entry points."""
-    builtin = () if fullname == REMOTE_LOADING and not settings.remote_code else spec_modules(fullname)
+    builtin = () if _is_off(fullname, settings) else spec_modules(fullname)
     announced = (point.value for point in in_force(PATCHES, settings.plugins))
     return (*builtin, *(name for name in (*settings.patches, *announced) if may_be_for(name, fullname)))
 
@@ -57,6 +57,13 @@ def device_of(settings: Settings) -> str:
     if "torch_npu" in sys.modules:
         return "npu"
     return "npu" if find_spec("torch_npu") else "gpu"
+
+
+def _is_off(fullname: str, settings: Settings) -> bool:
+    """Whether the settings leave the built-in specs of a module out."""
+    if fullname == REMOTE_LOADING:
+        return not settings.remote_code
+    return fullname == INTERFACES and settings.axis("sp") == 1
 
 
 def _holds_model_code(fullname: str, settings: Settings) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 PREFIX = "transformers.models."
 REMOTE_PREFIX = "transformers_modules."
 REMOTE_LOADING = "transformers.dynamic_module_utils"
+#: Holds the table of attention implementations.
+INTERFACES = "transformers.modeling_utils"
 #: The targets that all models share.
 SHARED = frozenset(
     (
@@ -15,7 +17,7 @@ SHARED = frozenset(
         "transformers.integrations.sdpa_attention",
         "transformers.masking_utils",
         "transformers.modeling_layers",
-        "transformers.modeling_utils",
+        INTERFACES,
         REMOTE_LOADING,
     )
 )
