@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from veomni_hook.finders.config_text import may_be_for
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import INTERFACES, REMOTE_LOADING, is_remote, is_target
+from veomni_hook.finders.targets import DATA, INTERFACES, REMOTE_LOADING, is_remote, is_target
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.models import spec_modules
 from veomni_hook.plugins import PATCHES, in_force
@@ -63,9 +63,9 @@ def _is_off(fullname: str, settings: Settings) -> bool:
     """Whether the settings leave the built-in specs of a module out."""
     if fullname == REMOTE_LOADING:
         return not settings.remote_code
-    return fullname == INTERFACES and settings.axis("sp") == 1
+    return (fullname == INTERFACES or fullname in DATA) and settings.axis("sp") == 1
 
 
 def _holds_model_code(fullname: str, settings: Settings) -> bool:
-    known = (is_target(fullname) and fullname != REMOTE_LOADING) or is_remote(fullname)
-    return settings.idioms and known
+    known = is_target(fullname) and fullname != REMOTE_LOADING and fullname not in DATA
+    return settings.idioms and (known or is_remote(fullname))

@@ -34,6 +34,8 @@ _CALLED = {"triton": "Triton", "liger": "Liger", "npu": "torch_npu"}
 _COMPILED, _UPSTREAM, _NONE = "torch.compile", "upstream's code", "no kernel"
 #: The route that asks for no kernel, and what the line calls it.
 _LAYER_LOOP, _SHARED = "layer_loop", "sequence parallelism"
+#: The same for a model that it refuses.
+_NOT_SHARED = "no sequence parallelism"
 _LAST = (_COMPILED, _UPSTREAM, _NONE)
 #: Variables in which launchers give a process's rank: torchrun, accelerate, DeepSpeed and Ray, Slurm, MPI.
 _RANKS = (
@@ -102,7 +104,7 @@ def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool =
     if patch["kind"] != _ROUTE:
         return str(patch["config"]).partition(":")[0]
     if patch["op"] == _LAYER_LOOP:
-        return _SHARED
+        return _SHARED if patch.get("variant") else _NOT_SHARED
     if device is None:
         return _UPSTREAM
     variants = patch["variant"].split("|")

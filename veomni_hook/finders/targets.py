@@ -23,16 +23,18 @@ SHARED = frozenset(
 )
 #: The targets of other packages: layers that they put into models.
 LAYERS = frozenset(("peft.tuners.lora.bnb", "peft.tuners.lora.layer"))
+#: The targets that divide data among processes.
+DATA = frozenset(("accelerate.accelerator", "transformers.trainer"))
 
 
 def is_target(fullname: str) -> bool:
-    """Whether a name is a transformers modeling module, one of the few that all models share, or in `LAYERS`.
+    """Whether a name is a transformers modeling module, or one of the others listed above.
 
     The file name does not follow from the family: eight modeling files are not `modeling_<family>`.
     """
     if fullname.startswith(PREFIX):
         return fullname.rpartition(".")[2].startswith("modeling_")
-    return fullname in SHARED or fullname in LAYERS
+    return fullname in SHARED or fullname in LAYERS or fullname in DATA
 
 
 def is_remote(fullname: str) -> bool:

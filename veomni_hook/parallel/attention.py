@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
 from veomni_hook.parallel.groups import SequenceGroup
 from veomni_hook.parallel.seeds import own_random_numbers
-from veomni_hook.parallel.sequence import Sharding, sharding_of
+from veomni_hook.parallel.sharding import Sharding, in_force
 
 __all__ = ["over_sequence"]
 
@@ -50,14 +49,13 @@ def _attend(
     *others: Any,
     **operands: Any,
 ) -> tuple[torch.Tensor, Any]:
-    sharding = sharding_of(module)
-    # Why this is the condition: `veomni_hook.parallel.sequence`.
-    if sharding is None or not (sharding.in_layers or torch.is_grad_enabled()):
+    sharding = in_force(module)
+    if sharding is None:
         return implementation(module, query, key, value, attention_mask, *others, **operands)
     group = sharding.group
     _check(module, query, key, value, operands, group)
     part, heads = query.shape[2], query.shape[1]
-    full = _full(sharding, module, part, attention_mask, operands)
+    full = _positions(sharding, module, part, attention_mask, operands)
     repeats = group.size // gcd(group.size, key.shape[1])
     if repeats > 1:
         key, value = (each.repeat_interleave(repeats, 1) for each in (key, value))
@@ -73,8 +71,7 @@ def _attend(
         own_random_numbers(query, group.rank + 1 if dropout else 0),
     ):
         output, _ = implementation(module, query, key, value, mask, *others, **operands)
-    if not is_dynamo_compiling():
-        sharding.calls += 1
+    sharding.note_call()
     if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size):
         _refuse(module, f"its implementation returns {list(output.shape)} for {full} positions", group)
     missing = part * group.size - full
@@ -84,13 +81,28 @@ def _attend(
     return to_positions(output, group), None
 
 
-def _full(sharding: Sharding, module: nn.Module, part: int, mask: Any, operands: dict[str, Any]) -> int:
+def _positions(sharding: Sharding, module: nn.Module, part: int, mask: Any, operands: dict[str, Any]) -> int:
+    """Return how many positions the implementation gets; see `Sharding.positions`."""
     causal = operands.get("is_causal")
     causal = getattr(module, "is_causal", False) if causal is None else causal
-    full = sharding.full_length(part, mask, causal=bool(causal))
-    if part_length(full, sharding.group) != part:
-        _refuse(module, f"it is given {part} positions of {full}", sharding.group)
-    return full
+    told = _told(sharding, part, mask, operands)
+    positions = sharding.positions(part, told, causal=bool(causal))
+    if part_length(positions, sharding.group) != part:
+        _refuse(module, f"it is given {part} positions of {positions}", sharding.group)
+    return positions
+
+
+def _told(sharding: Sharding, part: int, mask: Any, operands: dict[str, Any]) -> int | None:
+    """Return the number of positions in the operands of a call, or None."""
+    if mask is not None:
+        return int(mask.shape[-1])
+    if isinstance(positions := operands.get("position_ids"), torch.Tensor):
+        return int(positions.shape[-1])
+    if isinstance(ends := operands.get("cu_seq_lens_q"), torch.Tensor):
+        known = sharding.known_lengths(part)
+        # To read the number, the host waits.
+        return next(iter(known)) if len(known) == 1 else int(ends[-1])
+    return None
 
 
 def _check(

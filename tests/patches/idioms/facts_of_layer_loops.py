@@ -63,7 +63,9 @@ class Parts:
         self.first, self.last = 0, LENGTH
         self.cut = self.joined = 0
 
-    def shard(self, module: Any, hidden_states: torch.Tensor, *others: Any) -> tuple[Any, ...]:
+    def shard(
+        self, module: Any, hidden_states: torch.Tensor, *others: Any, cache: Any = None
+    ) -> tuple[Any, ...]:
         self.cut += 1
         if self.broken:
             # As many positions, but the wrong ones.

@@ -43,10 +43,15 @@ def source_of(family: str) -> str:
     return (MODELS / family / f"modeling_{family}.py").read_text(encoding="utf-8")
 
 
+def on_one_line(text: str) -> str:
+    """The text with each call of `shard` on one line, without the cache that loops may pass."""
+    return re.sub(r"shard\(\s*([^)]*?)(?:, cache=past_key_values)?\s*\)", r"shard(\1)", text)
+
+
 def calls(text: str) -> list[str]:
     """The statements with calls of the runtime, in order, each on one line."""
     return [
-        ast.unparse(node)
+        on_one_line(ast.unparse(node))
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Assign | ast.Expr) and "veomni_sequence." in ast.unparse(node)
     ]
@@ -59,7 +64,7 @@ JOIN = "hidden_states = veomni_sequence.gather(self, hidden_states)"
 def test_the_layers_are_between_a_cut_and_a_join_and_nothing_else_changes() -> None:
     (site,) = sites(DECODER)
     assert (site.target, site.status, site.variant) == ("TinyModel.forward", Status.ROUTED, "sharded")
-    text = spliced(DECODER, [site])
+    text = on_one_line(spliced(DECODER, [site]))
     lines = text.splitlines()
     cut, join = lines.index(f"        {CUT}"), lines.index(f"        {JOIN}")
     assert lines[cut - 2].strip().startswith("# [ROUTED]") or "# [ROUTED]" in lines[cut - 1]
@@ -79,6 +84,11 @@ def test_the_patched_module_imports_the_runtime_once() -> None:
     assert calls(text) == [CUT, JOIN]
 
 
+def test_the_cache_that_the_layers_fill_is_passed() -> None:
+    for family in FAMILIES:
+        assert patched(source_of(family)).count("cache=past_key_values") == 1
+
+
 def test_without_shared_sequences_the_text_is_that_of_the_other_idioms() -> None:
     assert "veomni_sequence" not in patched(DECODER, layer_loops=False)
     for family in FAMILIES:
@@ -91,7 +101,9 @@ def test_without_shared_sequences_the_text_is_that_of_the_other_idioms() -> None
             "[ADDED IMPORTS] for the patches",
             "[MODIFIED CLASS]",
         )
-        kept = [line for line in on.splitlines() if line and not any(word in line for word in added)]
+        kept = [
+            line for line in on_one_line(on).splitlines() if line and not any(word in line for word in added)
+        ]
         assert kept == [line for line in off.splitlines() if line and "[MODIFIED CLASS]" not in line]
 
 

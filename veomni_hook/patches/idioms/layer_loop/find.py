@@ -18,7 +18,7 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import own_attribute
-from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.scope import loaded, parameter_names
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
@@ -37,6 +37,7 @@ CANDIDATES = (
 )
 
 _IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
+_CACHE = "past_key_values"
 _SHARDED, _MODEL = "sharded", "base_model"
 _TOWER = "a tower: it takes no input_ids, and runs at full length on every rank"
 _NOT_HERE = "sequence parallelism: not for this model"
@@ -123,12 +124,14 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
         raise Unproven("nothing follows the loop", loop.statement)
     names = ", ".join((loop.hidden, *loop.others))
     targets = names if loop.others else f"({loop.hidden},)"
+    # Whoever gets a cache that the layers filled would find a part of the positions in it.
+    cache = f", cache={_CACHE}" if _CACHE in loaded([loop.statement]) else ""
     return (
         *before_statement(
             view,
             forward,
             loop.statement,
-            f"{targets} = veomni_sequence.shard({receiver}, {names})",
+            f"{targets} = veomni_sequence.shard({receiver}, {names}{cache})",
             "sequence parallelism: the layers run on this rank's part of the positions",
         ),
         *before_statement(
