@@ -8,9 +8,15 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
+    from veomni_hook.parallel.expert_records import checkpoint as checkpoint
+    from veomni_hook.parallel.gradient_norm import clip_grad_norm_ as clip_grad_norm_
     from veomni_hook.parallel.groups import data_shard as data_shard
 
-_HOME = {"data_shard": "veomni_hook.parallel.groups"}
+_HOME = {
+    "checkpoint": "veomni_hook.parallel.expert_records",
+    "clip_grad_norm_": "veomni_hook.parallel.gradient_norm",
+    "data_shard": "veomni_hook.parallel.groups",
+}
 
 __all__ = [*_HOME]
 

@@ -18,6 +18,7 @@ from veomni_hook.kernels.slot.liger_warning import warn_of_stacked
 from veomni_hook.layout import counted, paragraphs
 from veomni_hook.report.live import live_page
 from veomni_hook.report.parallel import notes_on
+from veomni_hook.report.parallel_experts import notes_on_experts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,7 +124,8 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
         )
     parameter = next(iter(target.parameters()), None)
     rows = rows_of_model(target, device or ("cpu" if parameter is None else parameter.device.type))
-    return Explanation(type(target).__name__, tuple(rows), _modules_of(target, rows), notes_on(target))
+    notes = (*notes_on(target), *notes_on_experts(target))
+    return Explanation(type(target).__name__, tuple(rows), _modules_of(target, rows), notes)
 
 
 def _modules_of(model: nn.Module, rows: list[Row]) -> tuple[str, ...]:
