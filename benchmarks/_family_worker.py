@@ -45,12 +45,7 @@ class Worker:
         began = time.perf_counter()
         loss = self._step(side).item()
         first = time.perf_counter() - began
-        norm = torch.stack([p.grad.float().norm() for p in self.model.parameters() if p.grad is not None])
-        facts: dict[str, Any] = {
-            "first_step_s": round(first, 2),
-            "loss": loss,
-            "gradient_norm": norm.norm().item(),
-        }
+        facts: dict[str, Any] = {"first_step_s": round(first, 2), "loss": loss} | self._of_gradients()
         if compiled:
             after = _counted()
             facts["graph_breaks"] = after["graph_breaks"] - before["graph_breaks"]
@@ -157,6 +152,12 @@ class Worker:
         shape = family.batch, family.length
         self.ids = torch.randint(0, config.vocab_size, shape, generator=generator).to(self.device)
 
+    def _of_gradients(self) -> dict[str, Any]:
+        import torch
+
+        norm = torch.stack([p.grad.float().norm() for p in self.model.parameters() if p.grad is not None])
+        return {"gradient_norm": norm.norm().item()}
+
     def _step(self, side: str) -> Any:
         loss = self.runs[side](input_ids=self.ids, labels=self.ids, use_cache=False).loss
         loss.backward()
@@ -187,8 +188,8 @@ def _counted() -> dict[str, int]:
     }
 
 
-def main() -> None:
-    """Answer requests until the input ends."""
+def serve(kind: Callable[[str], Any]) -> None:
+    """Answer the requests to a worker, which ``kind`` makes for a device, until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes beside the answers
     hook, device = sys.argv[1:]
@@ -196,7 +197,7 @@ def main() -> None:
         from veomni_hook import activate
 
         activate(kernels=hook)
-    worker = Worker(device)
+    worker = kind(device)
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -207,4 +208,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Worker)

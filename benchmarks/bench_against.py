@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 ROUNDS = 2
-PEERS = ("eager", "compile", "liger", "quack")
+PEERS = ("eager", "compile", "liger", "quack", "sonic")
 
 
 def main() -> None:

@@ -40,8 +40,8 @@ Facts = dict[str, dict[str, Any]]
 class Process:
     """A worker and the pipe to it."""
 
-    def __init__(self, kernels: str, device: str) -> None:
-        command = [sys.executable, "-m", "benchmarks._family_worker", kernels, device]
+    def __init__(self, kernels: str, device: str, worker: str = "benchmarks._family_worker") -> None:
+        command = [sys.executable, "-m", worker, kernels, device]
         # Liger searches tiles for its experts at every new shape, for minutes.
         environment = os.environ | {"LIGER_FUSED_MOE_AUTOTUNE": "0"}
         self._worker = subprocess.Popen(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from veomni_hook.bench import quack, record, run
-from veomni_hook.bench.problem import Problem, Side
+from veomni_hook.bench import quack, record, run, sonic
+from veomni_hook.bench.problem import Problem, Side, formula
 from veomni_hook.bench.problems import OPS, checked, linear_cross_entropy, problems, rotary
 from veomni_hook.bench.run import Row, measured
 from veomni_hook.bench.timing import peak_bytes
@@ -210,6 +211,38 @@ def test_a_peer_is_a_side_where_it_is_installed(monkeypatch: pytest.MonkeyPatch)
     assert quack.side("cuda", "quack", double) == ({"quack": double}, {})
     assert quack.side("cuda", "quack", "it has none") == ({}, {"quack": "it has none"})
     assert quack.side("cpu", "quack", double) == ({}, {})
+
+
+def test_sonicmoe_is_a_side_of_a_block_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("veomni_hook.bench.problems.moe_experts")
+    monkeypatch.setattr(sonic, "find_spec", lambda name: None)
+    assert sonic.side("cuda", 2) == ({}, {"sonic": "sonic-moe is not installed"})
+    assert sonic.side("cpu", 2) == ({}, {})
+    monkeypatch.setattr(module, "_CPU", ((16, 32, 16, 4, 2, 0),))
+    assert not any("router" in problem.shape for problem in module.problems("cpu", quick=True))
+    monkeypatch.setattr(sonic, "find_spec", lambda name: object())
+    sides, absent = sonic.side("cuda", 2)
+    assert [*sides] == ["sonic"] and not absent
+
+
+def test_a_block_is_the_router_and_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("veomni_hook.bench.problems.moe_experts")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def block(top_k: int, *leaves: torch.Tensor) -> torch.Tensor:
+        return module._block(formula("moe_router", "softmax_topk"), module.upstream, top_k, *leaves)
+
+    monkeypatch.setattr(sonic, "side", lambda device, top_k: ({"sonic": partial(block, top_k)}, {}))
+    (problem,) = module.blocks(device, [(16, 32, 16, 4, 2)])
+    assert "with the router" in problem.shape and {"eager", "sonic"} <= {*problem.sides}
+    assert problem.work["step"] == 3 * 6 * 16 * 2 * 32 * 16
+    kernel = load_attribute(
+        next(
+            one for one in registry.kernels("moe_experts") if (one.backend, one.variant) == ("torch", "gated")
+        ).load
+    )
+    ours = partial(module._block, formula("moe_router", "softmax_topk"), kernel, 2)
+    agree(problem, {"eager": problem.sides["eager"], "ours": ours, "sonic": problem.sides["sonic"]})
 
 
 def test_the_table_and_the_record(tmp_path: Path) -> None:

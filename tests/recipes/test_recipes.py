@@ -45,6 +45,7 @@ PLAIN = {
     "trl_grpo": Recipe(("trl",), loss=NEVER_ASKED),
     "peft_lora": Recipe(("peft",)),
     "peft_lora_experts": Recipe(("peft",), experts=True),
+    "peft_qwen3_30b_a3b": Recipe(("peft", "accelerate"), experts=True),
     "ray_train": Recipe(("ray",)),
     "submitit_job": Recipe(("submitit",)),
     "joblib_workers": Recipe(("joblib",), runs=2),

@@ -14,6 +14,7 @@ _COLOURS = {
     "compile": "#7a7a7a",
     "liger": "#4f6d9a",
     "quack": "#6a9a4f",
+    "sonic": "#8c6bb1",
     "ours": "#d1495b",
 }
 

@@ -19,7 +19,16 @@ from veomni_hook.bench.run import Row
 
 __all__ = ["cells", "circumstances", "described", "headers", "write"]
 
-_VERSIONS = ("torch", "triton", "transformers", "torch_npu", "liger_kernel", "quack_kernels", "veomni-hook")
+_VERSIONS = (
+    "torch",
+    "triton",
+    "transformers",
+    "torch_npu",
+    "liger_kernel",
+    "quack_kernels",
+    "sonic_moe",
+    "veomni-hook",
+)
 
 
 def headers(sides: Sequence[str]) -> list[str]:

@@ -34,6 +34,7 @@ _NAMES = {
     "compile": "torch.compile",
     "liger": "Liger",
     "quack": "QuACK",
+    "sonic": "SonicMoE",
     "ours": "veomni-hook",
     "ours+compile": "veomni-hook, compiled",
     "floor": "matrix products and attention alone",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 
@@ -38,10 +39,11 @@ def layer_of(home, base, dtype=None, *, names=("default",), rank=4, **options):
     made = None
     for name in names:
         config = LoraConfig(r=rank, **{"lora_alpha": 2 * rank + 1, **options})
+        given = _given(home, config)
         if made is None:
-            made = home.Linear(base, name, r=rank, lora_alpha=config.lora_alpha, config=config)
+            made = home.Linear(base, name, r=rank, **given)
         else:
-            made.update_layer(name, rank, config.lora_alpha, config=config)
+            made.update_layer(name, rank, **given)
     made.set_adapter([*names])
     generator = torch.Generator().manual_seed(3)
     for name, each in made.named_parameters():
@@ -52,6 +54,18 @@ def layer_of(home, base, dtype=None, *, names=("default",), rank=4, **options):
     for each in base.parameters():
         each.requires_grad_(False)
     return made
+
+
+#: What PEFT's layers take instead of a config, before 0.19.
+_OF_CONFIG = ("lora_dropout", "init_lora_weights", "use_rslora", "use_dora", "lora_bias")
+
+
+def _given(home, config):
+    """Return the arguments of PEFT's layers that a config has, as the installed release takes them."""
+    found = {"lora_alpha": config.lora_alpha}
+    if "config" in inspect.signature(home.Linear.update_layer).parameters:
+        return found | {"config": config}
+    return found | {name: getattr(config, name) for name in _OF_CONFIG}
 
 
 def pair(patched, base, dtype=None, **options):

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 warnings.simplefilter("ignore")
@@ -21,9 +22,11 @@ if not LATE:
 
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.adopt.small import IDS, make
 
@@ -31,6 +34,7 @@ import veomni_hook
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 OP = "low_rank_linear"
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
 def adapted(dtype=torch.float32, **options):
@@ -72,6 +76,75 @@ def compared(model):
     }
 
 
+class OfShapes(TorchDispatchMode):
+    """Notes the operators whose result is new memory and has one of some shapes, dimensions of 1 aside."""
+
+    def __init__(self, shapes):
+        super().__init__()
+        self.shapes, self.found = shapes, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        known = {each.untyped_storage().data_ptr() for each in tensors_of(args)}
+        for each in tensors_of(result):
+            shape = tuple(size for size in each.shape if size > 1)
+            if shape in self.shapes and each.untyped_storage().data_ptr() not in known:
+                self.found.add(f"{func.overloadpacket.__name__} {[*shape]}")
+        return result
+
+
+def tensors_of(tree):
+    return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
+
+
+def made_for_frozen(family, choice, trained="nothing"):
+    """What a step makes of the shape of a weight without an adapter's; which ops ran. All else is frozen."""
+    experts = "moe" in family
+    options = {"target_modules": ["q_proj", "v_proj"] if experts else "all-linear"}
+    options |= {"target_parameters": EXPERTS} if experts else {}
+    model = get_peft_model(make(family), LoraConfig(task_type="CAUSAL_LM", r=3, **options)).train()
+    shapes = set()
+    for name, each in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(each, std=0.1)
+        if "lora_" not in name:
+            each.requires_grad_(name.endswith(trained))
+            shapes |= {(*each.shape,), (*each.shape[::-1],), (*each.shape[-2:],)}
+    set_choice(choice)
+    with OfShapes(shapes) as mode:
+        model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
+    rows = [row for row in veomni_hook.explain(model).rows if row.called and row.backend == choice]
+    return {"made": sorted(mode.found), "ran": sorted({row.op for row in rows})}
+
+
+def merged_and_disabled():
+    """The notes about adapters that do not run as such."""
+    told = {}
+
+    def note(model, state):
+        rows = [row for row in veomni_hook.explain(model).rows if row.op in (OP, "moe_experts")]
+        told[state] = sorted({row.note for row in rows})
+
+    set_choice("torch")
+    for family, options in (
+        ("qwen3", {"target_modules": "all-linear"}),
+        ("qwen3_moe", {"target_modules": [], "target_parameters": EXPERTS}),
+    ):
+        model = get_peft_model(make(family), LoraConfig(r=4, **options))
+        model(input_ids=IDS)
+        note(model, family)
+        model.merge_adapter()
+        model(input_ids=IDS)
+        note(model, f"{family} merged")
+        model.unmerge_adapter()
+        with model.disable_adapter():
+            model(input_ids=IDS)
+            note(model, f"{family} disabled")
+        note(model, f"{family} enabled")
+        note(model.merge_and_unload(), f"{family} unloaded")
+    return told
+
+
 def whole_model():
     facts = {"plain": compared(adapted()), "dropout": compared(adapted(lora_dropout=0.2))}
     facts["bfloat16"] = compared(adapted(torch.bfloat16))
@@ -81,6 +154,11 @@ def whole_model():
     model.gradient_checkpointing_enable({"use_reentrant": False})
     facts["checkpointing"] = compared(model)
     facts["keys"] = [*model.state_dict()]
+    facts["frozen"] = {family: made_for_frozen(family, "torch") for family in ("qwen3", "qwen3_moe")}
+    facts["trained"] = made_for_frozen(
+        "qwen3", "torch", ("q_norm.weight", "layers.1.mlp.gate_proj.base_layer.weight")
+    )
+    facts["notes"] = merged_and_disabled()
     with tempfile.TemporaryDirectory() as folder:
         model = adapted()
         set_choice(f"eager,{OP}=torch")
@@ -94,8 +172,11 @@ def whole_model():
     return facts
 
 
-def quantised(kind):
-    """A model of quantised layers, whose own forward runs."""
+def quantised(kind, *, prepared=False):
+    """A model of quantised layers, whose own forward runs; ``prepared`` for QLoRA as PEFT does it.
+
+    Then all that is not quantised is float32, and layers are checkpointed.
+    """
     import bitsandbytes as bnb
 
     torch.manual_seed(0)
@@ -113,7 +194,7 @@ def quantised(kind):
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, layer.to("cpu"))
     setattr(model, f"is_loaded_in_{kind}", True)
-    return with_adapters(model)
+    return with_adapters(prepare_model_for_kbit_training(model) if prepared else model)
 
 
 def adopted():
@@ -134,7 +215,7 @@ def adopted():
 
 
 def ranks():
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     facts = {"ddp": compared(DistributedDataParallel(adapted()))}
     policies = {
         "fsdp2": MixedPrecisionPolicy(),
@@ -160,7 +241,10 @@ if __name__ == "__main__":
     if LATE:
         found = adopted()
     elif sys.argv[1:]:
-        found = compared(quantised(sys.argv[1]))
+        kind = sys.argv[1]
+        found = {
+            name: compared(quantised(kind, prepared=name == "prepared")) for name in ("plain", "prepared")
+        }
     else:
         found = ranks() if "RANK" in os.environ else whole_model()
     print(json.dumps(found))

@@ -12,6 +12,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from tests.kernels.matching import close
+from tests.kernels.moe_experts.backends import BACKENDS
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.moe_experts import peft_adapters
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight
@@ -172,6 +173,55 @@ def test_trained_weights_get_their_gradients_too(homes):
     found = assert_same(upstream, model, GROUPED)
     assert sum("experts" in name and "lora" not in name for name in found) == 2 * len(WEIGHTS)
     assert "adapter fused (" in told(model)
+
+
+ROUTINGS = {
+    "skewed": [[0, 1]] * 9 + [[0, 2]],
+    "one expert": [[3, 3]] * 10,
+    "first and last empty": [[1, 2], [2, 1]] * 5,
+}
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_results_and_gradients_of_every_operand(homes, backend, low, routing):
+    """The adapters', those of the inputs, and of the routing weights: what a router's gradient begins with."""
+    if backend == "triton":
+        pytest.importorskip("triton")
+    set_choice(f"eager,moe_experts={backend}")
+    dtype = BACKENDS[backend].low if low else GROUPED if backend == "torch" else torch.float32
+    ids = torch.tensor(ROUTINGS[routing], device=DEVICE)
+    x, share, grad = (
+        torch.randn(size, generator=torch.Generator().manual_seed(4)).to(DEVICE, dtype)
+        for size in ((10, 32), (10, 2), (10, 32))
+    )
+    sides = []
+    for home in homes:
+        wrapper = adapted(home).to(dtype).base_model.model.model.layers[0].mlp.experts
+        leaves = [each.detach().requires_grad_() for each in (x, share)]
+        y = wrapper(leaves[0], ids, leaves[1])
+        y.backward(grad)
+        named = {name: each.grad for name, each in wrapper.named_parameters() if each.grad is not None}
+        sides.append({"y": y.detach(), "x": leaves[0].grad, "weights": leaves[1].grad, **named})
+    expected, found = sides
+    assert found.keys() == expected.keys() and len(found) == 3 + 2 * len(WEIGHTS)
+    assert sum("lora" in name for name in found) == len(found) - 3  # nothing for the frozen weights
+    for name, truth in expected.items():
+        assert found[name].dtype is truth.dtype
+        close(found[name], truth, 4e-2 if dtype is not torch.float32 else 1e-4)
+
+
+def test_gradients_of_embeddings_and_routers(homes):
+    """Through the whole model: what is in front of frozen experts is trained, too."""
+    set_choice("eager,moe_experts=torch")
+    models = [adapted(home, target_modules=["q_proj"]).to(GROUPED) for home in homes]
+    for model in models:
+        for name, each in model.named_parameters():
+            each.requires_grad_("lora" in name or "mlp.gate" in name or "embed" in name)
+    found = assert_same(*models, GROUPED)
+    assert sum("mlp.gate" in name for name in found) == 2 and any("embed" in name for name in found)
+    assert "adapter fused (" in told(models[1])
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

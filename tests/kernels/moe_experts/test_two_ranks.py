@@ -37,7 +37,7 @@ def test_lora_of_experts_under_fsdp2_trains_as_upstream_does(tmp_path):
         for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -6,6 +6,7 @@ Run as ``python two_ranks.py <folder>`` with RANK, WORLD_SIZE, MASTER_ADDR and M
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import peft
@@ -67,7 +68,7 @@ def compare(upstream, model, told) -> None:
 
 
 def main(folder: Path) -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     set_choice("eager,moe_experts=torch")
     patched = load(folder / str(dist.get_rank()), modeling_qwen3_moe.__name__)
     # Layers are gathered before they run, so that weights and factors are plain tensors.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,3 +218,19 @@ def test_a_tensor_that_left_a_transform_has_an_address(hooks):
     launch, noted = raw(Compiled())
     launch(GRID, left[0], X, 5)
     assert noted[0][-4:-2] == (X.data_ptr(), X.data_ptr())
+
+
+def test_a_threads_context_is_entered_once(monkeypatch):
+    entered = []
+    event = SimpleNamespace(record=lambda: entered.append(threading.get_ident()))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(module, "_THREAD", module._Thread())
+    there, here = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
+    module.enter_context(here)
+    assert not entered
+    for _ in range(2):
+        module.enter_context(there)
+    thread = threading.Thread(target=module.enter_context, args=[there])
+    thread.start()
+    thread.join()
+    assert len(entered) == 2 and entered[0] == threading.get_ident() != entered[1]

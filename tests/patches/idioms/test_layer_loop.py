@@ -381,7 +381,6 @@ class TestTheInstalledRelease:
             ("mamba2", "recurrent layers"),
             ("jamba", "recurrent layers"),
             ("bamba", "recurrent layers"),
-            ("zamba2", "recurrent layers"),
             ("falcon_h1", "recurrent layers"),
             ("recurrent_gemma", "recurrent layers"),
             ("lfm2", "convolutions along the positions"),

@@ -1,9 +1,12 @@
-"""The experts of one layer: three products of matrices for every pair of a token and one of its experts."""
+"""The experts of one layer: three products of matrices for every pair of a token and one of its experts.
+
+Where SonicMoE is installed, also its block, a router and experts, beside the same work in our kernels.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from veomni_hook import accelerator
-from veomni_hook.bench import quack
-from veomni_hook.bench.problem import Problem, Side, beside, made
+from veomni_hook.bench import quack, sonic
+from veomni_hook.bench.problem import Problem, Side, beside, formula, made
 
-__all__ = ["problems", "upstream"]
+__all__ = ["blocks", "problems", "upstream"]
 
 # Tokens, hidden size, inner size, experts, experts of a token, and what the logits of the first expert are
 # raised by: Qwen3-30B-A3B, few large experts, many small ones, one hot expert, decoding.
@@ -28,6 +31,8 @@ _ACCELERATOR = (
     (16, 2048, 768, 128, 8, 0),
 )
 _CPU = ((2048, 2048, 768, 64, 8, 0), (2048, 1024, 2048, 8, 2, 0))
+# Of a block: tokens, hidden size, inner size, experts, experts of a token. SonicMoE compiles for each.
+_BLOCKS = ((16384, 2048, 768, 128, 8), (8192, 4096, 1536, 64, 6))
 
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
@@ -37,6 +42,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
     dtype = torch.bfloat16 if device in accelerator.TYPES else torch.float32
     _, absent = quack.side(device, "quack", "it has products of sorted rows, and no experts")
+    absent |= sonic.side(device, 1)[1]
     for tokens, hidden, inner, experts, top_k, hot in sizes[:2] if quick else sizes:
         x = made(tokens, hidden, device=device, dtype=dtype)
         logits = made(tokens, experts, device=device, dtype=torch.float32)
@@ -59,6 +65,45 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             incoming={"backward": [made(tokens, hidden, device=device, dtype=dtype)]},
             absent=absent,
         )
+    if sonic.side(device, 1)[0]:
+        yield from blocks(device, _BLOCKS[:1] if quick else _BLOCKS)
+
+
+def blocks(device: str, sizes: Sequence[Sequence[int]]) -> Iterator[Problem]:
+    """Yield router and experts as one problem; the router's product is not counted."""
+    dtype = torch.bfloat16 if device in accelerator.TYPES else torch.float32
+    for tokens, hidden, inner, experts, top_k in sizes:
+        shapes = ((tokens, hidden), (experts, hidden), (experts, 2 * inner, hidden), (experts, hidden, inner))
+        x, router, up, down = (made(*shape, device=device, dtype=dtype) for shape in shapes)
+        forward = 6 * tokens * top_k * hidden * inner
+        yield Problem(
+            op="moe_experts",
+            shape=f"{tokens} x {hidden} x {inner}, {experts} experts, top {top_k}, with the router",
+            leaves=(x, router.mul_(hidden**-0.5), up.mul_(0.02), down.mul_(0.02)),
+            sides=_blocks(device, top_k) | sonic.side(device, top_k)[0],
+            limit="flops",
+            work={"forward": forward, "step": 3 * forward},
+            incoming={"backward": [made(tokens, hidden, device=device, dtype=dtype)]},
+        )
+
+
+def _blocks(device: str, top_k: int) -> dict[str, Side]:
+    routing = formula("moe_router", "softmax_topk")
+    found: dict[str, Side] = {"eager": partial(_block, routing, upstream, top_k)}
+    if (grouped := _grouped_mm()) is not None:
+        found["grouped_mm"] = partial(_block, routing, grouped, top_k)
+    ours = beside("moe_experts", "gated", device).get("ours")
+    if ours is not None:
+        router = beside("moe_router", "softmax_topk", device).get("ours", routing)
+        found["ours"] = partial(_block, router, ours, top_k)
+    return found
+
+
+def _block(routing: Callable[..., Any], experts: Callable[..., Any], top_k: int, *leaves: Tensor) -> Tensor:
+    x, router, up, down = leaves
+    weights, index = routing(functional.linear(x, router), top_k, True)
+    found: Tensor = experts(x, index, weights.to(x.dtype), up, down, functional.silu)
+    return found
 
 
 def _sides(device: str, index: Tensor) -> dict[str, Side]:

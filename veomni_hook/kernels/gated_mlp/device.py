@@ -115,8 +115,9 @@ def _clamped(gate, up, limit, ROUND: tl.constexpr):
 @triton.jit
 def gated(g, u, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
     """The form's result a * u for gate and up, both float32; not rounded yet."""
-    # Upstream compares with the limit in the dtype of the clamped tensor.
-    limit = _rounded(tl.zeros_like(g) + limit, ROUND)
+    if FORM % 4 != 0:  # those that clamp
+        # Upstream compares with the limit in the dtype of the clamped tensor.
+        limit = _rounded(tl.zeros_like(g) + limit, ROUND)
     if FORM == 0:  # product
         result = _activate(g, ACTIVATION, ROUND) * u
     elif FORM == 1:  # clamped
@@ -139,7 +140,8 @@ def gated_backward(
     gate32, up32, dy32, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr
 ):
     """The gradients of gate and up, and the result of `gated`; none is rounded yet."""
-    limit = _rounded(tl.zeros_like(gate32) + limit, ROUND)
+    if FORM % 4 != 0:  # those that clamp
+        limit = _rounded(tl.zeros_like(gate32) + limit, ROUND)
     if FORM == 0:
         a, u = _activate(gate32, ACTIVATION, ROUND), up32
         dup = dy32 * a
@@ -166,7 +168,7 @@ def gated_backward(
         dup = dy32 * a
         dgate = _scaled_backward(g, _rounded(dy32 * u, ROUND), alpha, ROUND)
         dgate = tl.where(gate32 <= limit, dgate, 0.0)
-    if FORM % 4 != 0:  # those that clamp
+    if FORM % 4 != 0:
         dup = tl.where((up32 >= -limit) & (up32 <= limit), dup, 0.0)
     return dgate, dup, a * u
 

@@ -15,7 +15,16 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["add_product", "factor_gradient", "mixes", "split_factor", "split_thin", "thin", "widens"]
+__all__ = [
+    "add_product",
+    "factor_gradient",
+    "mixes",
+    "split_factor",
+    "split_thin",
+    "summed",
+    "thin",
+    "widens",
+]
 
 Tensor = torch.Tensor
 
@@ -68,6 +77,12 @@ def thin(x: Tensor, factor: Tensor, scale: float = 1.0) -> Tensor:
 def add_product(y: Tensor, h: Tensor, factor: Tensor, scale: float) -> Tensor:
     """Add ``scale * h @ factor`` to ``y`` in place; ``h`` and the factor are both split, or neither is."""
     return y.addmm_(h, factor if factor.dim() == 2 else factor.view(h.shape[1], -1), alpha=scale)
+
+
+def summed(x: Tensor, w: Tensor, bias: Tensor | None, h: Tensor, factor: Tensor, scale: float) -> Tensor:
+    """Return ``x @ w + scale * h @ factor + bias``; ``h`` and the factor are both split, or neither is."""
+    y = x @ w if bias is None else torch.addmm(bias, x, w)
+    return add_product(y, h, factor, scale)
 
 
 def factor_gradient(h: Tensor, x: Tensor, scale: float, *, split: bool, transposed: bool = False) -> Tensor:

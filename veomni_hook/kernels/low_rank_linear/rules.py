@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from veomni_hook.kernels.low_rank_linear.products import mixes, widens
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.shared.adapters import inactive
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_linear, parameter
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.origin import written_in
 
-__all__ = ["Adapter", "autocast_dtype", "loses", "refuses"]
+__all__ = ["Adapter", "autocast_dtype", "loses", "refuses", "remark"]
 
 #: Dropout, down, up, scale; and what computes the adapter otherwise, or None.
 Adapter = tuple[nn.Module, nn.Module, nn.Module, float, Any]
@@ -52,6 +54,13 @@ def loses(owner: Any, x: torch.Tensor, linear: nn.Module, adapters: Sequence[Ada
     if any(mixes(x.dtype, parameter(adapter[1], "weight").dtype) for adapter in adapters):
         return "float32 adapters of bfloat16 layers need products into float32: an NVIDIA GPU and torch 2.8"
     return None
+
+
+def remark(owner: Any, backend: str) -> str | None:
+    """Return what becomes of the adapters of the layer ``owner``, which ``backend`` computes, or None."""
+    if (state := inactive(owner)) is not None:
+        return f"adapter {state}: the layer alone runs"
+    return None if backend == EAGER else "adapter fused"
 
 
 def _kind_refused(adapter: Adapter) -> str | None:

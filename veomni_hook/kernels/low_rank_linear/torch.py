@@ -29,6 +29,7 @@ from veomni_hook.kernels.low_rank_linear.products import (
     mixes,
     split_factor,
     split_thin,
+    summed,
     thin,
 )
 from veomni_hook.kernels.low_rank_linear.rules import Adapter, autocast_dtype
@@ -57,10 +58,9 @@ class _Linear(torch.autograd.Function):
         value: Tensor | None,
         origin: Origin | None,
     ) -> Tensor:
-        y = functional.linear(x, weight, bias)
         a, b = split_factor(down, x.dtype), split_factor(up.t(), x.dtype)
         h = split_thin(thin(x, a), x.dtype)
-        add_product(y, h, b, scale)
+        y = summed(x, weight.t(), bias, h, b, scale)
         to_x, to_weight, _, to_down, to_up, _, to_gate, to_value, _ = ctx.needs_input_grad
         ctx.to_x = to_x or to_gate or to_value
         ctx.origin = origin
@@ -86,7 +86,7 @@ class _Linear(torch.autograd.Function):
         if ctx.to_x or to_down:
             dh = split_thin(thin(dy, b, scale), dy.dtype)
         if ctx.to_x:
-            dx = add_product(dy @ weight, dh, a, 1.0)  # type: ignore[arg-type]
+            dx = summed(dy, weight, None, dh, a, 1.0)  # type: ignore[arg-type]
         if ctx.origin is not None:
             if dx is not None:
                 dgate, dvalue, x = ctx.origin.backward(gate, value, dx.view(gate.shape))

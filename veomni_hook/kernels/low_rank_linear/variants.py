@@ -21,4 +21,4 @@ VARIANTS = {
         kernels=(_TORCH, checked_reference(".rules:refuses")),
     ),
 }
-OP = op("low_rank_linear", VARIANTS)
+OP = op("low_rank_linear", VARIANTS, remarks=".rules:remark")

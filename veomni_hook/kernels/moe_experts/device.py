@@ -5,6 +5,7 @@ Forward:  `gate_up`           h = gate(g, u), [g, u] = x[token] U_e + u_e
 Backward: `gate_up_backward`  dh = dout[token] D_e';  [dg, du] = gate'(g, u) (w dh);  <dh, h>;  w h
           `rows_product`      rows of dx = [dg, du] U_e'
           `veomni_hook.kernels.moe_experts.weight_gradient_device`: dU_e, dD_e
+          `.gluon_backward_device`, `.gluon_weight_gradient_device`: the same for Hopper, see `gluon_choice`
 Grid: (programs,) for every kernel. Programs loop over tiles, so the grid does not depend on counts.
 
 Shapes: T tokens of H numbers with K places each; E experts; R = T * K rows, one for each (token, place) pair,

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, wraps
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, compiler
@@ -27,6 +27,7 @@ from torch import Tensor, compiler
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Part
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.shared.adapters import inactive
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.slot.candidates import Answers
@@ -39,8 +40,8 @@ _HOME, _KIND, _METHOD = "peft.tuners.lora.layer", "ParamWrapper", "_activate_lor
 _TAKING = frozenset(("torch", "triton"))
 _STACKED = 3
 
-#: By module of experts: for each of its parameters why its adapter is left to PEFT, or None.
-_LEFT: WeakKeyDictionary[Any, dict[str, str | None]] = WeakKeyDictionary()
+#: By module of experts, for each of its parameters: PEFT's wrapper, and why it is left to PEFT, or None.
+_LEFT: WeakKeyDictionary[Any, dict[str, tuple[ref[Any], str | None]]] = WeakKeyDictionary()
 #: By class: the slots of experts that its forward asks.
 _SLOTS: WeakKeyDictionary[type, tuple[Slot, ...]] = WeakKeyDictionary()
 
@@ -67,7 +68,7 @@ def watch(*_: object) -> None:
             left.pop(wrapper.parameter_name, None)
             return upstream(wrapper, active_adapters)  # type: ignore[no-any-return]
         reason = _why_left(wrapper, owner, names, answers)
-        left[wrapper.parameter_name] = reason
+        left[wrapper.parameter_name] = ref(wrapper), reason
         if reason is not None:
             return upstream(wrapper, active_adapters)  # type: ignore[no-any-return]
         return _lent(wrapper, owner, names)
@@ -78,20 +79,25 @@ def watch(*_: object) -> None:
 
 def remark(owner: Any, backend: str) -> str | None:
     """Return what became of the adapters of the experts ``owner``, which ``backend`` computed, or None."""
-    left = _LEFT.get(owner)
-    if not left:
-        return None
-    told = [f"adapter of {name} added to the weight by PEFT: {why}" for name, why in left.items() if why]
-    fused = [name for name, why in left.items() if not why]
+    told, fused = [], []
+    for name, (wrapper, why) in sorted(_LEFT.get(owner, {}).items()):
+        held = wrapper()
+        if held is None:  # the adapters were unloaded
+            continue
+        if (state := inactive(held)) is not None:
+            told.append(f"adapter of {name} {state}")
+        elif why:
+            told.append(f"adapter of {name} added to the weight by PEFT: {why}")
+        else:
+            fused.append(name)
     if fused:
-        names = ", ".join(sorted(fused))
         done = (
             "adapter fused"
             if backend in _TAKING
             else "adapter added to the weight, as upstream's code reads it"
         )
-        told.insert(0, f"{done} ({names})")
-    return "; ".join(told)
+        told.insert(0, f"{done} ({', '.join(fused)})")
+    return "; ".join(told) or None
 
 
 def _at_first_call(_: str, owner: Any) -> None:

@@ -18,6 +18,9 @@ rows of dx 512 and dx 64, then the rows are freed; dU 768. A step peaks at its e
 (2.1 forward), 66 % of the rate of a large product (72). Under the dispatcher (torch.compile), [dg, du] take
 384 more, and [g, u] is freed with its graph.
 
+On a Hopper GPU, Gluon's kernels compute the gradients of weights, of gate and of up where they can
+(`gluon_choice`), with the same memory.
+
 If experts are few and wide (`triton_tiles.worth_ordering`), rows are first copied into experts' order instead
 of being gathered by each product: rows of x in the forward, rows of grad and then of x in the backward, one
 copy at a time.

@@ -20,12 +20,14 @@ import torch
 
 from veomni_hook.kernels.moe_experts import (
     device,
+    gluon_choice,
+    gluon_products,
     routing_device,
     triton_tiles,
     weight_gradient_device,
 )
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
-from veomni_hook.kernels.moe_experts.triton_tiles import TensorDescriptor, Tile, describable, grid
+from veomni_hook.kernels.moe_experts.triton_tiles import Tile, describable, described, grid
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 
 __all__ = [
@@ -111,20 +113,18 @@ def _described_weight(weight: Tensor, transposed: bool, paired: int, tile: Tile)
         return None
     wide = tile.columns * (2 if paired else 1)
     if transposed:
-        return TensorDescriptor.from_tensor(weight, [1, tile.depth, wide])
+        return described(weight, [1, tile.depth, wide])
     if paired == _ALL_BEFORE:
         # An expert's gates and ups as two matrices: one block holds the same columns of both.
         experts, rows, inner = weight.shape
         halves = weight.view(experts * 2, rows // 2, inner) if weight.is_contiguous() else None
-        return (
-            halves if halves is None else TensorDescriptor.from_tensor(halves, [2, tile.columns, tile.depth])
-        )
-    return TensorDescriptor.from_tensor(weight, [1, wide, tile.depth])
+        return halves if halves is None else described(halves, [2, tile.columns, tile.depth])
+    return described(weight, [1, wide, tile.depth])
 
 
 def _described_rows(x: Tensor, tile: Tile) -> Any:
     """A descriptor of tiles of rows in experts' order, or None."""
-    return TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]) if describable(x, tile) else None
+    return described(x, [tile.rows, tile.depth]) if describable(x, tile) else None
 
 
 def _inner_last(weight: Tensor, transposed: bool) -> tuple[int, int, int]:  # noqa: FBT001
@@ -324,11 +324,23 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     hidden = dout.shape[1]
     columns = products.shape[1] // 2 if expert.paired else products.shape[1]
     gradients = products if spend else torch.empty_like(products)
-    tile = tile or triton_tiles.gradient_tile(routing.block, dout, transposed=expert.transposed)
+    by_gluon = not (tile or low or ordered) and not gluon_choice.gate_up_backward_refuses(
+        dout, weight, products, routing, form=expert.form, paired=expert.paired
+    )
+    if tile is None:
+        triton_tile = triton_tiles.gradient_tile(routing.block, dout, transposed=expert.transposed)
+        tile = gluon_products.BACKWARD_TILE if by_gluon else triton_tile
     h = torch.empty(routing.num_pairs, columns, dtype=dout.dtype, device=dout.device)
     parts = cdiv(columns, tile.columns)
     partial = torch.empty(parts, routing.num_pairs, dtype=torch.float32, device=dout.device)
     if h.numel() == 0 or routing.num_experts == 0:
+        return gradients, h, partial
+    if by_gluon:
+        gluon_products.gate_up_backward(
+            dout, weight, products, gradients, h, partial, routing, weights.contiguous(),
+            form=expert.form, activation=expert.activation, paired=expert.paired,
+            transposed=not expert.transposed,
+        )  # fmt: skip
         return gradients, h, partial
     # The sum runs over the forward's result columns.
     w_descriptor = _described_weight(weight, not expert.transposed, 0, tile)
@@ -381,18 +393,24 @@ def weight_gradient(
     ``left`` [.., P] and ``right`` [.., Q] have one row per pair. One of them may be ``gathered``: it has one
     row per token.
     """
-    tile = tile or triton_tiles.weight_tile(left, right, gathered)
     p, q = left.shape[1], right.shape[1]
     out = torch.empty(routing.num_experts, p, q, dtype=dtype or left.dtype, device=left.device)
     if out.numel() == 0:
         return out
     if routing.num_pairs == 0:
         return out.zero_()
+    if (
+        tile is None
+        and gluon_choice.weight_gradient_refuses(left, right, routing, gathered, out.dtype) is None
+    ):
+        gluon_products.weight_gradient(left, right, out, routing, gathered)
+        return out
+    tile = tile or triton_tiles.weight_tile(left, right, gathered)
     blocks = (tile.rows, tile.columns)
     descriptors: list[Any] = [None, None]
     for number, operand in enumerate((left, right)):
         if not gathered[number] and describable(operand, tile):
-            descriptors[number] = TensorDescriptor.from_tensor(operand, [tile.depth, blocks[number]])
+            descriptors[number] = described(operand, [tile.depth, blocks[number]])
     tiles = routing.num_experts * cdiv(p, tile.rows) * cdiv(q, tile.columns)
     weight_gradient_device.weight_gradient[grid(left, tile, tiles)](
         left, left if descriptors[0] is None else descriptors[0],

@@ -7,19 +7,22 @@ from typing import Any, NamedTuple
 
 import torch
 
+from veomni_hook.kernels.shared.launch import enter_context
+
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:  # before Triton 3.4
     TensorDescriptor = None
 
 __all__ = [
-    "TensorDescriptor",
     "Tile",
     "describable",
+    "described",
     "gradient_tile",
     "grid",
     "product_tile",
     "row_block",
+    "shared_memory",
     "weight_tile",
     "worth_ordering",
 ]
@@ -127,11 +130,12 @@ def _copied(rows: Tensor) -> bool:
 
 def _roomy(x: Tensor) -> bool:
     """Whether the stages of wide tiles fit into shared memory, as on Hopper."""
-    return not x.is_cuda or _shared_memory(x.device.index) >= _WIDE_BYTES
+    return not x.is_cuda or shared_memory(x.device.index) >= _WIDE_BYTES
 
 
 @cache
-def _shared_memory(device_index: int) -> int:
+def shared_memory(device_index: int) -> int:
+    """Return how many bytes of shared memory a program may have."""
     properties: Any = torch.cuda.get_device_properties(device_index)
     return int(properties.shared_memory_per_block_optin)
 
@@ -175,3 +179,9 @@ def describable(tensor: Tensor, tile: Tile) -> bool:
         and tensor.data_ptr() % 16 == 0
         and tensor.numel() > 0
     )
+
+
+def described(tensor: Tensor, block: list[int]) -> Any:
+    """Return a descriptor of tiles of a `describable` tensor, for a launch in this thread."""
+    enter_context(tensor)
+    return TensorDescriptor.from_tensor(tensor, block)

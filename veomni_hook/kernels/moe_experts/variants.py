@@ -39,7 +39,7 @@ _TRITON = backend(
     priority=10,
     traceable=True,
     beats_inductor=True,
-    description="grouped products fused with gather and gate; saves one activation",
+    description="grouped products fused with gather and gate, Gluon on Hopper; saves one activation",
 )
 _NPU = backend(
     "npu",

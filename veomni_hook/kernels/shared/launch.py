@@ -8,6 +8,7 @@ function is called with addresses.
 
 from __future__ import annotations
 
+import threading
 from copy import copy
 from functools import reduce
 from operator import or_
@@ -18,7 +19,7 @@ import torch
 import triton
 from torch._functorch.utils import unwrap_dead_wrappers
 
-__all__ = ["LAUNCHES", "Launch", "cdiv", "power"]
+__all__ = ["LAUNCHES", "Launch", "cdiv", "enter_context", "power"]
 
 #: Releases whose handles take all arguments in order, including constants; others use the normal launch.
 _HANDLES = (3, 3) <= tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
@@ -35,6 +36,29 @@ def cdiv(number: int, size: int) -> int:
 def power(number: int) -> int:
     """Return the smallest power of two that is not less; 1 for zero."""
     return 1 << max(number - 1, 0).bit_length()
+
+
+class _Thread(threading.local):
+    """Whether the device's context is known to be current in this thread."""
+
+    entered = False
+
+
+_THREAD = _Thread()
+
+
+def enter_context(x: torch.Tensor) -> None:
+    """Make the context of the current device current in this thread, before a launch with descriptors.
+
+    torch's operators do that, and so does Triton when it loads or launches a kernel, but it makes descriptors
+    before it launches. Without a context that fails ("invalid device context"): in autograd's thread, if
+    nothing was allocated or launched there before, and the kernel was loaded by another thread.
+    """
+    if not _THREAD.entered and x.is_cuda:
+        # Neither waits nor allocates, and may be captured in a graph.
+        event: Any = torch.cuda.Event
+        event().record()
+        _THREAD.entered = True
 
 
 #: Where profilers set hooks that are called at every launch.
