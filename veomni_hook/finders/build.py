@@ -114,8 +114,7 @@ def patch_with_idioms(
     """
     device = device_of(settings)
     try:
-        idioms, shared = asks_idioms(upstream, settings), settings.axis("sp") > 1
-        return patch(upstream, configs, device, idioms=idioms, layer_loops=shared), ""
+        return patch(upstream, configs, device, idioms=asks_idioms(upstream, settings)), ""
     except IdiomError as error:
         if settings.strict:
             raise
@@ -125,24 +124,14 @@ def patch_with_idioms(
 
 
 def patch(
-    upstream: Upstream,
-    configs: Iterable[PatchConfig],
-    device: str,
-    *,
-    idioms: bool = False,
-    layer_loops: bool = False,
+    upstream: Upstream, configs: Iterable[PatchConfig], device: str, *, idioms: bool = False
 ) -> PatchedSource | None:
-    """Apply configs and, if enabled, idioms to an upstream module; None when nothing applies.
-
-    ``layer_loops`` is as for `patch_source`.
-    """
+    """Apply configs and, if enabled, idioms to an upstream module; None when nothing applies."""
     fitting = applicable(list(configs), upstream.module, device)
     if not (fitting or idioms):
         return None
     source = decode_source(upstream.data)
-    patched = patch_source(
-        source, fitting, _origin_of(upstream), device=device, idioms=idioms, layer_loops=layer_loops
-    )
+    patched = patch_source(source, fitting, _origin_of(upstream), device=device, idioms=idioms)
     return patched if patched.report.applied else None
 
 
