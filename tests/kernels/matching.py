@@ -16,7 +16,7 @@ def gradients(
     """Return the outputs of ``function`` and the gradients of fresh copies of ``inputs`` (None: not ``wanted``).
 
     Copies keep the strides of the inputs. The same gradients flow into the outputs at every call. What is
-    saved for backward is given out once, as by a checkpoint.
+    saved for backward is given out once in a backward pass, as by a checkpoint.
     """
     leaves = [_copy(tensor).requires_grad_(want) for tensor, want in zip(inputs, wanted, strict=True)]
     before = [leaf.detach().clone() for leaf in leaves]
@@ -70,14 +70,17 @@ def close(found: torch.Tensor, truth: torch.Tensor, tolerance: float) -> None:
 
 
 class _Saved:
-    """A tensor that is saved for backward."""
+    """A tensor that is saved for backward, and the backward pass that has read it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensors = [tensor]
+        self._tensor = tensor
+        self._reader: int | None = None
 
     def taken(self) -> torch.Tensor:
-        assert self._tensors, "backward reads ctx.saved_tensors twice, which a checkpoint refuses"
-        return self._tensors.pop()
+        reader = torch._C._current_graph_task_id()
+        assert reader != self._reader, "backward reads ctx.saved_tensors twice, which a checkpoint refuses"
+        self._reader = reader
+        return self._tensor
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
