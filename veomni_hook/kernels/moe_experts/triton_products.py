@@ -327,9 +327,9 @@ def gate_up_backward(  # noqa: PLR0913 - what a product is made of
     by_gluon = not (tile or low or ordered) and not gluon_choice.gate_up_backward_refuses(
         dout, weight, products, routing, form=expert.form, paired=expert.paired
     )
-    if tile is None:
-        triton_tile = triton_tiles.gradient_tile(routing.block, dout, transposed=expert.transposed)
-        tile = gluon_products.BACKWARD_TILE if by_gluon else triton_tile
+    if by_gluon:
+        tile = gluon_products.BACKWARD_TILE
+    tile = tile or triton_tiles.gradient_tile(routing.block, dout, transposed=expert.transposed)
     h = torch.empty(routing.num_pairs, columns, dtype=dout.dtype, device=dout.device)
     parts = cdiv(columns, tile.columns)
     partial = torch.empty(parts, routing.num_pairs, dtype=torch.float32, device=dout.device)
