@@ -69,6 +69,9 @@ def test_the_nearest_file_upward_counts(tmp_path: Path) -> None:
         ({"VEOMNI_BANNER": "off"}, "banner", False),
         ({}, "banner", True),
         ({"VEOMNI_TRACEBACK": "full"}, "traceback", "full"),
+        ({"VEOMNI_PARALLEL": " ep=4, sp = 2 "}, "parallel", "sp=2,ep=4"),
+        ({"VEOMNI_PARALLEL": "sp=1"}, "parallel", ""),
+        ({"VEOMNI_PARALLEL": "none"}, "parallel", ""),
     ],
 )
 def test_environment(tmp_path: Path, environment: dict[str, str], field: str, value: object) -> None:
@@ -81,6 +84,10 @@ def test_environment(tmp_path: Path, environment: dict[str, str], field: str, va
         ({"VEOMNI_STRICT": "maybe"}, {}, ("VEOMNI_STRICT", "'maybe'", "true")),
         ({"VEOMNI_DEVICE": "tpu"}, {}, ("VEOMNI_DEVICE", "'tpu'", "gpu, npu")),
         ({"VEOMNI_TRACEBACK": "long"}, {}, ("VEOMNI_TRACEBACK", "'long'", "short, full")),
+        ({"VEOMNI_PARALLEL": "sp=0"}, {}, ("VEOMNI_PARALLEL", "'sp=0'", "sp=2,ep=4")),
+        ({"VEOMNI_PARALLEL": "sp=2,sp=2"}, {}, ("VEOMNI_PARALLEL", "axes: sp, ep")),
+        ({"VEOMNI_PARALLEL": "tp=2"}, {}, ("VEOMNI_PARALLEL", "axes: sp, ep")),
+        ({"VEOMNI_PARALLEL": "2"}, {}, ("VEOMNI_PARALLEL", "axes: sp, ep")),
         ({}, {"kernel": "auto"}, ("unknown setting 'kernel'", "activate()", "kernels")),
         ({}, {"patches": [1]}, ("patches", "[1]", "module names")),
         ({}, {"cache_dir": 3}, ("cache_dir", "3", "string")),
@@ -311,3 +318,10 @@ def test_a_folder_with_a_null_byte_is_illegal(tmp_path: Path) -> None:
     (tmp_path / "veomni-hook.toml").write_text('cache_dir = "a\\u0000b"\n')
     with pytest.raises(SettingsError, match="illegal value"):
         resolve({}, str(tmp_path))
+
+
+def test_sizes_of_parallel_axes(tmp_path: Path) -> None:
+    (tmp_path / "veomni-hook.toml").write_text("parallel = { sp = 2, ep = 1 }\n")
+    found = resolve({}, str(tmp_path)).settings
+    assert (found.parallel, found.axis("sp"), found.axis("ep")) == ("sp=2", 2, 1)
+    assert resolve({}, str(tmp_path), {"parallel": {"ep": 8}}).settings.axis("ep") == 8

@@ -20,6 +20,7 @@ __all__ = [
     "KernelError",
     "LockError",
     "NameMapError",
+    "ParallelError",
     "PatchConflictError",
     "PatchError",
     "PatchTargetError",
@@ -98,6 +99,10 @@ class KernelError(VeomniHookError):
 
 class LockError(VeomniHookError):
     """The lock of `veomni-hook check` cannot be read or written."""
+
+
+class ParallelError(VeomniHookError, RuntimeError):
+    """A model cannot be split over processes as the setting ``parallel`` asks."""
 
 
 class PatchError(VeomniHookError):

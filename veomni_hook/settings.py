@@ -76,6 +76,27 @@ def _traceback(value: object) -> str:
     return str(value)
 
 
+#: The axes of the setting `parallel`, in the order in which they are spelt.
+AXES = ("sp", "ep")
+
+
+def _parallel(value: object) -> str:
+    legal = "sizes such as sp=2 or sp=2,ep=4 (axes: sp, ep; whole numbers from 1), or none"
+    if isinstance(value, Mapping):
+        pairs = [(str(axis), str(size)) for axis, size in value.items()]
+    elif isinstance(value, str):
+        parts = [part.strip() for part in value.split(",") if part.strip() not in ("", NONE)]
+        pairs = [(axis.strip(), size.strip()) for axis, _, size in (part.partition("=") for part in parts)]
+    else:
+        raise ValueError(legal)
+    sizes = dict(pairs)
+    if len(sizes) != len(pairs) or not all(
+        axis in AXES and size.isascii() and size.isdigit() and int(size) >= 1 for axis, size in pairs
+    ):
+        raise ValueError(legal)
+    return ",".join(f"{axis}={int(sizes[axis])}" for axis in AXES if int(sizes.get(axis, 1)) > 1)
+
+
 @dataclass(frozen=True)
 class Settings:
     """The values of all settings.
@@ -96,6 +117,7 @@ class Settings:
         plugins: which entry points of installed distributions are enabled: `all`, `none`, or names of
             distributions or entry points, comma-separated.
         banner: print once, on rank 0, what is patched in a model that runs.
+        parallel: sizes of the parallel axes, `sp=2,ep=4`; empty: none. An axis of size 1 is left out.
         traceback: `short` removes this package's frames from the tracebacks of errors that an import
             raises, `full` keeps them.
     """
@@ -114,6 +136,12 @@ class Settings:
     plugins: str = ALL
     banner: bool = True
     traceback: str = "short"
+    parallel: str = ""
+
+    def axis(self, name: str) -> int:
+        """Return the size of a parallel axis (`AXES`)."""
+        sizes = dict(part.split("=") for part in self.parallel.split(",") if part)
+        return int(sizes.get(name, 1))
 
 
 _PARSERS: dict[str, Callable[[object], object]] = {
@@ -131,6 +159,7 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "plugins": _plugins,
     "banner": _boolean,
     "traceback": _traceback,
+    "parallel": _parallel,
 }
 
 ENVIRONMENT = {
@@ -148,6 +177,7 @@ ENVIRONMENT = {
     "plugins": "VEOMNI_PLUGINS",
     "banner": "VEOMNI_BANNER",
     "traceback": "VEOMNI_TRACEBACK",
+    "parallel": "VEOMNI_PARALLEL",
 }
 
 #: Set, to its process id, by the process that printed the banner: its children do not print it again.

@@ -42,7 +42,8 @@ def package(tmp_path: Path) -> Path:
 @pytest.fixture
 def coverage(package: Path, monkeypatch: pytest.MonkeyPatch) -> Coverage:
     """Run `veomni-hook coverage` over the package with the idiom for tests."""
-    monkeypatch.setattr(recognise, "idioms", lambda: (fake_idiom.module(),))
+    for name in ("idioms", "every_idiom"):
+        monkeypatch.setattr(recognise, name, lambda: (fake_idiom.module(),))
 
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(app, ["coverage", "--source", str(package), *arguments])
@@ -68,7 +69,7 @@ def test_the_table_ends_with_the_totals(coverage: Coverage) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["status", "op", "variant", "family", "target", "reason"]
     assert lines[1].split() == ["routed", "scaling", "times", "good", "Good.forward"]
-    assert lines[-1].split() == ["scaling", "3", "2", "66.7", "%", "0", "1", "0", "1", "0"]
+    assert lines[-1].split() == ["scaling", "3", "2", "66.7", "%", "0", "1", "0", "0", "1", "0"]
     assert "transformers 5.4.3, 2 modules" in done.stderr
 
 
@@ -101,7 +102,7 @@ class TestWithoutAKernel:
             "share": 33.33,
         }
         lines = coverage().stdout.splitlines()
-        assert lines[-1].split() == ["scaling", "3", "1", "33.3", "%", "1", "1", "0", "1", "0"]
+        assert lines[-1].split() == ["scaling", "3", "1", "33.3", "%", "1", "1", "0", "0", "1", "0"]
 
     def test_it_is_not_what_was_required(self, coverage: Coverage) -> None:
         assert coverage("--require", "scaling=33").exit_code == 0

@@ -40,6 +40,7 @@ def idioms(monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
     """Replace the idioms by the one for tests."""
     found = [fake_idiom.module()]
     monkeypatch.setattr(recognise, "idioms", lambda: tuple(found))
+    monkeypatch.setattr(recognise, "every_idiom", lambda: tuple(found))
     return found
 
 
@@ -84,6 +85,7 @@ def test_totals_count_candidates_and_their_calls_apart(idioms: list[ModuleType])
         "call_sites": 2,
         "unbound_call_sites": 1,
         "no_kernel": 0,
+        "refused": 0,
         "share": 33.33,
     }
 
@@ -129,7 +131,7 @@ def test_an_idiom_that_raises_does_not_hide_the_others(idioms: list[ModuleType])
 def test_a_failure_after_the_idioms_is_told_too(
     idioms: list[ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(document: object) -> list[object]:
+    def fails(document: object, *, layer_loops: bool) -> list[object]:
         raise RuntimeError("joined badly")
 
     monkeypatch.setattr(recognise, "recognise", fails)

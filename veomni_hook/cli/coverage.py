@@ -23,12 +23,13 @@ TOTAL_HEADERS = (
     "share",
     "no kernel",
     "missed",
+    "refused",
     "unbound",
     "call sites",
     "unbound calls",
 )
 # Columns that a narrow terminal drops first.
-LESS_NEEDED = ("unbound", "missed", "no kernel", "call sites", "unbound calls")
+LESS_NEEDED = ("unbound", "missed", "no kernel", "refused", "call sites", "unbound calls")
 
 
 def coverage(  # noqa: PLR0913 - the options of a command
@@ -75,6 +76,9 @@ def coverage(  # noqa: PLR0913 - the options of a command
 
     missed: not recognised. The reason names the nearest idiom and the first difference.
 
+    refused: sequence parallelism refuses a loop over layers (layer_loop). The reason names what mixes
+    positions. A routed loop runs on a part of the positions.
+
     Exits with 1 if a module or an idiom fails, or if --require is not met.
     """
     from veomni_hook.cli.sites.table import failures, rows_of, site_table, supplied, warn_of
@@ -84,7 +88,7 @@ def coverage(  # noqa: PLR0913 - the options of a command
         _print_denominators(as_json=as_json)
         return
     required = _required(require or ())
-    rows = supplied(rows_of(site_table(families or (), source, jobs)))
+    rows = supplied(rows_of(site_table(families or (), source, jobs, layer_loops=True)))
     all_totals = totals(rows)
     _known(required, [total.op for total in all_totals])
     shown = [row for row in rows if _is_shown(row, missed=missed, call_sites=call_sites)]
@@ -169,6 +173,7 @@ def _print_totals(all_totals: Sequence[Total]) -> None:
             f"{total.share:.1f} %" if total.candidates else None,
             total.no_kernel,
             total.missed,
+            total.refused,
             total.unbound,
             total.call_sites,
             total.unbound_call_sites,

@@ -7,8 +7,9 @@ from importlib.util import find_spec
 
 from veomni_hook.finders.config_text import may_be_for
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import REMOTE_LOADING, is_remote, is_target
+from veomni_hook.finders.targets import DATA, INTERFACES, REMOTE_LOADING, is_remote, is_target
 from veomni_hook.finders.upstream import Upstream
+from veomni_hook.parallel.expert_release import divides_experts
 from veomni_hook.patches.models import spec_modules
 from veomni_hook.plugins import PATCHES, in_force
 from veomni_hook.settings import Settings
@@ -40,7 +41,10 @@ def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
 
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
     """Names of the config modules to load for a target: built-in specs, settings, entry points."""
-    builtin = () if fullname == REMOTE_LOADING and not settings.remote_code else spec_modules(fullname)
+    specs = spec_modules(fullname)
+    builtin = [] if _is_off(fullname, settings) else specs
+    if (fullname == INTERFACES or fullname in DATA) and _divides_experts(fullname, settings):
+        builtin = [*builtin, *(f"{name}_experts" for name in specs)]
     announced = (point.value for point in in_force(PATCHES, settings.plugins))
     return (*builtin, *(name for name in (*settings.patches, *announced) if may_be_for(name, fullname)))
 
@@ -59,6 +63,21 @@ def device_of(settings: Settings) -> str:
     return "npu" if find_spec("torch_npu") else "gpu"
 
 
+def _is_off(fullname: str, settings: Settings) -> bool:
+    """Whether the settings leave the built-in specs of a module out."""
+    if fullname == REMOTE_LOADING:
+        return not settings.remote_code
+    return (fullname == INTERFACES or fullname in DATA) and settings.axis("sp") == 1
+
+
+def _divides_experts(fullname: str, settings: Settings) -> bool:
+    """Whether the specs of a module for expert parallelism apply.
+
+    In releases without it, the module that loads models is patched nevertheless, to say which have it.
+    """
+    return settings.axis("ep") > 1 and (fullname == INTERFACES or divides_experts())
+
+
 def _holds_model_code(fullname: str, settings: Settings) -> bool:
-    known = (is_target(fullname) and fullname != REMOTE_LOADING) or is_remote(fullname)
-    return settings.idioms and known
+    known = is_target(fullname) and fullname != REMOTE_LOADING and fullname not in DATA
+    return settings.idioms and (known or is_remote(fullname))

@@ -114,7 +114,8 @@ def patch_with_idioms(
     """
     device = device_of(settings)
     try:
-        return patch(upstream, configs, device, idioms=asks_idioms(upstream, settings)), ""
+        idioms, shared = asks_idioms(upstream, settings), settings.axis("sp") > 1
+        return patch(upstream, configs, device, idioms=idioms, layer_loops=shared), ""
     except IdiomError as error:
         if settings.strict:
             raise
@@ -124,14 +125,24 @@ def patch_with_idioms(
 
 
 def patch(
-    upstream: Upstream, configs: Iterable[PatchConfig], device: str, *, idioms: bool = False
+    upstream: Upstream,
+    configs: Iterable[PatchConfig],
+    device: str,
+    *,
+    idioms: bool = False,
+    layer_loops: bool = False,
 ) -> PatchedSource | None:
-    """Apply configs and, if enabled, idioms to an upstream module; None when nothing applies."""
+    """Apply configs and, if enabled, idioms to an upstream module; None when nothing applies.
+
+    ``layer_loops`` is as for `patch_source`.
+    """
     fitting = applicable(list(configs), upstream.module, device)
     if not (fitting or idioms):
         return None
     source = decode_source(upstream.data)
-    patched = patch_source(source, fitting, _origin_of(upstream), device=device, idioms=idioms)
+    patched = patch_source(
+        source, fitting, _origin_of(upstream), device=device, idioms=idioms, layer_loops=layer_loops
+    )
     return patched if patched.report.applied else None
 
 

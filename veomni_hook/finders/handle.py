@@ -181,7 +181,9 @@ def _mentions(path: str, word: bytes) -> bool:
 
 
 def _bind_slots() -> None:
-    if "veomni_hook.kernels.selection.process_choice" in sys.modules:  # otherwise there is no slot yet
+    # Otherwise there is no slot yet; `data_shard` of a plain loop may be asked before any model is imported.
+    asked = any("parallel" in settings for settings in STATE.handles.values())
+    if asked or "veomni_hook.kernels.selection.process_choice" in sys.modules:
         from veomni_hook.finders.slots import bind_slots
 
         bind_slots()

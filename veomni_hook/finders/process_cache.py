@@ -60,7 +60,7 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
         module=upstream.module,
         upstream=upstream.data,
         engine=key.engine_digest(),
-        settings={"device": device_of(settings), "idioms": idioms},
+        settings={"device": device_of(settings), "idioms": idioms, "sequence": str(settings.axis("sp") > 1)},
         config_names=[_with_origin(name) for name in names],
         inprocess=inprocess,
         distribution=upstream.distribution,

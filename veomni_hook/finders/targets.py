@@ -8,6 +8,8 @@ from __future__ import annotations
 PREFIX = "transformers.models."
 REMOTE_PREFIX = "transformers_modules."
 REMOTE_LOADING = "transformers.dynamic_module_utils"
+#: Holds the table of attention implementations.
+INTERFACES = "transformers.modeling_utils"
 #: The targets that all models share.
 SHARED = frozenset(
     (
@@ -15,22 +17,24 @@ SHARED = frozenset(
         "transformers.integrations.sdpa_attention",
         "transformers.masking_utils",
         "transformers.modeling_layers",
-        "transformers.modeling_utils",
+        INTERFACES,
         REMOTE_LOADING,
     )
 )
 #: The targets of other packages: layers that they put into models.
 LAYERS = frozenset(("peft.tuners.lora.bnb", "peft.tuners.lora.layer"))
+#: The targets that divide data among processes.
+DATA = frozenset(("accelerate.accelerator", "transformers.trainer"))
 
 
 def is_target(fullname: str) -> bool:
-    """Whether a name is a transformers modeling module, one of the few that all models share, or in `LAYERS`.
+    """Whether a name is a transformers modeling module, or one of the others listed above.
 
     The file name does not follow from the family: eight modeling files are not `modeling_<family>`.
     """
     if fullname.startswith(PREFIX):
         return fullname.rpartition(".")[2].startswith("modeling_")
-    return fullname in SHARED or fullname in LAYERS
+    return fullname in SHARED or fullname in LAYERS or fullname in DATA
 
 
 def is_remote(fullname: str) -> bool:

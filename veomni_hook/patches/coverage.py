@@ -43,7 +43,7 @@ class Row:
         target: the target that a patch would name; `-` for an error.
         op: the op's name; `-` if the module itself failed.
         variant: the formula; empty if unknown.
-        status: `routed`, `no_kernel`, `unbound`, `missed` or `error`.
+        status: `routed`, `no_kernel`, `unbound`, `missed`, `refused` or `error`.
         reason: why it is not routed; otherwise a remark or empty.
         lineno: the upstream line.
         counted: whether it is one of the op's candidates; a call site of a candidate is not.
@@ -86,6 +86,7 @@ class Total:
         call_sites: calls of candidates that were found.
         unbound_call_sites: call sites without a module that a kernel could belong to.
         no_kernel: candidates with a kernel slot whose formula has no kernel on any machine.
+        refused: candidates that are known not to allow it, with the reason.
     """
 
     op: str
@@ -96,6 +97,7 @@ class Total:
     call_sites: int = 0
     unbound_call_sites: int = 0
     no_kernel: int = 0
+    refused: int = 0
 
     @property
     def share(self) -> float:
@@ -108,16 +110,23 @@ class Total:
         return {**fields, "share": round(self.share, 2)}
 
 
-def examine(module: str, text: str) -> list[Row]:
-    """Return every site of a module, sorted; a failure becomes a row with status `error`."""
+def examine(module: str, text: str, *, layer_loops: bool = False) -> list[Row]:
+    """Return every site of a module, sorted; a failure becomes a row with status `error`.
+
+    Args:
+        module: the module's name.
+        text: its source.
+        layer_loops: also the loops over layers, which change only where processes share sequences.
+    """
     try:
         document = Document(text, module)
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte
         return [failure(module, f"the module cannot be parsed: {error}")]
     try:
-        return sorted(_row(module, site) for site in recogniser.recognise(document))
+        sites = recogniser.recognise(document, layer_loops=layer_loops)
+        return sorted(_row(module, site) for site in sites)
     except Exception as error:
-        rows = sorted(_one_by_one(document))
+        rows = sorted(_one_by_one(document, layer_loops=layer_loops))
         # If one of the idioms raised again, it has a row; otherwise joining them failed.
         return rows if any(row.status == ERROR for row in rows) else [failure(module, str(error)), *rows]
 
@@ -137,7 +146,7 @@ def failure(module: str, reason: str, op: str = "-") -> Row:
 
 def totals(rows: Iterable[Row]) -> list[Total]:
     """Return a total for each op, in the order of the idioms, then for parts of ops; zeros included."""
-    held: dict[str, list[Row]] = {idiom.OP: [] for idiom in recogniser.idioms()}
+    held: dict[str, list[Row]] = {idiom.OP: [] for idiom in recogniser.every_idiom()}
     for row in rows:
         if row.status != ERROR:
             held.setdefault(row.op, []).append(row)
@@ -149,14 +158,14 @@ def totals(rows: Iterable[Row]) -> list[Total]:
 def denominators() -> dict[str, list[str]]:
     """Return for each op what counts as a candidate: one sentence from each of its idioms."""
     found: dict[str, list[str]] = {}
-    for idiom in recogniser.idioms():
+    for idiom in recogniser.every_idiom():
         found.setdefault(idiom.OP, []).append(idiom.CANDIDATES)
     return found
 
 
-def _one_by_one(document: Document) -> Iterator[Row]:
+def _one_by_one(document: Document, *, layer_loops: bool) -> Iterator[Row]:
     view = ModuleView(document)
-    for idiom in recogniser.idioms():
+    for idiom in recogniser.every_idiom() if layer_loops else recogniser.idioms():
         try:
             sites = view.sites(idiom.find)
         except Exception as error:
@@ -198,6 +207,7 @@ def _total(op: str, rows: Sequence[Row]) -> Total:
         routed=counted.count(ROUTED),
         unbound=counted.count(Status.UNBOUND.value),
         missed=counted.count(Status.MISSED.value),
+        refused=counted.count(Status.REFUSED.value),
         call_sites=len(calls),
         unbound_call_sites=calls.count(Status.UNBOUND.value),
         no_kernel=counted.count(NO_KERNEL),

@@ -106,6 +106,7 @@ def patch_source(
     *,
     device: str = "gpu",
     idioms: bool = False,
+    layer_loops: bool = False,
 ) -> PatchedSource:
     """Apply configs to the source of a module, and route what idioms find in it to kernel slots.
 
@@ -117,6 +118,8 @@ def patch_source(
         origin: where the source came from, for messages and the report.
         device: ``"gpu"`` or ``"npu"``.
         idioms: whether to run idioms; a config for the same place wins over them.
+        layer_loops: whether loops over layers run on a part of the positions (or say why not), as processes
+            that share sequences need it; only with idioms.
 
     Raises:
         ConfigError: a config is for another module or device.
@@ -137,7 +140,7 @@ def patch_source(
     document = Document(source, origin.module)
     if not idioms:
         return _patched(document, configs, [], origin)
-    sites = recognise(document)
+    sites = recognise(document, layer_loops=layer_loops)
     try:
         return _patched(document, configs, sites, origin)
     except IdiomError:

@@ -22,6 +22,8 @@ class Status(StrEnum):
     UNBOUND = "unbound"
     #: It looks like the op, but no idiom recognises its formula.
     MISSED = "missed"
+    #: The code is known not to allow it; a call inserted here says so where it would be asked for.
+    REFUSED = "refused"
 
 
 class Missed(Exception):
@@ -58,6 +60,7 @@ class Site:
         counted: whether it is one of the op's candidates (call sites belong to a candidate and are not).
         part: a named part of the op's candidates that has its own total in `coverage`, or empty.
         lineno: the upstream line, from 1.
+        imports: what the edits use of other modules: pairs of a module and the names imported from it.
     """
 
     op: str
@@ -74,6 +77,7 @@ class Site:
     counted: bool = True
     part: str = ""
     lineno: int = 0
+    imports: tuple[tuple[str, str], ...] = ()
 
 
 def skipped_at_calls(site: Site) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from veomni_hook.kernels.explain.rows import Group, Row, grouped
 from veomni_hook.kernels.slot.liger_warning import warn_of_stacked
 from veomni_hook.layout import counted, paragraphs
 from veomni_hook.report.live import live_page
+from veomni_hook.report.parallel import notes_on
+from veomni_hook.report.parallel_experts import notes_on_experts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,12 +30,13 @@ __all__ = ["Explanation", "explain"]
 class Explanation:
     """The rows of a model or module; equal rows are printed once, with a count.
 
-    ``modules`` are the modeling modules that define its classes.
+    ``modules`` are the modeling modules that define its classes, ``notes`` lines on what processes share.
     """
 
     subject: str
     rows: tuple[Row, ...]
     modules: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def groups(self) -> list[Group]:
         """Return the rows as they are printed: places with the same content are one group."""
@@ -41,7 +44,8 @@ class Explanation:
 
     def __str__(self) -> str:
         if not self.rows:
-            return f"{self.subject}: no kernel slots; its modeling code is not patched"
+            alone = f"{self.subject}: no kernel slots; its modeling code is not patched"
+            return "\n".join([alone, *(f"  {note}" for note in self.notes)])
         return "\n".join([f"{self.subject}:", *(f"  {group}" for group in self.groups()), *self._apart()])
 
     def __repr__(self) -> str:
@@ -94,9 +98,10 @@ class Explanation:
         return None
 
     def _apart(self) -> list[str]:
-        """Count the places for which no machine has a kernel."""
+        """Count the places for which no machine has a kernel; add the notes."""
         count = sum(not row.supplied for row in self.rows)
-        return [f"  {count} of {counted(len(self.rows), 'place')}: no machine has a kernel"] if count else []
+        none = [f"  {count} of {counted(len(self.rows), 'place')}: no machine has a kernel"] if count else []
+        return [*none, *(f"  {note}" for note in self.notes)]
 
 
 def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Explanation:
@@ -119,7 +124,8 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
         )
     parameter = next(iter(target.parameters()), None)
     rows = rows_of_model(target, device or ("cpu" if parameter is None else parameter.device.type))
-    return Explanation(type(target).__name__, tuple(rows), _modules_of(target, rows))
+    notes = (*notes_on(target), *notes_on_experts(target))
+    return Explanation(type(target).__name__, tuple(rows), _modules_of(target, rows), notes)
 
 
 def _modules_of(model: nn.Module, rows: list[Row]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from veomni_hook.cli import output
@@ -26,13 +27,20 @@ __all__ = ["Table", "examined", "failures", "rows_of", "site_table", "supplied",
 Table: TypeAlias = dict[str, list[Row]]
 
 
-def site_table(families: Sequence[str] = (), source: str | None = None, jobs: int | None = None) -> Table:
+def site_table(
+    families: Sequence[str] = (),
+    source: str | None = None,
+    jobs: int | None = None,
+    *,
+    layer_loops: bool = False,
+) -> Table:
     """Return the table of all modules that the user named; nothing is imported.
 
     Args:
         families: families, modules or files; empty: all of transformers.
         source: the folder of a transformers package; by default the installed one.
         jobs: number of processes; by default one for each processor.
+        layer_loops: also the loops over layers, which ask for no kernel.
 
     Raises:
         UsageError: a family or the source folder does not exist.
@@ -41,12 +49,13 @@ def site_table(families: Sequence[str] = (), source: str | None = None, jobs: in
     tree = source_tree(source)
     files = tree.files(families)
     output.note(f"transformers {tree.version}, {counted(len(files), 'module')}")
-    return examined(files, jobs)
+    return examined(files, jobs, layer_loops=layer_loops)
 
 
-def examined(files: Mapping[str, str], jobs: int | None = None) -> Table:
+def examined(files: Mapping[str, str], jobs: int | None = None, *, layer_loops: bool = False) -> Table:
     """Return the table of modules by their files; a file that cannot be read has one row, its error."""
-    results = zip(files, survey(examine, files, "reading", jobs=jobs), strict=True)
+    look = partial(examine, layer_loops=layer_loops)
+    results = zip(files, survey(look, files, "reading", jobs=jobs), strict=True)
     return {
         module: [failure(module, rows.what)] if isinstance(rows, VeomniHookError) else rows
         for module, rows in results

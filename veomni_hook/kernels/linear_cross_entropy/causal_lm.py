@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.linear_cross_entropy import head as heads
-from veomni_hook.kernels.linear_cross_entropy import losses, output, reference, traced
+from veomni_hook.kernels.linear_cross_entropy import losses, output, reference, shares, traced
 from veomni_hook.kernels.linear_cross_entropy.autograd import compute_dtype
 from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, TokenStatistics
@@ -107,8 +107,13 @@ def fused_output(compute: Compute, call: Call) -> Fused:
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     found: list[TokenStatistics] = []
 
-    def loss_of(*rows: Any) -> torch.Tensor:
-        loss, statistics = compute(*rows, objective, wanted)
+    def loss_of(rows: torch.Tensor, weight: Any, bias: Any, target: torch.Tensor) -> torch.Tensor:
+        # `loss_options` may want a statistic of every row here.
+        group = shares.share_of(model, rows.shape[0]) if active() is None else None
+        if group is not None:
+            own, labels, share = shares.part_of(group, rows, target, objective)
+            return group.all_summed(compute(own, weight, bias, labels, share, wanted)[0])
+        loss, statistics = compute(rows, weight, bias, target, objective, wanted)
         found.append(statistics)
         return loss
 

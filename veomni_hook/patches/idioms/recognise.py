@@ -12,7 +12,7 @@ from veomni_hook.patches.routes.settle import settled
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
-__all__ = ["IDIOMS", "idioms", "recognise"]
+__all__ = ["IDIOMS", "LAYER_LOOPS", "every_idiom", "idioms", "recognise"]
 
 #: Modules below this package, in the order of listings; each has ``OP``, ``CANDIDATES`` and ``find``.
 IDIOMS = (
@@ -38,6 +38,9 @@ IDIOMS = (
     "causal_mask.find",
 )
 
+#: The idiom that applies only where processes share sequences: it asks for no kernel.
+LAYER_LOOPS = "layer_loop.find"
+
 
 @cache
 def idioms() -> tuple[ModuleType, ...]:
@@ -45,15 +48,24 @@ def idioms() -> tuple[ModuleType, ...]:
     return tuple(import_module(f"veomni_hook.patches.idioms.{name}") for name in IDIOMS)
 
 
-def recognise(document: Document) -> list[Site]:
+def every_idiom() -> tuple[ModuleType, ...]:
+    """The idiom modules, with that of layer loops."""
+    return (*idioms(), import_module(f"veomni_hook.patches.idioms.{LAYER_LOOPS}"))
+
+
+def recognise(document: Document, *, layer_loops: bool = False) -> list[Site]:
     """Every site of a module, idiom by idiom, in source order.
+
+    Args:
+        document: the module.
+        layer_loops: also the loops over layers, which change only where processes share sequences.
 
     Raises:
         IdiomError: an idiom fails on the module.
     """
     view = ModuleView(document)
     sites: list[Site] = []
-    for idiom in idioms():
+    for idiom in every_idiom() if layer_loops else idioms():
         try:
             sites += settled(view, view.sites(idiom.find))
         except Exception as error:

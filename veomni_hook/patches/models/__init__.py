@@ -1,7 +1,8 @@
 """The list of built-in specs, determined from file names without importing any spec.
 
 ``<family>.py`` in this folder holds the patch configs of ``transformers.models.<family>.modeling_<family>``,
-``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share.
+``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share, and
+``shared/accelerate_<name>.py`` those of ``accelerate.<name>``.
 
 A spec is for a single module that formulas cannot cover: a model whose code must change, or a site that must
 not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find them in every
@@ -15,7 +16,7 @@ import os
 __all__ = ["all_spec_modules", "families", "spec_modules"]
 
 _PREFIX = "transformers.models."
-_SHARED_PREFIX = "transformers."
+_PACKAGES = ("transformers", "accelerate")
 
 
 def families() -> dict[str, tuple[str, ...]]:
@@ -29,8 +30,9 @@ def spec_modules(source_module: str) -> list[str]:
     Cheap enough for every import of a target: it checks for one file.
     """
     if not source_module.startswith(_PREFIX):
-        name = source_module.removeprefix(_SHARED_PREFIX)
-        known = source_module.startswith(_SHARED_PREFIX) and "." not in name and _has(name, "shared")
+        package, _, name = source_module.partition(".")
+        name = name if package == "transformers" else f"{package}_{name}"
+        known = package in _PACKAGES and "." not in name and _has(name, "shared")
         return [f"{__name__}.shared.{name}"] if known else []
     family, _, name = source_module[len(_PREFIX) :].partition(".")
     if name != f"modeling_{family}" or not _has(family):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.report import MissedSite
 from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.spec import Patch, PatchConfig, PatchType, SlotSpec
+from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PatchType, SlotSpec
 
 __all__ = ["NAME", "missed", "routes"]
 
@@ -27,7 +27,7 @@ def routes(sites: Iterable[Site], module: str) -> PatchConfig | None:
     Raises:
         IdiomError: two idioms give one slot different meanings.
     """
-    routed = [site for site in sites if site.status is Status.ROUTED and site.edits]
+    routed = [site for site in sites if site.status in (Status.ROUTED, Status.REFUSED) and site.edits]
     if not routed:
         return None
     return PatchConfig(
@@ -37,6 +37,7 @@ def routes(sites: Iterable[Site], module: str) -> PatchConfig | None:
             Patch(PatchType.ROUTE, site.target, None, description=_described(site), site=site)
             for site in routed
         ],
+        additional_imports=_imports(routed),
         slots=_slots(routed, module),
         origin=NAME,
         label=NAME,
@@ -50,6 +51,12 @@ def missed(sites: Iterable[Site]) -> tuple[MissedSite, ...]:
         for site in sites
         if site.status is not Status.ROUTED
     )
+
+
+def _imports(sites: Iterable[Site]) -> list[ImportSpec]:
+    """What the edits of sites use of other modules, each once."""
+    wanted = dict.fromkeys(pair for site in sites for pair in site.imports)
+    return [ImportSpec(module, [name], origin=NAME) for module, name in wanted]
 
 
 def _described(site: Site) -> str:

@@ -16,7 +16,7 @@ def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
     """The sites; those that rely on code that the module may replace are missed, with the line as reason."""
     for site in sites:
         reason = _reason(view, site)
-        if not reason:
+        if not reason or site.status is Status.REFUSED:
             yield site
         elif site.status is Status.MISSED:
             yield replace(site, reason=f"{site.reason}; {reason}" if site.reason else reason)

@@ -1,0 +1,235 @@
+"""Cases of a job with the setting ``ep=2``: scripts that do not name it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import transformers
+from transformers.distributed import DistributedConfig
+
+from tests.parallel.experts import models
+from veomni_hook.errors import ParallelError
+from veomni_hook.parallel import data_shard, expert_release, process
+from veomni_hook.report.explanation import explain
+
+
+def from_pretrained(folder: Path, family: str, **options: Any) -> dict[str, Any]:
+    """A step of a model that a script loads as always."""
+    path = models.saved(folder, family)
+    losses, expected = models.alone(path, family, dist.get_world_size())
+    models.set_choice(models.OURS)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, **options).train()
+    rank = dist.get_rank()
+    loss = model(**models.batch(rank)).loss
+    loss.backward()
+    far = models.apart(models.gradients(model), expected)
+    config = model.config.distributed_config
+    return {
+        "loss": abs(loss.item() - losses[rank]) / abs(losses[rank]),
+        "gradient": max(far.values()),
+        "explained": str(explain(model)),
+        "config": [config.fsdp_size, config.ep_size, config.ep_implementation],
+    }
+
+
+def with_sequences(folder: Path, family: str) -> dict[str, Any]:
+    """A step of a model whose sequences processes share, too."""
+    path = models.saved(folder, family)
+    index, count = data_shard()
+    process.tell("")
+    losses, expected = models.alone(path, family, count)
+    process.tell("sp=2,ep=2")
+    models.set_choice(models.OURS)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path).train()
+    loss = model(**models.batch(index)).loss
+    loss.backward()
+    far = models.apart(models.gradients(model), expected)
+    return {
+        "loss": abs(loss.item() - losses[index]) / abs(losses[index]),
+        "gradient": max(far.values()),
+        "explained": str(explain(model)),
+        "count": count,
+    }
+
+
+def explicit(folder: Path) -> dict[str, Any]:
+    """A script that gives its own config, one that gives sizes only, and one that wants the model whole."""
+    path, sizes = models.saved(folder, "Qwen3Moe"), {}
+    load = transformers.Qwen3MoeForCausalLM.from_pretrained
+    for name, config in {
+        "own": DistributedConfig(fsdp_size=2, ep_size=2),
+        "fsdp": DistributedConfig(fsdp_size=2),
+        "whole": DistributedConfig(),
+    }.items():
+        found = load(path, distributed_config=config).config.distributed_config
+        sizes[name] = [found.fsdp_size, found.ep_size, found.ep_implementation]
+    return sizes
+
+
+def _told(setting: str) -> Any:
+    """Change the setting for a while."""
+    process.tell(setting)
+    stack = contextlib.ExitStack()
+    stack.callback(process.tell, "ep=2")
+    return stack
+
+
+SITUATIONS: dict[str, Any] = {
+    "three ranks": lambda: _told("ep=3"),
+    "an old release": lambda: mock.patch.object(expert_release, "installed", return_value="5.19.1"),
+    "a release that divides twice": lambda: mock.patch.object(
+        expert_release, "installed", return_value="5.22.0"
+    ),
+    "offload": lambda: mock.patch.dict(os.environ, {"FSDP_OFFLOAD_PARAMS": "true"}),
+}
+MODELS: dict[str, Any] = {
+    "an odd number of experts": lambda: models.small("Qwen3Moe", num_experts=7),
+    "identity experts": lambda: models.small("LongcatFlash", zero_expert_num=4),
+    "no experts": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**models.COMMON, head_dim=8, intermediate_size=24)
+    ),
+}
+
+
+def refusal(folder: Path, of: str) -> str:
+    """Return the error of a script that cannot have experts on two ranks."""
+    path = folder / f"refused {of}"
+    model = (MODELS | SMALL).get(of, lambda: models.small("Qwen3Moe"))()
+    model.save_pretrained(path)  # on rank 0
+    dist.barrier()
+    with SITUATIONS.get(of, contextlib.nullcontext)():
+        try:
+            loaded = type(model).from_pretrained(path)
+            if of == "adapters":
+                import peft
+
+                loaded = peft.get_peft_model(loaded, peft.LoraConfig(target_modules=["q_proj"]))
+                loaded(**models.batch(0))
+        except ParallelError as error:
+            return str(error)
+    return "no error"
+
+
+def _dbrx() -> Any:
+    config = transformers.DbrxConfig(
+        d_model=32,
+        n_heads=4,
+        n_layers=1,
+        vocab_size=64,
+        ffn_config={"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
+        attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+    )
+    return transformers.DbrxForCausalLM(config)
+
+
+def _jetmoe() -> Any:
+    config = transformers.JetMoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_key_value_heads=2,
+        kv_channels=8, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    return transformers.JetMoeForCausalLM(config)
+
+
+def _nllb() -> Any:
+    config = transformers.NllbMoeConfig(
+        vocab_size=64, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        encoder_attention_heads=4, decoder_attention_heads=4, num_experts=4, encoder_sparse_step=1,
+        decoder_sparse_step=1,
+    )  # fmt: skip
+    return transformers.NllbMoeForConditionalGeneration(config)
+
+
+def _switch() -> Any:
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=64, d_model=32, d_kv=8, d_ff=16, num_layers=2, num_sparse_encoder_layers=2,
+        num_sparse_decoder_layers=2, num_decoder_layers=2, num_heads=4, num_experts=4,
+    )  # fmt: skip
+    return transformers.SwitchTransformersForConditionalGeneration(config)
+
+
+SMALL = {"Dbrx": _dbrx, "JetMoe": _jetmoe, "NllbMoe": _nllb, "SwitchTransformers": _switch}
+
+
+def dropped_plan(folder: Path) -> dict[str, Any]:
+    """The plan of recognised experts equals transformers' own, and does not need it."""
+    from veomni_hook.parallel.expert_plans import plan_of
+
+    found = {}
+    for family in ("Qwen3Moe", "GptOss", "DeepseekV3"):
+        with torch.device("meta"):
+            model = models.small(family)
+        theirs, model._ep_plan = dict(model._ep_plan), {}
+        found[family] = plan_of(model, 2) == theirs
+    return found
+
+
+def accelerated(folder: Path) -> dict[str, Any]:
+    """Two steps of a loop with accelerate, against one process."""
+    from accelerate import Accelerator
+
+    path = models.saved(folder, "Qwen3Moe")
+    batches = [models.batch(rank) for rank in range(dist.get_world_size())]
+    models.set_choice(models.UPSTREAM)
+    load = transformers.Qwen3MoeForCausalLM.from_pretrained
+    process.tell("")
+    alone = load(path).train()
+    norms, _ = models.steps(alone, batches, torch.nn.utils.clip_grad_norm_, 2)
+    process.tell("ep=2")
+    models.set_choice(models.OURS)
+    model = load(path).train()
+    accelerator = Accelerator(cpu=True)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+    model, adam = accelerator.prepare(model, adam)
+    found = []
+    for _ in range(2):
+        adam.zero_grad()
+        accelerator.backward(model(**models.batch(dist.get_rank())).loss)
+        found.append(float(accelerator.clip_grad_norm_(model.parameters(), models.CLIP)))
+        adam.step()
+    far = models.apart(models.parameters(model), models.parameters(alone))
+    return {
+        "norms": max(abs(one - other) / other for one, other in zip(found, norms, strict=True)),
+        "parameters": max(far.values()),
+    }
+
+
+def trainer(folder: Path, checkpointing: bool) -> dict[str, Any]:
+    """Four steps of Trainer; the last two again, from the checkpoint, in a model that is loaded anew."""
+    path = models.saved(folder, "Qwen3Moe")
+    models.set_choice(models.OURS)
+    data = [{name: rows[0] for name, rows in models.batch(number).items()} for number in range(16)]
+
+    def trained(resume: Any = None) -> Any:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder / f"trainer{checkpointing}"),
+            max_steps=4,
+            save_strategy="steps",
+            save_steps=2,
+            per_device_train_batch_size=2,
+            learning_rate=1e-2,
+            max_grad_norm=0.1,
+            gradient_checkpointing=checkpointing,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        model = transformers.AutoModelForCausalLM.from_pretrained(path)
+        made = transformers.Trainer(model=model, args=arguments, train_dataset=data)
+        made.train(resume_from_checkpoint=resume)
+        return made
+
+    first = trained()
+    expected = models.parameters(first.model)
+    again = trained(str(folder / f"trainer{checkpointing}" / "checkpoint-2"))
+    far = models.apart(models.parameters(again.model), expected)
+    alone = transformers.Qwen3MoeForCausalLM.from_pretrained(
+        folder / f"trainer{checkpointing}" / "checkpoint-4", distributed_config=DistributedConfig()
+    )
+    whole = models.apart(models.parameters(alone), expected)
+    return {"resumed": max(far.values()), "saved": max(whole.values())}

@@ -1,0 +1,79 @@
+"""The dispatcher of one experts module: any routing, recomputes, and what it sends."""
+
+from __future__ import annotations
+
+import pytest
+
+CLOSE = 1e-5
+CASES = [
+    "random",
+    "zero tokens on one rank",
+    "zero tokens everywhere but on one rank",
+    "all to one expert",
+    "no tokens for one rank",
+    "duplicate ids",
+    "ids of no expert",
+    "of other dtype",
+    "not contiguous",
+]
+
+
+def close(answers):
+    for rank, answer in enumerate(answers):
+        assert max(answer.values()) < CLOSE, (rank, answer)
+
+
+@pytest.mark.parametrize("size", ["two", "four"])
+@pytest.mark.parametrize("case", CASES)
+def test_any_routing_is_that_of_one_process(request, size, case):
+    close(request.getfixturevalue(size).run("layer", case=case))
+
+
+@pytest.mark.parametrize("case", CASES[:6])
+@pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+def test_transformers_own_experts_run_on_the_receiving_rank(two, case, kind, implementation):
+    """gpt_oss's loop knows no mark for places of other ranks."""
+    close(two.run("layer", case=case, kernels="eager", kind=kind, implementation=implementation))
+
+
+@pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
+def test_few_of_many_places(four, kind):
+    """Most places of a received row are for other ranks: pairs get rows of their own."""
+    close(four.run("layer", case="random", kind=kind, k=8))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("perturbed", [False, True])
+def test_a_recompute_dispatches_as_its_forward_did(two, perturbed, reentrant):
+    for answer in two.run("recompute", perturbed=perturbed, reentrant=reentrant):
+        assert bool(answer["drifted"]) is perturbed
+        # Rows out and sums back, in both passes; counts, ids and weights only in the first.
+        assert answer["splits"][:2] == answer["splits"][2:4]
+        assert answer["direct"] == 2
+        assert answer["of_experts"] < CLOSE
+        # An expert that the recompute would not have picked gives the router no gradient.
+        assert answer["far"] < (0.5 if perturbed else CLOSE)
+
+
+def test_a_quarter_of_the_bytes(two):
+    ours, theirs = two.run("traffic", dispatcher="veomni"), two.run("traffic", dispatcher="all_to_all")
+    for own, other in zip(ours, theirs, strict=True):
+        assert own["forward"] < 0.3 * other["forward"]
+        assert own["backward"] < 0.3 * other["backward"]
+
+
+def test_the_host_reads_once(two):
+    assert [each["reads"] for each in two.run("traffic", dispatcher="veomni")] == [1, 1]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_sixteen_bits(two, k):
+    """Weights of two bytes travel beside ids of four, an odd number of them, and for one row alone."""
+    for tokens in (1, 20):
+        for answer in two.run("layer", case="random", k=k, tokens=tokens, dtype="bfloat16"):
+            assert max(answer.values()) < 0.03
+
+
+def test_a_compiled_block_dispatches_between_its_graphs(two):
+    close(two.run("compiled"))

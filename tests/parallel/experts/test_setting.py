@@ -1,0 +1,73 @@
+"""``VEOMNI_PARALLEL="ep=2"`` in scripts that do not name it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel.experts.test_models import CLOSE
+
+
+@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss", "DeepseekV3"])
+def test_a_script_that_loads_as_always_gets_experts_on_two_ranks(told, family):
+    for answer in told.run("from_pretrained", family=family):
+        assert answer["config"] == [2, 2, "veomni"]
+        assert answer["loss"] < CLOSE
+        assert answer["gradient"] < CLOSE
+        assert "ep=2: each of 2 processes holds 4 experts of" in answer["explained"]
+
+
+@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
+def test_sequences_and_experts_on_several_processes(told_both, family):
+    for answer in told_both.run("with_sequences", family=family):
+        assert answer["count"] == 2
+        assert answer["loss"] < CLOSE
+        assert answer["gradient"] < CLOSE
+        assert "sp=2: with gradients" in answer["explained"]
+        assert "ep=2: each of 2 processes holds 4 experts of" in answer["explained"]
+
+
+def test_a_scripts_own_config_wins(told):
+    for answer in told.run("explicit"):
+        assert answer == {"own": [2, 2, "auto"], "fsdp": [2, 1, "auto"], "whole": [1, 1, "auto"]}
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ("an odd number of experts", "has 7 experts, which ep=2 does not divide"),
+        ("no experts", "Qwen3ForCausalLM: it has no experts"),
+        ("identity experts", "LongcatFlashExperts: experts without weights are numbered after those with"),
+        ("three ranks", "ep=3 does not divide the 2 processes of this job"),
+        ("an old release", "ep=2 needs transformers 5.20 or newer; this is 5.19.1"),
+        ("a release that divides twice", "5.22.0 divides the experts' gradients twice"),
+        ("offload", "does not support CPU offload"),
+        ("adapters", "does not support adapters of PEFT"),
+        ("Dbrx", "DbrxExperts: their "),
+        ("JetMoe", "JetMoeParallelExperts: its projections are separate modules"),
+        ("NllbMoe", "NllbMoeExperts: "),
+        ("SwitchTransformers", "SwitchTransformersExperts: each expert is a module of its own"),
+    ],
+)
+def test_what_cannot_be_divided_is_one_error(told, of, said):
+    for answer in told.run("refusal", of=of):
+        assert said in answer
+        assert "VEOMNI_PARALLEL" in answer
+        assert "fix:" in answer
+
+
+def test_plans_come_from_the_code_of_experts(told):
+    for answer in told.run("dropped_plan"):
+        assert answer == {"Qwen3Moe": True, "GptOss": True, "DeepseekV3": True}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_trainer_saves_and_resumes(told, checkpointing):
+    for answer in told.run("trainer", checkpointing=checkpointing):
+        assert answer["saved"] == 0.0
+        assert answer["resumed"] < CLOSE
+
+
+def test_accelerate_does_not_wrap_what_is_divided(told):
+    for answer in told.run("accelerated"):
+        assert answer["norms"] < CLOSE
+        assert answer["parameters"] < 1e-4

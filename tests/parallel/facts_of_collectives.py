@@ -1,0 +1,138 @@
+"""Prints how far each collective's output and gradients are from one process's, and what groups say.
+
+Every process has the whole input; a collective's input is its part, and the gradient of the whole input is
+summed over the group, as the averages of parameters would be.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from torch import distributed
+
+from tests.parallel.job import begin
+from veomni_hook.errors import ParallelError
+from veomni_hook.parallel import data_shard, groups, process
+from veomni_hook.parallel.collectives import all_summed, gathered, own_part, to_heads, to_positions
+
+FACTS: dict[str, object] = {}
+
+
+def message(call: object) -> str:
+    try:
+        call()
+    except ParallelError as error:
+        return str(error)
+    return "no error"
+
+
+def whole(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    torch.manual_seed(len(shape) + sum(shape))
+    return torch.randn(*shape, dtype=dtype).requires_grad_()
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    assert a.shape == b.shape and a.dtype == b.dtype, (a.shape, b.shape, a.dtype, b.dtype)
+    return float((a - b).abs().max()) if a.numel() else 0.0
+
+
+def summed(grad: torch.Tensor) -> torch.Tensor:
+    """The sum over the sequence group, which other groups repeat."""
+    total = grad.clone()
+    distributed.all_reduce(total)
+    return total * GROUP.size / distributed.get_world_size()
+
+
+def check_slice_and_gather(length: int) -> None:
+    x, weight = whole(2, length, 3), whole(2, length, 3).detach()
+    part = own_part(x * 2, 1, GROUP)
+    assert part.shape[1] == -(-length // GROUP.size)
+    got = gathered(part.sin(), 1, length, GROUP)
+    (got * weight).sum().backward()
+    expected = (x.detach().clone().requires_grad_() * 2).sin()
+    FACTS[f"gather {length}"] = difference(got.detach(), expected.detach())
+    y = x.detach().clone().requires_grad_()
+    ((y * 2).sin() * weight).sum().backward()
+    # Average over the processes: the sum of the gradients, each `size` times too large, divided by `size`.
+    FACTS[f"gather's gradient {length}"] = difference(summed(x.grad) / GROUP.size, y.grad)
+
+
+def check_heads(
+    widths: tuple[int, int, int], heads: tuple[int, int], dtypes: tuple[torch.dtype, ...]
+) -> None:
+    name = f"{widths} {heads} {len(set(dtypes))}"
+    length, size, rank = 3 * GROUP.size, GROUP.size, GROUP.rank
+    counts = (heads[0], heads[1], heads[1])
+    xs = [whole(2, n, length, w, dtype=d) for n, w, d in zip(counts, widths, dtypes, strict=True)]
+    mine = slice(rank * 3, rank * 3 + 3)
+    got = to_heads(*(x[:, :, mine] for x in xs), GROUP)
+    share = [x[:, rank * n // size : (rank + 1) * n // size] for x, n in zip(xs, counts, strict=True)]
+    FACTS[f"to heads {name}"] = max(
+        difference(g.detach(), s.detach()) for g, s in zip(got, share, strict=True)
+    )
+    back = to_positions(got[0].sin().transpose(1, 2), GROUP)
+    expected = xs[0].sin().transpose(1, 2)[:, mine]
+    FACTS[f"to positions {name}"] = difference(back.detach(), expected.detach())
+    loss = (back.double() ** 3).sum() + sum((g.double() ** 2).sum() for g in got[1:])
+    loss.backward()
+    ys = [x.detach().clone().requires_grad_() for x in xs]
+    ((ys[0].sin().double() ** 3).sum() + sum((y.double() ** 2).sum() for y in ys[1:])).backward()
+    FACTS[f"gradient {name}"] = max(difference(summed(x.grad), y.grad) for x, y in zip(xs, ys, strict=True))
+
+
+def check_sum() -> None:
+    x = whole(4)
+    part = (x * (GROUP.rank + 1)).sum()
+    total = all_summed(part, GROUP)
+    (total**2).backward()
+    y = x.detach().clone().requires_grad_()
+    factor = sum(range(1, GROUP.size + 1))
+    ((y.sum() * factor) ** 2).backward()
+    FACTS["sum"] = difference(total.detach(), (y.detach().sum() * factor))
+    FACTS["sum's gradient"] = difference(summed(x.grad) / GROUP.size, y.grad)
+
+
+def check_traced() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        part = own_part(x, 1, GROUP)
+        q = part[:, None].expand(-1, GROUP.size, -1, -1)
+        output = to_positions(to_heads(q * 1, q * 2, q * 3, GROUP)[0].sin().transpose(1, 2), GROUP)
+        return gathered(output, 1, x.shape[1], GROUP)
+
+    x = whole(2, 3 * GROUP.size, 4)
+    y = x.detach().clone().requires_grad_()
+    expected = step(x)
+    expected.sum().backward()
+    got = torch.compile(step, fullgraph=True, backend="aot_eager")(y)
+    got.sum().backward()
+    FACTS["traced"] = max(difference(expected.detach(), got.detach()), difference(x.grad, y.grad))
+
+
+sizes = sys.argv[1]
+process.tell(sizes)
+FACTS["not initialised"] = message(groups.sequence_group)
+FACTS["data before"] = data_shard()
+begin()
+process.tell("sp=3")
+FACTS["not divided"] = message(groups.sequence_group)
+FACTS["data not divided"] = message(data_shard)
+process.tell(sizes)
+GROUP = groups.sequence_group()
+assert groups.sequence_group() is GROUP
+FACTS["group"] = [GROUP.rank, GROUP.size, distributed.get_process_group_ranks(GROUP.mesh.get_group("sp"))]
+FACTS["data"] = data_shard()
+for n in (1, GROUP.size, GROUP.size * 3, GROUP.size * 3 - 1, GROUP.size * 2 + 1):
+    check_slice_and_gather(n)
+double, single = torch.float64, torch.float32
+n = GROUP.size
+check_heads((4, 4, 4), (2 * n, n), (double, double, double))
+check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
+check_heads((6, 6, 4), (n, n), (double, double, double))
+check_heads((4, 4, 4), (2 * n, n), (double, single, double))
+check_sum()
+if distributed.get_world_size() == 2:  # seconds of imports in each process
+    check_traced()
+distributed.destroy_process_group()
+print(json.dumps(FACTS))

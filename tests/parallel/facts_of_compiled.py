@@ -1,0 +1,39 @@
+"""Prints how far the gradients of compiled models are from those of one uncompiled process."""
+
+from __future__ import annotations
+
+import json
+
+import veomni_hook
+
+veomni_hook.activate(parallel="sp=2", kernels="eager")
+
+import torch  # noqa: E402
+from torch import distributed  # noqa: E402
+
+from tests.parallel import small  # noqa: E402
+from tests.parallel.facts_of_models import relative, run  # noqa: E402
+from tests.parallel.job import begin  # noqa: E402
+
+
+def compared(kind: str) -> float:
+    torch._dynamo.reset()
+    model, batch = small.model("llama"), small.batch("plain", 15)
+    one = run(model, batch, "", [])
+    called = model
+    if kind == "model":
+        called = torch.compile(model, backend="aot_eager", fullgraph=True)
+    else:
+        model.gradient_checkpointing_enable()
+        for layer in model.model.layers:
+            layer.forward = torch.compile(layer.forward, backend="aot_eager")
+    split = [run(called, batch, "sp=2", []) for _ in range(2)]
+    names = {name: name.replace("_orig_mod.", "") for name in split[0]}
+    assert {*names.values()} == {*one}
+    return max(relative(each[name], one[plain]) for each in split for name, plain in names.items())
+
+
+begin()
+facts = {kind: compared(kind) for kind in ("model", "layers with checkpoints")}
+distributed.destroy_process_group()
+print(json.dumps(facts))

@@ -1,0 +1,311 @@
+"""Prints what two processes see that share sequences: refusals, recomputation, copies, caches, dropout."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+import veomni_hook
+
+veomni_hook.activate(parallel="sp=2", kernels="eager")
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from torch import distributed  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+
+from tests.parallel import small  # noqa: E402
+from tests.parallel.facts_of_models import relative  # noqa: E402
+from tests.parallel.job import begin  # noqa: E402
+from veomni_hook.errors import ParallelError  # noqa: E402
+from veomni_hook.parallel import process  # noqa: E402
+
+CHECKS: dict[str, Callable[[], Any]] = {}
+
+
+def check(function: Callable[[], Any]) -> Callable[[], Any]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ParallelError as error:
+        return str(error)
+    return "no error"
+
+
+def gradients(model: Any, sizes: str, run: Callable[[], torch.Tensor]) -> dict[str, torch.Tensor]:
+    process.tell(sizes)
+    model.zero_grad()
+    run().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    if sizes:
+        for each in found.values():
+            distributed.all_reduce(each)
+            each /= distributed.get_world_size()
+    process.tell("sp=2")
+    return found
+
+
+def worst(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return max(relative(other[name], one[name]) for name in one)
+
+
+def compared(model: Any, run: Callable[[], torch.Tensor]) -> float:
+    return worst(gradients(model, "", run), gradients(model, "sp=2", run))
+
+
+@check
+def recurrent_layers_are_refused() -> Any:
+    config = transformers.Qwen3NextConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2,
+        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
+        moe_intermediate_size=8, shared_expert_intermediate_size=8,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    batch = {"input_ids": torch.arange(8)[None], "labels": torch.arange(8)[None]}
+    with torch.no_grad():
+        evaluated = bool(model(**batch).loss.isfinite())
+    return {
+        "error": refusal(lambda: model(**batch)),
+        "evaluated": evaluated,
+        "explain": str(veomni_hook.explain(model)),
+    }
+
+
+@check
+def a_reference_model_and_other_lengths_between_forward_and_backward() -> float:
+    """The layers are recomputed when the last forward was not split, or had another length."""
+    model, reference = small.model("llama"), small.model("llama")
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    batches = [small.batch("plain", length) for length in (15, 16, 9)]
+
+    def run() -> torch.Tensor:
+        losses = []
+        for batch in batches:
+            losses.append(model(**batch).loss)
+            with torch.no_grad():
+                losses.append(reference(**batch).loss + model(**batch).loss)
+        with torch.no_grad():
+            model(**small.batch("plain", 8))  # as many positions as each process had
+        return sum(losses)
+
+    return compared(model, run)
+
+
+@check
+def padded_batches_of_other_lengths() -> float:
+    model = small.model("llama", "eager")
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    return compared(model, lambda: sum(model(**small.batch("padded", n)).loss for n in (15, 16)))
+
+
+@check
+def copies_and_saved_models() -> Any:
+    model = small.model("llama")
+    batch = small.batch("plain", 15)
+    model(**batch).loss.backward()
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    other = copy.deepcopy(model)
+    return {
+        "names us": b"veomni_hook.parallel" in buffer.getvalue(),
+        "copy": compared(other, lambda: other(**batch).loss),
+        "states": sorted(model.state_dict()) == sorted(other.state_dict()),
+    }
+
+
+@check
+def other_batches() -> str:
+    model = small.model("llama")
+    batch = small.batch("plain", 16)
+    ids = batch["input_ids"] if distributed.get_rank() == 0 else batch["input_ids"].flip(1)
+    return refusal(lambda: model(input_ids=ids))
+
+
+@check
+def other_lengths() -> str:
+    model = small.model("llama")
+    ids = small.batch("plain", 16 + distributed.get_rank())["input_ids"]
+    return refusal(lambda: model(input_ids=ids))
+
+
+@check
+def heads_that_cannot_be_divided() -> str:
+    model = small.model("llama", num_attention_heads=3, num_key_value_heads=3, hidden_size=24)
+    return refusal(lambda: model(**small.batch("plain")))
+
+
+@check
+def caches() -> Any:
+    model = small.model("llama")
+    ids = small.batch("plain")["input_ids"]
+    output = model(input_ids=ids, use_cache=True)
+    filled = output.past_key_values
+    after = refusal(lambda: model(input_ids=ids, past_key_values=filled))
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=True).past_key_values
+    return {"filled": after, "kept": refusal(lambda: model(input_ids=ids, past_key_values=whole))}
+
+
+@check
+def attention_weights() -> str:
+    model = small.model("llama", "eager")
+    return refusal(lambda: model(**small.batch("plain"), output_attentions=True))
+
+
+@check
+def generation() -> bool:
+    model = small.model("llama").eval()
+    model(**small.batch("plain")).loss.backward()
+    ids = small.batch("plain", 5)["input_ids"]
+    split = model.generate(ids, max_new_tokens=6, do_sample=False)
+    process.tell("")
+    whole = model.generate(ids, max_new_tokens=6, do_sample=False)
+    process.tell("sp=2")
+    return bool((split == whole).all())
+
+
+@check
+def new_layers() -> float:
+    model = small.model("llama")
+    batch = small.batch("plain", 15)
+    model(**batch).loss.backward()
+    model.model.layers[1] = copy.deepcopy(model.model.layers[1])
+    model.model.layers[1].self_attn = copy.deepcopy(small.model("llama").model.layers[1].self_attn)
+    return compared(model, lambda: model(**batch).loss)
+
+
+@check
+def after_an_error_in_the_layers() -> float:
+    model = small.model("llama")
+    batch = small.batch("plain", 15)
+    hook = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    try:
+        model(**batch)
+    except ZeroDivisionError:
+        hook.remove()
+    with torch.no_grad():
+        model(**batch)
+    return compared(model, lambda: model(**batch).loss)
+
+
+@check
+def layers_that_bypass_the_interface() -> str:
+    model = small.model("llama")
+    attention = model.model.layers[1].self_attn
+    attention.forward = types.MethodType(lambda self, hidden_states, **_: (hidden_states, None), attention)
+    return refusal(lambda: model(**small.batch("plain")))
+
+
+@check
+def an_implementation_of_the_user() -> Any:
+    seen = []
+
+    def mine(module: Any, query: Any, key: Any, value: Any, mask: Any, **operands: Any) -> Any:
+        seen.append(
+            [list(query.shape), list(key.shape), module.num_key_value_groups, None if mask is None else 1]
+        )
+        return transformers.integrations.sdpa_attention.sdpa_attention_forward(
+            module, query, key, value, mask, **operands
+        )
+
+    transformers.AttentionInterface.register("mine", mine)
+    model = small.model("llama", num_key_value_heads=1)
+    model.set_attn_implementation("mine")
+    error = compared(model, lambda: model(**small.batch("plain", 16)).loss)
+    groups = {layer.self_attn.num_key_value_groups for layer in model.model.layers}
+    return {"error": error, "whole": seen[0], "split": seen[-1], "groups": sorted(groups)}
+
+
+@check
+def dropout() -> Any:
+    model = small.model("llama", "eager", attention_dropout=0.5)
+    batch = small.batch("plain", 16)
+
+    def once(*, checkpoint: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(5)
+        model.gradient_checkpointing_enable() if checkpoint else model.gradient_checkpointing_disable()
+        return gradients(model, "sp=2", lambda: model(**batch).loss)
+
+    plain, again = once(checkpoint=False), once(checkpoint=True)
+    number = torch.rand(())
+    numbers = [torch.empty(()) for _ in range(2)]
+    distributed.all_gather(numbers, number)
+    return {"recomputed": worst(plain, again), "generators agree": numbers[0].item() == numbers[1].item()}
+
+
+@check
+def own_dropout_in_each_process() -> bool:
+    """Heads with the same queries and keys get other masks in another process."""
+    from veomni_hook.parallel.seeds import own_random_numbers
+
+    torch.manual_seed(5)
+    with own_random_numbers(torch.empty(0), distributed.get_rank() + 1):
+        mine = torch.rand(8)
+    others = [torch.empty(8) for _ in range(2)]
+    distributed.all_gather(others, mine)
+    return bool((others[0] != others[1]).any())
+
+
+@check
+def accumulated_gradients() -> float:
+    model = small.model("qwen3")
+    batches = [small.batch("padded", length) for length in (15, 12)]
+    items = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
+    return compared(model, lambda: sum(model(**batch, num_items_in_batch=items).loss for batch in batches))
+
+
+@check
+def fully_sharded_training() -> float:
+    batches = [small.batch("padded", length) for length in (15, 16, 13, 12, 9)]
+
+    def trained(model: Any, sizes: str) -> dict[str, torch.Tensor]:
+        process.tell(sizes)
+        model.gradient_checkpointing_enable()
+        if sizes:
+            mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+            for layer in model.model.layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
+        for batch in batches:
+            optimizer.zero_grad()
+            model(**batch).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        process.tell("sp=2")
+        full = ((name, getattr(p, "full_tensor", lambda p=p: p)()) for name, p in model.named_parameters())
+        return {name: value.detach() for name, value in full}
+
+    return worst(trained(small.model("llama"), ""), trained(small.model("llama"), "sp=2"))
+
+
+@check
+def explanations() -> str:
+    return str(veomni_hook.explain(small.model("llama", num_key_value_heads=1)))
+
+
+def facts(name: str) -> Any:
+    try:
+        return CHECKS[name]()
+    except Exception:
+        return traceback.format_exc()[-3000:]
+
+
+if __name__ == "__main__":
+    begin()
+    result = {name: facts(name) for name in (sys.argv[1:] or CHECKS)}
+    distributed.destroy_process_group()
+    print(json.dumps(result))

@@ -1,0 +1,100 @@
+"""Small models of several families, and batches for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 48
+_SHARED: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 8}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {"head_dim": 8, **_EXPERTS, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 8,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 8,
+        },
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            "head_dim": 8,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 6,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_shared_experts": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "mistral": ("MistralConfig", {"sliding_window": 4, "head_dim": 8}),
+}
+
+
+def model(family: str, implementation: str = "sdpa", **changes: Any) -> Any:
+    """Return a causal LM of a family in training mode, the same in every process."""
+    name, own = _CONFIGS[family]
+    config = getattr(transformers, name)(**{**_SHARED, **own, **changes})
+    config._attn_implementation = implementation
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).float().train()
+
+
+def batch(kind: str, length: int = 16, rows: int = 2) -> dict[str, torch.Tensor]:
+    """Return a batch: ``plain``, ``packed`` (position_ids begin anew) or ``padded`` on the right."""
+    generator = torch.Generator().manual_seed(length)
+    rows = 1 if kind == "packed" else rows
+    ids = torch.randint(3, VOCABULARY, (rows, length), generator=generator)
+    labels = ids.clone()
+    given = {"input_ids": ids, "labels": labels}
+    if kind == "packed":
+        first = length // 3
+        positions = torch.cat([torch.arange(first), torch.arange(length - first)])[None]
+        labels[:, first] = -100
+        given["position_ids"] = positions
+    elif kind == "padded":
+        mask = torch.ones_like(ids)
+        mask[-1, length // 2 :] = 0
+        labels[mask == 0] = -100
+        given["attention_mask"] = mask
+    else:
+        labels[:, :3] = -100
+    return given

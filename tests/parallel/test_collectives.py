@@ -1,0 +1,45 @@
+"""Groups and collectives against one process, on 2 and 4 processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parallel.job import once
+
+
+def facts(world: int, sizes: str) -> list[dict[str, Any]]:
+    told = once("facts_of_collectives.py", sizes, world=world)
+    assert not isinstance(told, str), told
+    return told
+
+
+JOBS = pytest.mark.parametrize(("world", "sizes"), [(2, "sp=2"), (4, "sp=4"), (4, "sp=2")])
+
+
+@JOBS
+def test_outputs_and_gradients_are_those_of_one_process(world: int, sizes: str) -> None:
+    for rank in facts(world, sizes):
+        numbers = {name: value for name, value in rank.items() if isinstance(value, float)}
+        assert len(numbers) > 20
+        assert {name: value for name, value in numbers.items() if value > 1e-6} == {}
+
+
+@JOBS
+def test_neighbours_share_sequences_and_data(world: int, sizes: str) -> None:
+    size = int(sizes[-1])
+    for rank, told in enumerate(facts(world, sizes)):
+        first = rank // size * size
+        assert told["group"] == [rank % size, size, list(range(first, first + size))]
+        assert told["data"] == told["data before"] == [rank // size, world // size]
+
+
+@JOBS
+def test_errors_say_what_to_do(world: int, sizes: str) -> None:
+    told = facts(world, sizes)[0]
+    assert "torch.distributed is not initialised" in told["not initialised"]
+    assert "torchrun" in told["not initialised"]
+    for name in ("not divided", "data not divided"):
+        assert f"sp=3 does not divide the {world} processes" in told[name]
+        assert "choose sp from 1, 2" in told[name]

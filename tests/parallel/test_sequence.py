@@ -1,0 +1,90 @@
+"""Models whose sequences two processes share: what is refused, and what must stay right around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parallel.job import once
+
+CLOSE = 1e-5
+
+
+def facts() -> dict[str, Any]:
+    told = once("facts_of_sequence.py", world=2)
+    assert not isinstance(told, str), told
+    return told[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a_reference_model_and_other_lengths_between_forward_and_backward",
+        "padded_batches_of_other_lengths",
+        "new_layers",
+        "after_an_error_in_the_layers",
+        "accumulated_gradients",
+        "fully_sharded_training",
+    ],
+)
+def test_gradients_are_those_of_one_process(name: str) -> None:
+    assert isinstance(facts()[name], float), facts()[name]
+    assert facts()[name] < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("other_batches", ["the 2 processes that share each sequence have other tokens", "data_shard()"]),
+        ("other_lengths", ["batches of 2 x 16 and 2 x 17 positions", "data_shard()"]),
+        ("heads_that_cannot_be_divided", ["LlamaAttention", "sp=2 does not divide its 3 heads"]),
+        ("attention_weights", ["LlamaModel was asked for `attentions`", "output_attentions"]),
+        ("layers_that_bypass_the_interface", ["LlamaModel", "only 1 of its 2 layers"]),
+    ],
+)
+def test_refusals(name: str, parts: list[str]) -> None:
+    assert [part for part in parts if part not in facts()[name]] == [], facts()[name]
+
+
+def test_a_model_with_recurrent_layers_is_refused_in_training_only() -> None:
+    told = facts()["recurrent_layers_are_refused"]
+    assert "Qwen3NextModel cannot be split over sp=2 processes: recurrent layers" in told["error"]
+    assert told["evaluated"] is True
+    assert "sp=2: Qwen3NextModel cannot be trained with it: recurrent layers" in told["explain"]
+
+
+def test_copies_and_saved_models_know_nothing_of_processes() -> None:
+    told = facts()["copies_and_saved_models"]
+    assert told["names us"] is False
+    assert told["states"] is True
+    assert told["copy"] < CLOSE
+
+
+def test_caches_with_a_part_of_the_keys_cannot_be_used() -> None:
+    told = facts()["caches"]
+    assert "this cache was filled in a pass with gradients" in told["filled"]
+    assert "its cache holds keys already" in told["kept"]
+
+
+def test_generation_is_not_split() -> None:
+    assert facts()["generation"] is True
+
+
+def test_a_registered_implementation_sees_all_positions_and_its_heads() -> None:
+    told = facts()["an_implementation_of_the_user"]
+    assert told["whole"] == [[2, 4, 16, 8], [2, 1, 16, 8], 4, None]
+    assert told["split"] == [[2, 2, 16, 8], [2, 1, 16, 8], 2, None]
+    assert told["groups"] == [4]
+    assert told["error"] < CLOSE
+
+
+def test_dropout_differs_by_process_and_is_recomputed_alike() -> None:
+    assert facts()["dropout"] == {"recomputed": 0.0, "generators agree": True}
+    assert facts()["own_dropout_in_each_process"] is True
+
+
+def test_explain_says_what_is_shared() -> None:
+    told = facts()["explanations"]
+    assert "sp=2: with gradients, each of 2 processes runs the layers of LlamaModel" in told
+    assert "attention (sdpa) gets all positions and 2 of 4 heads (of 1 key head, repeated first)" in told

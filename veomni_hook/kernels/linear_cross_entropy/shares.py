@@ -1,0 +1,61 @@
+"""A loss whose rows several processes share: each computes the loss of its rows, and the losses are added.
+
+All of them have all rows, because the layers' output was gathered; without this, all would compute the same
+loss. `veomni_hook.parallel.loss` says which models have such a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective
+
+__all__ = ["SHARED", "Group", "Shared", "part_of", "share_of"]
+
+
+class Group(Protocol):
+    """The processes that share rows."""
+
+    @property
+    def rank(self) -> int:
+        """The place of this process."""
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+
+    def all_summed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over the processes; the gradient is summed as well."""
+
+
+class Shared:
+    """What finds the group of a model, the model being the argument; None: no model has one."""
+
+    find: Callable[[Any], Group | None] | None = None
+
+
+SHARED = Shared()
+
+
+def share_of(model: Any, rows: int) -> Group | None:
+    """Return the group that shares the ``rows`` of this model's loss, or None."""
+    group = None if SHARED.find is None else SHARED.find(model)
+    return None if group is None or rows < group.size else group
+
+
+def part_of(
+    group: Group, rows: torch.Tensor, target: torch.Tensor, objective: Objective
+) -> tuple[torch.Tensor, torch.Tensor, Objective]:
+    """Return this process's rows and targets, and the objective whose losses add up to that of all rows.
+
+    Parts differ by at most one row. The divisor counts the labels of all rows, so a part without a label
+    is a loss of 0.
+    """
+    start, end = (rows.shape[0] * rank // group.size for rank in (group.rank, group.rank + 1))
+    items = objective.num_items
+    if items is None:
+        items = (target != objective.ignore_index).sum()
+    return rows[start:end], target[start:end], objective._replace(num_items=items)

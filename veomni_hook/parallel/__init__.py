@@ -1,0 +1,31 @@
+"""Models split over the processes of a job: what patched code calls, and what plain training loops need.
+
+The setting ``parallel`` (``VEOMNI_PARALLEL="sp=2"``) names the axes and their sizes. The public names are
+resolved on first use, so importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
+if TYPE_CHECKING:
+    from veomni_hook.parallel.expert_records import checkpoint as checkpoint
+    from veomni_hook.parallel.gradient_norm import clip_grad_norm_ as clip_grad_norm_
+    from veomni_hook.parallel.groups import data_shard as data_shard
+
+_HOME = {
+    "checkpoint": "veomni_hook.parallel.expert_records",
+    "clip_grad_norm_": "veomni_hook.parallel.gradient_norm",
+    "data_shard": "veomni_hook.parallel.groups",
+}
+
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,171 @@
+"""Attention over sequences that several processes share: positions are exchanged for heads around it.
+
+`over_sequence` wraps what transformers' table of attention implementations returns, so the wrapper is the
+outermost: below it, upstream's functions, registered ones and this package's slots see whole sequences and
+this process's share of the heads, with the mask as upstream built it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import gcd
+from typing import Any
+
+import torch
+from torch import nn
+
+from veomni_hook.errors import ParallelError
+from veomni_hook.parallel import process
+from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
+from veomni_hook.parallel.groups import SequenceGroup
+from veomni_hook.parallel.seeds import own_random_numbers
+from veomni_hook.parallel.sharding import Sharding, in_force
+
+__all__ = ["over_sequence"]
+
+Implementation = Callable[..., tuple[torch.Tensor, Any]]
+
+#: Operands of some implementations that are per query, or per pair of positions: nobody splits them yet.
+_REFUSED = ("position_bias", "head_mask", "indices", "block_indices", "cache")
+#: Operands and attributes with one number a head.
+_PER_HEAD_OPERANDS, _PER_HEAD_ATTRIBUTES = ("s_aux", "sinks"), ("sinks",)
+_GROUPS = "num_key_value_groups"
+
+
+def over_sequence(implementation: Implementation) -> Implementation:
+    """Return ``implementation`` for modules whose sequences several processes share; the same if none do."""
+    return implementation if process.sizes().sp == 1 else partial(_attend, implementation)
+
+
+def _attend(
+    implementation: Implementation,
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any = None,
+    *others: Any,
+    **operands: Any,
+) -> tuple[torch.Tensor, Any]:
+    sharding = in_force(module)
+    if sharding is None:
+        return implementation(module, query, key, value, attention_mask, *others, **operands)
+    group = sharding.group
+    _check(module, query, key, value, operands, group)
+    part, heads = query.shape[2], query.shape[1]
+    full = _positions(sharding, module, part, attention_mask, operands)
+    repeats = group.size // gcd(group.size, key.shape[1])
+    if repeats > 1:
+        key, value = (each.repeat_interleave(repeats, 1) for each in (key, value))
+    query, key, value = (each[:, :, :full] for each in to_heads(query, key, value, group))
+    mask = _of_heads(attention_mask, 1, heads, group) if _per_head(attention_mask, heads) else attention_mask
+    operands = {
+        name: _of_heads(each, 0, heads, group) if name in _PER_HEAD_OPERANDS and each is not None else each
+        for name, each in operands.items()
+    }
+    dropout = operands.get("dropout", 0.0) if module.training else 0.0
+    with (
+        _for_heads(module, heads, repeats, group),
+        own_random_numbers(query, group.rank + 1 if dropout else 0),
+    ):
+        output, _ = implementation(module, query, key, value, mask, *others, **operands)
+    sharding.note_call()
+    if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size):
+        _refuse(module, f"its implementation returns {list(output.shape)} for {full} positions", group)
+    missing = part * group.size - full
+    if missing:
+        output = nn.functional.pad(output, (0, 0, 0, 0, 0, missing))
+    # Nobody has the weights of all heads.
+    return to_positions(output, group), None
+
+
+def _positions(sharding: Sharding, module: nn.Module, part: int, mask: Any, operands: dict[str, Any]) -> int:
+    """Return how many positions the implementation gets; see `Sharding.positions`."""
+    causal = operands.get("is_causal")
+    causal = getattr(module, "is_causal", False) if causal is None else causal
+    told = _told(sharding, part, mask, operands)
+    positions = sharding.positions(part, told, causal=bool(causal))
+    if part_length(positions, sharding.group) != part:
+        _refuse(module, f"it is given {part} positions of {positions}", sharding.group)
+    return positions
+
+
+def _told(sharding: Sharding, part: int, mask: Any, operands: dict[str, Any]) -> int | None:
+    """Return the number of positions in the operands of a call, or None."""
+    if mask is not None:
+        return int(mask.shape[-1])
+    if isinstance(positions := operands.get("position_ids"), torch.Tensor):
+        return int(positions.shape[-1])
+    if isinstance(ends := operands.get("cu_seq_lens_q"), torch.Tensor):
+        known = sharding.known_lengths(part)
+        # To read the number, the host waits.
+        return next(iter(known)) if len(known) == 1 else int(ends[-1])
+    return None
+
+
+def _check(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    operands: dict[str, Any],
+    group: SequenceGroup,
+) -> None:
+    """Raise if the exchange would not be right for this call."""
+    if query.shape[1] % group.size:
+        _refuse(module, f"sp={group.size} does not divide its {query.shape[1]} heads", group)
+    if key.shape[2] != query.shape[2] or value.shape[1:3] != key.shape[1:3]:
+        _refuse(
+            module,
+            f"it has {query.shape[2]} queries and {key.shape[2]} keys: a cache, a prefix or cross-attention",
+            group,
+        )
+    for name in _REFUSED:
+        if operands.get(name) is not None:
+            _refuse(module, f"it has the operand `{name}`, which nobody splits", group)
+
+
+def _per_head(mask: Any, heads: int) -> bool:
+    return heads > 1 and isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.shape[1] == heads
+
+
+def _of_heads(x: torch.Tensor, dim: int, heads: int, group: SequenceGroup) -> torch.Tensor:
+    """Return this process's share of ``heads`` along ``dim``."""
+    share = heads // group.size
+    return x.narrow(dim, group.rank * share, share)
+
+
+@contextmanager
+def _for_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGroup) -> Iterator[None]:
+    """Let ``module`` say what is true of this process's heads while its implementation runs."""
+    held = module.__dict__
+    changed: dict[str, Any] = {}
+    if repeats > 1 and _GROUPS in held:
+        changed[_GROUPS] = held[_GROUPS] // repeats
+    for name in _PER_HEAD_ATTRIBUTES:
+        each = getattr(module, name, None)
+        if isinstance(each, torch.Tensor) and each.shape[:1] == (heads,):
+            # A parameter is not in the instance's dictionary, which is asked first.
+            changed[name] = _of_heads(each, 0, heads, group)
+    if not changed:
+        yield
+        return
+    before = {name: held[name] for name in changed if name in held}
+    held.update(changed)
+    try:
+        yield
+    finally:
+        for name in changed:
+            del held[name]
+        held.update(before)
+
+
+def _refuse(module: nn.Module, reason: str, group: SequenceGroup) -> None:
+    name = type(module).__name__
+    raise ParallelError(
+        f"{name} cannot run with sequences that {group.size} processes share: {reason}",
+        where=f"attention of {name}",
+        fix="choose another sp, or set VEOMNI_PARALLEL without sp (docs/parallel.md lists what is supported)",
+    )

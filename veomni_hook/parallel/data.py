@@ -1,0 +1,59 @@
+"""Which share of the data accelerate and Trainer give to this process.
+
+Processes that share sequences read the same batches. Without gradients nothing is shared, so the loaders that
+Trainer makes for evaluation divide their data among all processes: its metrics count every example once.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from veomni_hook.errors import ParallelError
+from veomni_hook.parallel import process
+
+__all__ = ["count", "index", "prepared"]
+
+_evaluating: ContextVar[bool] = ContextVar("veomni_evaluating", default=False)
+
+
+def count(accelerator: Any) -> int:
+    """Return how many shares of the data there are, for a loader that ``accelerator`` prepares.
+
+    Raises:
+        ParallelError: ``sp`` does not divide the world, or the script has a mesh of its own.
+    """
+    return int(accelerator.num_processes) // _size(accelerator)
+
+
+def index(accelerator: Any) -> int:
+    """Return which share this process reads; raises like `count`."""
+    return int(accelerator.process_index) // _size(accelerator)
+
+
+def prepared(accelerator: Any, loader: Any, training: bool) -> Any:  # noqa: FBT001 - as Trainer passes it
+    """Return a loader of Trainer's, prepared by its accelerator."""
+    token = _evaluating.set(not training)
+    try:
+        return accelerator.prepare(loader)
+    finally:
+        _evaluating.reset(token)
+
+
+def _size(accelerator: Any) -> int:
+    size = 1 if _evaluating.get() else process.sizes().sp
+    if size == 1:
+        return 1
+    if getattr(accelerator.state, "device_mesh", None) is not None:
+        raise ParallelError(
+            f"sp={size} is set, and the script has a ParallelismConfig of its own",
+            where="Accelerator.prepare_data_loader",
+            fix="use one of them: unset VEOMNI_PARALLEL, or remove the ParallelismConfig",
+        )
+    if accelerator.num_processes % size:
+        raise ParallelError(
+            f"sp={size} does not divide the {accelerator.num_processes} processes of this job",
+            where="the setting `parallel` (VEOMNI_PARALLEL)",
+            fix="choose a divisor, or start another number of processes",
+        )
+    return size

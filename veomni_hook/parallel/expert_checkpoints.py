@@ -1,0 +1,87 @@
+"""Trainer's checkpoints of models whose experts this package divided: saved and resumed, on any mesh.
+
+transformers' Trainer refuses to save optimizers of models that are sharded when they are loaded, because it
+cannot resume them. For the models of `veomni_hook.parallel.expert_loading`, the patched
+`transformers.trainer` asks here instead. Weights are saved as a single process saves them. The optimizer is
+saved with `torch.distributed.checkpoint`, by the names of parameters, so it loads on another mesh.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
+
+from veomni_hook.parallel.expert_loading import is_ours
+
+__all__ = ["load_model", "load_optimizer", "resumes", "save_optimizer"]
+
+_FOLDER, _SCHEDULER = "optimizer", "scheduler.pt"
+
+
+def resumes(trainer: Any) -> bool:
+    """Whether checkpoints of a trainer's model can be saved and resumed here."""
+    return is_ours(getattr(trainer, "model", None))
+
+
+def save_optimizer(trainer: Any, folder: str) -> None:
+    """Save the optimizer's and the scheduler's state into ``folder``. All ranks must call."""
+    if not resumes(trainer):
+        trainer._save_optimizer_and_scheduler(folder)
+        return
+    # Here: exists from transformers 5.20 on.
+    from transformers.distributed.checkpoint import save_optimizer_distributed
+
+    save_optimizer_distributed(trainer.model, _plain(trainer.optimizer), os.path.join(folder, _FOLDER))
+    if trainer.args.should_save:
+        torch.save(trainer.lr_scheduler.state_dict(), os.path.join(folder, _SCHEDULER))
+    distributed.barrier()
+
+
+def load_optimizer(trainer: Any, folder: str | None) -> None:
+    """Load what `save_optimizer` saved; nothing if there is none. All ranks must call."""
+    if not resumes(trainer) or folder is None:
+        trainer._load_optimizer_and_scheduler(folder)
+        return
+    # Here: exists from transformers 5.20 on.
+    from transformers.distributed.checkpoint import load_optimizer_distributed
+
+    path = os.path.join(folder, _FOLDER)
+    if os.path.isdir(path):
+        load_optimizer_distributed(trainer.model, _plain(trainer.optimizer), path)
+        state = torch.load(os.path.join(folder, _SCHEDULER), weights_only=True)
+        trainer.lr_scheduler.load_state_dict(state)
+
+
+@torch.no_grad()
+def load_model(trainer: Any, folder: str) -> None:
+    """Load the weights of a checkpoint into the trainer's model. All ranks must call.
+
+    They go through `from_pretrained`, which knows how a family's checkpoint names and stacks its tensors.
+    Until they are copied, a rank has its part twice.
+    """
+    if not resumes(trainer):
+        trainer._load_from_checkpoint(folder)
+        return
+    model = trainer.model
+    loaded = type(model).from_pretrained(
+        folder, distributed_config=model.config.distributed_config, dtype=model.dtype
+    )
+    ours, theirs = dict(model.named_parameters()), dict(loaded.named_parameters())
+    ours |= dict(model.named_buffers())
+    theirs |= dict(loaded.named_buffers())
+    for name, tensor in ours.items():
+        _local(tensor).copy_(_local(theirs[name]))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local
+
+
+def _plain(optimizer: Any) -> Any:
+    """Return the optimizer that accelerate has wrapped."""
+    return getattr(optimizer, "optimizer", optimizer)

@@ -1,0 +1,106 @@
+"""Copies of rows, and sums over the copies of a row: what moves tokens to experts and results back.
+
+`spread` copies rows, and its gradient is a sum; `collect` sums copies, and its gradient copies. Both are
+exact opposites, so one kernel serves both. Sums run over a row's copies in order, in float32, and are rounded
+once: the result does not depend on the order in which programs run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["Copies", "collect", "copies_of", "spread", "sum_of_copies"]
+
+
+class Copies(NamedTuple):
+    """Which rows are copied, and where the copies are.
+
+    Attributes:
+        sources: ``[copies]``: the row that a copy is of.
+        places: ``[rows, places]``: the copies of a row; a place without a copy holds the number of copies.
+    """
+
+    sources: Tensor
+    places: Tensor
+
+
+def copies_of(wanted: Tensor, count: int, *, by_place: bool) -> Copies:
+    """Return the copies that ``wanted`` ``[rows, places]`` (booleans) asks for; reads nothing to the host.
+
+    Args:
+        wanted: whether a row has a copy at a place.
+        count: how many there are.
+        by_place: copies are sorted by place, then by row; otherwise by row, then by place.
+    """
+    asked = (wanted.t() if by_place else wanted).reshape(-1)
+    number = torch.where(asked, asked.cumsum(0) - 1, count)
+    at = torch.arange(asked.shape[0], device=asked.device, dtype=torch.int32)
+    row = at % wanted.shape[0] if by_place else torch.div(at, wanted.shape[1], rounding_mode="floor")
+    # The last element takes what is not copied.
+    sources = row.new_zeros(count + 1).scatter_(0, number, row)[:count]
+    places = number.to(torch.int32)
+    places = places.view(wanted.shape[1], -1).t() if by_place else places.view(wanted.shape)
+    return Copies(sources, places.contiguous())
+
+
+def spread(rows: Tensor, copies: Copies) -> Tensor:
+    """Return ``[copies, width]``: the copies of ``rows`` ``[rows, width]``; differentiable once."""
+    return _Spread.apply(rows, *copies)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def collect(rows: Tensor, copies: Copies) -> Tensor:
+    """Return ``[rows, width]``: the sum of each row's copies ``[copies, width]``; differentiable once."""
+    return _Collect.apply(rows, *copies)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sources: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(sources, places)
+        return rows.index_select(0, sources)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return sum_of_copies(grad, Copies(*ctx.saved_tensors)), None, None
+
+
+class _Collect(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sources: Tensor, places: Tensor) -> Tensor:
+        # Saved on every rank, whatever it received: the recompute of a checkpoint, which ends with the last
+        # saved tensor, then runs the same exchanges on all ranks.
+        ctx.save_for_backward(sources, places)
+        return sum_of_copies(rows, Copies(sources, places))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+def sum_of_copies(rows: Tensor, copies: Copies) -> Tensor:
+    """Return what `collect` returns; not differentiable."""
+    if rows.device.type == "cuda" and rows.dtype in (torch.bfloat16, torch.float16, torch.float32):
+        summed = _summed_by_triton(rows, copies)
+        if summed is not None:
+            return summed
+    count, width = copies.places.shape
+    out = rows.new_zeros(count, rows.shape[1], dtype=torch.promote_types(rows.dtype, torch.float32))
+    padded = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+    for place in range(width):
+        out += padded.index_select(0, copies.places[:, place])
+    return out.to(rows.dtype)
+
+
+def _summed_by_triton(rows: Tensor, copies: Copies) -> Tensor | None:
+    try:
+        # Only here: processes without Triton have no such module.
+        from veomni_hook.kernels.moe_experts.triton_sums import sum_places
+    except ImportError:
+        return None
+    return sum_places(rows, copies.places)

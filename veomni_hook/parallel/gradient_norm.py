@@ -1,0 +1,57 @@
+"""The norm of gradients that lie on several device meshes, and clipping by it.
+
+Under expert parallelism experts are divided over other ranks than the rest, so their gradients are DTensors
+of another mesh. `torch.nn.utils.clip_grad_norm_` refuses such a list. Here the norm is taken for each mesh
+and then of these norms. It is the norm of the whole model, the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+__all__ = ["clip_grad_norm_"]
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    foreach: bool | None = None,  # noqa: FBT001
+) -> Tensor:
+    """Scale gradients in place so that their common norm is at most ``max_norm``; return the norm before.
+
+    The arguments are those of `torch.nn.utils.clip_grad_norm_`, for parameters of any number of device
+    meshes. Every rank must call this, with parameters in the same order. A norm that is not finite is the
+    same on all ranks, so they all take the next step, or all raise.
+
+    Raises:
+        RuntimeError: the norm is not finite and ``error_if_nonfinite``.
+    """
+    given = [parameters] if isinstance(parameters, Tensor) else [*parameters]
+    by_mesh: dict[Any, list[Tensor]] = {}
+    for parameter in given:
+        if parameter.grad is not None:
+            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            by_mesh.setdefault(mesh, []).append(parameter)
+    norms: list[Tensor] = []
+    for group in by_mesh.values():
+        gradients = [each.grad for each in group if each.grad is not None]
+        norm = get_total_norm(gradients, norm_type, foreach=foreach)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if not norms:
+        return torch.zeros(())
+    first = norms[0].device
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in norms]), norm_type)
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise RuntimeError(f"the norm of the gradients is {total.item()}, so they cannot be clipped")
+    for group in by_mesh.values():
+        clip_grads_with_norm_(group, max_norm, total, foreach)
+    return total

@@ -1,0 +1,113 @@
+"""Which processes work on one sequence, and which share of the data each of them reads.
+
+The world is ``(rest, sp)``: the ranks that share a sequence are neighbours, so they are on one host as long
+as ``sp`` is at most the number of its devices. Every rank of such a group must get the same batches.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from veomni_hook.errors import ParallelError
+from veomni_hook.parallel import process
+
+__all__ = ["SequenceGroup", "data_shard", "sequence_group"]
+
+_WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """The processes that share the sequences of this process.
+
+    Attributes:
+        rank: this process's place in the group, the order of its positions.
+        size: how many processes there are.
+        name: the group's name for functional collectives.
+        mesh: the world as ``(rest, sp)``.
+    """
+
+    rank: int
+    size: int
+    name: str
+    mesh: DeviceMesh = field(compare=False, repr=False)
+
+
+#: The world's process group and the sequence group made for it: a job may start anew in one process.
+_made: tuple[Any, SequenceGroup] | None = None
+
+
+def sequence_group() -> SequenceGroup:
+    """Return the group of this process; the first call creates it, in all processes of the world together.
+
+    Raises:
+        ParallelError: torch.distributed is not initialised, or the world cannot be divided.
+    """
+    global _made  # noqa: PLW0603
+    size = process.sizes().sp
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise ParallelError(
+            f"sp={size} splits sequences over {size} processes, but torch.distributed is not initialised",
+            where=_WHERE,
+            fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}); a plain loop"
+            " calls torch.distributed.init_process_group() before its first step",
+        )
+    world = distributed.group.WORLD
+    if _made is not None and _made[0] is world and _made[1].size == size:
+        return _made[1]
+    _check_world(size, distributed.get_world_size())
+    mesh = init_device_mesh(
+        _device(), (distributed.get_world_size() // size, size), mesh_dim_names=("rest", "sp")
+    )
+    group = mesh.get_group("sp")
+    made = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh)
+    _made = world, made
+    return made
+
+
+def data_shard() -> tuple[int, int]:
+    """Return which share of the data this process reads: ``(index, count)``, for a sampler.
+
+    ``DistributedSampler(dataset, num_replicas=count, rank=index)``: processes that share sequences have the
+    same index. Before torch.distributed is initialised, rank and world are those that torchrun has set.
+
+    Raises:
+        ParallelError: ``sp`` does not divide the world.
+    """
+    size = process.sizes().sp
+    if distributed.is_available() and distributed.is_initialized():
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+    else:
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    _check_world(size, world)
+    return rank // size, world // size
+
+
+def _check_world(size: int, world: int) -> None:
+    if world % size:
+        raise ParallelError(
+            f"sp={size} does not divide the {world} processes of this job",
+            where=_WHERE,
+            fix="choose sp from "
+            + ", ".join(str(one) for one in range(1, world + 1) if world % one == 0)
+            + ", or start another number of processes",
+        )
+
+
+def _device() -> str:
+    """Return the kind of device on which the world's collectives run."""
+    backends = str(distributed.get_backend_config())
+    for kind in ("cuda", "npu", "xpu"):
+        if (
+            kind in backends
+            and getattr(torch, kind, None) is not None
+            and getattr(torch, kind).is_available()
+        ):
+            return kind
+    return "cpu"

@@ -1,0 +1,50 @@
+"""The fused loss over rows that a sequence group shares: each process computes the loss of its part.
+
+The rows are those that `gather` returns: every process has all of them, so any division is right. With this,
+no process repeats the products of the head. Upstream's loss and other heads repeat them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.linear_cross_entropy.shares import SHARED
+from veomni_hook.parallel import process
+from veomni_hook.parallel.collectives import all_summed
+from veomni_hook.parallel.groups import SequenceGroup
+from veomni_hook.parallel.sharding import sharding_of
+
+__all__ = ["attach"]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    group: SequenceGroup
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        return self.group.size
+
+    def all_summed(self, x: torch.Tensor) -> torch.Tensor:
+        return all_summed(x, self.group)
+
+
+def attach() -> None:
+    """Let the fused loss ask which models share their rows."""
+    SHARED.find = _find
+
+
+def _find(model: Any) -> _Rows | None:
+    """Return the group of a model whose base model is split, or None."""
+    if process.sizes().sp == 1 or not torch.is_grad_enabled() or not isinstance(model, torch.nn.Module):
+        return None
+    shardings = (sharding_of(module) for module in model.modules())
+    sharding = next((each for each in shardings if each is not None), None)
+    return None if sharding is None else _Rows(sharding.group)

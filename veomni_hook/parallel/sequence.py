@@ -1,0 +1,165 @@
+"""Sequence parallelism in a base model: each process has its own positions in the layers, and only there.
+
+Patched models call `shard` in front of their layers and `gather` behind them. Everything else of a model sees
+whole sequences: the embedding, masks, positions, rotary tables, the head and the loss.
+
+A model's forward pass is split if and only if gradients are enabled (`veomni_hook.parallel.sharding` says
+why): evaluation and generation are not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+
+from veomni_hook.errors import ParallelError
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
+from veomni_hook.parallel import loss, process
+from veomni_hook.parallel.agreement import check_same_batch
+from veomni_hook.parallel.captured import check_captured, gather_captured
+from veomni_hook.parallel.collectives import gathered, own_part
+from veomni_hook.parallel.groups import SequenceGroup, sequence_group
+from veomni_hook.parallel.sharding import Sharding, link, sharding_of
+
+__all__ = ["gather", "refused", "shard"]
+
+
+def shard(module: nn.Module, hidden_states: torch.Tensor, *others: Any, cache: Any = None) -> tuple[Any, ...]:
+    """Return this process's positions of what enters the layers of ``module``, or the very same objects.
+
+    Args:
+        module: the base model.
+        hidden_states: ``[batch, positions, hidden]``.
+        others: tensors ``[..., positions, width]``, or tuples, lists or dicts of such; or None.
+        cache: the cache of keys and values that the layers fill, or None. Nobody can use it afterwards: it
+            has this process's positions only.
+
+    Raises:
+        ParallelError: the processes cannot share this batch; the message says why.
+    """
+    if is_dynamo_compiling():
+        _linked_while_tracing()
+    sharding = sharding_of(module)
+    if process.sizes().sp == 1 or not torch.is_grad_enabled():
+        if sharding is not None:
+            sharding.in_layers = False
+        return (hidden_states, *others)
+    if sharding is None or not is_dynamo_compiling():
+        sharding = _linked(module, sharding)
+    check_captured(type(module).__name__)
+    group, length = sharding.group, hidden_states.shape[1]
+    if not sharding.lengths and not is_dynamo_compiling():
+        check_same_batch(type(module).__name__, hidden_states, group)
+    if cache is not None:
+        _check_cache(type(module).__name__, cache, group)
+    sharding.enter(length, cache)
+    parts = (_part(each, length, group) for each in others)
+    return (own_part(hidden_states, 1, group), *parts)
+
+
+def gather(module: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Return all positions of what leaves the layers of ``module``; the same object if it is not split.
+
+    Raises:
+        ParallelError: a layer has not seen the whole sequence.
+    """
+    sharding = sharding_of(module)
+    if sharding is None or not sharding.in_layers:
+        return hidden_states
+    cache = sharding.leave()
+    if not is_dynamo_compiling():
+        _check_calls(module, sharding)
+        if cache is not None:
+            cache.update = cache.get_seq_length = _unusable
+    gather_captured(sharding.full, sharding.group)
+    return gathered(hidden_states, 1, sharding.full, sharding.group)
+
+
+def refused(module: nn.Module, reason: str) -> None:
+    """Raise if this pass of ``module`` would have to be split, which ``reason`` forbids.
+
+    Raises:
+        ParallelError: the setting has ``sp`` above 1, and gradients are enabled.
+    """
+    size = process.sizes().sp
+    if size > 1 and torch.is_grad_enabled():
+        _refuse(type(module).__name__, size, reason)
+
+
+def _linked(module: nn.Module, sharding: Sharding | None) -> Sharding:
+    """Return the sharding of a base model, known to each of its modules (layers may be new)."""
+    group = sequence_group()
+    own = sharding is not None and sharding.owner() is module
+    if sharding is not None and sharding.in_layers and not own:
+        name, outer = type(module).__name__, sharding.model
+        _refuse(name, group.size, f"it runs inside the layers of {outer}, which are split already")
+    if sharding is None or not own or sharding.group != group:
+        sharding = Sharding(module, group)
+    link(module, sharding)
+    loss.attach()
+    return sharding
+
+
+@answered_while_tracing
+def _linked_while_tracing() -> bool:
+    """Link the module of the frame that dynamo traces: what is done here cannot be traced."""
+    module = getattr(variable("module"), "value", None)
+    if isinstance(module, nn.Module) and process.sizes().sp > 1 and torch.is_grad_enabled():
+        _linked(module, sharding_of(module))
+    return True
+
+
+def _part(value: Any, length: int, group: SequenceGroup) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.dim() >= 2 and value.shape[-2] == length:
+            return own_part(value, -2, group)
+        if value.dim() < 2 or value.shape[-2] != 1:
+            raise ParallelError(
+                f"a tensor {list(value.shape)} enters the layers beside hidden states of {length} positions",
+                where="the layers of a model whose sequences are shared",
+                fix="report this model; set VEOMNI_PARALLEL without sp until it is supported",
+            )
+        return value
+    if isinstance(value, dict):
+        return {key: _part(each, length, group) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)([_part(each, length, group) for each in value])
+    return value
+
+
+def _check_cache(name: str, cache: Any, group: SequenceGroup) -> None:
+    length = getattr(cache, "get_seq_length", None)
+    if not is_dynamo_compiling() and length is not None and length() > 0:
+        _refuse(name, group.size, "its cache holds keys already (generate without gradients)")
+
+
+def _unusable(*_: Any, **__: Any) -> NoReturn:
+    raise ParallelError(
+        "this cache was filled in a pass with gradients, so each process has the keys of its positions only",
+        where="a cache of keys and values, with sequences that several processes share",
+        fix="fill caches under torch.no_grad(), or pass use_cache=False in training",
+    )
+
+
+def _check_calls(module: nn.Module, sharding: Sharding) -> None:
+    """Raise if fewer attention calls than layers have exchanged positions: the others saw a part only."""
+    layers = getattr(module, "layers", None)
+    count = len(layers) if isinstance(layers, nn.ModuleList) else 1
+    if sharding.calls < count and not sharding.compiled:
+        _refuse(
+            sharding.model,
+            sharding.group.size,
+            f"only {sharding.calls} of its {count} layers went through transformers' attention interface; "
+            "the others saw a part of the sequence alone",
+        )
+
+
+def _refuse(name: str, size: int, reason: str) -> NoReturn:
+    raise ParallelError(
+        f"{name} cannot be split over sp={size} processes: {reason}",
+        where=f"{name}.forward",
+        fix="set VEOMNI_PARALLEL without sp for this model (docs/parallel.md lists what is supported)",
+    )

@@ -1,0 +1,148 @@
+"""The layer loop of base models: sliced before it and gathered after it, or refused with a reason.
+
+With sequence parallelism, every rank of a group has the same batch, and a model's layers run on a part of its
+positions. Masks, positions and rotary tables are made before the loop at full length, so nothing of them
+changes. What runs in the loop is evaluated on what is known of the positions
+(`veomni_hook.patches.idioms.layer_loop.interpreter`): it must work on each position by itself, except in
+attention of the user's implementation, which gets all positions. Everything else is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.scope import loaded, parameter_names
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
+from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
+from veomni_hook.patches.idioms.layer_loop.reasons import attends, reason_for
+from veomni_hook.patches.idioms.layer_loop.values import Module, Unproven, of_all
+from veomni_hook.patches.routes.insertion import before_body, before_statement
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "layer_loop"
+CANDIDATES = (
+    "every forward that takes input_ids and loops over modules of its own, calling each, or makes a mask and "
+    "calls a module of its own that loops (part base_model); other loops over layers with attention (tower)"
+)
+
+_IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
+_CACHE = "past_key_values"
+_SHARDED, _MODEL = "sharded", "base_model"
+_TOWER = "a tower: it takes no input_ids, and runs at full length on every rank"
+_NOT_HERE = "sequence parallelism: not for this model"
+_MASK = re.compile(r"\bcreate_\w*mask\w*\b")
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every layer loop of a module."""
+    for owner, forward in view.forwards():
+        takes_ids = "input_ids" in {each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)}
+        found = list(loops(forward))
+        if takes_ids and found:
+            yield _site(view, owner, forward, found)
+        elif takes_ids and (inner := _apart(view, owner, forward)):
+            reason = f"its layers are in {inner}, apart from its mask"
+            edits = before_body(view, forward, _refusal(forward, reason), _NOT_HERE)
+            site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=forward.lineno)
+            yield site(Status.REFUSED, reason=reason, edits=edits, imports=(_IMPORT,))
+        elif found and attends(view, owner, found[0]):
+            yield Site(
+                OP,
+                f"{owner.name}.forward",
+                Status.REFUSED,
+                reason=_TOWER,
+                part="tower",
+                lineno=found[0].lineno,
+            )
+
+
+def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: list[ast.For]) -> Site:
+    site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=found[0].lineno, imports=(_IMPORT,))
+    try:
+        loop = decided(view, owner, forward, found)
+        for other in _inheriting(view, owner):
+            decided(view, other, forward, found)
+        edits = _sliced_and_gathered(view, forward, loop)
+    except Unproven as error:
+        reason = reason_for(view, owner, found[0], str(error))
+        holding = next(each for each in forward.body if any(inner is found[0] for inner in ast.walk(each)))
+        code = _refusal(forward, reason)
+        return site(
+            Status.REFUSED, reason=reason, edits=before_statement(view, forward, holding, code, _NOT_HERE)
+        )
+    return site(
+        Status.ROUTED,
+        variant=_SHARDED,
+        captures={"hidden_states": loop.hidden, **{name: name for name in loop.others}},
+        edits=edits,
+        relies_on=loop.followed,
+    )
+
+
+def _apart(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> str:
+    """The class that loops over the layers of a model that makes the mask itself; empty if none does."""
+    if not _MASK.search(view.text(owner)):
+        return ""
+    own = Attributes(view).of(owner.name)
+    called = {own_attribute(each.func) for each in walk_ast(forward) if isinstance(each, ast.Call)}
+    for name in sorted(called & own.keys()):
+        for module in of_all([own[name]]):
+            for each in module.names if isinstance(module, Module) else ():
+                inner = method_of(view, each, "forward")
+                if (
+                    inner is not None
+                    and list(loops(inner[0]))
+                    and "input_ids" not in parameter_names(inner[0])
+                ):
+                    return each
+    return ""
+
+
+def _inheriting(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    """The other classes of the file that run the forward of ``owner``: their layers may be others."""
+    for other in view.classes.values():
+        found = method_of(view, other.name, "forward")
+        if other is not owner and found is not None and found[1] == owner.name:
+            yield other
+
+
+def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) -> tuple[Edit, ...]:
+    receiver = forward.args.args[0].arg
+    following = forward.body.index(loop.last) + 1
+    if following >= len(forward.body):
+        raise Unproven("nothing follows the loop", loop.statement)
+    names = ", ".join((loop.hidden, *loop.others))
+    targets = names if loop.others else f"({loop.hidden},)"
+    # Whoever gets a cache that the layers filled would find a part of the positions in it.
+    cache = f", cache={_CACHE}" if _CACHE in loaded([loop.statement]) else ""
+    return (
+        *before_statement(
+            view,
+            forward,
+            loop.statement,
+            f"{targets} = veomni_sequence.shard({receiver}, {names}{cache})",
+            "sequence parallelism: the layers run on this rank's part of the positions",
+        ),
+        *before_statement(
+            view,
+            forward,
+            forward.body[following],
+            f"{loop.hidden} = veomni_sequence.gather({receiver}, {loop.hidden})",
+            "sequence parallelism: all positions again",
+        ),
+    )
+
+
+def _refusal(forward: FunctionNode, reason: str) -> str:
+    return f"veomni_sequence.refused({forward.args.args[0].arg}, {json.dumps(reason, ensure_ascii=False)})"

@@ -1,0 +1,446 @@
+"""What functions and methods of torch do with the positions of tensors; others are not proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from veomni_hook.patches.idioms.layer_loop.shapes import (
+    axis,
+    broadcast,
+    expanded,
+    fresh,
+    made,
+    matmul,
+    reshaped,
+    size_of,
+    without,
+)
+from veomni_hook.patches.idioms.layer_loop.values import (
+    NOTHING,
+    PLAIN,
+    Dim,
+    Items,
+    Many,
+    Plain,
+    Size,
+    Tensor,
+    Unproven,
+    Value,
+    is_positional,
+)
+
+__all__ = ["Arguments", "operation", "torch_name"]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call: a method's receiver is the first."""
+
+    given: tuple[Value, ...]
+    named: Mapping[str, Value]
+
+    def get(self, index: int, *names: str, default: Value = NOTHING) -> Value:
+        """An argument by its place or by one of its names."""
+        for name in names:
+            if name in self.named:
+                return self.named[name]
+        return self.given[index] if index < len(self.given) else default
+
+    @property
+    def tensor(self) -> Tensor:
+        """The first argument.
+
+        Raises:
+            Unproven: it is not a tensor with positions.
+        """
+        first = self.get(0, "input", "x")
+        if not isinstance(first, Tensor):
+            raise Unproven("a value whose positions are not known")
+        return first
+
+    def numbers(self, start: int) -> list[Value]:
+        """The numbers of a shape, given one by one or as a tuple."""
+        rest = self.given[start:]
+        if not rest:
+            rest = tuple(self.named.values())
+        if len(rest) == 1 and isinstance(rest[0], Items):
+            return list(rest[0].values)
+        return list(rest)
+
+
+_Rule: TypeAlias = "Callable[[Arguments], Value]"
+
+
+def _elementwise(given: Arguments) -> Value:
+    result: Value = PLAIN
+    for value in (*given.given, *given.named.values()):
+        if isinstance(value, Tensor):
+            result = broadcast(result, value) if isinstance(result, Tensor) else value
+        elif not isinstance(value, Plain | Size):
+            raise Unproven("a value whose positions are not known")
+    return result
+
+
+def _along(what: str, *, keeps: bool = False, pair: bool = False, place: int = 1) -> _Rule:
+    """A rule for functions that compute along one dimension, or several."""
+
+    def rule(given: Arguments) -> Value:
+        tensor = given.tensor
+        dim = given.get(place, "dim", "axis")
+        names = dim.values if isinstance(dim, Items) else (dim,)
+        if dim == NOTHING:
+            raise Unproven(f"{what} over all dimensions")
+        indices = {without(tensor, each, what) for each in names}
+        if keeps:
+            return tensor
+        keepdim = given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
+        dims = [
+            () if number in indices else dim
+            for number, dim in enumerate(tensor.dims)
+            if keepdim or number not in indices
+        ]
+        return Items((made(dims), made(dims))) if pair else made(dims)
+
+    return rule
+
+
+def _maximum(given: Arguments) -> Value:
+    if isinstance(given.get(1, "other"), Tensor):
+        return _elementwise(given)
+    return _along("a maximum", pair=True)(given)
+
+
+def _top(given: Arguments) -> Value:
+    tensor = given.tensor
+    index = without(tensor, given.get(2, "dim", default=Plain(-1)), "a choice of the largest values")
+    dims = [fresh() if number == index else dim for number, dim in enumerate(tensor.dims)]
+    return Items((made(dims), made(dims)))
+
+
+def _sorted(given: Arguments) -> Value:
+    without(given.tensor, given.get(1, "dim", default=Plain(-1)), "an order")
+    return Items((given.tensor, given.tensor))
+
+
+def _reshape(given: Arguments) -> Value:
+    sizes = [size_of(each) for each in given.numbers(1)]
+    return reshaped(given.tensor, sizes)
+
+
+def _expand(given: Arguments) -> Value:
+    return expanded(given.tensor, [size_of(each) for each in given.numbers(1)])
+
+
+def _transpose(given: Arguments) -> Value:
+    tensor = given.tensor
+    dims = list(tensor.dims)
+    one, other = axis(tensor, given.get(1, "dim0")), axis(tensor, given.get(2, "dim1"))
+    dims[one], dims[other] = dims[other], dims[one]
+    return Tensor(tuple(dims))
+
+
+def _permute(given: Arguments) -> Value:
+    order = [axis(given.tensor, each) for each in given.numbers(1)]
+    return Tensor(tuple(given.tensor.dims[number] for number in order))
+
+
+def _unsqueeze(given: Arguments) -> Value:
+    dims = list(given.tensor.dims)
+    dims.insert(axis(given.tensor, given.get(1, "dim"), extra=1), ())
+    return Tensor(tuple(dims))
+
+
+def _squeeze(given: Arguments) -> Value:
+    index = without(given.tensor, given.get(1, "dim"), "a squeeze")
+    return made([dim for number, dim in enumerate(given.tensor.dims) if number != index])
+
+
+def _flatten(given: Arguments) -> Value:
+    dims = list(given.tensor.dims)
+    first = axis(given.tensor, given.get(1, "start_dim", default=Plain(0)))
+    last = axis(given.tensor, given.get(2, "end_dim", default=Plain(-1)))
+    joined = tuple(factor for dim in dims[first : last + 1] for factor in dim)
+    return Tensor((*dims[:first], joined, *dims[last + 1 :]))
+
+
+def _unflatten(given: Arguments) -> Value:
+    index = without(given.tensor, given.get(1, "dim"), "an unflatten")
+    sizes = given.get(2, "sizes")
+    number = len(sizes.values) if isinstance(sizes, Items) else 0
+    if not number:
+        raise Unproven("an unflatten into an unknown shape")
+    dims = given.tensor.dims
+    return Tensor((*dims[:index], *(fresh() for _ in range(number)), *dims[index + 1 :]))
+
+
+def _parts(given: Arguments) -> Value:
+    tensor = given.tensor
+    index = without(tensor, given.get(2, "dim", default=Plain(0)), "a split")
+    part = Tensor(tuple(fresh() if number == index else dim for number, dim in enumerate(tensor.dims)))
+    sizes = given.get(1, "chunks", "split_size_or_sections", "split_size")
+    if isinstance(sizes, Items):
+        return Items(tuple(part for _ in sizes.values))
+    return Many(part)
+
+
+def _unbind(given: Arguments) -> Value:
+    index = without(given.tensor, given.get(1, "dim", default=Plain(0)), "an unbind")
+    return Many(made([dim for number, dim in enumerate(given.tensor.dims) if number != index]))
+
+
+def _repeat_interleave(given: Arguments) -> Value:
+    index = without(given.tensor, given.get(2, "dim"), "a repetition")
+    return Tensor(tuple(fresh() if n == index else dim for n, dim in enumerate(given.tensor.dims)))
+
+
+def _tensors(given: Arguments) -> list[Value]:
+    values = given.get(0, "tensors")
+    if isinstance(values, Many):
+        return [values.value]
+    if not isinstance(values, Items) or not all(isinstance(each, Tensor | Plain) for each in values.values):
+        raise Unproven("tensors whose positions are not known are put together")
+    return list(values.values)
+
+
+def _cat(given: Arguments) -> Value:
+    tensors = _tensors(given)
+    if not any(isinstance(each, Tensor) for each in tensors):
+        return PLAIN
+    held = [each for each in tensors if isinstance(each, Tensor)]
+    dim = given.get(1, "dim", "axis", default=Plain(0))
+    indices = {without(each, dim, "a concatenation") for each in held}
+    if len(indices) > 1 or len(held) < len(tensors):
+        raise Unproven("tensors of different shapes are put together")
+    (index,) = indices
+    dims: list[Dim] = list(held[0].dims)
+    for each in held[1:]:
+        joined = broadcast(Tensor((*dims[:index], ("S",))), Tensor((*each.dims[:index], ("S",))))
+        if [is_positional(dim) for dim in each.dims] != [is_positional(dim) for dim in dims]:
+            raise Unproven("tensors of different shapes are put together")
+        dims[:index] = joined.dims[:index] if isinstance(joined, Tensor) else dims[:index]
+    dims[index] = fresh()
+    return Tensor(tuple(dims))
+
+
+def _stack(given: Arguments) -> Value:
+    result: Value = PLAIN
+    for each in _tensors(given):
+        result = broadcast(result, each)
+    if not isinstance(result, Tensor):
+        return PLAIN
+    dims = list(result.dims)
+    dims.insert(axis(result, given.get(1, "dim", default=Plain(0)), extra=1), fresh())
+    return Tensor(tuple(dims))
+
+
+def _one_hot(given: Arguments) -> Value:
+    return Tensor((*given.tensor.dims, fresh()))
+
+
+def _gather(given: Arguments) -> Value:
+    index, chosen = given.get(1, "dim"), given.get(2, "index")
+    if not isinstance(chosen, Tensor):
+        raise Unproven("a choice by an index that is not known")
+    without(given.tensor, index, "a choice by index")
+    without(chosen, index, "a choice by index")
+    _only_apart(given.tensor, chosen, axis(chosen, index))
+    return chosen
+
+
+def _scatter(given: Arguments) -> Value:
+    index, chosen = given.get(1, "dim"), given.get(2, "index")
+    if not isinstance(chosen, Tensor):
+        raise Unproven("a place by an index that is not known")
+    without(given.tensor, index, "a place by index")
+    _only_apart(given.tensor, chosen, axis(chosen, index))
+    return given.tensor
+
+
+def _only_apart(one: Tensor, other: Tensor, index: int) -> None:
+    """Two tensors that differ in one dimension alone."""
+    pairs = list(zip(one.dims, other.dims, strict=False))
+    for number, (mine, yours) in enumerate(pairs):
+        if number != index and mine != yours and (is_positional(mine) or is_positional(yours)):
+            raise Unproven("an index of another shape")
+    if len(one.dims) != len(other.dims):
+        raise Unproven("an index of another shape")
+
+
+def _linear(given: Arguments) -> Value:
+    tensor = given.tensor
+    if is_positional(tensor.dims[-1]):
+        raise Unproven("a linear layer over the positions")
+    return made([*tensor.dims[:-1], fresh()])
+
+
+def _last(given: Arguments) -> Value:
+    if is_positional(given.tensor.dims[-1]):
+        raise Unproven("a norm over the positions")
+    return given.tensor
+
+
+def _normalize(given: Arguments) -> Value:
+    without(given.tensor, given.get(2, "dim", default=Plain(1)), "a norm")
+    return given.tensor
+
+
+def _pad(given: Arguments) -> Value:
+    widths = given.get(1, "pad")
+    if not isinstance(widths, Items) or len(widths.values) != 2 or is_positional(given.tensor.dims[-1]):
+        raise Unproven("padding that may move positions")
+    return Tensor((*given.tensor.dims[:-1], fresh()))
+
+
+def _softmax(given: Arguments) -> Value:
+    return _along("a softmax", keeps=True)(given)
+
+
+def _size(given: Arguments) -> Value:
+    if len(given.given) + len(given.named) < 2:
+        return Items(tuple(Size(dim) for dim in given.tensor.dims))
+    return Size(given.tensor.dims[axis(given.tensor, given.get(1, "dim"))])
+
+
+def _new(given: Arguments) -> Value:
+    sizes = [size_of(each) for each in given.numbers(1)]
+    return made([size if isinstance(size, tuple) else fresh() for size in sizes])
+
+
+def _view_as(given: Arguments) -> Value:
+    other = given.get(1, "other")
+    if not isinstance(other, Tensor):
+        raise Unproven("a reshape to an unknown shape")
+    return reshaped(given.tensor, list(other.dims))
+
+
+def _repeat(given: Arguments) -> Value:
+    counts = given.numbers(1)
+    if len(counts) != len(given.tensor.dims):
+        raise Unproven("a repetition in more dimensions")
+    dims: list[Dim] = []
+    for dim, count in zip(given.tensor.dims, counts, strict=True):
+        if count != Plain(1) and is_positional(dim):
+            raise Unproven("a repetition along the positions")
+        dims.append(dim if count == Plain(1) else fresh())
+    return Tensor(tuple(dims))
+
+
+def _copied(given: Arguments) -> Value:
+    tensor, result = given.tensor, _elementwise(given)
+    if not isinstance(result, Tensor) or len(result.dims) > len(tensor.dims):
+        raise Unproven("a copy of another shape")
+    return tensor
+
+
+def _rank(given: Arguments) -> Value:
+    return Plain(len(given.tensor.dims))
+
+
+def _matmul(given: Arguments) -> Value:
+    return matmul(given.get(0), given.get(1))
+
+
+def _as_complex(given: Arguments) -> Value:
+    without(given.tensor, Plain(-1), "complex numbers")
+    return made(given.tensor.dims[:-1])
+
+
+def _as_real(given: Arguments) -> Value:
+    return Tensor((*given.tensor.dims, fresh()))
+
+
+_ELEMENTWISE = """
+abs add add_ bfloat16 bool celu clamp clamp_ clamp_max clamp_min clone conj contiguous cos data detach
+div div_ divide double dropout elu empty_like eq erf exp exp_ expm1 fill_ float floor full_like ge gelu
+greater gt half hardsigmoid hardswish hardtanh imag int isfinite isinf isnan le leaky_relu less log log1p
+logical_and logical_not logical_or logsigmoid long lt masked_fill masked_fill_ maximum minimum mish mul
+mul_ multiply nan_to_num nan_to_num_ ne neg ones_like polar pow quick_gelu real reciprocal relu relu6
+requires_grad_ round rrelu rsqrt selu sigmoid sigmoid_ sign silu silu_ sin softplus softsign sqrt square
+sub sub_ subtract tanh to type type_as uniform_ where zeros_like
+""".split()
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    "sum": _along("a sum"),
+    "mean": _along("a mean"),
+    "prod": _along("a product"),
+    "amax": _along("a maximum"),
+    "amin": _along("a minimum"),
+    "any": _along("a test of all values"),
+    "all": _along("a test of all values"),
+    "argmax": _along("a maximum"),
+    "argmin": _along("a minimum"),
+    "std": _along("a deviation"),
+    "var": _along("a variance"),
+    "logsumexp": _along("a sum"),
+    "norm": _along("a norm", place=2),
+    "vector_norm": _along("a norm", place=2),
+    "max": _maximum,
+    "min": _maximum,
+    "softmax": _softmax,
+    "log_softmax": _softmax,
+    "cumsum": _along("a cumulative sum", keeps=True),
+    "topk": _top,
+    "sort": _sorted,
+    "view": _reshape,
+    "reshape": _reshape,
+    "expand": _expand,
+    "transpose": _transpose,
+    "swapaxes": _transpose,
+    "permute": _permute,
+    "unsqueeze": _unsqueeze,
+    "squeeze": _squeeze,
+    "flatten": _flatten,
+    "unflatten": _unflatten,
+    "chunk": _parts,
+    "split": _parts,
+    "unbind": _unbind,
+    "repeat_interleave": _repeat_interleave,
+    "cat": _cat,
+    "concat": _cat,
+    "stack": _stack,
+    "one_hot": _one_hot,
+    "gather": _gather,
+    "scatter": _scatter,
+    "scatter_": _scatter,
+    "linear": _linear,
+    "layer_norm": _last,
+    "rms_norm": _last,
+    "normalize": _normalize,
+    "pad": _pad,
+    "new_empty": _new,
+    "new_zeros": _new,
+    "copy_": _copied,
+    "view_as": _view_as,
+    "reshape_as": _view_as,
+    "repeat": _repeat,
+    "size": _size,
+    "dim": _rank,
+    "matmul": _matmul,
+    "bmm": _matmul,
+    "mm": _matmul,
+    "view_as_complex": _as_complex,
+    "view_as_real": _as_real,
+}
+
+_HOMES = ("torch", "torch.nn.functional", "torch.linalg", "torch.special")
+
+
+def torch_name(dotted: str) -> str:
+    """The name of a function of torch that this module may know; empty for other functions."""
+    home, _, name = dotted.rpartition(".")
+    return name if home in _HOMES else ""
+
+
+def operation(name: str, given: Sequence[Value], named: Mapping[str, Value]) -> Value:
+    """The result of a function of torch, or of a tensor's method.
+
+    Raises:
+        Unproven: it is not known, or it moves or mixes positions.
+    """
+    rule = _RULES.get(name)
+    if rule is None:
+        raise Unproven(f"it calls {name}, which may mix positions")
+    return rule(Arguments(tuple(given), named))

@@ -1,0 +1,71 @@
+"""Why a layer loop is refused, in words that name the kind of layer where there is one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.layer_loop.modules import Attributes
+from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["attends", "reason_for"]
+
+_LAYERS_UNKNOWN = "the classes of the layers are not known"
+#: Kinds of layers that mix positions, by what their code mentions.
+_KINDS = (
+    (
+        re.compile(r"recurrent_state|delta_rule|selective_scan|ssm_state|_scan\b|linear_attn_cache"),
+        "recurrent layers",
+    ),
+    (re.compile(r"[Cc]onv1d|conv_state"), "convolutions along the positions"),
+    (re.compile(r"self\.indexer\b|index_topk"), "attention to positions that an indexer chooses"),
+)
+
+
+def reason_for(view: ModuleView, owner: ast.ClassDef, loop: ast.For, first: str) -> str:
+    """The reason for a refusal.
+
+    Args:
+        view: the file.
+        owner: the class with the loop.
+        loop: the loop.
+        first: what could not be proven.
+    """
+    text = ast.unparse(loop)
+    if "deepstack" in text:
+        return f"deepstack: features of an image are added between the layers (line {loop.lineno})"
+    # If the layers are not known, the reason may be anywhere in the file.
+    for name in list(_classes(view, owner, loop)) or (view.classes if _LAYERS_UNKNOWN in first else ()):
+        code = "\n".join(view.text(each) for each in view.methods(view.classes[name]).values())
+        for pattern, kind in _KINDS:
+            if pattern.search(code):
+                return f"{kind}: {name} (line {view.classes[name].lineno})"
+    if re.search(r"per_layer_input", text):
+        return f"per-layer inputs, which are not sliced (line {loop.lineno})"
+    if "layerdrop" in text:
+        return f"layers are skipped at random, which differs between ranks (line {loop.lineno})"
+    return first
+
+
+def attends(view: ModuleView, owner: ast.ClassDef, loop: ast.For) -> bool:
+    """Whether the modules of a loop hold attention of the user's implementation."""
+    return any("get_interface(" in view.text(view.classes[name]) for name in _classes(view, owner, loop))
+
+
+def _classes(view: ModuleView, owner: ast.ClassDef, loop: ast.For) -> Iterator[str]:
+    """The classes of the file that run in the layers."""
+    attributes = Attributes(view)
+    own = attributes.of(owner.name)
+    looped = [own[name] for name in map(own_attribute, walk_ast(loop)) if name in own]
+    pending = [each for each in of_all(looped) if isinstance(each, Module)]
+    seen: dict[str, None] = {}
+    for module in pending:  # the list grows during the loop
+        for name in module.names:
+            if name in view.classes and name not in seen:
+                seen[name] = None
+                pending += [each for each in of_all(attributes.of(name).values()) if isinstance(each, Module)]
+    yield from seen

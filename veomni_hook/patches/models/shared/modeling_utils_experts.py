@@ -1,0 +1,32 @@
+"""Expert parallelism in unchanged scripts: the ``distributed_config`` that a script did not give.
+
+Applies only where the setting ``parallel`` has ``ep`` above 1. (`veomni_hook.finders.applicable` adds this
+file to the specs of ``transformers.modeling_utils``.)
+"""
+
+from __future__ import annotations
+
+from veomni_hook.patches.spec import PatchConfig
+
+__all__ = ["config"]
+
+config = PatchConfig(
+    source_module="transformers.modeling_utils",
+    description="experts are divided among processes as the setting `parallel` says",
+)
+
+config.add_import(
+    "veomni_hook.parallel.expert_loading", ["planned as veomni_planned", "settled as veomni_settled"]
+)
+config.rewrite(
+    "PreTrainedModel.from_pretrained",
+    pattern='kwargs.pop("distributed_config", None)',
+    replacement='veomni_settled(cls, kwargs.pop("distributed_config", None), kwargs)',
+    description="where the script gave none, the one of the setting",
+)
+config.rewrite(
+    "PreTrainedModel.from_pretrained",
+    pattern="model._get_dtype_plan({dtype})",
+    replacement="veomni_planned(model)._get_dtype_plan({dtype})",
+    description="the plan of the model's recognised experts",
+)

@@ -1,0 +1,50 @@
+"""Trainer saves and resumes models whose experts are divided among processes.
+
+Applies only where the setting ``parallel`` has ``ep`` above 1. (`veomni_hook.finders.applicable` adds this
+file to the specs of ``transformers.trainer``.)
+"""
+
+from __future__ import annotations
+
+from veomni_hook.patches.spec import PatchConfig
+
+__all__ = ["config"]
+
+config = PatchConfig(
+    source_module="transformers.trainer",
+    description="checkpoints of models whose experts are divided among processes can be resumed",
+)
+
+config.add_import(
+    "veomni_hook.parallel.expert_checkpoints",
+    [
+        "load_model as veomni_load_model",
+        "load_optimizer as veomni_load_optimizer",
+        "resumes as veomni_resumes",
+        "save_optimizer as veomni_save_optimizer",
+    ],
+)
+config.rewrite(
+    "Trainer.__init__",
+    pattern="not args.save_only_model",
+    replacement="not (args.save_only_model or veomni_resumes(self))",
+    description="optimizers of these models can be saved",
+)
+config.rewrite(
+    "Trainer._save_checkpoint",
+    pattern="self._save_optimizer_and_scheduler({folder})",
+    replacement="veomni_save_optimizer(self, {folder})",
+    description="by all processes together",
+)
+config.rewrite(
+    "Trainer._prepare_for_training",
+    pattern="self._load_optimizer_and_scheduler({folder})",
+    replacement="veomni_load_optimizer(self, {folder})",
+    description="by all processes together",
+)
+config.rewrite(
+    "Trainer.train",
+    pattern="self._load_from_checkpoint({folder})",
+    replacement="veomni_load_model(self, {folder})",
+    description="each process reads its part",
+)

@@ -1,0 +1,61 @@
+"""What each parallel axis does in a model, as lines of `veomni_hook.explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from veomni_hook.finders.state import STATE
+from veomni_hook.layout import counted
+from veomni_hook.parallel import process
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["notes_on"]
+
+_OP = "layer_loop"
+
+
+def notes_on(model: nn.Module) -> tuple[str, ...]:
+    """Return a line for each base model whose sequences processes share, or why they cannot.
+
+    Empty if the setting `parallel` has no ``sp``.
+    """
+    size = process.sizes().sp
+    if size == 1:
+        return ()
+    notes = dict.fromkeys(note for module in model.modules() for note in _notes(module, size))
+    return tuple(notes) or (f"sp={size}: no layer loop is known in it, so every process runs all of it",)
+
+
+def _notes(module: nn.Module, size: int) -> Iterator[str]:
+    for owner in type(module).__mro__:
+        outcome = STATE.outcomes.get(owner.__module__)
+        target = f"{owner.__name__}.forward"
+        report: Mapping[str, Any] = {} if outcome is None or not outcome.patched else outcome.report
+        for missed in report.get("missed", ()):
+            if missed["op"] == _OP and missed["target"] == target:
+                yield f"sp={size}: {owner.__name__} cannot be trained with it: {missed['reason']}"
+        for patch in report.get("applied", ()):
+            if patch.get("op") == _OP and patch["target"] == target and patch.get("variant"):
+                yield _shared(module, owner.__name__, size)
+
+
+def _shared(module: nn.Module, name: str, size: int) -> str:
+    config = getattr(module, "config", None)
+    heads: Any = getattr(config, "num_attention_heads", None)
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    implementation = getattr(config, "_attn_implementation", None) or "eager"
+    told = (
+        f"sp={size}: with gradients, each of {size} processes runs the layers of {name} on its part of the "
+        f"positions; attention ({implementation}) gets all positions"
+    )
+    if not isinstance(heads, int):
+        return told
+    if heads % size:
+        return f"{told}, but {size} does not divide its {counted(heads, 'head')}: training is refused"
+    told += f" and {heads // size} of {counted(heads, 'head')}"
+    if isinstance(keys, int) and keys % size:
+        told += f" (of {counted(keys, 'key head')}, repeated first)"
+    return told
