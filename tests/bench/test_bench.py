@@ -27,7 +27,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """One round, and limits that need no measurement."""
     monkeypatch.setitem(run.ROUNDS, "cpu", 1)
     monkeypatch.setattr(run, "bandwidth", lambda device: 1e9)
-    monkeypatch.setattr(run, "matmul_rate", lambda device, dtype: 1e9)
+    monkeypatch.setattr(run, "product", lambda device, dtype: (lambda: None, 1))
     monkeypatch.setattr(record, "bandwidth", lambda device: 1e9)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.bench.limits import bandwidth, matmul_rate
+from veomni_hook.bench.limits import bandwidth, product
 from veomni_hook.bench.problem import Problem, Side
 from veomni_hook.bench.timing import by_turns, host_time, peak_bytes, wall_time
 
@@ -19,7 +19,7 @@ __all__ = ["Row", "measured"]
 
 ROUNDS = {"cpu": 5, **dict.fromkeys(accelerator.TYPES, 20)}
 _PRODUCTS = "products"
-#: Below this a part is bound by the host: what it takes there is measured apart.
+#: A forward that takes less is bound by the host: what it takes there is measured apart.
 SHORT = 1.0
 
 
@@ -37,7 +37,8 @@ class Row:
         peak: bytes above what was held before, by side.
         failed: in a row of its own, why a side could not compute the problem (the part ``failed``), or why
             there is no such side here (the part ``absent``, once an op).
-        products: the median milliseconds of the products, where they are the limit.
+        products: the median milliseconds of the problem's products, or of a large one, where the limit is
+            not the bandwidth.
     """
 
     op: str
@@ -79,18 +80,17 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
             yield _without("absent", problem, told)
         if failed:
             yield _without("failed", problem, failed)
+        taken_by = []
         for part in problem.work:
             calls = {name: _call(problem, name, side, part) for name, side in problem.sides.items()}
-            yield _row(problem, part, calls, device)
-        if device in accelerator.TYPES and problem.incoming and _is_short(problem, device):
+            row = _row(problem, part, calls, device)
+            taken_by.append(min(row.milliseconds.values(), default=0.0))
+            yield row
+        if device in accelerator.TYPES and problem.incoming and taken_by[0] < SHORT:
             steps = {name: partial(_step, problem, side) for name, side in problem.sides.items()}
             for part, timed in (("host", host_time), ("wall", wall_time)):
                 taken = {name: timed(step, device) for name, step in steps.items()}
                 yield Row(problem.op, part, problem.dtype, problem.shape, "", 0, taken, {}, {})
-
-
-def _is_short(problem: Problem, device: str) -> bool:
-    return problem.work["forward"] / _most(problem, device) < SHORT
 
 
 def _without(part: str, problem: Problem, reasons: Mapping[str, str]) -> Row:
@@ -105,16 +105,15 @@ def _peak(problem: Problem, call: Callable[[], object], device: str) -> int:
 
 
 def _row(problem: Problem, part: str, calls: Mapping[str, Callable[[], object]], device: str) -> Row:
-    work = problem.work[part]
-    products = None
-    if problem.products is None:
+    work, products = problem.work[part], None
+    if (floor := _floor(problem, work, device)) is None:
         times = by_turns(calls, device, ROUNDS[device])
-        share = {name: work / taken / _most(problem, device) for name, taken in times.items()}
+        share = {name: work / taken / bandwidth(device) * 1e3 for name, taken in times.items()}
     else:
-        floor = partial(problem.products, *problem.leaves)
-        times = dict(by_turns({_PRODUCTS: floor, **calls}, device, ROUNDS[device]))
+        product_of, times_of_it = floor
+        times = dict(by_turns({_PRODUCTS: product_of, **calls}, device, ROUNDS[device]))
         products = times.pop(_PRODUCTS)
-        share = {name: products / taken for name, taken in times.items()}
+        share = {name: times_of_it * products / taken for name, taken in times.items()}
     peak = {name: _peak(problem, call, device) for name, call in calls.items()} if part == "step" else {}
     return Row(
         problem.op, part, problem.dtype, problem.shape, problem.limit, work, times, share, peak,
@@ -122,11 +121,14 @@ def _row(problem: Problem, part: str, calls: Mapping[str, Callable[[], object]],
     )  # fmt: skip
 
 
-def _most(problem: Problem, device: str) -> float:
-    """How much of what bounds the problem the device can do in a millisecond."""
+def _floor(problem: Problem, work: int, device: str) -> tuple[Callable[[], object], float] | None:
+    """Return products that take part by turns, and how often their work is in ``work``; None for bytes."""
+    if problem.products is not None:
+        return partial(problem.products, *problem.leaves), 1.0
     if problem.limit == "bytes":
-        return bandwidth(device) / 1e3
-    return matmul_rate(device, problem.leaves[0].dtype) / 1e3
+        return None
+    large, operations = product(device, problem.leaves[0].dtype)
+    return large, work / operations
 
 
 def _call(problem: Problem, name: str, side: Side, part: str) -> Callable[[], object]:

@@ -45,13 +45,17 @@ def bench(
     ] = None,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Measure only two sizes of each op.")] = False,
+    size: Annotated[
+        str,
+        typer.Option(metavar="TEXT", help="Measure only sizes whose line has this text.", show_default=False),
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Measure kernels, and for comparison the upstream code, torch.compile, and Liger and QuACK if installed.
 
     Each entry is one part of an op (for example its backward) at one size. For each implementation it has the
-    median time, the share of the device's limit (the bandwidth of a copy, the rate of a large matrix product,
-    or for the loss its own three matrix products, timed in the same run) and the peak memory. Time on the
+    median time, the share of the device's limit (the bandwidth of a copy, or, by turns with what is measured,
+    the rate of a large matrix product, for the loss its own three products) and the peak memory. Time on the
     host has separate entries. If a run is interrupted, the file of --out holds what was measured, and names
     the ops that were not finished.
     """
@@ -74,7 +78,8 @@ def bench(
         return facts
 
     for number, name in enumerate(names):
-        for row in measured(problems(name, place, quick=quick), place):
+        chosen = (each for each in problems(name, place, quick=quick) if size in each.shape)
+        for row in measured(chosen, place):
             output.note(_said(row))
             rows.append(row)
             recorded(names[number:])

@@ -22,13 +22,18 @@ from veomni_hook.bench.problem import Problem, Side, beside, formula, made
 __all__ = ["blocks", "problems", "upstream"]
 
 # Tokens, hidden size, inner size, experts, experts of a token, and what the logits of the first expert are
-# raised by: Qwen3-30B-A3B, few large experts, many small ones, one hot expert, decoding.
+# raised by: Qwen3-30B-A3B, few large experts, many small ones, one hot expert, decoding; medium, large and few
+# rows of each expert, and one hot expert with a sixth of all rows.
 _ACCELERATOR = (
     (16384, 2048, 768, 128, 8, 0),
     (8192, 4096, 14336, 8, 2, 0),
     (16384, 2048, 512, 512, 10, 0),
     (16384, 2048, 768, 128, 8, 8),
     (16, 2048, 768, 128, 8, 0),
+    (8192, 4096, 1536, 64, 6, 0),
+    (16384, 7168, 2048, 32, 8, 0),
+    (4096, 2048, 768, 128, 8, 0),
+    (8192, 4096, 1536, 64, 6, 8),
 )
 _CPU = ((2048, 2048, 768, 64, 8, 0), (2048, 1024, 2048, 8, 2, 0))
 # Of a block: tokens, hidden size, inner size, experts, experts of a token. SonicMoE compiles for each.
@@ -66,7 +71,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             absent=absent,
         )
     if sonic.side(device, 1)[0]:
-        yield from blocks(device, _BLOCKS[:1] if quick else _BLOCKS)
+        yield from blocks(device, _BLOCKS)
 
 
 def blocks(device: str, sizes: Sequence[Sequence[int]]) -> Iterator[Problem]:
