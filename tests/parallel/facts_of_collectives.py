@@ -1,4 +1,4 @@
-"""Prints how far each collective's output and gradients are from one process's, and what groups say.
+"""How far each collective's output and gradients are from one process's, and what groups say.
 
 Every process has the whole input; a collective's input is its part, and the gradient of the whole input is
 summed over the group, as the averages of parameters would be.
@@ -6,18 +6,18 @@ summed over the group, as the averages of parameters would be.
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import distributed
 
-from tests.parallel.job import begin
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import data_shard, groups, process
 from veomni_hook.parallel.collectives import all_summed, gathered, own_part, to_heads, to_positions
 
 FACTS: dict[str, object] = {}
+GROUP: Any = None
 
 
 def message(call: object) -> str:
@@ -110,29 +110,29 @@ def check_traced() -> None:
     FACTS["traced"] = max(difference(expected.detach(), got.detach()), difference(x.grad, y.grad))
 
 
-sizes = sys.argv[1]
-process.tell(sizes)
-FACTS["not initialised"] = message(groups.sequence_group)
-FACTS["data before"] = data_shard()
-begin()
-process.tell("sp=3")
-FACTS["not divided"] = message(groups.sequence_group)
-FACTS["data not divided"] = message(data_shard)
-process.tell(sizes)
-GROUP = groups.sequence_group()
-assert groups.sequence_group() is GROUP
-FACTS["group"] = [GROUP.rank, GROUP.size, distributed.get_process_group_ranks(GROUP.mesh.get_group("sp"))]
-FACTS["data"] = data_shard()
-for n in (1, GROUP.size, GROUP.size * 3, GROUP.size * 3 - 1, GROUP.size * 2 + 1):
-    check_slice_and_gather(n)
-double, single = torch.float64, torch.float32
-n = GROUP.size
-check_heads((4, 4, 4), (2 * n, n), (double, double, double))
-check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
-check_heads((6, 6, 4), (n, n), (double, double, double))
-check_heads((4, 4, 4), (2 * n, n), (double, single, double))
-check_sum()
-if distributed.get_world_size() == 2:  # seconds of imports in each process
-    check_traced()
-distributed.destroy_process_group()
-print(json.dumps(FACTS))
+def facts(join: Callable[[], None], sizes: str) -> dict[str, object]:
+    """Return all of them; ``join`` joins the group of processes."""
+    global GROUP
+    FACTS["not initialised"] = message(groups.sequence_group)
+    FACTS["data before"] = data_shard()
+    join()
+    process.tell("sp=3")
+    FACTS["not divided"] = message(groups.sequence_group)
+    FACTS["data not divided"] = message(data_shard)
+    process.tell(sizes)
+    GROUP = groups.sequence_group()
+    assert groups.sequence_group() is GROUP
+    FACTS["group"] = [GROUP.rank, GROUP.size, distributed.get_process_group_ranks(GROUP.mesh.get_group("sp"))]
+    FACTS["data"] = data_shard()
+    n = GROUP.size
+    for length in (1, n, n * 3, n * 3 - 1, n * 2 + 1):
+        check_slice_and_gather(length)
+    double, single = torch.float64, torch.float32
+    check_heads((4, 4, 4), (2 * n, n), (double, double, double))
+    check_heads((4, 4, 4), (3 * n, 3 * n), (double, double, double))
+    check_heads((6, 6, 4), (n, n), (double, double, double))
+    check_heads((4, 4, 4), (2 * n, n), (double, single, double))
+    check_sum()
+    if distributed.get_world_size() == 2:
+        check_traced()
+    return FACTS

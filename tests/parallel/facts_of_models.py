@@ -1,29 +1,22 @@
-"""Prints how far losses, logits and gradients of split models are from those of one process.
+"""How far losses, logits and gradients of split models are from those of one process.
 
-Arguments: the sizes, the kernels, then cases ``family/implementation/kind/length[/options]``. The same model runs twice in
-each process: whole, and with its sequences split; gradients are averaged over the processes as DDP does.
-Models are not changed by the test's code: the hook patches them.
+A case is ``family/implementation/kind/length[/options]``. The same model runs twice in each process: whole, and
+with its sequences split; gradients are averaged over the processes as DDP does. Models are not changed by the
+test's code: the hook patches them.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import traceback
+from collections.abc import Sequence
 from typing import Any
 
-import veomni_hook
+import torch
+from torch import distributed
 
-SIZES, KERNELS = sys.argv[1:3] if __name__ == "__main__" else ("", "")
-if SIZES:
-    veomni_hook.activate(parallel=SIZES, kernels=KERNELS)
-
-import torch  # noqa: E402
-from torch import distributed  # noqa: E402
-
-from tests.parallel import small  # noqa: E402
-from tests.parallel.job import begin  # noqa: E402
-from veomni_hook.parallel import process  # noqa: E402
+from tests.parallel import small
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.parallel import process
 
 
 def run(
@@ -48,7 +41,7 @@ def run(
     return values | gradients
 
 
-def compare(case: str) -> dict[str, Any]:
+def compare(case: str, sizes: str) -> dict[str, Any]:
     family, implementation, kind, length, *options = case.split("/")
     changes, given, checkpoint = {}, {}, None
     for option in options:
@@ -63,7 +56,7 @@ def compare(case: str) -> dict[str, Any]:
     if checkpoint is not None:
         model.gradient_checkpointing_enable(checkpoint)
     batch = {**small.batch(kind, int(length)), **given}
-    one, split = run(model, batch, "", options), run(model, batch, SIZES, options)
+    one, split = run(model, batch, "", options), run(model, batch, sizes, options)
     assert one.keys() == split.keys(), one.keys() ^ split.keys()
     worst, name = max((relative(split[name], one[name]), name) for name in one)
     calls = sum(module.__dict__.get("_veomni_sequence") is not None for module in model.modules())
@@ -76,15 +69,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return error if error == error else 1e9  # not a number
 
 
-def facts(case: str) -> dict[str, Any]:
-    try:
-        return compare(case)
-    except Exception:
-        return {"error": traceback.format_exc()[-3000:]}
-
-
-if __name__ == "__main__":
-    begin()
-    result = {case: facts(case) for case in sys.argv[3:]}
-    distributed.destroy_process_group()
-    print(json.dumps(result))
+def facts(cases: Sequence[str], sizes: str, kernels: str) -> dict[str, Any]:
+    """Return what `compare` found in each case."""
+    set_choice(kernels)
+    return {case: compare(case, sizes) for case in cases}

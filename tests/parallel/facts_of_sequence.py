@@ -1,31 +1,24 @@
-"""Prints what two processes see that share sequences: refusals, recomputation, copies, caches, dropout."""
+"""What two processes see that share sequences: refusals, recomputation, copies, caches, dropout."""
 
 from __future__ import annotations
 
 import copy
 import io
-import json
-import sys
-import traceback
 import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import transformers
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
 import veomni_hook
-
-veomni_hook.activate(parallel="sp=2", kernels="eager")
-
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from torch import distributed  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-
-from tests.parallel import small  # noqa: E402
-from tests.parallel.facts_of_models import relative  # noqa: E402
-from tests.parallel.job import begin  # noqa: E402
-from veomni_hook.errors import ParallelError  # noqa: E402
-from veomni_hook.parallel import process  # noqa: E402
+from tests.parallel import small
+from tests.parallel.facts_of_models import relative
+from veomni_hook.errors import ParallelError
+from veomni_hook.parallel import process
 
 CHECKS: dict[str, Callable[[], Any]] = {}
 
@@ -297,15 +290,6 @@ def explanations() -> str:
     return str(veomni_hook.explain(small.model("llama", num_key_value_heads=1)))
 
 
-def facts(name: str) -> Any:
-    try:
-        return CHECKS[name]()
-    except Exception:
-        return traceback.format_exc()[-3000:]
-
-
-if __name__ == "__main__":
-    begin()
-    result = {name: facts(name) for name in (sys.argv[1:] or CHECKS)}
-    distributed.destroy_process_group()
-    print(json.dumps(result))
+def facts() -> dict[str, Any]:
+    """Return what each check found, in one process after the other."""
+    return {name: check() for name, check in CHECKS.items()}

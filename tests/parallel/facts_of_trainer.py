@@ -1,15 +1,12 @@
-"""Prints what Trainer logs for a few steps and an evaluation, with the script's usual arguments."""
+"""What Trainer logs for a few steps and an evaluation, with the script's usual arguments."""
 
 from __future__ import annotations
 
-import json
 import tempfile
+from typing import Any
 
-import veomni_hook.install  # noqa: F401
-
-import torch  # isort: skip
-from torch import distributed  # isort: skip
-from transformers import Trainer, TrainingArguments  # isort: skip
+import torch
+from transformers import Trainer, TrainingArguments
 
 from tests.parallel import small
 
@@ -25,7 +22,8 @@ def rows(count: int, ignored: int) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def main() -> None:
+def logged() -> dict[str, Any]:
+    """Train, evaluate and predict."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             small.model("llama"),
@@ -48,16 +46,10 @@ def main() -> None:
         )
         trainer.train()
         seen = trainer.predict(rows(6, 1))
-    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
-    told = {
-        "losses": [entry["loss"] for entry in logged],
-        "norms": [float(entry["grad_norm"]) for entry in logged],
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "losses": [entry["loss"] for entry in entries],
+        "norms": [float(entry["grad_norm"]) for entry in entries],
         "evaluated": seen.metrics["test_loss"],
         "predictions": list(seen.predictions.shape),
     }
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-    print("\n" + json.dumps(told))
-
-
-main()

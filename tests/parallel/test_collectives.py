@@ -6,38 +6,38 @@ from typing import Any
 
 import pytest
 
-from tests.parallel.job import once
-
-
-def facts(world: int, sizes: str) -> list[dict[str, Any]]:
-    told = once("facts_of_collectives.py", sizes, world=world)
-    assert not isinstance(told, str), told
-    return told
-
+from tests.parallel.ranks import Ranks
 
 JOBS = pytest.mark.parametrize(("world", "sizes"), [(2, "sp=2"), (4, "sp=4"), (4, "sp=2")])
 
 
+@pytest.fixture
+def facts(ranks: Ranks, world: int, sizes: str) -> list[dict[str, Any]]:
+    return ranks.once("facts_of_collectives:facts", world, sizes, joined=False, sizes=sizes)
+
+
 @JOBS
-def test_outputs_and_gradients_are_those_of_one_process(world: int, sizes: str) -> None:
-    for rank in facts(world, sizes):
+def test_outputs_and_gradients_are_those_of_one_process(
+    facts: list[dict[str, Any]], world: int, sizes: str
+) -> None:
+    for rank in facts:
         numbers = {name: value for name, value in rank.items() if isinstance(value, float)}
         assert len(numbers) > 20
         assert {name: value for name, value in numbers.items() if value > 1e-6} == {}
 
 
 @JOBS
-def test_neighbours_share_sequences_and_data(world: int, sizes: str) -> None:
+def test_neighbours_share_sequences_and_data(facts: list[dict[str, Any]], world: int, sizes: str) -> None:
     size = int(sizes[-1])
-    for rank, told in enumerate(facts(world, sizes)):
+    for rank, told in enumerate(facts):
         first = rank // size * size
         assert told["group"] == [rank % size, size, list(range(first, first + size))]
         assert told["data"] == told["data before"] == [rank // size, world // size]
 
 
 @JOBS
-def test_errors_say_what_to_do(world: int, sizes: str) -> None:
-    told = facts(world, sizes)[0]
+def test_errors_say_what_to_do(facts: list[dict[str, Any]], world: int, sizes: str) -> None:
+    told = facts[0]
     assert "torch.distributed is not initialised" in told["not initialised"]
     assert "torchrun" in told["not initialised"]
     for name in ("not divided", "data not divided"):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel.job import once
+from tests.parallel.ranks import Ranks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "layers with checkpoints"])
-def test_gradients_are_those_of_one_process(kind: str) -> None:
-    told = once("facts_of_compiled.py", world=2)
-    assert not isinstance(told, str), told
-    assert told[0][kind] < 1e-5
+def test_gradients_are_those_of_one_process(ranks: Ranks, kind: str) -> None:
+    assert ranks.run("facts_of_compiled:compared", 2, "sp=2", kind=kind)[0] < 1e-5

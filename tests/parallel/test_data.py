@@ -7,25 +7,23 @@ from typing import Any
 
 import pytest
 
-from tests.parallel.job import JobError, job, once
+from tests.parallel.ranks import Ranks
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import data, process
 
 
-def test_trainer_logs_what_one_process_logs() -> None:
-    one = once("facts_of_trainer.py", world=1)
-    assert not isinstance(one, str), one
-    two = job("facts_of_trainer.py", world=2, VEOMNI_PARALLEL="sp=2")
-    for told in two:
-        assert told["losses"] == pytest.approx(one[0]["losses"], rel=1e-4)
-        assert told["norms"] == pytest.approx(one[0]["norms"], rel=1e-4)
-        assert told["evaluated"] == pytest.approx(one[0]["evaluated"], rel=1e-4)
-        assert told["predictions"] == one[0]["predictions"] == [6, 16, 48]
+def test_trainer_logs_what_one_process_logs(ranks: Ranks) -> None:
+    (one,) = ranks.run("facts_of_trainer:logged", 1)
+    for told in ranks.run("facts_of_trainer:logged", 2, "sp=2"):
+        assert told["losses"] == pytest.approx(one["losses"], rel=1e-4)
+        assert told["norms"] == pytest.approx(one["norms"], rel=1e-4)
+        assert told["evaluated"] == pytest.approx(one["evaluated"], rel=1e-4)
+        assert told["predictions"] == one["predictions"] == [6, 16, 48]
 
 
-def test_a_world_that_cannot_be_divided_stops_before_the_first_step() -> None:
-    with pytest.raises(JobError, match="sp=3 does not divide the 2 processes"):
-        job("facts_of_trainer.py", world=2, VEOMNI_PARALLEL="sp=3")
+def test_a_world_that_cannot_be_divided_stops_before_the_first_step(ranks: Ranks) -> None:
+    with pytest.raises(AssertionError, match="sp=3 does not divide the 2 processes"):
+        ranks.run("facts_of_trainer:logged", 2, "sp=3")
 
 
 def accelerator(rank: int, world: int, mesh: Any = None) -> Any:

@@ -7,27 +7,25 @@ processes there are fewer key heads than processes.
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 
-from tests.parallel.job import once
+from tests.parallel.ranks import Ranks
 
 CLOSE = 1e-5
-PAIRS = (("llama", "gpt_oss"), ("qwen3", "gemma3"), ("qwen3_moe", "deepseek_v3"))
 
 
-def cases_of(*families: str) -> list[str]:
-    cases = []
-    for family in families:
-        # gpt_oss has sinks, which torch's fused attention does not know.
-        implementations = ("eager",) if family == "gpt_oss" else ("sdpa", "eager")
-        cases += [
+def cases_of(family: str) -> list[str]:
+    # gpt_oss has sinks, which torch's fused attention does not know.
+    implementations = ("eager",) if family == "gpt_oss" else ("sdpa", "eager")
+    return [
+        *(
             "/".join((family, *each, "15"))
             for each in product(implementations, ("plain", "packed", "padded"))
-        ]
-        cases += [f"{family}/eager/padded/13/checkpoint=", f"{family}/eager/packed/15/checkpoint=reentrant"]
-    return cases
+        ),
+        f"{family}/eager/padded/13/checkpoint=",
+        f"{family}/eager/packed/15/checkpoint=reentrant",
+    ]
 
 
 OTHERS = [
@@ -44,30 +42,23 @@ OTHERS = [
 ]
 
 
-def facts(world: int, kernels: str, *cases: str) -> dict[str, Any]:
-    told = once("facts_of_models.py", f"sp={world}", kernels, *cases, world=world)
-    assert not isinstance(told, str), told
-    return told[0]
-
-
-def check(told: dict[str, Any]) -> None:
-    errors = {case: fact["error"] for case, fact in told.items() if "error" in fact}
-    assert not errors, "\n".join(errors.values())
+def check(ranks: Ranks, world: int, kernels: str, *cases: str) -> None:
+    sizes = f"sp={world}"
+    told = ranks.run("facts_of_models:facts", world, sizes, cases=cases, sizes=sizes, kernels=kernels)[0]
     assert {case: fact for case, fact in told.items() if fact["worst"] > CLOSE} == {}
+    assert told.keys() == set(cases)
     assert all(fact["split"] > 10 and fact["tensors"] > 15 for fact in told.values())
 
 
-@pytest.mark.parametrize("families", PAIRS)
-def test_two_processes_compute_what_one_computes(families: tuple[str, str]) -> None:
-    check(facts(2, "eager", *cases_of(*families)))
+FAMILIES = ["llama", "gpt_oss", "qwen3", "gemma3", "qwen3_moe", "deepseek_v3"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("families", [(each,) for pair in PAIRS for each in pair])
-def test_four_processes_compute_what_one_computes(families: tuple[str, ...]) -> None:
-    check(facts(4, "eager", *cases_of(*families)))
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_compute_what_one_computes(ranks: Ranks, family: str, world: int) -> None:
+    check(ranks, world, "eager", *cases_of(family))
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_heads_losses_and_captured_outputs(world: int) -> None:
-    check(facts(world, "torch", *OTHERS))
+def test_heads_losses_and_captured_outputs(ranks: Ranks, world: int) -> None:
+    check(ranks, world, "torch", *OTHERS)

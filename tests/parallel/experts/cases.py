@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,35 +14,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.parallel.experts import layers, models
 from veomni_hook.parallel import expert_dispatch
 
-_ALONE: dict[Any, Any] = {}
 
-
-def _alone(folder: Path, family: str) -> Any:
-    key = folder, family
-    if key not in _ALONE:
-        path = models.saved(folder, family)
-        _ALONE[key] = models.alone(path, family, dist.get_world_size())
-    return _ALONE[key]
-
-
-def step(
-    folder: Path, family: str, ep: int, implementation: str = "veomni", checkpointing: str = "", **more: Any
-) -> dict[str, Any]:
-    """One forward and backward: how far loss and gradients are from those of one process."""
-    losses, expected = _alone(folder, family)
-    model = models.sharded(models.saved(folder, family), family, ep, implementation, **more)
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
-    rank = dist.get_rank()
-    loss = model(**models.batch(rank)).loss
-    loss.backward()
-    far = models.apart(models.gradients(model), expected)
-    worst = max(far, key=far.__getitem__)
-    return {
-        "loss": abs(loss.item() - losses[rank]) / abs(losses[rank]),
-        "worst": worst,
-        "gradient": far[worst],
-    }
+def steps(
+    folder: Path, family: str, ep: int, checkpointings: Sequence[str] = ("",), implementation: str = "veomni"
+) -> dict[str, dict[str, Any]]:
+    """A forward and backward with each kind of checkpointing: how far loss and gradients are from one process's."""
+    path, rank, found = models.saved(folder, family), dist.get_rank(), {}
+    losses, expected = models.alone(path, family, dist.get_world_size())
+    model = models.sharded(path, family, ep, implementation)
+    for kind in checkpointings:
+        if kind:
+            model.gradient_checkpointing_enable({"use_reentrant": kind == "reentrant"})
+        model.zero_grad()
+        loss = model(**models.batch(rank)).loss
+        loss.backward()
+        far = models.apart(models.gradients(model), expected)
+        worst = max(far, key=far.__getitem__)
+        found[kind] = {
+            "loss": abs(loss.item() - losses[rank]) / abs(losses[rank]),
+            "worst": worst,
+            "gradient": far[worst],
+        }
+    return found
 
 
 def frozen(folder: Path, what: str, ep: int, checkpointing: str = "") -> dict[str, Any]:
@@ -99,6 +93,11 @@ ROUTINGS = {
     "of other dtype": lambda calls: [(x, ids.int(), weights) for x, ids, weights in calls],
     "not contiguous": lambda calls: [tuple(each.t().contiguous().t() for each in call) for call in calls],
 }
+
+
+def layers_of(folder: Path, cases: Sequence[str], **options: Any) -> dict[str, dict[str, float]]:
+    """`layer` for several kinds of routing."""
+    return {case: layer(folder, case, **options) for case in cases}
 
 
 def layer(folder: Path, case: str, k: int = 3, tokens: int = 20, **options: Any) -> dict[str, float]:

@@ -1,39 +1,61 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.parallel.experts.crew import Crew
+from tests.parallel.ranks import Ranks
+
+
+class Crew:
+    """``size`` ranks with a setting, which share a folder for checkpoints."""
+
+    def __init__(self, ranks: Ranks, folder: Path, size: int, setting: str) -> None:
+        self._ranks, self.size, self._setting, self._folder = ranks, size, setting, folder
+        folder.mkdir()
+
+    def run(self, case: str, /, **arguments: Any) -> list[Any]:
+        """Return what a function of the modules of cases returned on each rank."""
+        return self._ranks.run(
+            f"experts.{case}", self.size, self._setting, folder=str(self._folder), **arguments
+        )
 
 
 @pytest.fixture(scope="session")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+def crew(ranks: Ranks) -> Callable[..., Crew]:
+    """Crews by size and setting."""
+    known: dict[tuple[int, str], Crew] = {}
+
+    def of(size: int, setting: str = "") -> Crew:
+        key = size, setting
+        if key not in known:
+            known[key] = Crew(ranks, ranks.folder / f"{size}{setting}", size, setting)
+        return known[key]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def two(crew: Callable[..., Crew]) -> Crew:
     """Two ranks."""
-    crew = Crew(2, tmp_path_factory.mktemp("two"))
-    yield crew
-    crew.stop()
+    return crew(2)
 
 
 @pytest.fixture(scope="session")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+def four(crew: Callable[..., Crew]) -> Crew:
     """Four ranks."""
-    crew = Crew(4, tmp_path_factory.mktemp("four"))
-    yield crew
-    crew.stop()
+    return crew(4)
 
 
 @pytest.fixture(scope="session")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+def told(crew: Callable[..., Crew]) -> Crew:
     """Two ranks of a job with ``VEOMNI_PARALLEL="ep=2"``."""
-    crew = Crew(2, tmp_path_factory.mktemp("told"), VEOMNI_PARALLEL="ep=2")
-    yield crew
-    crew.stop()
+    return crew(2, "ep=2")
 
 
 @pytest.fixture(scope="session")
-def told_both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+def told_both(crew: Callable[..., Crew]) -> Crew:
     """Four ranks of a job with ``VEOMNI_PARALLEL="sp=2,ep=2"``."""
-    crew = Crew(4, tmp_path_factory.mktemp("both"), VEOMNI_PARALLEL="sp=2,ep=2")
-    yield crew
-    crew.stop()
+    return crew(4, "sp=2,ep=2")

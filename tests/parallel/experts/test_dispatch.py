@@ -23,30 +23,35 @@ def close(answers):
         assert max(answer.values()) < CLOSE, (rank, answer)
 
 
-@pytest.mark.parametrize("size", ["two", "four"])
-@pytest.mark.parametrize("case", CASES)
-def test_any_routing_is_that_of_one_process(request, size, case):
-    close(request.getfixturevalue(size).run("layer", case=case))
+def all_close(answers, cases):
+    for rank, answer in enumerate(answers):
+        assert answer.keys() == set(cases)
+        assert {case: far for case, far in answer.items() if max(far.values()) >= CLOSE} == {}, rank
 
 
-@pytest.mark.parametrize("case", CASES[:6])
+@pytest.mark.parametrize("size", [2, 4])
+def test_any_routing_is_that_of_one_process(crew, size):
+    all_close(crew(size).run("cases:layers_of", cases=CASES), CASES)
+
+
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
-def test_transformers_own_experts_run_on_the_receiving_rank(two, case, kind, implementation):
+def test_transformers_own_experts_run_on_the_receiving_rank(two, kind, implementation):
     """gpt_oss's loop knows no mark for places of other ranks."""
-    close(two.run("layer", case=case, kernels="eager", kind=kind, implementation=implementation))
+    options = {"kernels": "eager", "kind": kind, "implementation": implementation}
+    all_close(two.run("cases:layers_of", cases=CASES[:6], **options), CASES[:6])
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
 def test_few_of_many_places(four, kind):
     """Most places of a received row are for other ranks: pairs get rows of their own."""
-    close(four.run("layer", case="random", kind=kind, k=8))
+    close(four.run("cases:layer", case="random", kind=kind, k=8))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("perturbed", [False, True])
 def test_a_recompute_dispatches_as_its_forward_did(two, perturbed, reentrant):
-    for answer in two.run("recompute", perturbed=perturbed, reentrant=reentrant):
+    for answer in two.run("cases:recompute", perturbed=perturbed, reentrant=reentrant):
         assert bool(answer["drifted"]) is perturbed
         # Rows out and sums back, in both passes; counts, ids and weights only in the first.
         assert answer["splits"][:2] == answer["splits"][2:4]
@@ -57,23 +62,26 @@ def test_a_recompute_dispatches_as_its_forward_did(two, perturbed, reentrant):
 
 
 def test_a_quarter_of_the_bytes(two):
-    ours, theirs = two.run("traffic", dispatcher="veomni"), two.run("traffic", dispatcher="all_to_all")
+    ours, theirs = (
+        two.run("cases:traffic", dispatcher="veomni"),
+        two.run("cases:traffic", dispatcher="all_to_all"),
+    )
     for own, other in zip(ours, theirs, strict=True):
         assert own["forward"] < 0.3 * other["forward"]
         assert own["backward"] < 0.3 * other["backward"]
 
 
 def test_the_host_reads_once(two):
-    assert [each["reads"] for each in two.run("traffic", dispatcher="veomni")] == [1, 1]
+    assert [each["reads"] for each in two.run("cases:traffic", dispatcher="veomni")] == [1, 1]
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_sixteen_bits(two, k):
     """Weights of two bytes travel beside ids of four, an odd number of them, and for one row alone."""
     for tokens in (1, 20):
-        for answer in two.run("layer", case="random", k=k, tokens=tokens, dtype="bfloat16"):
+        for answer in two.run("cases:layer", case="random", k=k, tokens=tokens, dtype="bfloat16"):
             assert max(answer.values()) < 0.03
 
 
 def test_a_compiled_block_dispatches_between_its_graphs(two):
-    close(two.run("compiled"))
+    close(two.run("cases:compiled"))

@@ -9,7 +9,7 @@ from tests.parallel.experts.test_models import CLOSE
 
 @pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss", "DeepseekV3"])
 def test_a_script_that_loads_as_always_gets_experts_on_two_ranks(told, family):
-    for answer in told.run("from_pretrained", family=family):
+    for answer in told.run("setting_cases:from_pretrained", family=family):
         assert answer["config"] == [2, 2, "veomni"]
         assert answer["loss"] < CLOSE
         assert answer["gradient"] < CLOSE
@@ -18,7 +18,7 @@ def test_a_script_that_loads_as_always_gets_experts_on_two_ranks(told, family):
 
 @pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
 def test_sequences_and_experts_on_several_processes(told_both, family):
-    for answer in told_both.run("with_sequences", family=family):
+    for answer in told_both.run("setting_cases:with_sequences", family=family):
         assert answer["count"] == 2
         assert answer["loss"] < CLOSE
         assert answer["gradient"] < CLOSE
@@ -27,7 +27,7 @@ def test_sequences_and_experts_on_several_processes(told_both, family):
 
 
 def test_a_scripts_own_config_wins(told):
-    for answer in told.run("explicit"):
+    for answer in told.run("setting_cases:explicit"):
         assert answer == {"own": [2, 2, "auto"], "fsdp": [2, 1, "auto"], "whole": [1, 1, "auto"]}
 
 
@@ -49,25 +49,25 @@ def test_a_scripts_own_config_wins(told):
     ],
 )
 def test_what_cannot_be_divided_is_one_error(told, of, said):
-    for answer in told.run("refusal", of=of):
+    for answer in told.run("setting_cases:refusal", of=of):
         assert said in answer
         assert "VEOMNI_PARALLEL" in answer
         assert "fix:" in answer
 
 
 def test_plans_come_from_the_code_of_experts(told):
-    for answer in told.run("dropped_plan"):
+    for answer in told.run("setting_cases:dropped_plan"):
         assert answer == {"Qwen3Moe": True, "GptOss": True, "DeepseekV3": True}
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_trainer_saves_and_resumes(told, checkpointing):
-    for answer in told.run("trainer", checkpointing=checkpointing):
+    for answer in told.run("setting_cases:trainer", checkpointing=checkpointing):
         assert answer["saved"] == 0.0
         assert answer["resumed"] < CLOSE
 
 
 def test_accelerate_does_not_wrap_what_is_divided(told):
-    for answer in told.run("accelerated"):
+    for answer in told.run("setting_cases:accelerated"):
         assert answer["norms"] < CLOSE
         assert answer["parameters"] < 1e-4

@@ -8,9 +8,9 @@ CLOSE = 1e-5
 
 
 @pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
-@pytest.mark.parametrize(("crew", "ep"), [("two", 2), ("four", 2)])
-def test_five_steps_are_those_of_one_process(request, crew, family, ep):
-    for answer in request.getfixturevalue(crew).run("train", family=family, ep=ep):
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_five_steps_are_those_of_one_process(crew, family, size):
+    for answer in crew(size).run("training_cases:train", family=family, ep=2):
         assert answer["clipped"]
         assert answer["norms"] < CLOSE
         assert answer["parameters"] < 1e-4
@@ -18,24 +18,24 @@ def test_five_steps_are_those_of_one_process(request, crew, family, ep):
 
 @pytest.mark.parametrize("power", ["2", "1", "inf"])
 def test_the_norm_over_meshes(four, power):
-    for answer in four.run("clip", ep=2, kind=power):
+    for answer in four.run("training_cases:clip", ep=2, kind=power):
         assert answer["meshes"] > 1
         assert answer["far"] < CLOSE
         assert answer["after"] == pytest.approx(0.01, rel=1e-3)
 
 
 def test_a_norm_that_is_not_finite_is_so_on_all_ranks(four):
-    for answer in four.run("clip", ep=2, kind="nan"):
+    for answer in four.run("training_cases:clip", ep=2, kind="nan"):
         assert answer == {"finite": False, "raised": True, "meshes": 2}
 
 
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize(("ep", "other"), [(2, 4), (4, 2)])
 def test_a_checkpoint_loads_on_another_mesh_and_without_this_package(four, ep, other, distributed):
-    for answer in four.run("checkpoint", ep=ep, other=other, distributed=distributed):
+    for answer in four.run("training_cases:checkpoint", ep=ep, other=other, distributed=distributed):
         assert answer == {"other mesh": 0.0, "one process": 0.0}
 
 
 def test_training_goes_on_on_another_mesh(four):
-    for answer in four.run("optimizer", ep=2, other=4):
+    for answer in four.run("training_cases:optimizer", ep=2, other=4):
         assert answer["far"] < 1e-4
