@@ -26,8 +26,8 @@ def bandwidth(device: str) -> float:
 def product(device: str, dtype: torch.dtype) -> tuple[Callable[[], object], int]:
     """Return a large product of matrices, and its floating-point operations.
 
-    It takes part by turns with what is compared with it: a GPU at its power limit lowers its clock. On an H200
-    this product ran at 789 TFLOP/s before a benchmark, and at 662 between steps of large experts.
+    It takes part by turns with what is compared with it: a GPU at its power limit lowers its clock. On an
+    H200 this product ran at 789 TFLOP/s before a benchmark, and at 662 between steps of large experts.
     """
     size = 8192 if device in accelerator.TYPES else 2048
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from veomni_hook.finders.config_text import may_be_for
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import DATA, INTERFACES, REMOTE_LOADING, is_remote, is_target
+from veomni_hook.finders.targets import DATA, REMOTE_LOADING, is_remote, is_target
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.parallel.expert_release import divides_experts
 from veomni_hook.patches.models import spec_modules
@@ -18,7 +18,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from veomni_hook.patches.spec import PatchConfig
 
-__all__ = ["asks_idioms", "config_names", "device_of", "may_be_patched", "registered_for"]
+__all__ = ["asks_idioms", "config_names", "device_of", "is_on", "may_be_patched", "registered_for"]
+
+_REMOTE = "dynamic_module_utils"
+_LOADING = "modeling_utils_experts"
+_SEQUENCES = frozenset(("accelerate_accelerator", "modeling_utils", "trainer"))
+_EXPERTS = frozenset((_LOADING, "accelerate_accelerator_experts", "trainer_experts"))
 
 
 def may_be_patched(fullname: str, settings: Settings) -> bool:
@@ -41,12 +46,22 @@ def asks_idioms(upstream: Upstream, settings: Settings) -> bool:
 
 def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
     """Names of the config modules to load for a target: built-in specs, settings, entry points."""
-    specs = spec_modules(fullname)
-    builtin = [] if _is_off(fullname, settings) else specs
-    if (fullname == INTERFACES or fullname in DATA) and _divides_experts(fullname, settings):
-        builtin = [*builtin, *(f"{name}_experts" for name in specs)]
+    builtin = [name for name in spec_modules(fullname) if is_on(name, settings)]
     announced = (point.value for point in in_force(PATCHES, settings.plugins))
     return (*builtin, *(name for name in (*settings.patches, *announced) if may_be_for(name, fullname)))
+
+
+def is_on(spec: str, settings: Settings) -> bool:
+    """Whether the settings want a built-in spec, by the name of its module."""
+    name = spec.rpartition(".")[2]
+    if name == _REMOTE:
+        return settings.remote_code
+    if name in _SEQUENCES:
+        return settings.axis("sp") > 1
+    if name in _EXPERTS:
+        # In other releases the module that loads models is patched nevertheless, to say which divide experts.
+        return settings.axis("ep") > 1 and (name == _LOADING or divides_experts())
+    return True
 
 
 def registered_for(fullname: str) -> list[PatchConfig]:
@@ -61,21 +76,6 @@ def device_of(settings: Settings) -> str:
     if "torch_npu" in sys.modules:
         return "npu"
     return "npu" if find_spec("torch_npu") else "gpu"
-
-
-def _is_off(fullname: str, settings: Settings) -> bool:
-    """Whether the settings leave the built-in specs of a module out."""
-    if fullname == REMOTE_LOADING:
-        return not settings.remote_code
-    return (fullname == INTERFACES or fullname in DATA) and settings.axis("sp") == 1
-
-
-def _divides_experts(fullname: str, settings: Settings) -> bool:
-    """Whether the specs of a module for expert parallelism apply.
-
-    In releases without it, the module that loads models is patched nevertheless, to say which have it.
-    """
-    return settings.axis("ep") > 1 and (fullname == INTERFACES or divides_experts())
 
 
 def _holds_model_code(fullname: str, settings: Settings) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.explain.places import places_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["experts_of", "plan_of"]
 

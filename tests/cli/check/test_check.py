@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..conftest import TINY, Command
+from ..conftest import TINY, Command, starter
 
 MANY_MISTAKES = f"""
 from veomni_hook import PatchConfig
@@ -60,9 +60,16 @@ def test_lines_are_those_of_the_dump(tiny: Command) -> None:
     assert "[PATCHED METHOD] TinyNorm.forward" in shown[0] and "+ 100" in shown[-1]
 
 
-def test_a_built_in_spec_of_another_release_is_absent_not_wrong(tiny: Command) -> None:
-    found = [v for v in tiny("check", "--json").json if v["verdict"] == "absent"]
+def test_a_built_in_spec_of_another_release_is_absent_not_wrong(
+    tiny_environ: dict[str, str], tmp_path: Path
+) -> None:
+    wanted = starter({**tiny_environ, "VEOMNI_REMOTE_CODE": "1"}, tmp_path)
+    found = [v for v in wanted("check", "--json").json if v["verdict"] == "absent"]
     assert {verdict["module"] for verdict in found} == {"transformers.dynamic_module_utils"}
+
+
+def test_built_in_specs_that_the_settings_do_not_want_are_left_out(tiny: Command) -> None:
+    assert [v for v in tiny("check", "--json").json if v["verdict"] == "absent"] == []
 
 
 def test_targets_narrow_the_check(tiny: Command) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from ..conftest import TINY, Command
+from pathlib import Path
+
+from ..conftest import TINY, Command, starter
 
 
 def test_families_are_listed_and_the_users_configs_apart(tiny: Command) -> None:
@@ -39,9 +41,16 @@ def test_configs_of_settings_are_listed_with_their_modules(tiny: Command) -> Non
         "installed": True,
         "routes": {},
     }
-    # The stand-in has no qwen3: the built-in spec is there, its module is not.
-    built_in = [row for row in done.json if row["from"] == "built-in"]
-    assert built_in and not any(row["installed"] for row in built_in)
+    assert [row for row in done.json if row["from"] == "built-in"] == []
+
+
+def test_built_in_specs_that_the_settings_want_are_listed(
+    tiny_environ: dict[str, str], tmp_path: Path
+) -> None:
+    """The stand-in for transformers does not have their modules."""
+    done = starter({**tiny_environ, "VEOMNI_PARALLEL": "sp=2"}, tmp_path)("list", "--modules", "--json")
+    built_in = {row["module"]: row["installed"] for row in done.json if row["from"] == "built-in"}
+    assert built_in["transformers.modeling_utils"] is built_in["transformers.trainer"] is False
 
 
 def test_all_adds_modules_without_patches(tiny: Command) -> None:

@@ -22,8 +22,8 @@ from veomni_hook.bench.problem import Problem, Side, beside, formula, made
 __all__ = ["blocks", "problems", "upstream"]
 
 # Tokens, hidden size, inner size, experts, experts of a token, and what the logits of the first expert are
-# raised by: Qwen3-30B-A3B, few large experts, many small ones, one hot expert, decoding; medium, large and few
-# rows of each expert, and one hot expert with a sixth of all rows.
+# raised by: Qwen3-30B-A3B, few large experts, many small ones, one hot expert, decoding; medium ones, large
+# ones, few rows of each, and a hot expert with a sixth of all rows.
 _ACCELERATOR = (
     (16384, 2048, 768, 128, 8, 0),
     (8192, 4096, 14336, 8, 2, 0),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from veomni_hook.cli.inputs.sources import source_tree
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.errors import VeomniHookError
+from veomni_hook.finders.applicable import is_on
 from veomni_hook.finders.configs import load, points_in_force
 from veomni_hook.finders.locate import locate
 from veomni_hook.migration.written import beside
@@ -42,9 +43,9 @@ class Source:
 
 
 def names(settings: Settings) -> list[tuple[str, str]]:
-    """Return (origin, name) of every config module, without loading one."""
+    """Return (origin, name) of every config module that the settings want, without loading one."""
     return [
-        *((BUILT_IN, name) for name in models.all_spec_modules()),
+        *((BUILT_IN, name) for name in models.all_spec_modules() if is_on(name, settings)),
         *((SETTINGS, name) for name in settings.patches),
         *(
             (f"{ENTRY_POINT} of {distribution(point)}", name)

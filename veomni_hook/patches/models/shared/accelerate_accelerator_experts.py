@@ -1,7 +1,6 @@
 """`Accelerator.prepare` of a model with divided experts: mixed precision, no DDP around it.
 
-Applies only where the setting ``parallel`` has ``ep`` above 1. (`veomni_hook.finders.applicable` adds this
-file to the specs of ``accelerate.accelerator``.)
+Applies only where the setting ``parallel`` has ``ep`` above 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Expert parallelism in unchanged scripts: the ``distributed_config`` that a script did not give.
 
-Applies only where the setting ``parallel`` has ``ep`` above 1. (`veomni_hook.finders.applicable` adds this
-file to the specs of ``transformers.modeling_utils``.)
+Applies only where the setting ``parallel`` has ``ep`` above 1.
 """
 
 from __future__ import annotations

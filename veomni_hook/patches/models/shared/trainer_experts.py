@@ -1,7 +1,6 @@
 """Trainer saves and resumes models whose experts are divided among processes.
 
-Applies only where the setting ``parallel`` has ``ep`` above 1. (`veomni_hook.finders.applicable` adds this
-file to the specs of ``transformers.trainer``.)
+Applies only where the setting ``parallel`` has ``ep`` above 1.
 """
 
 from __future__ import annotations
