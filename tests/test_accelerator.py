@@ -119,7 +119,7 @@ def test_a_peak_is_the_allocators(npu: Double) -> None:
     assert npu.asked == ["synchronize", "reset", "side", "synchronize"]
 
 
-def test_a_run_on_it(npu: Double, short: None) -> None:
+def test_a_run_on_it(npu: Double, short: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 4)
     problem = Problem(
         op="sum",
@@ -130,6 +130,9 @@ def test_a_run_on_it(npu: Double, short: None) -> None:
         work={"forward": x.nbytes, "step": x.nbytes},
         incoming={"backward": [torch.ones_like(x)]},
     )
+    rows = {row.part: row for row in run.measured([problem], "npu")}
+    assert list(rows) == ["forward", "step"]
+    monkeypatch.setattr(run, "SHORT", 3.0)
     rows = {row.part: row for row in run.measured([problem], "npu")}
     assert list(rows) == ["forward", "step", "host", "wall"]
     assert rows["forward"].milliseconds == {"eager": 2.5}
@@ -149,9 +152,8 @@ def test_sizes_and_limits_are_an_accelerators(monkeypatch: pytest.MonkeyPatch) -
     ]
     sizes = []
     monkeypatch.setattr(torch, "randn", lambda *shape, device: torch.empty(shape, device="meta"))
-    monkeypatch.setattr(limits, "by_turns", lambda sides, device, rounds: {"product": 1.0})
     for name in ("npu", "cuda", "cpu"):
-        sizes.append(limits.matmul_rate.__wrapped__(name, torch.float32))
+        sizes.append(limits.product.__wrapped__(name, torch.float32)[1])
     assert sizes[0] == sizes[1] == 64 * sizes[2]
 
 

@@ -1,51 +1,73 @@
-"""The example trains under torchrun, and two processes that share sequences get the losses of one."""
+"""The examples train, and processes that share sequences or experts get the losses of one."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.parallel.ranks import ROOT
+from tests.parallel.ranks import ROOT, Ranks
 
-SCRIPT = ROOT / "examples" / "parallel" / "plain_loop.py"
+SEQUENCES = ["plain_loop.py", "trainer.py", "accelerate_loop.py"]
 
 
-def losses(folder: Path, processes: int, sizes: str) -> list[float]:
-    output = folder / "losses.json"
+def losses(ranks: Ranks, folder: Path, script: str, size: int, setting: str) -> list[float]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = {"script": script, "port": port, "folder": str(folder)}
+    found = ranks.run("example_cases:losses", size, setting, joined=False, **given)
+    assert len(found[0]) == 3
+    return found[0]
+
+
+@pytest.mark.parametrize("script", SEQUENCES)
+def test_two_processes_share_sequences(ranks: Ranks, tmp_path: Path, script: str) -> None:
+    together = losses(ranks, tmp_path, script, 2, "sp=2")
+    assert together == pytest.approx(losses(ranks, tmp_path, script, 1, ""), rel=1e-4)
+
+
+def test_two_processes_share_experts(ranks: Ranks, tmp_path: Path) -> None:
+    together = losses(ranks, tmp_path, "experts.py", 2, "ep=2")
+    assert together == pytest.approx(losses(ranks, tmp_path, "experts.py", 1, ""), rel=1e-4)
+
+
+def test_those_tests_can_fail(ranks: Ranks, tmp_path: Path) -> None:
+    """Without sp, two processes read other batches."""
+    apart = losses(ranks, tmp_path, "plain_loop.py", 2, "")
+    assert apart != pytest.approx(losses(ranks, tmp_path, "plain_loop.py", 1, ""), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "setting"), [*((each, "sp=2") for each in SEQUENCES), ("experts.py", "ep=2")]
+)
+def test_under_torchrun(tmp_path: Path, script: str, setting: str) -> None:
+    output = tmp_path / "losses.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
+    path = ROOT / "examples" / "parallel" / script
     done = subprocess.run(
         [
-            sys.executable,
-            *("-m", "torch.distributed.run", "--nproc_per_node", str(processes)),
-            *("--standalone", str(SCRIPT), "--steps", "3", "--output", str(output)),
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
+            *(str(path), "--steps", "3", "--output", str(output)),
         ],
         env={
             **environment,
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
-            "VEOMNI_BANNER": "0",
-            "VEOMNI_PARALLEL": sizes,
+            "VEOMNI_PARALLEL": setting,
         },
-        cwd=folder,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(output.read_text())
-
-
-def test_two_processes_share_sequences(tmp_path: Path) -> None:
-    assert losses(tmp_path, 2, "sp=2") == pytest.approx(losses(tmp_path, 1, ""), rel=1e-5)
-
-
-def test_that_test_can_fail(tmp_path: Path) -> None:
-    """Without sp, two processes read other batches."""
-    assert losses(tmp_path, 2, "") != pytest.approx(losses(tmp_path, 1, ""), rel=1e-5)
+    assert len(json.loads(output.read_text())) == 3

@@ -83,5 +83,6 @@ def test_sixteen_bits(two, k):
             assert max(answer.values()) < 0.03
 
 
+@pytest.mark.slow
 def test_a_compiled_block_dispatches_between_its_graphs(two):
     close(two.run("cases:compiled"))

@@ -8,10 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("failing.py")
 
 
+@pytest.mark.slow
 def test_a_failing_rank_ends_the_job_with_its_own_traceback(tmp_path):
     started = time.monotonic()
     job = subprocess.run(

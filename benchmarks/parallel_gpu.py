@@ -1,0 +1,92 @@
+"""Sequence and expert parallelism on two GPUs: `python -m benchmarks.parallel_gpu PART...`.
+
+    python -m benchmarks.parallel_gpu link sequences   # 8k to 128k tokens; about 5 minutes on two H200s
+    python -m benchmarks.parallel_gpu experts          # 4k to 64k tokens a GPU; transformers 5.23 or newer
+    python -m benchmarks.parallel_gpu whole            # Qwen3-8B with all its layers at 128k tokens
+
+Parts:
+
+    link        bytes a second that leave a GPU: all-to-all, all-gather.
+    sequences   Qwen3-8B's shapes with a few layers, FSDP2, flash attention, our kernels on all sides.
+                ``sp1``: each GPU trains a sequence of its own; ``sp2``: both share each of two sequences,
+                so a GPU has as many tokens; ``ring``: torch's context parallelism as accelerate 1.15 uses it.
+    longest     the longest sequence that one step fits, without and with ``sp=2``.
+    whole       Qwen3-8B with 36 layers and checkpointing at 128k tokens, AdamW: tokens a second, memory.
+    experts     Qwen3-30B-A3B's shapes with a few layers. ``fsdp``: FSDP2 alone; ``ep``: experts divided, a
+                token sent once to a GPU; ``all_to_all``: transformers' dispatch; our kernels on all three.
+                ``liger``: FSDP2 alone, upstream's grouped_mm and Liger, in a job before the others.
+
+Sides of a size take turns in one job. A rate is tokens of a GPU in a second, from the median step; memory is
+the peak of a GPU, with weights and gradients. A side that fails or does not fit is recorded with its reason.
+``--device cpu`` runs small sizes on gloo, to see that the script works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks._record import RESULTS
+
+PARTS = ("link", "sequences", "longest", "whole", "experts")
+TARGET = "parallel_gpu-cuda.json"
+_WORKER = "benchmarks._parallel_worker"
+
+
+def main() -> None:
+    """Run the parts one after the other, and record each as soon as it is measured."""
+    description, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=description, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--lengths", help="tokens of a sequence, or of a GPU; by default those above")
+    parser.add_argument("--sides", help="some of a part's sides, with commas")
+    options = parser.parse_args()
+    for part in options.parts:
+        jobs = ["upstream", "hook"] if part == "experts" else ["hook"]
+        rows = [row for job in jobs for row in run(part, job, options)]
+        if options.device == "cuda":
+            record(part, rows)
+
+
+def run(part: str, job: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run a part on two processes; return its rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        command += ["-m", _WORKER, part, job, str(output), "--device", options.device]
+        command += ["--layers", str(options.layers)]
+        for name in ("lengths", "sides"):
+            if value := getattr(options, name):
+                command += [f"--{name}", value]
+        environment = os.environ | {"VEOMNI_BANNER": "0", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+        done = subprocess.run(command, env=environment, check=False)
+        if not output.exists():
+            sys.exit(f"{part}: the job ended with {done.returncode} and measured nothing")
+        rows: list[dict[str, Any]] = json.loads(output.read_text())
+        return rows
+
+
+def record(part: str, rows: list[dict[str, Any]]) -> None:
+    """Write a part's rows to `results/`; other parts stay, with the date of their run."""
+    from veomni_hook.bench.record import circumstances, write
+
+    target = RESULTS / TARGET
+    held = json.loads(target.read_text())["parts"] if target.exists() else {}
+    facts = circumstances("parallel_gpu", "cuda", parts=held)
+    held[part] = {"date": facts["date"], "command": facts["command"], "rows": rows}
+    write(facts, target)
+    print(f"written: {TARGET}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
