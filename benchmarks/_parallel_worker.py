@@ -36,12 +36,9 @@ EXPERTS = {
     "norm_topk_prob": True, "tie_word_embeddings": False, "max_position_embeddings": 1 << 20,
 }  # fmt: skip
 SMALL = {
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 256,
-}
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256,
+    "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
 Step = Callable[[], Any]
 
 
@@ -64,9 +61,9 @@ class Job:
 
     def shapes(self, shapes: dict[str, Any]) -> dict[str, Any]:
         """Return the shapes of a part, or small ones for a CPU."""
-        small = SMALL | {"intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8}
-        own = {name: small.get(name, value) for name, value in shapes.items()}
-        return shapes if self.device == "cuda" else own | {"num_experts_per_tok": 2} * ("num_experts" in own)
+        if self.device == "cuda":
+            return shapes
+        return {name: SMALL.get(name, value) for name, value in shapes.items()}
 
     def synchronize(self) -> None:
         """Wait for this GPU."""
@@ -153,7 +150,7 @@ def dense(job: Job, layers: int, *, checkpointing: bool = False, optimizer: bool
     model.to_empty(device=job.device)
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, std=0.02) if "norm" not in name else torch.nn.init.ones_(parameter)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config, device=torch.device(job.device))
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(job.device)
     adam = torch.optim.AdamW(model.parameters(), lr=1e-5) if optimizer else None
 
     def step(setting: str, ids: Any, **given: Any) -> Any:
@@ -367,10 +364,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.job == "hook":
         import veomni_hook
-        from veomni_hook.parallel import process
 
-        veomni_hook.activate(parallel="sp=2,ep=2")
-        process.tell("")
+        # Sides without the axis say so: by their own sizes, or at each step.
+        veomni_hook.activate(parallel="ep=2" if options.part == "experts" else "sp=2")
     else:
         from liger_kernel.transformers import apply_liger_kernel_to_qwen3_moe
 

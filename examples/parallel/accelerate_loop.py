@@ -9,7 +9,7 @@ the same batches. With one process, or without VEOMNI_PARALLEL, it is ordinary d
 import argparse
 import json
 
-import veomni_hook.install  # noqa: F401
+import veomni_hook.install
 
 import torch
 from accelerate import Accelerator

@@ -10,7 +10,7 @@ import argparse
 import json
 import tempfile
 
-import veomni_hook.install  # noqa: F401
+import veomni_hook.install
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments

@@ -21,7 +21,7 @@ from veomni_hook.parallel.expert_plans import plan_of
 __all__ = ["is_ours", "planned", "settled"]
 
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
-_ATTRIBUTE = "_veomni_ep"
+_ATTRIBUTE, _OURS = "_veomni_ep", "veomni"
 
 
 def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
@@ -38,6 +38,8 @@ def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
     """
     size = process.sizes().ep
     own = given is not None or options.get("tp_plan") is not None or options.get("tp_size") is not None
+    if getattr(given, "ep_implementation", None) == _OURS and expert_release.dispatches():
+        _registered()  # a script that names our dispatch needs no setting for it
     if size == 1 or own or _accelerate_splits():
         return given
     _check_release(size)
@@ -101,14 +103,19 @@ def _config(world: int, size: int) -> Any:
 
     options: dict[str, Any] = {"fsdp_size": world, "ep_size": size}
     if expert_release.dispatches():
-        # Imports `transformers.distributed.expert_parallel`, which exists from 5.23 on.
-        from veomni_hook.parallel.expert_dispatch import NAME, register
-
-        register()
-        options["ep_implementation"] = NAME
+        options["ep_implementation"] = _registered()
     config = DistributedConfig(**options)
     setattr(config, _ATTRIBUTE, True)
     return config
+
+
+def _registered() -> str:
+    """Add this package's dispatch to transformers' list; return its name there."""
+    # Imports `transformers.distributed.expert_parallel`, which exists from 5.23 on.
+    from veomni_hook.parallel.expert_dispatch import NAME, register
+
+    register()
+    return NAME
 
 
 def _check_release(size: int) -> None:

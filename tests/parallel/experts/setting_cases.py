@@ -64,6 +64,7 @@ def explicit(folder: Path) -> dict[str, Any]:
     load = transformers.Qwen3MoeForCausalLM.from_pretrained
     for name, config in {
         "own": DistributedConfig(fsdp_size=2, ep_size=2),
+        "named": DistributedConfig(fsdp_size=2, ep_size=2, ep_implementation="veomni"),
         "fsdp": DistributedConfig(fsdp_size=2),
         "whole": DistributedConfig(),
     }.items():

@@ -28,7 +28,8 @@ def test_sequences_and_experts_on_several_processes(told_both, family):
 
 def test_a_scripts_own_config_wins(told):
     for answer in told.run("setting_cases:explicit"):
-        assert answer == {"own": [2, 2, "auto"], "fsdp": [2, 1, "auto"], "whole": [1, 1, "auto"]}
+        own = {"own": [2, 2, "auto"], "named": [2, 2, "veomni"]}
+        assert answer == own | {"fsdp": [2, 1, "auto"], "whole": [1, 1, "auto"]}
 
 
 @pytest.mark.parametrize(
