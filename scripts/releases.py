@@ -49,6 +49,9 @@ LOSS = {
     "linear_cross_entropy/causal_lm": 6.0,
 }
 
+#: What sequence parallelism asks; its share says nothing, so it has a table of its own.
+LOOPS = "layer_loop/base_model"
+
 Totals = Mapping[str, Total]
 
 
@@ -71,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if tuple(chosen.releases) == RELEASES:
         unseen = frozen(rows)
         short += losses(found[FROZEN], unseen)
-        TABLE.write_text(document(lines, table({FROZEN: found[FROZEN]} | unseen)), encoding="utf-8")
+        page = document(lines, table({FROZEN: found[FROZEN]} | unseen), loops(found))
+        TABLE.write_text(page, encoding="utf-8")
         print(f"written: {TABLE.relative_to(ROOT)}", file=sys.stderr)
     for one in short:
         print(f"too low: {one}", file=sys.stderr)
@@ -91,7 +95,7 @@ def judged(path: Path) -> list[Row]:
     """Return the rows of all candidates in a wheel's package."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
-        rows = rows_of(site_table(source=folder))
+        rows = rows_of(site_table(source=folder, layer_loops=True))
     failed = [row for row in rows if row.status == ERROR]
     if failed:
         raise SystemExit(f"{path.name}: {failed[0].module}: {failed[0].reason}")
@@ -135,8 +139,12 @@ def losses(base: Totals, unseen: Mapping[str, Totals]) -> list[str]:
 
 
 def shortfalls(found: Mapping[str, Totals], *, newest: str) -> list[str]:
-    """Return messages about shares below their limit."""
-    short = []
+    """Return messages about shares below their limit, and about loops that are neither routed nor refused."""
+    short = [
+        f"{LOOPS} in {release}: {total.candidates - total.routed - total.refused} without a verdict"
+        for release, held in found.items()
+        if (total := held.get(LOOPS)) is not None and total.candidates != total.routed + total.refused
+    ]
     for release, held in found.items():
         for op, required in REQUIRED.items():
             wanted = required if release == newest else required - SLACK
@@ -148,14 +156,26 @@ def shortfalls(found: Mapping[str, Totals], *, newest: str) -> list[str]:
 
 def table(found: Mapping[str, Totals]) -> list[str]:
     """Return the shares as a table in Markdown: a row for each op, a column for each release."""
-    ops: Iterable[str] = dict.fromkeys(op for held in found.values() for op in held)
+    ops: Iterable[str] = dict.fromkeys(op for held in found.values() for op in held if not _is_loop(op))
     rows = [f"| op | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
     for op in ops:
         rows.append(f"| {op} | {' | '.join(_cell(held.get(op)) for held in found.values())} |")
     return rows
 
 
-def document(lines: Sequence[str], unseen: Sequence[str]) -> str:
+def loops(found: Mapping[str, Totals]) -> list[str]:
+    """Return the loops of base models as a table: a row for each outcome, a column for each release."""
+    held = [each[LOOPS] for each in found.values()]
+    counts = {
+        "can be split": [total.routed for total in held],
+        "refused with a reason": [total.refused for total in held],
+        "neither": [total.candidates - total.routed - total.refused for total in held],
+    }
+    rows = [f"| base models | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
+    return rows + [f"| {name} | {' | '.join(map(str, numbers))} |" for name, numbers in counts.items()]
+
+
+def document(lines: Sequence[str], unseen: Sequence[str], split: Sequence[str]) -> str:
     """Return the text of docs/releases.md."""
     today = datetime.now(UTC).date().isoformat()
     head = (
@@ -176,7 +196,20 @@ def document(lines: Sequence[str], unseen: Sequence[str]) -> str:
         "code is normalised by today's rules, so this is a simulation.",
         "",
     )
-    return "\n".join([*head, *lines, *middle, *unseen]) + "\n"
+    last = (
+        "",
+        "## Sequence parallelism",
+        "",
+        "Loops over layers whose code was proven to work on each position by itself, so that processes can",
+        "share sequences ([parallel](parallel.md)), and those that are refused. Towers, which take no",
+        "`input_ids` and run whole in each process, are not counted.",
+        "",
+    )
+    return "\n".join([*head, *lines, *middle, *unseen, *last, *split]) + "\n"
+
+
+def _is_loop(op: str) -> bool:
+    return op.partition("/")[0] == LOOPS.partition("/")[0]
 
 
 def _cell(total: Total | None) -> str:

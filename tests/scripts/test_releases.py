@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scripts import releases
-from scripts.releases import REQUIRED, frozen, judged, losses, shortfalls, table, wheel
+from scripts.releases import LOOPS, REQUIRED, frozen, judged, loops, losses, shortfalls, table, wheel
 from veomni_hook.patches.coverage import ROUTED, Row, Total
 
 
@@ -49,6 +50,19 @@ def test_the_table_has_a_column_for_each_release() -> None:
     lines = table(found)
     assert lines[:2] == ["| op | 1 | 2 |", "|---|---|---|"]
     assert "| rms_norm | 90.0 (900/1000) | 100.0 (1000/1000) |" in lines and "| new | - | - |" in lines
+
+
+def test_every_loop_over_layers_is_split_or_refused() -> None:
+    loop = Total(LOOPS, candidates=10, routed=4, unbound=0, missed=0, refused=6)
+    found = {"1": totals() | {LOOPS: loop}, "2": totals() | {LOOPS: replace(loop, refused=5, missed=1)}}
+    assert loops(found)[0] == "| base models | 1 | 2 |"
+    assert loops(found)[2:] == [
+        "| can be split | 4 | 4 |",
+        "| refused with a reason | 6 | 5 |",
+        "| neither | 0 | 1 |",
+    ]
+    assert not any("layer_loop" in line for line in table(found))
+    assert shortfalls(found, newest="2") == [f"{LOOPS} in 2: 1 without a verdict"]
 
 
 def test_a_wheel_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,8 +109,11 @@ def layer(folder: Path, case: str, k: int = 3, tokens: int = 20, **options: Any)
     return layers.compare(ROUTINGS[case](calls), **options)
 
 
-def recompute(folder: Path, perturbed: bool, reentrant: bool, dispatcher: str = "veomni") -> dict[str, Any]:
-    """A checkpointed router and its experts, with other logits in the recompute; the gradients of the forward's."""
+def recompute(folder: Path, perturbed: str, reentrant: bool, dispatcher: str = "veomni") -> dict[str, Any]:
+    """A checkpointed router and its experts, against their gradients without a checkpoint.
+
+    In the recompute, logits have other ``noise``, or the experts of a token come in another ``order``.
+    """
     from torch.utils.checkpoint import checkpoint as of_torch
 
     from veomni_hook.parallel.expert_records import checkpoint
@@ -130,8 +133,11 @@ def recompute(folder: Path, perturbed: bool, reentrant: bool, dispatcher: str = 
         passes[0] += 1
         probabilities = router(x).softmax(-1)
         # As a kernel that rounds otherwise: near ties are decided in another way.
-        off = noise if perturbed and passes[0] > 1 else 0.0
+        again = passes[0] > 1
+        off = noise if perturbed == "noise" and again else 0.0
         ids = (probabilities.detach() + off).topk(3).indices
+        if perturbed == "order" and again:
+            ids = ids.roll(1, dims=1)
         weights = probabilities.gather(1, ids)
         chosen.append(ids)
         return x + call(x, ids, weights)

@@ -1,0 +1,67 @@
+"""Cases with a line of the package changed: what the other tests check must then be wrong."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.parallel import facts_of_models
+from tests.parallel.experts import cases, training_cases
+
+
+def change(place: str, old: str, new: str) -> None:
+    """Change the code of ``module:function`` of `veomni_hook`, for everybody who holds that function."""
+    module, _, path = place.partition(":")
+    function: Any = importlib.import_module(f"veomni_hook.{module}")
+    for name in path.split("."):
+        function = getattr(function, name)
+    function = inspect.unwrap(function)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) == 1, f"{place} does not have {old!r} once:\n{source}"
+    names = dict(function.__globals__)
+    body = source[source.index("def ") :].replace(old, new)
+    exec(compile("from __future__ import annotations\n" + body, function.__code__.co_filename, "exec"), names)
+    function.__code__ = names[function.__name__].__code__
+
+
+def model(case: str, kernels: str) -> float:
+    """How far a split model is from one process."""
+    return facts_of_models.facts([case], "sp=2", kernels)[case]["worst"]
+
+
+def layer(folder: Path, routing: str) -> float:
+    """How far dispatched experts are from one process."""
+    return max(cases.layer(folder, routing).values())
+
+
+def recompute(folder: Path, perturbed: str) -> float:
+    """How far gradients are where a router decides otherwise, or in another order, when it is recomputed."""
+    found = cases.recompute(folder, perturbed=perturbed, reentrant=False)
+    far = found["far"] if perturbed == "order" else found["of_experts"]
+    return far if found["splits"][:2] == found["splits"][2:4] else 1.0
+
+
+def norm(folder: Path) -> float:
+    """How far the norm over two meshes is from that of whole gradients."""
+    return training_cases.clip(folder, ep=2, kind="2")["far"]
+
+
+CHECKS: dict[str, Callable[..., float]] = {
+    "model": model, "layer": layer, "recompute": recompute, "norm": norm,
+}  # fmt: skip
+
+
+def facts(mutation: list[str], check: str, given: dict[str, Any]) -> list[Any]:
+    """Return how far results are before and after the change; an error is the message."""
+    if "folder" in given:
+        given["folder"] = Path(given["folder"])
+    before = CHECKS[check](**given)
+    change(*mutation)
+    try:
+        return [before, CHECKS[check](**given)]
+    except Exception as error:
+        return [before, f"{type(error).__name__}: {error}"]
