@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from tests.parallel.ranks import Ranks
-from veomni_hook.errors import ParallelError
+from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.parallel import data, process
+from veomni_hook.report.parallel import notes_on
 
 
 def test_trainer_logs_what_one_process_logs(ranks: Ranks) -> None:
@@ -30,14 +32,24 @@ def accelerator(rank: int, world: int, mesh: Any = None) -> Any:
     return SimpleNamespace(num_processes=world, process_index=rank, state=SimpleNamespace(device_mesh=mesh))
 
 
+def test_a_parallelism_config_of_the_script_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_told", None)
+    monkeypatch.setattr(process, "_left_out", None)
+    process.tell("sp=2")
+    own = accelerator(3, 4, mesh=object())
+    with pytest.warns(VeomniHookWarning, match="sp=2 is left out: the script gives accelerate"):
+        assert data.count(own) == 4
+    process.tell("sp=2")  # a module that is imported later
+    assert (process.sizes().sp, data.index(own)) == (1, 3)
+    assert notes_on(nn.Linear(2, 2)) == (process.left_out(),)
+
+
 def test_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_told", None)
     process.tell("sp=2")
     assert [(data.index(accelerator(r, 4)), data.count(accelerator(r, 4))) for r in range(4)] == [
         (0, 2), (0, 2), (1, 2), (1, 2),
     ]  # fmt: skip
-    with pytest.raises(ParallelError, match="ParallelismConfig of its own"):
-        data.count(accelerator(0, 4, mesh=object()))
     evaluating = SimpleNamespace(prepare=lambda _: data.count(accelerator(1, 4)))
     assert data.prepared(evaluating, None, False) == 4
     assert data.prepared(evaluating, None, True) == 2

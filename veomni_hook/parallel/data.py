@@ -20,8 +20,10 @@ _evaluating: ContextVar[bool] = ContextVar("veomni_evaluating", default=False)
 def count(accelerator: Any) -> int:
     """Return how many shares of the data there are, for a loader that ``accelerator`` prepares.
 
+    A script that has given accelerate a mesh of its own gets its own parallelism, and a warning.
+
     Raises:
-        ParallelError: ``sp`` does not divide the world, or the script has a mesh of its own.
+        ParallelError: ``sp`` does not divide the world.
     """
     return int(accelerator.num_processes) // _size(accelerator)
 
@@ -45,11 +47,8 @@ def _size(accelerator: Any) -> int:
     if size == 1:
         return 1
     if getattr(accelerator.state, "device_mesh", None) is not None:
-        raise ParallelError(
-            f"sp={size} is set, and the script has a ParallelismConfig of its own",
-            where="Accelerator.prepare_data_loader",
-            fix="use one of them: unset VEOMNI_PARALLEL, or remove the ParallelismConfig",
-        )
+        process.give_way(f"sp={size}", "the script gives accelerate a ParallelismConfig of its own")
+        return 1
     if accelerator.num_processes % size:
         raise ParallelError(
             f"sp={size} does not divide the {accelerator.num_processes} processes of this job",

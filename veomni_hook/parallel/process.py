@@ -2,24 +2,45 @@
 
 The hook tells them with every activation and every patched import. Until then (a plain loop may ask for its
 share of the data before it imports a model), they are those of the environment and the settings file.
+
+Parallelism that the script has set up itself wins: from `give_way` on, every axis has size 1.
 """
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 
+from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.parallel.sizes import Sizes
 from veomni_hook.settings import resolve
 
-__all__ = ["sizes", "tell"]
+__all__ = ["give_way", "left_out", "sizes", "tell"]
 
 _told: Sizes | None = None
+_left_out: str | None = None
 
 
 def tell(text: str) -> None:
     """Set the sizes: the value of the setting ``parallel``; empty: every axis has size 1."""
     global _told  # noqa: PLW0603
-    _told = _parsed(text)
+    _told = Sizes() if _left_out else _parsed(text)
+
+
+def give_way(size: str, reason: str) -> None:
+    """Leave the setting out in this process, and say so once: ``size``, for example ``"sp=2"``, and why."""
+    global _told, _left_out  # noqa: PLW0603
+    _told, _left_out = Sizes(), f"{size} is left out: {reason}"
+    warnings.warn(
+        f"{_left_out}. Remove it, or unset VEOMNI_PARALLEL, to say which of them you want",
+        VeomniHookWarning,
+        stacklevel=4,
+    )
+
+
+def left_out() -> str | None:
+    """Return what `give_way` has left out, and why; None: nothing."""
+    return _left_out
 
 
 def sizes() -> Sizes:

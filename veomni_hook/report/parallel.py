@@ -24,7 +24,7 @@ def notes_on(model: nn.Module) -> tuple[str, ...]:
     """
     size = process.sizes().sp
     if size == 1:
-        return ()
+        return () if (reason := process.left_out()) is None else (reason,)
     notes = dict.fromkeys(note for module in model.modules() for note in _notes(module, size))
     return tuple(notes) or (f"sp={size}: no layer loop is known in it, so every process runs all of it",)
 
