@@ -29,7 +29,7 @@ def tell(text: str) -> None:
 
 def give_way(size: str, reason: str) -> None:
     """Leave the setting out in this process, and say so once: ``size``, for example ``"sp=2"``, and why."""
-    global _told, _left_out  # noqa: PLW0603
+    global _told, _left_out
     _told, _left_out = Sizes(), f"{size} is left out: {reason}"
     warnings.warn(
         f"{_left_out}. Remove it, or unset VEOMNI_PARALLEL, to say which of them you want",
