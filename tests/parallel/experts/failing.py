@@ -1,6 +1,10 @@
-"""One rank of `test_failure`: its experts raise an error while the other rank waits for rows."""
+"""One rank of `test_failure`: its experts fail, or it is killed, while the other rank waits for rows."""
 
 from __future__ import annotations
+
+import os
+import signal
+import sys
 
 import torch
 import torch.distributed as dist
@@ -17,6 +21,8 @@ def main() -> None:
     if dist.get_rank() == 1:
 
         def fail(*_: object) -> None:
+            if sys.argv[1:] == ["killed"]:
+                os.kill(os.getpid(), signal.SIGKILL)
             raise ZeroDivisionError("these experts fail")
 
         dispatch.experts_forward = fail

@@ -15,10 +15,22 @@ SCRIPT = Path(__file__).with_name("failing.py")
 
 
 @pytest.mark.slow
-def test_a_failing_rank_ends_the_job_with_its_own_traceback(tmp_path):
+@pytest.mark.parametrize(
+    ("how", "said"), [("raises", "ZeroDivisionError: these experts fail"), ("killed", "Signal 9 (SIGKILL)")]
+)
+def test_a_failing_rank_ends_the_job_and_says_why(tmp_path, how, said):
     started = time.monotonic()
     job = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(SCRIPT)],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node",
+            "2",
+            str(SCRIPT),
+            how,
+        ],
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -31,6 +43,6 @@ def test_a_failing_rank_ends_the_job_with_its_own_traceback(tmp_path):
         timeout=180,
     )
     assert job.returncode != 0
-    assert "ZeroDivisionError: these experts fail" in job.stderr
+    assert said in job.stderr
     # Most of this is the start of the processes.
     assert time.monotonic() - started < 120
