@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from veomni_hook.parallel.expert_loading import is_ours
 
-__all__ = ["load_model", "load_optimizer", "resumes", "save_optimizer"]
+__all__ = ["load_best", "load_model", "load_optimizer", "resumes", "save_optimizer"]
 
 _FOLDER, _SCHEDULER = "optimizer", "scheduler.pt"
 
@@ -75,6 +75,14 @@ def load_model(trainer: Any, folder: str) -> None:
     theirs |= dict(loaded.named_buffers())
     for name, tensor in ours.items():
         _local(tensor).copy_(_local(theirs[name]))
+
+
+def load_best(trainer: Any) -> None:
+    """Load the weights of the best checkpoint of this training. All ranks must call."""
+    if resumes(trainer):
+        load_model(trainer, trainer.state.best_model_checkpoint)
+    else:
+        trainer._load_best_model()
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

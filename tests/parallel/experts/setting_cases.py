@@ -206,9 +206,9 @@ def trainer(folder: Path, checkpointing: bool) -> dict[str, Any]:
     models.set_choice(models.OURS)
     data = [{name: rows[0] for name, rows in models.batch(number).items()} for number in range(16)]
 
-    def trained(resume: Any = None) -> Any:
+    def trained(resume: Any = None, output: str = f"trainer{checkpointing}", **best: Any) -> Any:
         arguments = transformers.TrainingArguments(
-            output_dir=str(folder / f"trainer{checkpointing}"),
+            output_dir=str(folder / output),
             max_steps=4,
             save_strategy="steps",
             save_steps=2,
@@ -219,9 +219,10 @@ def trainer(folder: Path, checkpointing: bool) -> dict[str, Any]:
             use_cpu=True,
             report_to="none",
             disable_tqdm=True,
+            **best,
         )
         model = transformers.AutoModelForCausalLM.from_pretrained(path)
-        made = transformers.Trainer(model=model, args=arguments, train_dataset=data)
+        made = transformers.Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:4])
         made.train(resume_from_checkpoint=resume)
         return made
 
@@ -233,4 +234,14 @@ def trainer(folder: Path, checkpointing: bool) -> dict[str, Any]:
         folder / f"trainer{checkpointing}" / "checkpoint-4", distributed_config=DistributedConfig()
     )
     whole = models.apart(models.parameters(alone), expected)
-    return {"resumed": max(far.values()), "saved": max(whole.values())}
+    # The higher loss counts as better, so the first checkpoint is the best.
+    best = trained(
+        output=f"best{checkpointing}", load_best_model_at_end=True, greater_is_better=True, eval_strategy="steps",
+        eval_steps=2, metric_for_best_model="loss",
+    )  # fmt: skip
+    assert best.state.best_model_checkpoint.endswith("checkpoint-2")
+    second = transformers.Qwen3MoeForCausalLM.from_pretrained(
+        folder / f"best{checkpointing}" / "checkpoint-2", distributed_config=DistributedConfig()
+    )
+    kept = models.apart(models.parameters(best.model), models.parameters(second))
+    return {"resumed": max(far.values()), "saved": max(whole.values()), "best": max(kept.values())}

@@ -17,6 +17,7 @@ config = PatchConfig(
 config.add_import(
     "veomni_hook.parallel.expert_checkpoints",
     [
+        "load_best as veomni_load_best",
         "load_model as veomni_load_model",
         "load_optimizer as veomni_load_optimizer",
         "resumes as veomni_resumes",
@@ -46,4 +47,10 @@ config.rewrite(
     pattern="self._load_from_checkpoint({folder})",
     replacement="veomni_load_model(self, {folder})",
     description="each process reads its part",
+)
+config.rewrite(
+    "Trainer._finalize_training",
+    pattern="self._load_best_model()",
+    replacement="veomni_load_best(self)",
+    description="likewise, with load_best_model_at_end",
 )
