@@ -22,11 +22,11 @@ import torch.distributed as dist  # isort: skip
 import torch.distributed.fsdp
 import torch.distributed.tensor
 
-from tests.parallel.ranks import families
+from tests.parallel.ranks import FAMILIES
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.parallel import process
 
-for family in families():
+for family in FAMILIES:
     importlib.import_module(f"transformers.models.{family}.modeling_{family}")
 for name in ("transformers.trainer", "transformers.distributed", "accelerate", "torch._dynamo"):
     importlib.import_module(name)

@@ -13,12 +13,16 @@ import os
 import select
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SERVER = Path(__file__).with_name("rank_server.py")
+#: The modeling modules that cases use: patched before, not while sizes are told.
+FAMILIES = (
+    "llama", "qwen3", "qwen3_moe", "gemma3", "gpt_oss", "deepseek_v3", "mistral", "qwen3_next", "longcat_flash",
+    "dbrx", "jetmoe", "nllb_moe", "switch_transformers",
+)  # fmt: skip
 #: Seconds: for the server's imports, which may patch modules first, and for a case.
 STARTED, LIMIT = 180, 60
 
@@ -112,12 +116,3 @@ class Ranks:
             self._server.kill()
             self._server.wait()
             self._server = None
-
-
-@cache
-def families() -> tuple[str, ...]:
-    """The modeling modules that cases use: patched before, not while sizes are told."""
-    return (
-        "llama", "qwen3", "qwen3_moe", "gemma3", "gpt_oss", "deepseek_v3", "mistral", "qwen3_next", "longcat_flash",
-        "dbrx", "jetmoe", "nllb_moe", "switch_transformers",
-    )  # fmt: skip
