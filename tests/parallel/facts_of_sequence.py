@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -220,6 +221,38 @@ def an_implementation_of_the_user() -> Any:
     error = compared(model, lambda: model(**small.batch("plain", 16)).loss)
     groups = {layer.self_attn.num_key_value_groups for layer in model.model.layers}
     return {"error": error, "whole": seen[0], "split": seen[-1], "groups": sorted(groups)}
+
+
+@check
+def packed_by_cumulative_lengths() -> Any:
+    """An implementation that takes ``cu_seq_lens``, as flash attention does: the boundaries of whole sequences."""
+    seen = []
+
+    def varlen(module: Any, query: Any, key: Any, value: Any, mask: Any, **operands: Any) -> Any:
+        assert mask is None
+        ends = operands["cu_seq_lens_q"].tolist()
+        seen.append([query.shape[1], query.shape[2], *ends, operands["max_length_q"]])
+        groups = module.num_key_value_groups
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+        parts = [
+            torch.nn.functional.scaled_dot_product_attention(
+                *(each[:, :, start:end] for each in (query, key, value)),
+                is_causal=True,
+                scale=operands["scaling"],
+            )
+            for start, end in itertools.pairwise(ends)
+        ]
+        return torch.cat(parts, 2).transpose(1, 2), None
+
+    transformers.AttentionInterface.register("varlen", varlen)
+    model = small.model("llama")
+    model.set_attn_implementation("varlen")
+    batch = small.batch("packed", 15)
+    lengths = torch.tensor([0, 5, 15], dtype=torch.int32)
+    given = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), lengths)
+    given |= dict.fromkeys(("max_length_q", "max_length_k"), 10)
+    error = compared(model, lambda: model(**batch, **given).loss)
+    return {"error": error, "whole": seen[0], "split": seen[-1]}
 
 
 @check

@@ -65,6 +65,17 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         },
     ),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "head_dim": 8,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 8,
+            "attn_logit_softcapping": 0.5,
+            "final_logit_softcapping": 1.0,
+        },
+    ),
     "mistral": ("MistralConfig", {"sliding_window": 4, "head_dim": 8}),
 }
 

@@ -78,6 +78,13 @@ def test_a_registered_implementation_sees_all_positions_and_its_heads(facts: dic
     assert told["error"] < CLOSE
 
 
+def test_cumulative_lengths_are_those_of_whole_sequences(facts: dict[str, Any]) -> None:
+    told = facts["packed_by_cumulative_lengths"]
+    assert told["whole"] == [4, 15, 0, 5, 15, 10]
+    assert told["split"] == [2, 15, 0, 5, 15, 10]
+    assert told["error"] < CLOSE
+
+
 def test_dropout_differs_by_process_and_is_recomputed_alike(facts: dict[str, Any]) -> None:
     assert facts["dropout"] == {"recomputed": 0.0, "generators agree": True}
     assert facts["own_dropout_in_each_process"] is True
