@@ -7,10 +7,12 @@ runs on a machine, whichever worker of pytest asks.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,7 +92,8 @@ class Ranks:
             text=True,
             start_new_session=True,
         )
-        self._ask(None, STARTED)
+        if "failed" in (answer := self._ask(None, STARTED)):
+            raise AssertionError(f"the server of ranks: {answer['failed']}\n{self._logs()}")
 
     def _ask(self, order: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
         server = self._server
@@ -111,8 +114,9 @@ class Ranks:
         return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in logs)
 
     def stop(self) -> None:
-        """End the server."""
+        """End the server and its ranks."""
         if self._server is not None:
-            self._server.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and nobody of its group is left
+                os.killpg(self._server.pid, signal.SIGKILL)
             self._server.wait()
             self._server = None

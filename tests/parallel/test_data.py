@@ -35,12 +35,12 @@ def accelerator(rank: int, world: int, mesh: Any = None) -> Any:
 def test_a_parallelism_config_of_the_script_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_told", None)
     monkeypatch.setattr(process, "_left_out", None)
-    process.tell("sp=2")
+    process.tell("sp=2,ep=4")
     own = accelerator(3, 4, mesh=object())
-    with pytest.warns(VeomniHookWarning, match="sp=2 is left out: the script gives accelerate"):
+    with pytest.warns(VeomniHookWarning, match="sp=2,ep=4 is left out: the script gives accelerate"):
         assert data.count(own) == 4
     process.tell("sp=2")  # a module that is imported later
-    assert (process.sizes().sp, data.index(own)) == (1, 3)
+    assert (process.sizes().sp, process.sizes().ep, data.index(own)) == (1, 1, 3)
     assert notes_on(nn.Linear(2, 2)) == (process.left_out(),)
 
 

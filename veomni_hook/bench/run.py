@@ -80,13 +80,14 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
             yield _without("absent", problem, told)
         if failed:
             yield _without("failed", problem, failed)
-        taken_by = []
+        forward = 0.0
         for part in problem.work:
             calls = {name: _call(problem, name, side, part) for name, side in problem.sides.items()}
             row = _row(problem, part, calls, device)
-            taken_by.append(min(row.milliseconds.values(), default=0.0))
+            if part == "forward":
+                forward = min(row.milliseconds.values(), default=0.0)
             yield row
-        if device in accelerator.TYPES and problem.incoming and taken_by[0] < SHORT:
+        if device in accelerator.TYPES and problem.incoming and forward < SHORT:
             steps = {name: partial(_step, problem, side) for name, side in problem.sides.items()}
             for part, timed in (("host", host_time), ("wall", wall_time)):
                 taken = {name: timed(step, device) for name, step in steps.items()}
@@ -110,10 +111,10 @@ def _row(problem: Problem, part: str, calls: Mapping[str, Callable[[], object]],
         times = by_turns(calls, device, ROUNDS[device])
         share = {name: work / taken / bandwidth(device) * 1e3 for name, taken in times.items()}
     else:
-        product_of, times_of_it = floor
-        times = dict(by_turns({_PRODUCTS: product_of, **calls}, device, ROUNDS[device]))
+        made, portions = floor
+        times = dict(by_turns({_PRODUCTS: made, **calls}, device, ROUNDS[device]))
         products = times.pop(_PRODUCTS)
-        share = {name: times_of_it * products / taken for name, taken in times.items()}
+        share = {name: portions * products / taken for name, taken in times.items()}
     peak = {name: _peak(problem, call, device) for name, call in calls.items()} if part == "step" else {}
     return Row(
         problem.op, part, problem.dtype, problem.shape, problem.limit, work, times, share, peak,

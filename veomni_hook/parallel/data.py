@@ -47,7 +47,7 @@ def _size(accelerator: Any) -> int:
     if size == 1:
         return 1
     if getattr(accelerator.state, "device_mesh", None) is not None:
-        process.give_way(f"sp={size}", "the script gives accelerate a ParallelismConfig of its own")
+        process.give_way("the script gives accelerate a ParallelismConfig of its own")
         return 1
     if accelerator.num_processes % size:
         raise ParallelError(

@@ -30,11 +30,10 @@ from transformers.distributed.expert_parallel import EPImplementation, EPImpleme
 
 from veomni_hook.parallel.expert_copies import Copies, collect, copies_of, spread, sum_of_copies
 from veomni_hook.parallel.expert_records import current, record_checkpoints
+from veomni_hook.parallel.expert_release import NAME
 
-__all__ = ["NAME", "OncePerRank", "register"]
+__all__ = ["OncePerRank", "register"]
 
-#: The name in ``DistributedConfig(ep_implementation=…)``.
-NAME = "veomni"
 #: Received pairs get a row each from so many places for each pair on. A place costs experts memory (their
 #: first product), a row of its own costs a copy of the token.
 _SPARSE = 2.5

@@ -21,7 +21,7 @@ from veomni_hook.parallel.expert_plans import plan_of
 __all__ = ["is_ours", "planned", "settled"]
 
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
-_ATTRIBUTE, _OURS = "_veomni_ep", "veomni"
+_ATTRIBUTE = "_veomni_ep"
 
 
 def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
@@ -38,8 +38,8 @@ def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
     """
     size = process.sizes().ep
     own = given is not None or options.get("tp_plan") is not None or options.get("tp_size") is not None
-    if getattr(given, "ep_implementation", None) == _OURS and expert_release.dispatches():
-        _registered()  # a script that names our dispatch needs no setting for it
+    if getattr(given, "ep_implementation", None) == expert_release.NAME and expert_release.dispatches():
+        _register()  # a script that names our dispatch needs no setting for it
     if size == 1 or own or _accelerate_splits():
         return given
     _check_release(size)
@@ -103,19 +103,19 @@ def _config(world: int, size: int) -> Any:
 
     options: dict[str, Any] = {"fsdp_size": world, "ep_size": size}
     if expert_release.dispatches():
-        options["ep_implementation"] = _registered()
+        _register()
+        options["ep_implementation"] = expert_release.NAME
     config = DistributedConfig(**options)
     setattr(config, _ATTRIBUTE, True)
     return config
 
 
-def _registered() -> str:
-    """Add this package's dispatch to transformers' list; return its name there."""
+def _register() -> None:
+    """Add this package's dispatch to transformers' list."""
     # Imports `transformers.distributed.expert_parallel`, which exists from 5.23 on.
-    from veomni_hook.parallel.expert_dispatch import NAME, register
+    from veomni_hook.parallel.expert_dispatch import register
 
     register()
-    return NAME
 
 
 def _check_release(size: int) -> None:

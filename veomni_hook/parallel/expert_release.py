@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["DISPATCHES", "LEAST", "dispatches", "divides_experts", "installed"]
+__all__ = ["DISPATCHES", "LEAST", "NAME", "dispatches", "divides_experts", "installed"]
 
+#: This package's dispatch in ``DistributedConfig(ep_implementation=…)``.
+NAME = "veomni"
 #: The first release with `DistributedConfig.ep_size` and dispatch of tokens.
 LEAST = "5.20"
 #: The first release in which dispatch can be replaced. Before, gradients of experts that one process alone

@@ -27,12 +27,12 @@ def tell(text: str) -> None:
     _told = Sizes() if _left_out else _parsed(text)
 
 
-def give_way(size: str, reason: str) -> None:
-    """Leave the setting out in this process, and say so once: ``size``, for example ``"sp=2"``, and why."""
+def give_way(reason: str) -> None:
+    """Leave the setting out in this process from now on, and say which sizes, and why."""
     global _told, _left_out
-    _told, _left_out = Sizes(), f"{size} is left out: {reason}"
+    _told, _left_out = Sizes(), f"{sizes()} is left out: {reason}"
     warnings.warn(
-        f"{_left_out}. Remove it, or unset VEOMNI_PARALLEL, to say which of them you want",
+        f"{_left_out}. To say which of them you want, remove it, or unset VEOMNI_PARALLEL",
         VeomniHookWarning,
         stacklevel=4,
     )
