@@ -47,6 +47,7 @@ OP_PACKAGES = (
     "rotary",
     "qk_norm_rotary",
     "attention",
+    "varlen_attention",
     "gated_mlp",
     "low_rank_linear",
     "moe_experts",

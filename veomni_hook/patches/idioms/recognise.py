@@ -28,6 +28,7 @@ IDIOMS = (
     "attention.find",
     "attention.implementation",
     "attention.window",
+    "varlen_attention.find",
     "moe_experts.find",
     "moe_experts.implementation",
     "moe_experts.checkpoints",

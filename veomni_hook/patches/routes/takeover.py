@@ -22,7 +22,7 @@ __all__ = ["guard"]
 _LONGEST_TAIL = 4
 
 
-def guard(
+def guard(  # noqa: PLR0913 - all but the first five by keyword
     view: ModuleView,
     run: Run,
     condition: str,
@@ -31,6 +31,7 @@ def guard(
     *,
     returns: bool = True,
     beside: bool = False,
+    before: str = "",
 ) -> tuple[Edit, ...] | None:
     """The edits that let ``answer`` replace the run if ``condition`` holds; None if impossible.
 
@@ -39,6 +40,7 @@ def guard(
         returns: whether the guard may return, skipping the rest of the function.
         beside: whether other values that later code reads may be recomputed after the answer; the run must
             be free of side effects.
+        before: statements in front of the condition.
     """
     code: Sequence[ast.stmt] | None = answer
     if not isinstance(answer[-1], ast.Return):
@@ -48,7 +50,7 @@ def guard(
         if outside & _lost(run, answer) or not all(map(view.document.begins_line, run.statements)):
             return None
         code = _to_the_end(run, answer) if returns else None
-    head = f"if {condition}:\n"
+    head = f"{before}if {condition}:\n"
     if code is None:
         return _with_else(view, run, head + _indented(answer), comment)
     return before_statement(view, run.function, run.statements[0], head + _indented(code), comment)

@@ -1,0 +1,45 @@
+"""Flash attention by segment on a GPU: equality with upstream's loop, and no waiting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from tests.kernels.matching import assert_matches
+from tests.kernels.varlen_attention.test_torch import LENGTHS, OPTIONS, OWNER, operands, upstreams
+from veomni_hook.kernels.shared.host_values import note_copy
+from veomni_hook.kernels.varlen_attention import flash
+from veomni_hook.kernels.varlen_attention import torch as batched
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+@pytest.mark.parametrize("width", [64, 72, 80, 128])
+@pytest.mark.parametrize("kernel", [flash, batched])
+@pytest.mark.parametrize("lengths", [each for each in LENGTHS.values() if sum(each)])
+def test_equals_the_loop_over_segments(lengths, kernel, width):
+    tensors, bounds = operands([40 * each for each in lengths], torch.bfloat16, 4, 4, width, width)
+    tensors, bounds = [each.cuda() for each in tensors], bounds.cuda()
+    assert flash.refuses(OWNER, *tensors, bounds, sdpa_attention_forward, OPTIONS) is None
+    assert_matches(
+        lambda q, k, v: kernel.full(q, k, v, bounds, sdpa_attention_forward, OPTIONS),
+        lambda q, k, v: upstreams(q, k, v, bounds),
+        tensors,
+    )
+
+
+@pytest.mark.parametrize("kernel", [flash, batched])
+def test_the_host_does_not_wait_for_known_boundaries(kernel):
+    tensors, host = operands([64, 64, 32, 64], torch.bfloat16, 4, 4, 80, 80)
+    tensors = [each.cuda().requires_grad_() for each in tensors]
+    bounds = note_copy(host.cuda(), host)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        assert flash.refuses(OWNER, *tensors, bounds, sdpa_attention_forward, OPTIONS) is None
+        kernel.full(*tensors, bounds, sdpa_attention_forward, OPTIONS).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

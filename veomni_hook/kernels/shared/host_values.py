@@ -1,0 +1,72 @@
+"""Values of small tensors on the host: read from the device once, or known because they came from there.
+
+Reading a tensor of a GPU makes the host wait until the GPU has computed it. The sizes of images and the
+boundaries of segments are read many times in a step, and they never change. So their values are kept by
+tensor, as long as it lives, and belong to its version: a tensor that was changed in place is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import ref
+
+import torch
+
+__all__ = ["derived", "host_copy", "note_copy"]
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a tensor."""
+
+    tensor: Callable[[], torch.Tensor | None]
+    version: int
+    copy: torch.Tensor | None = None
+    derived: dict[Any, Any] = field(default_factory=dict)
+
+
+_KNOWN: dict[int, _Known] = {}
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of ``tensor`` on the CPU; the first call for a tensor of a device waits for it.
+
+    A tensor on the CPU is returned itself. Nobody may change the result.
+    """
+    if tensor.device.type == "cpu":
+        return tensor
+    known = _known(tensor)
+    if known.copy is None:
+        known.copy = tensor.detach().to("cpu")
+    return known.copy
+
+
+def note_copy(tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+    """Note that ``copy``, on the CPU, has the values of ``tensor``, and return ``tensor``."""
+    if tensor.device.type != "cpu":
+        _known(tensor).copy = copy
+    return tensor
+
+
+def derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: Any) -> _Value:
+    """Return ``make(host_copy(tensor), *arguments)``, computed once for a tensor; arguments are hashable."""
+    values = _known(tensor).derived
+    key = (make, *arguments)
+    if key not in values:
+        values[key] = make(host_copy(tensor), *arguments)
+    found: _Value = values[key]
+    return found
+
+
+def _known(tensor: torch.Tensor) -> _Known:
+    number = id(tensor)
+    # Tensors of inference mode have no version.
+    version = 0 if tensor.is_inference() else tensor._version
+    known = _KNOWN.get(number)
+    if known is None or known.version != version or known.tensor() is not tensor:
+        known = _KNOWN[number] = _Known(ref(tensor, lambda _: _KNOWN.pop(number, None)), version)
+    return known

@@ -1,0 +1,40 @@
+"""The variants of attention by segment: every position attends to its whole segment."""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.selection.declaration import Requirement, Variant
+from veomni_hook.kernels.selection.table import backend, checked_reference, op
+
+__all__ = ["OP", "VARIANTS"]
+
+_FLASH = backend(
+    "flash",
+    ".flash:{variant}",
+    refuses=".flash:refuses",
+    requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
+    priority=20,
+    description="torch's flash attention with boundaries: one launch for all segments, half precision",
+)
+_FLASH_ATTN = backend(
+    "flash_attn",
+    ".flash_attn:{variant}",
+    refuses=".flash_attn:refuses",
+    requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("flash_attn>=2.6",)),
+    priority=10,
+    description="the package flash-attn, in the same way",
+    automatic=False,
+)
+_TORCH = backend(
+    "torch",
+    ".torch:{variant}",
+    refuses=".operand_checks:refuses",
+    description="one call of scaled_dot_product_attention for all segments of a length; any dtype and device",
+)
+
+VARIANTS = {
+    "full": Variant(
+        "softmax(scaling * q @ k^T) @ v within each segment of cu_seqlens",
+        kernels=(_FLASH, _FLASH_ATTN, _TORCH, checked_reference(".operand_checks:refuses")),
+    ),
+}
+OP = op("varlen_attention", VARIANTS)

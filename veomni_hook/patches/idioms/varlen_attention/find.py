@@ -1,0 +1,99 @@
+"""Attention by segment: a guard in front of the statements that split query, key and value.
+
+One call of a kernel replaces a call of the attention function for each segment. The guard stands where
+upstream's condition has already excluded flash attention, so it never replaces what a user chose there; which
+other function was chosen is an operand, and kernels check it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import receiver_name
+from veomni_hook.patches.idioms.varlen_attention.read import Segments, read
+from veomni_hook.patches.routes.insertion import free_name
+from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.slots import formula_slot, slot_name
+
+__all__ = ["CANDIDATES", "OP", "VARIANT", "find"]
+
+OP = "varlen_attention"
+VARIANT = "full"
+CANDIDATES = (
+    "every method with a parameter whose name contains cu_seqlens that looks an attention function up"
+    " (get_interface)"
+)
+
+_BOUNDARIES = "cu_seqlens"
+_LOOK_UP = "get_interface"
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    text = view.document.source
+    if _BOUNDARIES not in text or _LOOK_UP not in text:
+        return
+    for owner in view.classes.values():
+        for name, method in view.methods(owner).items():
+            if any(_BOUNDARIES in each for each in parameter_names(method)) and _looks_up(method):
+                yield _site(view, f"{owner.name}.{name}", method)
+
+
+def _looks_up(method: FunctionNode) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == _LOOK_UP for node in walk_ast(method))
+
+
+def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
+    try:
+        if receiver_name(method) != "self":
+            raise Missed("self is not the method's module")
+        found = read(method)
+        if found is None:
+            raise Missed("it does not split query, key and value at the boundaries")
+        edits = guard(
+            view,
+            found.run,
+            *_asked(method, found),
+            f"{OP}/{VARIANT}: one call for all segments",
+            returns=False,
+            before=_operands(method, found),
+        )
+        if edits is None:
+            raise Missed("code after the segments reads more than the output", found.run.statements[0])
+    except Missed as missed:
+        return Site(OP, target, Status.MISSED, reason=str(missed), lineno=method.lineno)
+    query, key, value = found.tensors
+    return Site(
+        OP,
+        target,
+        Status.ROUTED,
+        VARIANT,
+        captures={"query": query, "key": key, "value": value, "cu_seqlens": found.cu_seqlens},
+        edits=edits,
+        slots=(formula_slot(OP, VARIANT),),
+        lineno=found.run.statements[0].lineno,
+    )
+
+
+def _operands(method: FunctionNode, found: Segments) -> str:
+    """The statement that collects the operands, which the condition and the call of the kernel use."""
+    call = found.call
+    assert call is not None  # noqa: S101 - `read` has checked it
+    given = "".join(f"        {ast.unparse(each)},\n" for each in call.keywords)
+    tensors = ", ".join((*found.tensors, found.cu_seqlens, ast.unparse(call.func)))
+    options = f"    dict(\n{given}    ),\n" if given else "    {},\n"
+    return f"{free_name(method, 'operands')} = (\n    {tensors},\n{options})\n"
+
+
+def _asked(method: FunctionNode, found: Segments) -> tuple[str, list[ast.stmt]]:
+    """The guard's condition, and the statements for the case that there is a kernel."""
+    kernel, operands = free_name(method, "kernel"), free_name(method, "operands")
+    condition = f"({kernel} := {slot_name(OP, VARIANT)}.kernel(self, *{operands})) is not None"
+    answer = ast.parse(f"{found.output} = {kernel}(*{operands})").body
+    return condition, [*answer, *found.answer]
