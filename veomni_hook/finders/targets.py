@@ -17,6 +17,7 @@ SHARED = frozenset(
         "transformers.integrations.sdpa_attention",
         "transformers.masking_utils",
         "transformers.modeling_layers",
+        "transformers.vision_utils",
         INTERFACES,
         REMOTE_LOADING,
     )

@@ -14,7 +14,7 @@ from weakref import ref
 
 import torch
 
-__all__ = ["derived", "host_copy", "note_copy"]
+__all__ = ["derived", "host_copies", "host_copy", "known_copy", "note_copy"]
 
 _Value = TypeVar("_Value")
 
@@ -43,6 +43,25 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     if known.copy is None:
         known.copy = tensor.detach().to("cpu")
     return known.copy
+
+
+def host_copies(*tensors: torch.Tensor) -> None:
+    """Copy the values of ``tensors`` of one device to the host, waiting once; known ones are left out."""
+    missing = [each for each in tensors if known_copy(each) is None]
+    if len(missing) < 2:
+        for each in missing:
+            host_copy(each)
+        return
+    parts = [each.detach().contiguous().flatten().view(torch.uint8) for each in missing]
+    together = torch.split(torch.cat(parts).to("cpu"), [each.numel() for each in parts])
+    for tensor, part in zip(missing, together, strict=True):
+        # A copy of its own: the part may begin where a value of this dtype cannot.
+        note_copy(tensor, part.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def known_copy(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of ``tensor`` on the CPU if nothing has to wait for them, else None."""
+    return tensor if tensor.device.type == "cpu" else _known(tensor).copy
 
 
 def note_copy(tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,7 @@ IDIOMS = (
     "linear_cross_entropy.find",
     "linear_cross_entropy.sequence_classification",
     "causal_mask.find",
+    "host_metadata.find",
 )
 
 #: The idiom that applies only where processes share sequences: it asks for no kernel.

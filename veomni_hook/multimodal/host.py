@@ -1,0 +1,104 @@
+"""Computes on the host what follows from the sizes of images, videos and sounds.
+
+Upstream computes positions and boundaries on the device, and reads the sizes from it many times: each time
+the host waits until the device has done everything before. Here the sizes are copied once (or known, see
+`veomni_hook.kernels.shared.host_values`), upstream's own functions compute with the copies on the CPU, and
+their results go to the device without waiting. Where sizes are already on the CPU, and while code is traced,
+nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+
+from veomni_hook.kernels.shared.host_values import host_copies, host_copy, known_copy, note_copy
+from veomni_hook.kernels.shared.operand_checks import not_plain
+
+__all__ = ["computed", "known", "read_together", "values"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+#: The device of tensors without data, beside that of the host.
+_ELSEWHERE = ("cpu", "meta")
+
+
+def computed(*precomputed: str, floats: bool = False) -> Callable[[_Function], _Function]:
+    """Decorate a function of sizes to run on the host; tensors that it returns are where its arguments were.
+
+    Args:
+        precomputed: names of results that the function takes from its argument ``kwargs`` if all are there;
+            then nothing is read.
+        floats: whether floating-point arguments are sizes, too; else they stay on the device.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)
+        def on_host(*args: Any, **kwargs: Any) -> Any:
+            given = kwargs.get("kwargs") or {}
+            if _traced() or (precomputed and all(given.get(name) is not None for name in precomputed)):
+                return function(*args, **kwargs)
+            sizes = [each for each in (*args, *kwargs.values()) if _is_size(each, floats=floats)]
+            if not sizes:
+                return function(*args, **kwargs)
+            host_copies(*sizes)
+            args = tuple(host_copy(each) if _is_size(each, floats=floats) else each for each in args)
+            kwargs = {
+                name: host_copy(each) if _is_size(each, floats=floats) else each
+                for name, each in kwargs.items()
+            }
+            return _moved(function(*args, **kwargs), sizes[0].device)
+
+        return on_host  # type: ignore[return-value]
+
+    return decorate
+
+
+def values(tensor: Any) -> Any:
+    """Return the copy of ``tensor`` on the host, whose values the caller reads at once."""
+    return host_copy(tensor) if _is_size(tensor, floats=True) and not _traced() else tensor
+
+
+def known(tensor: Any) -> Any:
+    """Return the copy of ``tensor`` on the host if there is one already, else the tensor."""
+    if not _is_size(tensor, floats=True) or _traced():
+        return tensor
+    copy = known_copy(tensor)
+    return tensor if copy is None else copy
+
+
+def read_together(sizes: Iterable[Any], positions: Iterable[Any] = ()) -> None:
+    """Copy to the host, at once, what a forward pass is going to read; without ``sizes`` nothing.
+
+    Args:
+        sizes: sizes of images and videos; None: there are none.
+        positions: what positions are computed from, unless they are given.
+    """
+    found = [each for each in sizes if _is_size(each, floats=True)]
+    if found and not _traced():
+        host_copies(*found, *(each for each in positions if _is_size(each, floats=True)))
+
+
+def _is_size(value: Any, *, floats: bool) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type not in _ELSEWHERE
+        and not_plain(value) is None
+        and (floats or not value.is_floating_point())
+    )
+
+
+def _traced() -> bool:
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def _moved(result: Any, device: torch.device) -> Any:
+    """Return what a function returned, with its tensors on ``device`` and their values noted."""
+    if isinstance(result, tuple):
+        return tuple(_moved(each, device) for each in result)
+    if isinstance(result, torch.Tensor) and result.device.type == "cpu":
+        # From pageable memory, too, the copy is made before this returns.
+        return note_copy(result.to(device, non_blocking=True), result)
+    return result

@@ -1,0 +1,124 @@
+"""What models compute from the sizes of images, videos and sounds: on the host, from one copy of the sizes.
+
+Four forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what the inserted code calls:
+
+* a function that takes a precomputed result from its argument ``kwargs``: ``@veomni_host.computed("name")``;
+* a method ``get_rope_index``, if it reads nothing but its arguments and the configuration: the same;
+* ``sizes.prod(-1).tolist()`` of an argument: ``veomni_host.values(sizes).prod(-1).tolist()``;
+* a forward of a class with ``get_rope_index``: it reads at once what the others need.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.idioms.host_metadata.read import (
+    POSITIONS,
+    Reading,
+    position_arguments,
+    precomputed_names,
+    readings,
+    state_of,
+)
+from veomni_hook.patches.routes.insertion import before_body, in_place
+from veomni_hook.patches.routes.slot_code import tuple_of
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "host_metadata"
+CANDIDATES = (
+    "every function that takes precomputed results from its argument kwargs, every method named"
+    " get_rope_index, and every method named get_*_features that calls tolist or item"
+)
+_IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
+_COMPUTED, _READ, _TOGETHER = "computed_on_host", "read_once", "read_together"
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module, and the forwards that read for them."""
+    text = view.document.source
+    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features")):
+        return
+    for name, function in view.functions.items():
+        if names := precomputed_names(function):
+            yield _computed(view, name, function, ", ".join(f'"{each}"' for each in names))
+    for owner in view.classes.values():
+        methods = view.methods(owner)
+        for name, method in methods.items():
+            if name == POSITIONS:
+                state = state_of(view, owner, method)
+                reason = f"it reads or changes self.{state}" if state else ""
+                yield _computed(view, f"{owner.name}.{name}", method, "floats=True", reason)
+            elif name.startswith("get_") and name.endswith("_features"):
+                yield from _features(view, f"{owner.name}.{name}", method)
+        if "forward" in methods and (arguments := position_arguments(view, owner, methods["forward"])):
+            yield _forward(view, owner, methods["forward"], arguments)
+
+
+def _computed(
+    view: ModuleView, target: str, function: FunctionNode, arguments: str, reason: str = ""
+) -> Site:
+    """A function that runs on the host; the decorator is below all others."""
+    reason = reason or ("" if view.document.begins_line(function) else "its def does not begin a line")
+    if reason:
+        return Site(OP, target, Status.MISSED, reason=reason, lineno=function.lineno)
+    # The edit is inside the definition, whose text is compared with upstream's otherwise.
+    start = view.document.start(function)
+    first = "async" if isinstance(function, ast.AsyncFunctionDef) else "def"
+    text = f"@veomni_host.computed({arguments})\n{view.document.indent(function)}{first}"
+    return Site(
+        OP,
+        target,
+        Status.ROUTED,
+        _COMPUTED,
+        edits=(Edit(start, start + len(first), text),),
+        lineno=function.lineno,
+        imports=(_IMPORT,),
+    )
+
+
+def _features(view: ModuleView, target: str, method: FunctionNode) -> Iterator[Site]:
+    """The sites of a method that computes features and reads sizes."""
+    found: list[Reading] = list(readings(method))
+    if not found:
+        return
+    unknown = next((each for each in found if each.reason), None)
+    if unknown is not None:
+        yield Site(OP, target, Status.MISSED, reason=unknown.reason, lineno=unknown.lineno)
+        return
+    names = [each.size for each in found if each.size is not None]
+    yield Site(
+        OP,
+        target,
+        Status.ROUTED,
+        _READ,
+        captures={"sizes": ", ".join(dict.fromkeys(each.id for each in names))},
+        edits=tuple(in_place(view, each, f"veomni_host.values({each.id})") for each in names),
+        lineno=found[0].lineno,
+        imports=(_IMPORT,),
+    )
+
+
+def _forward(
+    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, arguments: tuple[list[str], list[str]]
+) -> Site:
+    """The forward pass that reads all sizes at once, before anything else."""
+    sizes, positions = map(tuple_of, arguments)
+    asked = f"veomni_host.read_together({sizes})"
+    if arguments[1]:
+        asked = f"{asked[:-1]}, {positions} if position_ids is None else ())"
+    return Site(
+        OP,
+        f"{owner.name}.forward",
+        Status.ROUTED,
+        _TOGETHER,
+        edits=before_body(view, forward, asked, "sizes are read at once"),
+        counted=False,
+        lineno=forward.lineno,
+        imports=(_IMPORT,),
+    )

@@ -1,0 +1,145 @@
+"""Which code computes with sizes alone, and where methods read sizes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import chain, own_attribute
+from veomni_hook.patches.code.scope import local_names, parameter_names
+from veomni_hook.patches.code.statements import initialised
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["POSITIONS", "Reading", "position_arguments", "precomputed_names", "readings", "state_of"]
+
+#: The method that computes positions in three dimensions.
+POSITIONS = "get_rope_index"
+_GIVEN = "kwargs"
+_READS = ("tolist", "item")
+#: How names of attributes end that hold numbers.
+_NUMBERS = ("_size", "_unit", "_factor", "_ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A place where the host reads a value: the argument that it follows from, or why that is unknown."""
+
+    lineno: int
+    size: ast.Name | None = None
+    reason: str = ""
+
+
+def precomputed_names(function: FunctionNode) -> list[str]:
+    """The results that a function takes from its argument ``kwargs``: ``kwargs.pop("name", None)``."""
+    if _GIVEN not in {each.arg for each in (*function.args.args, *function.args.kwonlyargs)}:
+        return []
+    if len(parameter_names(function)) < 2:
+        return []
+    found = []
+    for node in walk_ast(function):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="kwargs"), attr="pop"),
+                args=[ast.Constant(str(name)), *_],
+            ):
+                found.append(name)
+    return found
+
+
+def state_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> str:
+    """The first attribute of ``self`` that may hold a tensor and that a method uses; empty if none does.
+
+    Methods that it calls are followed in the class; other classes of the file must not assign the attribute
+    anything but a part of the configuration.
+    """
+    methods = _methods(view, owner)
+    pending, seen = [method], {method.name}
+    while pending:
+        for node in walk_ast(pending.pop()):
+            name = own_attribute(node)
+            if not name or name in seen or name == "config":
+                continue
+            seen.add(name)
+            if name in methods:
+                pending.append(methods[name])
+            elif not _is_configured(view, name):
+                return name
+    return ""
+
+
+def _is_configured(view: ModuleView, attribute: str) -> bool:
+    """Whether every class of the file that assigns an attribute assigns a part of the configuration."""
+    assigned = [
+        value for owner in view.classes.values() for name, value in initialised(owner) if name == attribute
+    ]
+    return bool(assigned) and all(_of_config(value) for value in assigned)
+
+
+def _of_config(value: ast.expr) -> bool:
+    return chain(value).startswith(("config.", "self.config."))
+
+
+def readings(method: FunctionNode) -> Iterator[Reading]:
+    """Where a method calls ``tolist`` or ``item``, in text order."""
+    arguments, local = parameter_names(method), local_names(method) - parameter_names(method)
+    found = [
+        node
+        for node in walk_ast(method)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _READS
+    ]
+    for node in sorted(found, key=lambda each: (each.lineno, each.col_offset)):
+        assert isinstance(node.func, ast.Attribute)  # noqa: S101
+        read, place = f"what {node.func.attr} reads", f"(line {node.lineno})"
+        names = [each for each in walk_ast(node.func.value) if isinstance(each, ast.Name)]
+        sizes = [each for each in names if each.id in arguments and each.id != "self"]
+        others = [each.id for each in names if each.id in local]
+        if len(sizes) != 1 or others:
+            made = (
+                f"what the method computes ({', '.join(others)})" if others else "several arguments, or none"
+            )
+            yield Reading(node.lineno, reason=f"{read} follows from {made} {place}")
+        elif any(map(_may_be_tensor, _whole_attributes(node.func.value))):
+            yield Reading(node.lineno, reason=f"{read} may follow from a tensor of self {place}")
+        else:
+            yield Reading(node.lineno, sizes[0])
+
+
+def _whole_attributes(node: ast.AST) -> Iterator[ast.Attribute]:
+    """The attributes in an expression that are not a part of a longer one."""
+    inner = {id(each.value) for each in walk_ast(node) if isinstance(each, ast.Attribute)}
+    for each in walk_ast(node):
+        if isinstance(each, ast.Attribute) and id(each) not in inner:
+            yield each
+
+
+def _may_be_tensor(node: ast.AST) -> bool:
+    """Whether an attribute of self is neither a part of the configuration nor named after a number."""
+    text = chain(node) if isinstance(node, ast.Attribute) else ""
+    if not text.startswith("self."):
+        return False
+    return ".config." not in text and not text.endswith(_NUMBERS)
+
+
+def position_arguments(
+    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode
+) -> tuple[list[str], list[str]] | None:
+    """The parameters of a forward that ``get_rope_index`` takes: sizes, and what positions follow from."""
+    index = _methods(view, owner).get(POSITIONS)
+    given = parameter_names(forward)
+    if index is None or "position_ids" not in given or state_of(view, owner, index):
+        return None
+    taken = [each.arg for each in index.args.args[1:] if each.arg in given]
+    sizes = [name for name in taken if name.endswith("grid_thw")]
+    return (sizes, [name for name in taken if name not in sizes]) if sizes else None
+
+
+def _methods(view: ModuleView, owner: ast.ClassDef) -> dict[str, FunctionNode]:
+    """The methods that a class defines or inherits from classes of the file."""
+    found: dict[str, FunctionNode] = {}
+    for each in view.scope.ancestors(owner):
+        for name, method in view.methods(each).items() if each is not None else ():
+            found.setdefault(name, method)
+    return found
