@@ -18,7 +18,7 @@ import torch
 from veomni_hook.kernels.shared.host_values import host_copies, host_copy, known_copy, note_copy
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
-__all__ = ["computed", "known", "read_together", "values"]
+__all__ = ["computed", "converted", "known", "read_together", "values"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: The device of tensors without data, beside that of the host.
@@ -67,6 +67,14 @@ def known(tensor: Any) -> Any:
         return tensor
     copy = known_copy(tensor)
     return tensor if copy is None else copy
+
+
+def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
+    """Return ``result``, which is ``tensor`` in another dtype; what is known of one is known of the other."""
+    copy = known(tensor)
+    if copy is not tensor and result is not tensor:
+        note_copy(result, copy.to(result.dtype))
+    return result
 
 
 def read_together(sizes: Iterable[Any], positions: Iterable[Any] = ()) -> None:

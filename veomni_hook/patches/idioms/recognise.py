@@ -38,6 +38,7 @@ IDIOMS = (
     "linear_cross_entropy.sequence_classification",
     "causal_mask.find",
     "host_metadata.find",
+    "host_metadata.masks",
 )
 
 #: The idiom that applies only where processes share sequences: it asks for no kernel.

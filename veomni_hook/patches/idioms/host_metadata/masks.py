@@ -1,0 +1,69 @@
+"""Where transformers asks whether a padding mask hides anything: it reads the copy on the host, if any.
+
+    if padding_mask is None or padding_mask.all():  ->  ... veomni_host.known(padding_mask).all():
+    mask = mask.to(device=device, dtype=torch.bool)  ->  mask = veomni_host.converted(mask, mask.to(...))
+
+Without a copy the code does what it did: it waits for the device.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "host_metadata"
+CANDIDATES = "nothing is counted: this is where padding masks are read"
+
+_IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
+_MASKS = ("padding_mask", "attention_mask")
+_ASKS = ("all", "any", "fast_all")
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """The functions and methods with ``mask`` in their names that read a padding mask."""
+    if not any(f"{name}(" in view.document.source for name in _ASKS):
+        return
+    for definition in view.document.definitions():
+        node = definition.node
+        if isinstance(node, FunctionNode) and "mask" in node.name:
+            edits = [*_read(view, node), *_converted(view, node)]
+            if edits:
+                yield Site(
+                    OP,
+                    definition.qualname,
+                    Status.ROUTED,
+                    "mask_known",
+                    edits=tuple(edits),
+                    counted=False,
+                    lineno=node.lineno,
+                    imports=(_IMPORT,),
+                )
+
+
+def _read(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
+    """``all(mask)``, ``mask.any()``, ``torch.all(mask == 1)``: of one mask alone."""
+    for node in walk_ast(function):
+        if isinstance(node, ast.Call) and last_name(node.func) in _ASKS:
+            names = [each for each in walk_ast(node) if isinstance(each, ast.Name) and each.id in _MASKS]
+            if len(names) == 1:
+                yield in_place(view, names[0], f"veomni_host.known({names[0].id})")
+
+
+def _converted(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
+    for node in walk_ast(function):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(target)],
+                value=ast.Call(func=ast.Attribute(value=ast.Name(source), attr="to")) as call,
+            ) if target == source and source in _MASKS:
+                yield in_place(view, call, f"veomni_host.converted({source}, {view.text(call)})")
