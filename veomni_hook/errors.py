@@ -19,6 +19,7 @@ __all__ = [
     "IdiomError",
     "KernelError",
     "LockError",
+    "MultimodalError",
     "NameMapError",
     "ParallelError",
     "PatchConflictError",
@@ -95,6 +96,10 @@ class CheckpointError(VeomniHookError):
 
 class KernelError(VeomniHookError):
     """A requested kernel does not exist or cannot run; the message lists those that can."""
+
+
+class MultimodalError(VeomniHookError):
+    """A model has no metadata of the kind that was asked for."""
 
 
 class LockError(VeomniHookError):

@@ -103,6 +103,8 @@ def run(function: Any, args: Any, kwargs: Any) -> Any:
     if "pin_memory" in kwargs:
         kwargs = {**kwargs, "pin_memory": False}
     inner_args, inner_kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
+    if name == "histc" and not inner_args[0].is_floating_point():
+        return _wrapped(torch.histc(inner_args[0].float(), *inner_args[1:], **inner_kwargs).int())
     result = function(*inner_args, **inner_kwargs)
     if name.endswith("_") and name != "_" and isinstance(args[0], Pretended) and result is inner_args[0]:
         return args[0]
@@ -204,6 +206,15 @@ def on_device(value: Any) -> Any:
                     module._buffers[name] = Pretended(buffer)
         return value
     return tree_map(_wrapped, value)
+
+
+def sent(batch: dict[str, Any]) -> dict[str, Any]:
+    """Move a batch as a loop does, with ``to``."""
+    with Waits():
+        device = torch.device(KIND, 0)
+        return {
+            name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in batch.items()
+        }
 
 
 register()

@@ -1,0 +1,202 @@
+"""What towers compute from the sizes of images and videos, computed where data is prepared.
+
+transformers' towers take such results as keyword arguments: ``image_cu_seqlens``, ``video_position_ids``, ...
+Which ones a tower takes, and which functions make them with which arguments, is read from the tower's
+``forward``, so every family and release has its own; nothing of upstream's is repeated here.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from veomni_hook.multimodal.carried import carried
+from veomni_hook.multimodal.positions import (
+    Positions,
+    has_positions,
+    modeling_of,
+    position_ids,
+    understanding,
+)
+from veomni_hook.patches.code.expressions import chain
+
+__all__ = ["CollateMetadata", "collate_metadata"]
+
+_MODALITIES = ("image", "video")
+_SIZES = "grid_thw"
+#: Tensors of a batch whose values the host reads.
+_READ = ("attention_mask", "feature_attention_mask", *(f"{each}_{_SIZES}" for each in _MODALITIES))
+#: What it reads, too, if the model computes positions.
+_POSITIONED = ("input_ids", "mm_token_type_ids", "second_per_grid_ts", "video_second_per_grid")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call in a tower's ``forward``: ``a, b = function(sizes, 2, mode=...)``.
+
+    Arguments are names of earlier results (`Named`) or values.
+    """
+
+    results: tuple[str, ...]
+    function: str
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Named:
+    """An argument that is an earlier result, or the sizes."""
+
+    name: str
+
+
+def collate_metadata(
+    config: Any, collate: Callable[[Any], Any] | None = None, *, positions: bool | None = None
+) -> CollateMetadata:
+    """Return a collator that adds positions and metadata of towers to what ``collate`` returns.
+
+    Give it to a data loader or a trainer. A step then reads no value from the device. It can be pickled, if
+    ``collate`` can.
+
+    Args:
+        config: the model's configuration; of a model that also speaks, the whole or that of its thinker.
+        collate: makes a batch, a dictionary of tensors, of samples; None: samples are such a batch already.
+        positions: whether to add ``position_ids``; None: if the model has a method for them alone.
+
+    Raises:
+        MultimodalError: ``positions`` is true, and the model has no such method.
+    """
+    config = understanding(config)
+    wanted = has_positions(config) if positions is None else positions
+    computed = position_ids(config) if wanted else None
+    return CollateMetadata(modeling_of(config).__name__, tuple(_steps(config)), computed, collate)
+
+
+@dataclass(frozen=True)
+class CollateMetadata:
+    """What `collate_metadata` returns.
+
+    Attributes:
+        module: the modeling module, whose functions the steps call.
+        steps: the calls of the tower's forward, in order.
+        positions: computes ``position_ids``, or None.
+        collate: the collator whose batches it extends, or None.
+    """
+
+    module: str
+    steps: tuple[Step, ...]
+    positions: Positions | None
+    collate: Callable[[Any], Any] | None = field(default=None)
+
+    def __call__(self, samples: Any) -> Any:
+        """Return the batch with metadata; a batch that has a value already keeps it."""
+        batch = samples if self.collate is None else self.collate(samples)
+        found = dict(batch)
+        if self.positions is not None and "position_ids" not in found:
+            computed = self.positions(found)
+            if computed is not None:
+                found["position_ids"] = computed
+        for modality in _MODALITIES:
+            sizes = found.get(f"{modality}_{_SIZES}")
+            for name, value in self._made(sizes) if sizes is not None else ():
+                found.setdefault(f"{modality}_{name}", value)
+        for name in _READ if self.positions is not None else (*_READ, *_POSITIONED):
+            if isinstance(found.get(name), torch.Tensor):
+                found[name] = carried(found[name])
+        batch.update(found)
+        return batch
+
+    def _made(self, sizes: torch.Tensor) -> Iterator[tuple[str, Any]]:
+        """Yield what the tower computes from ``sizes``, by the name of the keyword argument."""
+        functions = import_module(self.module)
+        known: dict[str, Any] = {_SIZES: sizes}
+        for step in self.steps:
+            arguments = [_filled(each, known) for each in step.arguments]
+            keywords = {name: _filled(each, known) for name, each in step.keywords.items()}
+            made = getattr(functions, step.function)(*arguments, **keywords)
+            known.update(zip(step.results, made if len(step.results) > 1 else (made,), strict=True))
+        for name, value in known.items():
+            if name != _SIZES and value is not None:
+                yield name, carried(value) if _is_read(value) else value
+
+
+def _is_read(value: Any) -> bool:
+    """Whether the host may read a result: boundaries are vectors of integers."""
+    return isinstance(value, torch.Tensor) and value.dim() == 1 and not value.is_floating_point()
+
+
+def _filled(argument: Any, known: Mapping[str, Any]) -> Any:
+    return known[argument.name] if isinstance(argument, Named) else argument
+
+
+def _steps(config: Any) -> Iterator[Step]:
+    """Yield the calls in the forward of the vision tower that take precomputed results."""
+    sight = getattr(config, "vision_config", None)
+    module = modeling_of(config)
+    for kind in list(vars(module).values()):
+        if not _is_tower(kind, sight):
+            continue
+        with torch.device("meta"):
+            tower = kind._from_config(sight)
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(kind.forward))))
+        for node in ast.walk(tree):
+            step = _step(node, module, tower)
+            if step is not None:
+                yield step
+        return
+
+
+def _is_tower(kind: Any, sight: Any) -> bool:
+    expected = getattr(kind, "config_class", None)
+    forward = getattr(kind, "forward", None)
+    return (
+        inspect.isclass(kind)
+        and sight is not None
+        and expected is not None
+        and isinstance(sight, expected)
+        and hasattr(kind, "_from_config")
+        and forward is not None
+        and _SIZES in inspect.signature(forward).parameters
+    )
+
+
+def _step(node: ast.AST, module: Any, tower: Any) -> Step | None:
+    """The step of an assignment ``a, b = function(..., kwargs=kwargs)``; None for other statements."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or len(node.targets) != 1:
+        return None
+    call, target = node.value, node.targets[0]
+    given = {each.arg: each.value for each in call.keywords}
+    takes = given.pop("kwargs", None)
+    if not isinstance(call.func, ast.Name) or not isinstance(takes, ast.Name) or takes.id != "kwargs":
+        return None
+    targets = target.elts if isinstance(target, ast.Tuple) else [target]
+    results = tuple(each.id for each in targets if isinstance(each, ast.Name))
+    try:
+        arguments = tuple(_argument(each, tower) for each in call.args)
+        keywords = {str(name): _argument(value, tower) for name, value in given.items()}
+    except ValueError:
+        return None  # the tower computes it itself
+    return Step(results, call.func.id, arguments, keywords)
+
+
+def _argument(node: ast.expr, tower: Any) -> Any:
+    """The value of an argument: the name of an earlier result, a literal, or a part of the tower.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if isinstance(node, ast.Name):
+        return Named(node.id)
+    if isinstance(node, ast.Attribute):
+        *owners, last = chain(node).split(".")
+        if owners[:1] == ["self"]:
+            return attrgetter(".".join([*owners[1:], last]))(tower)
+    return ast.literal_eval(node)

@@ -1,0 +1,108 @@
+"""Positions of multimodal models, computed where data is prepared: by upstream's own methods, on the CPU."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from veomni_hook.errors import MultimodalError
+
+__all__ = ["Positions", "has_positions", "modeling_of", "position_ids", "understanding"]
+
+_COMPUTE = "compute_3d_position_ids"
+
+
+def position_ids(config: Any) -> Positions:
+    """Return a function of a batch that gives its ``position_ids``; it can be pickled.
+
+    Args:
+        config: the model's configuration; of a model that also speaks, the whole or that of its thinker.
+
+    Raises:
+        MultimodalError: the model does not compute positions from the sizes of images and videos.
+    """
+    config = understanding(config)
+    module = modeling_of(config)
+    kind = _computing(config)
+    if kind is None:
+        raise MultimodalError(
+            f"no model of {type(config).__name__} has a method {_COMPUTE}",
+            where=module.__name__,
+            fix="leave positions to the model: collate_metadata(config, positions=False)",
+        )
+    return Positions(config, module.__name__, kind.__qualname__)
+
+
+def has_positions(config: Any) -> bool:
+    """Return whether `position_ids` can compute the positions of a model."""
+    return _computing(understanding(config)) is not None
+
+
+class Positions:
+    """Computes the ``position_ids`` of a batch as the model would.
+
+    The model's methods read nothing but their arguments and the configuration, so this object stands in for
+    the model.
+    """
+
+    def __init__(self, config: Any, module: str, kind: str) -> None:
+        self.config = config
+        self._names = (module, kind)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        module, kind = self._names
+        found = getattr(getattr(import_module(module), kind), name, None)
+        # Models copy some numbers of the configuration.
+        if found is None:
+            return getattr(self.config.vision_config, name)
+        return found.__get__(self) if inspect.isfunction(found) else found
+
+    def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+        """Return the positions ``[3, batch, positions]`` of a batch; None if the model derives them later.
+
+        Args:
+            batch: ``input_ids`` ``[batch, positions]`` on the CPU, and what processors add:
+                ``attention_mask``, ``image_grid_thw``, ``video_grid_thw``, ``mm_token_type_ids``, seconds and
+                lengths. Nothing is mutated.
+        """
+        given = {"audio_feature_lengths": _lengths(batch), **batch}
+        self.rope_deltas = None
+        compute = getattr(self, _COMPUTE)
+        found: torch.Tensor | None = compute(
+            **{name: given.get(name) for name in inspect.signature(compute).parameters}
+        )
+        self.rope_deltas = None
+        return found
+
+
+def understanding(config: Any) -> Any:
+    """Return the configuration of the part that understands, if a model also speaks; else ``config``."""
+    return getattr(config, "thinker_config", config)
+
+
+def modeling_of(config: Any) -> ModuleType:
+    """Return the module that defines the models of a configuration."""
+    return import_module(type(config).__module__.replace("configuration_", "modeling_"))
+
+
+def _computing(config: Any) -> type | None:
+    """Return the first class for a configuration that computes positions by a method of its own."""
+    module = modeling_of(config)
+    for kind in list(vars(module).values()):
+        if inspect.isclass(kind) and kind.__module__ == module.__name__ and hasattr(kind, _COMPUTE):
+            expected = getattr(kind, "config_class", None)
+            if expected is None or isinstance(config, expected):
+                return kind
+    return None
+
+
+def _lengths(batch: Mapping[str, Any]) -> torch.Tensor | None:
+    mask = batch.get("feature_attention_mask")
+    return None if mask is None else mask.sum(-1)
