@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from veomni_hook.kernels.shared.host_values import host_copies, host_copy, known_copy, note_copy
+from veomni_hook.kernels.shared.host_values import host_copies, host_copy, note_copy, note_origin
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
-__all__ = ["computed", "converted", "known", "read_together", "values"]
+__all__ = ["chosen", "computed", "converted", "followed", "lengths", "read_together", "values"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: The device of tensors without data, beside that of the host.
@@ -61,20 +61,53 @@ def values(tensor: Any) -> Any:
     return host_copy(tensor) if _is_size(tensor, floats=True) and not _traced() else tensor
 
 
-def known(tensor: Any) -> Any:
-    """Return the copy of ``tensor`` on the host if there is one already, else the tensor."""
-    if not _is_size(tensor, floats=True) or _traced():
-        return tensor
-    copy = known_copy(tensor)
-    return tensor if copy is None else copy
-
-
 def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
-    """Return ``result``, which is ``tensor`` in another dtype; what is known of one is known of the other."""
-    copy = known(tensor)
-    if copy is not tensor and result is not tensor:
-        note_copy(result, copy.to(result.dtype))
-    return result
+    """Return ``result``, which is ``tensor`` in another dtype; reading it reads ``tensor``."""
+    if result is tensor or not _is_size(tensor, floats=True) or _traced():
+        return result
+    dtype = result.dtype
+    return note_origin(result, lambda copy: copy.to(dtype), tensor)
+
+
+def followed(compute: Callable[[Any], torch.Tensor], tensor: Any) -> torch.Tensor:
+    """Return ``compute(tensor)``; reading it reads ``tensor``."""
+    result = compute(tensor)
+    if not _is_size(tensor, floats=True) or _traced():
+        return result
+    return note_origin(result, compute, tensor)
+
+
+def chosen(mask: Any) -> Any:
+    """Return what selects the true elements of ``mask``: their indices, if the host has to know how many."""
+    if not _is_size(mask, floats=True) or _traced():
+        return mask.bool()
+    indices = host_copy(mask).bool().nonzero(as_tuple=True)
+    return tuple(each.to(mask.device, non_blocking=True) for each in indices)
+
+
+def lengths(function: _Function) -> _Function:
+    """Decorate a function of lengths, which it maps to lengths: reading its results reads its arguments."""
+
+    @wraps(function)
+    def with_origins(*args: Any, **kwargs: Any) -> Any:
+        results = function(*args, **kwargs)
+        sizes = [(at, each) for at, each in enumerate(args) if _is_size(each, floats=False)]
+        if not sizes or _traced():
+            return results
+
+        def compute(*copies: torch.Tensor) -> Any:
+            given = dict(zip((at for at, _ in sizes), copies, strict=True))
+            return function(*(given.get(at, each) for at, each in enumerate(args)), **kwargs)
+
+        tensors = [each for _, each in sizes]
+        if isinstance(results, torch.Tensor):
+            return note_origin(results, compute, *tensors)
+        for at, result in enumerate(results):
+            if isinstance(result, torch.Tensor):
+                note_origin(result, lambda *copies, at=at: compute(*copies)[at], *tensors)
+        return results
+
+    return with_origins  # type: ignore[return-value]
 
 
 def read_together(sizes: Iterable[Any], positions: Iterable[Any] = ()) -> None:

@@ -14,7 +14,7 @@ from weakref import ref
 
 import torch
 
-__all__ = ["derived", "host_copies", "host_copy", "known_copy", "note_copy"]
+__all__ = ["derived", "host_copies", "host_copy", "known_copy", "note_copy", "note_origin"]
 
 _Value = TypeVar("_Value")
 
@@ -26,6 +26,10 @@ class _Known:
     tensor: Callable[[], torch.Tensor | None]
     version: int
     copy: torch.Tensor | None = None
+    #: Makes the copy from others: of what the tensor was computed from.
+    origin: Callable[[], torch.Tensor] | None = None
+    #: Whether that makes nobody wait.
+    origin_known: Callable[[], bool] = bool
     derived: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -41,7 +45,8 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     known = _known(tensor)
     if known.copy is None:
-        known.copy = tensor.detach().to("cpu")
+        known.copy = tensor.detach().to("cpu") if known.origin is None else known.origin()
+        known.origin = None
     return known.copy
 
 
@@ -61,13 +66,30 @@ def host_copies(*tensors: torch.Tensor) -> None:
 
 def known_copy(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the values of ``tensor`` on the CPU if nothing has to wait for them, else None."""
-    return tensor if tensor.device.type == "cpu" else _known(tensor).copy
+    if tensor.device.type == "cpu":
+        return tensor
+    known = _known(tensor)
+    return host_copy(tensor) if known.copy is None and known.origin_known() else known.copy
 
 
 def note_copy(tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
     """Note that ``copy``, on the CPU, has the values of ``tensor``, and return ``tensor``."""
     if tensor.device.type != "cpu":
         _known(tensor).copy = copy
+    return tensor
+
+
+def note_origin(
+    tensor: torch.Tensor, compute: Callable[..., torch.Tensor], *origins: torch.Tensor
+) -> torch.Tensor:
+    """Note that ``tensor`` has the values of ``compute(*origins)``, which costs nothing until they are read.
+
+    Reading them then waits for ``origins`` only, whose values may be known. Returns ``tensor``.
+    """
+    if tensor.device.type != "cpu":
+        known = _known(tensor)
+        known.origin = lambda: compute(*map(host_copy, origins))
+        known.origin_known = lambda: all(known_copy(each) is not None for each in origins)
     return tensor
 
 

@@ -1,10 +1,11 @@
 """What models compute from the sizes of images, videos and sounds: on the host, from one copy of the sizes.
 
-Four forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what the inserted code calls:
+Five forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what the inserted code calls:
 
 * a function that takes a precomputed result from its argument ``kwargs``: ``@veomni_host.computed("name")``;
 * a method ``get_rope_index``, if it reads nothing but its arguments and the configuration: the same;
 * ``sizes.prod(-1).tolist()`` of an argument: ``veomni_host.values(sizes).prod(-1).tolist()``;
+* lengths of sounds that follow from a mask (`sounds`);
 * a forward of a class with ``get_rope_index``: it reads at once what the others need.
 """
 
@@ -23,6 +24,7 @@ from veomni_hook.patches.idioms.host_metadata.read import (
     readings,
     state_of,
 )
+from veomni_hook.patches.idioms.host_metadata.sounds import length_functions, selections
 from veomni_hook.patches.routes.insertion import before_body, in_place
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
@@ -33,9 +35,11 @@ __all__ = ["CANDIDATES", "OP", "find"]
 OP = "host_metadata"
 CANDIDATES = (
     "every function that takes precomputed results from its argument kwargs, every method named"
-    " get_rope_index, and every method named get_*_features that calls tolist or item"
+    " get_rope_index, every method named get_*_features that calls tolist or item or selects by a mask, and"
+    " every function of lengths of sounds (_get_feat_extract_output_lengths) beside get_audio_features"
 )
 _IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
+_FOLLOWED = "lengths_followed"
 _COMPUTED, _READ, _TOGETHER = "computed_on_host", "read_once", "read_together"
 
 
@@ -46,36 +50,41 @@ def find(view: ModuleView) -> Iterator[Site]:
         return
     for name, function in view.functions.items():
         if names := precomputed_names(function):
-            yield _computed(view, name, function, ", ".join(f'"{each}"' for each in names))
+            given = ", ".join(f'"{each}"' for each in names)
+            yield _decorated(view, name, function, f"computed({given})", _COMPUTED)
+    for definition in length_functions(view):
+        assert isinstance(definition.node, FunctionNode)  # noqa: S101
+        yield _decorated(view, definition.qualname, definition.node, "lengths", _FOLLOWED)
     for owner in view.classes.values():
         methods = view.methods(owner)
         for name, method in methods.items():
             if name == POSITIONS:
                 state = state_of(view, owner, method)
                 reason = f"it reads or changes self.{state}" if state else ""
-                yield _computed(view, f"{owner.name}.{name}", method, "floats=True", reason)
+                target = f"{owner.name}.{name}"
+                yield _decorated(view, target, method, "computed(floats=True)", _COMPUTED, reason)
             elif name.startswith("get_") and name.endswith("_features"):
                 yield from _features(view, f"{owner.name}.{name}", method)
         if "forward" in methods and (arguments := position_arguments(view, owner, methods["forward"])):
             yield _forward(view, owner, methods["forward"], arguments)
 
 
-def _computed(
-    view: ModuleView, target: str, function: FunctionNode, arguments: str, reason: str = ""
+def _decorated(
+    view: ModuleView, target: str, function: FunctionNode, decorator: str, variant: str, reason: str = ""
 ) -> Site:
-    """A function that runs on the host; the decorator is below all others."""
+    """A function with a decorator of ours, below all others; missed for a ``reason``."""
     reason = reason or ("" if view.document.begins_line(function) else "its def does not begin a line")
     if reason:
         return Site(OP, target, Status.MISSED, reason=reason, lineno=function.lineno)
     # The edit is inside the definition, whose text is compared with upstream's otherwise.
     start = view.document.start(function)
     first = "async" if isinstance(function, ast.AsyncFunctionDef) else "def"
-    text = f"@veomni_host.computed({arguments})\n{view.document.indent(function)}{first}"
+    text = f"@veomni_host.{decorator}\n{view.document.indent(function)}{first}"
     return Site(
         OP,
         target,
         Status.ROUTED,
-        _COMPUTED,
+        variant,
         edits=(Edit(start, start + len(first), text),),
         lineno=function.lineno,
         imports=(_IMPORT,),
@@ -85,7 +94,8 @@ def _computed(
 def _features(view: ModuleView, target: str, method: FunctionNode) -> Iterator[Site]:
     """The sites of a method that computes features and reads sizes."""
     found: list[Reading] = list(readings(method))
-    if not found:
+    edits = list(selections(view, method))
+    if not found and not edits:
         return
     unknown = next((each for each in found if each.reason), None)
     if unknown is not None:
@@ -98,8 +108,8 @@ def _features(view: ModuleView, target: str, method: FunctionNode) -> Iterator[S
         Status.ROUTED,
         _READ,
         captures={"sizes": ", ".join(dict.fromkeys(each.id for each in names))},
-        edits=tuple(in_place(view, each, f"veomni_host.values({each.id})") for each in names),
-        lineno=found[0].lineno,
+        edits=(*edits, *(in_place(view, each, f"veomni_host.values({each.id})") for each in names)),
+        lineno=method.lineno,
         imports=(_IMPORT,),
     )
 

@@ -1,9 +1,9 @@
-"""Where transformers asks whether a padding mask hides anything: it reads the copy on the host, if any.
+"""Where transformers asks whether a padding mask hides anything: the mask is copied to the host once.
 
-    if padding_mask is None or padding_mask.all():  ->  ... veomni_host.known(padding_mask).all():
+    if padding_mask is None or padding_mask.all():  ->  ... veomni_host.values(padding_mask).all():
     mask = mask.to(device=device, dtype=torch.bool)  ->  mask = veomni_host.converted(mask, mask.to(...))
 
-Without a copy the code does what it did: it waits for the device.
+Upstream's code waits for the device at each question, and for each kind of layers anew.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _read(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
         if isinstance(node, ast.Call) and last_name(node.func) in _ASKS:
             names = [each for each in walk_ast(node) if isinstance(each, ast.Name) and each.id in _MASKS]
             if len(names) == 1:
-                yield in_place(view, names[0], f"veomni_host.known({names[0].id})")
+                yield in_place(view, names[0], f"veomni_host.values({names[0].id})")
 
 
 def _converted(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:

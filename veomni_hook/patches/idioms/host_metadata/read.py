@@ -11,6 +11,7 @@ from veomni_hook.patches.code.expressions import chain, own_attribute
 from veomni_hook.patches.code.scope import local_names, parameter_names
 from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.host_metadata.sounds import of_lengths
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["POSITIONS", "Reading", "position_arguments", "precomputed_names", "readings", "state_of"]
@@ -19,6 +20,8 @@ __all__ = ["POSITIONS", "Reading", "position_arguments", "precomputed_names", "r
 POSITIONS = "get_rope_index"
 _GIVEN = "kwargs"
 _READS = ("tolist", "item")
+#: How arguments end from which sizes are read, and what is in the names of those for seconds.
+_SIZES, _SECONDS = ("grid_thw", "feature_attention_mask"), "second_per_grid"
 #: How names of attributes end that hold numbers.
 _NUMBERS = ("_size", "_unit", "_factor", "_ratio")
 
@@ -85,6 +88,7 @@ def _of_config(value: ast.expr) -> bool:
 def readings(method: FunctionNode) -> Iterator[Reading]:
     """Where a method calls ``tolist`` or ``item``, in text order."""
     arguments, local = parameter_names(method), local_names(method) - parameter_names(method)
+    known = of_lengths(method)
     found = [
         node
         for node in walk_ast(method)
@@ -94,8 +98,8 @@ def readings(method: FunctionNode) -> Iterator[Reading]:
         assert isinstance(node.func, ast.Attribute)  # noqa: S101
         read, place = f"what {node.func.attr} reads", f"(line {node.lineno})"
         names = [each for each in walk_ast(node.func.value) if isinstance(each, ast.Name)]
-        sizes = [each for each in names if each.id in arguments and each.id != "self"]
-        others = [each.id for each in names if each.id in local]
+        sizes = [each for each in names if each.id in arguments | known and each.id != "self"]
+        others = [each.id for each in names if each.id in local - known]
         if len(sizes) != 1 or others:
             made = (
                 f"what the method computes ({', '.join(others)})" if others else "several arguments, or none"
@@ -131,9 +135,11 @@ def position_arguments(
     given = parameter_names(forward)
     if index is None or "position_ids" not in given or state_of(view, owner, index):
         return None
-    taken = [each.arg for each in index.args.args[1:] if each.arg in given]
-    sizes = [name for name in taken if name.endswith("grid_thw")]
-    return (sizes, [name for name in taken if name not in sizes]) if sizes else None
+    taken = {each.arg for each in index.args.args[1:]}
+    order = [each.arg for each in forward.args.args[1:]]
+    sizes = [name for name in order if name.endswith(_SIZES)]
+    positions = [name for name in order if name not in sizes and (name in taken or _SECONDS in name)]
+    return (sizes, positions) if taken & set(sizes) else None
 
 
 def _methods(view: ModuleView, owner: ast.ClassDef) -> dict[str, FunctionNode]:

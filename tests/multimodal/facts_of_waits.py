@@ -1,0 +1,62 @@
+"""Runs a training step of every family and batch on the pretended device; prints when the host would wait.
+
+    python -m tests.multimodal.facts_of_waits [family ...]
+
+The hook is on if the environment has ``FACTS_HOOK=1``. Prints JSON: by family, batch and ``plain`` or
+``metadata`` (with `collate_metadata`), the operators with the lines that called them, and the loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+if os.environ.get("FACTS_HOOK") == "1":
+    import veomni_hook.install  # noqa: F401
+
+from tests.multimodal.families import FAMILIES, accepted, batch, batches, model
+from tests.multimodal.pretended import Waits, on_device, sent
+from veomni_hook.multimodal import collate_metadata
+
+
+def waits(made: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What the host of a step would wait for, forward and backward, and the loss."""
+    with Waits() as found:
+        loss = made(**inputs, use_cache=False).loss
+        forward = sum(found.found.values())
+        loss.backward()
+        told = {f"{why} {where}": count for (why, where), count in found.found.items()}
+    return {
+        "forward": forward,
+        "backward": sum(found.found.values()) - forward,
+        "where": told,
+        "loss": loss.detach().held.item(),
+    }
+
+
+def main(*families: str) -> None:
+    """Print the waits of every family and batch."""
+    found: dict[str, dict[str, Any]] = {}
+    for family in families or FAMILIES:
+        made = on_device(model(family))
+        add = collate_metadata(made.config)
+        for name, samples in batches(family).items():
+            plain = accepted(made, batch(family, samples))
+            more = add(batch(family, samples))
+            known = accepted(made, more)
+            extra = {
+                key: more[key] for key in more.keys() - plain.keys() if key.startswith(("image_", "video_"))
+            }
+            found.setdefault(family, {})[name] = {
+                "plain": waits(made, sent(plain)),
+                "metadata": waits(made, sent({**known, **extra})),
+            }
+    print(json.dumps(found), flush=True)
+    # Torch ends the pretended device's threads by aborting the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

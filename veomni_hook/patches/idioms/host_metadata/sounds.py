@@ -1,0 +1,72 @@
+"""Lengths of sounds, which follow from a mask of their features.
+
+    lengths = torch.sum(mask, dim=1)     ->  veomni_host.followed(lambda mask: torch.sum(mask, dim=1), mask)
+    features.permute(0, 2, 1)[mask.bool()]  ->  features.permute(0, 2, 1)[veomni_host.chosen(mask)]
+    def _get_feat_extract_output_lengths(...)  ->  below @veomni_host.lengths
+
+So everything that the host reads of a sound follows from one copy of the mask.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from veomni_hook.patches.code.document import Definition, FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["LENGTHS", "length_functions", "of_lengths", "selections"]
+
+#: How functions are called that map lengths of sounds to lengths of features.
+LENGTHS = "_get_feat_extract_output_lengths"
+_MASK = "mask"
+
+
+def selections(view: ModuleView, method: FunctionNode) -> Iterator[Edit]:
+    """Where a method sums a mask that it gets, or selects by it."""
+    masks = {name for name in parameter_names(method) if _MASK in name}
+    for node in walk_ast(method):
+        if isinstance(node, ast.Subscript) and (name := _converted(node.slice)) in masks:
+            yield in_place(view, node.slice, f"veomni_host.chosen({name})")
+        elif isinstance(node, ast.Call) and last_name(node.func) == "sum":
+            names = [each.id for each in walk_ast(node) if isinstance(each, ast.Name) and each.id != "torch"]
+            if len(names) == 1 and names[0] in masks:
+                yield in_place(
+                    view, node, f"veomni_host.followed(lambda {names[0]}: {view.text(node)}, {names[0]})"
+                )
+
+
+def length_functions(view: ModuleView) -> Iterator[Definition]:
+    """The functions of lengths, in modules whose models take sounds."""
+    if "def get_audio_features" in view.document.source:
+        for definition in view.document.definitions():
+            if isinstance(definition.node, FunctionNode) and definition.node.name == LENGTHS:
+                yield definition
+
+
+def of_lengths(method: FunctionNode) -> set[str]:
+    """The locals of a method that hold lengths: results of a function of lengths."""
+    found: set[str] = set()
+    for node in walk_ast(method):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            if last_name(node.value.func) == LENGTHS:
+                found |= {
+                    each.id
+                    for target in node.targets
+                    for each in walk_ast(target)
+                    if isinstance(each, ast.Name)
+                }
+    return found
+
+
+def _converted(node: ast.expr) -> str:
+    """``mask`` of ``mask.bool()``."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(name), attr="bool"), args=[], keywords=[]):
+            return name
+    return ""
