@@ -127,7 +127,7 @@ def _forward(
         f"{owner.name}.forward",
         Status.ROUTED,
         _TOGETHER,
-        edits=before_body(view, forward, asked, "sizes are read at once"),
+        edits=(*before_body(view, forward, asked, "sizes are read at once"), *selections(view, forward)),
         counted=False,
         lineno=forward.lineno,
         imports=(_IMPORT,),
