@@ -1,0 +1,1 @@
+"""What patched code calls where models have vision or audio towers."""
