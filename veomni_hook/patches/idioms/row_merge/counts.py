@@ -41,7 +41,7 @@ _VARIANT = "asserted_on_device"
 _IMPORT = ("veomni_hook.multimodal", "counts as veomni_counts")
 _COUNTED = re.compile(r"\b(features|placeholder)\b")
 _SELECTION = re.compile(r"(?P<tensor>\w+)\[(?P<mask>\w+)\]\.numel\(\)")
-_OPENING = re.compile(r"\s*\(\s*")
+_OPENING = re.compile(r"\s*\((?P<gap>\s*)")
 # Attributes and methods of a tensor whose values the host knows.
 _SIZES = frozenset(("shape", "size", "numel"))
 
@@ -104,10 +104,15 @@ def _edits(view: ModuleView, call: ast.Call) -> Iterator[Edit]:
         raise Missed("the condition is in brackets, or follows a comment", call)
     names = ", ".join(f"{name}={name}" for name in _numbers(message))
     start = document.start(message)
-    yield Edit(document.start(call.func), opening.end(), f"veomni_counts.check({call.func.id}, ")
+    gap = opening["gap"]
+    text = f"veomni_counts.check({gap}{call.func.id},{gap or ' '}"
+    yield Edit(document.start(call.func), opening.end(), text)
     for node, tensor, mask in _selections(condition):
         yield in_place(view, node, f"veomni_counts.selected({tensor}, {mask})")
-    yield Edit(start, start + 1, f"lambda{' ' if names else ''}{names}: {document.source[start]}")
+    # A message on its own line keeps it: the line is as long as upstream wrote it.
+    before = document.source[document.line_start(start) : start]
+    gap = " " if before.strip() else f"\n{before}"
+    yield Edit(start, start + 1, f"lambda{' ' if names else ''}{names}:{gap}{document.source[start]}")
 
 
 def _selections(condition: ast.expr) -> Iterator[tuple[ast.expr, str, str]]:
