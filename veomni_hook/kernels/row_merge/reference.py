@@ -16,7 +16,7 @@ def rows(inputs: torch.Tensor, mask: torch.Tensor, source: torch.Tensor, method:
     ``method`` is what upstream calls, ``torch.Tensor.masked_scatter``.
     """
     at = mask[..., 0].expand(inputs.shape[:-1])
-    result = inputs.clone()
+    result = inputs.clone(memory_format=torch.contiguous_format)
     result[at] = source.reshape(-1, inputs.shape[-1])[: at.sum()]
     return result
 
