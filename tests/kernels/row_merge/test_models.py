@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import load
@@ -162,6 +164,8 @@ def test_compiled_checks_are_upstreams_own(folder):
     def masks(model: Any) -> Any:
         return model.model.get_placeholder_mask(ids, inputs_embeds=embeds, image_features=features)
 
+    # Dynamo does not trace the check of earlier releases.
+    whole = Version(transformers.__version__) >= Version("5.9")
     torch.compiler.reset()
-    compiled = [torch.compile(masks, backend="eager", fullgraph=True)(model) for model in models]
+    compiled = [torch.compile(masks, backend="eager", fullgraph=whole)(model) for model in models]
     assert all(map(torch.equal, *compiled)) and compiled[0][0].any()

@@ -80,7 +80,7 @@ def _site(view: ModuleView, target: str, function: FunctionNode, calls: list[ast
     reasons = []
     for call in calls:
         try:
-            edits += _edits(view, call)
+            edits += [*_edits(view, call)]  # all of a call's edits, or none
         except Missed as missed:
             reasons.append(str(missed))
     reason = "; ".join(reasons)
