@@ -102,6 +102,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "add_layer_norm": additions.prove_addition,
         "nn_layer_norm": prove_module_calls,
         "row_merge": prove_row_merge,
+        "count_check": prove_row_merge,
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,
         "attention": eager_attention.prove_eager_attention,

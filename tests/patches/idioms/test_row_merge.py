@@ -13,7 +13,8 @@ from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.row_merge import added, counts, find, joined
+from veomni_hook.patches.idioms.count_check import find as counts
+from veomni_hook.patches.idioms.row_merge import added, find, joined
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
@@ -257,9 +258,7 @@ def test_checks_are_routed_and_say_the_same(name):
     condition, message, said, head = CHECKS[name]
     text = check(condition, message).replace("n = mask.sum()", "n = mask.sum()\n        len_ = len(s)")
     site = site_of(text, counts)
-    assert (site.op, site.part, site.variant) == ("row_merge", "count_check", "asserted_on_device"), (
-        site.reason
-    )
+    assert (site.op, site.variant) == ("count_check", "asserted_on_device"), site.reason
     assert site.status is Status.ROUTED and not site.slots
     patched = spliced(text, [site])
     # The message keeps its text and its line.

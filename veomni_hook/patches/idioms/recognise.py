@@ -28,7 +28,7 @@ IDIOMS = (
     "row_merge.find",
     "row_merge.added",
     "row_merge.joined",
-    "row_merge.counts",
+    "count_check.find",
     "attention.find",
     "attention.implementation",
     "attention.window",

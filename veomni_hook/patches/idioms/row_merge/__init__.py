@@ -1,1 +1,1 @@
-"""Features in the rows of placeholder tokens: merged, added, joined, and their numbers checked."""
+"""Features in the rows of placeholder tokens: merged, added or joined."""

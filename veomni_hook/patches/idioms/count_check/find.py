@@ -22,17 +22,16 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.walk import child_nodes, walk_ast
-from veomni_hook.patches.idioms.row_merge.find import OP
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
 
-__all__ = ["CANDIDATES", "OP", "PART", "find"]
+__all__ = ["CANDIDATES", "OP", "find"]
 
-PART = "count_check"
+OP = "count_check"
 CANDIDATES = (
     "every method and function that passes torch_compilable_check a message with the words tokens and"
-    " features or placeholder, or is named get_placeholder_mask and raises an error (part count_check)"
+    " features or placeholder, or is named get_placeholder_mask and raises an error"
 )
 
 _CHECK = "torch_compilable_check"
@@ -73,7 +72,7 @@ def _raises(function: FunctionNode) -> bool:
 
 
 def _site(view: ModuleView, target: str, function: FunctionNode, calls: list[ast.Call]) -> Site:
-    site = Site(OP, target, Status.MISSED, part=PART, lineno=function.lineno)
+    site = Site(OP, target, Status.MISSED, lineno=function.lineno)
     if not calls:
         return replace(site, reason="it raises an error itself")
     edits: list[Edit] = []
