@@ -29,6 +29,8 @@ PATTERN_FILES = (
     "kernels/rms_norm/variants.py",
     "kernels/rotary/reference.py",
     "kernels/rotary/variants.py",
+    "kernels/row_merge/reference.py",
+    "kernels/row_merge/variants.py",
 )
 
 

@@ -113,7 +113,8 @@ def test_every_op_has_a_kernel_for_it():
     """But for norms of queries and keys with their rotation, which are apart on this device, and others.
 
     For LayerNorm and for low-rank terms `auto` takes torch's operators, which are upstream's code where the
-    class is torch's own; torch_npu has none for attention with sinks or a softcap.
+    class is torch's own; torch_npu has none for attention with sinks or a softcap. Merged rows need assertions
+    on the device.
     """
     apart = {
         "qk_norm_rotary",
@@ -122,6 +123,7 @@ def test_every_op_has_a_kernel_for_it():
         "add_layer_norm",
         "attention",
         "low_rank_linear",
+        "row_merge",
     }
     assert set(registry.ops()) - set(registry.preset("npu")) == apart
 

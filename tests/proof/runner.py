@@ -89,6 +89,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
     from tests.proof import additions, attention, eager_attention, inputs, losses, provers, rotary
     from tests.proof.call_sites import prove_call_site
     from tests.proof.module_calls import prove_module_calls
+    from tests.proof.row_merges import prove_row_merge
 
     if not site.counted:
         return lambda site, module: prove_call_site(
@@ -100,6 +101,8 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "layer_norm": provers.class_prover(inputs.norm_calls),
         "add_layer_norm": additions.prove_addition,
         "nn_layer_norm": prove_module_calls,
+        "row_merge": prove_row_merge,
+        "count_check": prove_row_merge,
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,
         "attention": eager_attention.prove_eager_attention,

@@ -108,6 +108,21 @@ def _of_modules(op: str, count: int) -> Iterator[Call]:
                 yield f"{variant} {columns} {form}", partial(both_ways, call, leaves)
 
 
+def row_merge() -> Iterator[Call]:
+    """Every variant at the width of most models, at an odd one, and in several parts."""
+    mask = torch.tensor([True, False]).repeat(32)
+    for variant, kernel in kernels_of("row_merge").items():
+        for columns in (128, 4096, 130, 5120):
+            rest = (torch.Tensor.masked_scatter,) if variant == "rows" else ()
+            at = mask.unsqueeze(1) if variant == "rows" else mask
+
+            def call(x, source, kernel=kernel, at=at, rest=rest):
+                return kernel(x, at, source, *rest)
+
+            leaves = [empty(64, columns), empty(32, columns)]
+            yield f"{variant} {columns}", partial(both_ways, call, leaves)
+
+
 def rotary() -> Iterator[Call]:
     """Every variant at the width of most models, and at an odd one."""
     from tests.kernels.rotary import variants
@@ -269,6 +284,7 @@ OPS: dict[str, Callable[[], Iterator[Call]]] = {
     "layer_norm": layer_norm,
     "nn_layer_norm": nn_layer_norm,
     "add_layer_norm": add_layer_norm,
+    "row_merge": row_merge,
     "rotary": rotary,
     "qk_norm_rotary": qk_norm_rotary,
     "gated_mlp": gated_mlp,

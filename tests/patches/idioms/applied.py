@@ -35,6 +35,8 @@ def executed(source: str, sites: Iterable[Site] = ()) -> dict[str, Any]:
         f"{each.name} = Slot({each.op!r}, {each.variant!r}, __name__, skips={dict(each.skips)!r})\n"
         for each in slots
     )
+    imported = dict.fromkeys(pair for site in sites for pair in site.imports)
+    made += "".join(f"from {module} import {name}\n" for module, name in imported)
     scope: dict[str, Any] = {"__name__": "lookalike", "Slot": Slot}
     # In the module's own frame, as with the engine, because a slot looks up code there.
     tree = ast.parse(spliced(source, sites))

@@ -23,6 +23,7 @@ OPS = (
     "qk_norm_rotary",
     "gated_mlp",
     "low_rank_linear",
+    "row_merge",
     "moe_experts",
     "linear_cross_entropy",
     "load_balancing_loss",

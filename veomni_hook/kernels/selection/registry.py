@@ -50,6 +50,7 @@ OP_PACKAGES = (
     "varlen_attention",
     "gated_mlp",
     "low_rank_linear",
+    "row_merge",
     "moe_experts",
     "moe_router",
     "load_balancing_loss",

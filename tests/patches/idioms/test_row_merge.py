@@ -1,0 +1,311 @@
+"""Rows that are merged, added, joined and counted: what is routed, what is missed, and what it computes."""
+
+from __future__ import annotations
+
+import textwrap
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.matching import gradients
+from tests.patches.idioms.applied import executed, in_lines, spliced
+from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.count_check import find as counts
+from veomni_hook.patches.idioms.row_merge import added, find, joined
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+
+HEAD = """
+import torch
+from torch import nn
+from transformers.utils import torch_compilable_check
+
+class Model(nn.Module):
+    def {head}:
+"""
+CALL = "veomni_row_merge_rows.call(self, torch.Tensor.masked_scatter, {operands})"
+
+
+@pytest.fixture(autouse=True)
+def _by_name() -> Any:
+    before = str(get_choice())
+    set_choice("row_merge=torch")
+    yield
+    set_choice(before)
+
+
+def module(body: str, head: str = "forward(self, x, mask, s)") -> str:
+    return HEAD.format(head=head) + textwrap.indent(textwrap.dedent(body).strip("\n"), "        ") + "\n"
+
+
+def site_of(text: str, idiom: Any) -> Site:
+    (site,) = idiom.find(ModuleView(Document(text, "transformers.models.a.modeling_a")))
+    return site
+
+
+def compared(text: str, site: Site, mask: torch.Tensor, *given: torch.Tensor) -> tuple[str, str]:
+    """Outputs and gradients are equal, with the edits and without; returns what the slot answered."""
+    results, scope = [], {}
+    for routed in ([], [site]):
+        scope = executed(text, routed)
+        model = scope["Model"]()
+        outputs, grads = gradients(partial(_forward, model, mask), given, [True, True])
+        results.append([*outputs, *grads])
+    assert all(map(torch.equal, *results))
+    (slot,) = [value for name, value in scope.items() if name.startswith("veomni_row_merge")]
+    return slot.outcome(model)
+
+
+def _forward(model: Any, mask: torch.Tensor, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return model(x, mask, s)
+
+
+X, S = torch.randn(2, 5, 6), torch.randn(6, 6)
+MASK = torch.tensor([[0, 1, 0, 1, 0], [1, 0, 0, 0, 1]]).bool()
+
+#: The body of forward(self, x, mask, s), and the operands of the slot.
+CALLS: dict[str, tuple[str, str]] = {
+    "a statement": ("x = x.masked_scatter(mask, s)\nreturn x", "x, mask, s"),
+    "operands that are computed": (
+        "return x.to(s.device).masked_scatter(mask.to(x.device), s.to(x.device, x.dtype))",
+        "x.to(s.device), mask.to(x.device), s.to(x.device, x.dtype)",
+    ),
+    "on several lines": (
+        "return (\n    x.masked_scatter(\n        mask,  # where\n        s,\n    ) * 2\n)",
+        "x, mask, s",
+    ),
+    "one after another": (
+        "x = x.masked_scatter(mask, s)\nreturn x.masked_scatter(~mask, s.repeat(2, 1))",
+        "x, ~mask, s.repeat(2, 1)",
+    ),
+    "one in another": (
+        "return x.masked_scatter(mask, s.masked_scatter(mask[0, :1], s * 2))",
+        "x, mask, veomni_row_merge_rows.call(self, torch.Tensor.masked_scatter, s, mask[0, :1], s * 2)",
+    ),
+    "a long line": (
+        "a_name_of_some_length = x.masked_scatter(mask.to(x.device), s.to(device=x.device, dtype=x.dtype))\n"
+        "return a_name_of_some_length",
+        "x, mask.to(x.device), s.to(device=x.device, dtype=x.dtype)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_are_routed_and_compute_the_same(name):
+    body, operands = CALLS[name]
+    text = module(body)
+    site = site_of(text, find)
+    assert (site.op, site.part, site.variant, site.target) == ("row_merge", "merge", "rows", "Model.forward")
+    assert site.status is Status.ROUTED and not site.reason
+    patched = spliced(text, [site])
+    assert CALL.format(operands=operands) in in_lines(patched)
+    assert max(map(len, patched.splitlines())) <= 120
+    assert compared(text, site, MASK.unsqueeze(-1), X, S) == ("torch", "chosen")
+    if "~" not in body and name != "one in another":  # these need a mask of their own
+        assert compared(text, site, MASK.unsqueeze(-1).expand_as(X), X, S) == ("torch", "chosen")
+
+
+def test_a_mask_of_elements_runs_as_it_is():
+    text = module("return x.masked_scatter(mask, s)")
+    backend, reason = compared(text, site_of(text, find), torch.rand(2, 5, 6) < 0.5, X, torch.randn(60))
+    assert backend == "eager" and "not of whole rows" in reason
+
+
+MISSED = {
+    "in place": (
+        "x = x.clone()\nx.masked_scatter_(mask, s)\nreturn x",
+        "masked_scatter_ changes a tensor in place",
+    ),
+    "keywords": ("return x.masked_scatter(mask=mask, source=s)", "not called with a mask and a source"),
+    "a star": ("return x.masked_scatter(*[mask, s])", "not called with a mask and a source"),
+    "torch's function": ("return torch.masked_scatter(x, mask, s)", "not called with a mask and a source"),
+    "a chain": (
+        "return x.masked_scatter(mask, s).masked_scatter(mask, s)",
+        "it is called on the result of another masked_scatter",
+    ),
+    "brackets": ("return (x * 2).masked_scatter(mask, s)", "in brackets"),
+    "another self": ("self, y = s, x\nreturn y.masked_scatter(mask, s)", "self is not the method's module"),
+    "another torch": ("torch = s\nreturn x.masked_scatter(mask, torch)", "torch has another name here"),
+}
+
+
+@pytest.mark.parametrize("name", MISSED)
+def test_calls_that_are_missed(name):
+    body, reason = MISSED[name]
+    site = site_of(module(body), find)
+    assert reason in site.reason and f"line {site.lineno}" in site.reason
+    # Of a chain, the inner call is routed.
+    assert (site.status is Status.ROUTED and len(site.edits) == 1) if name == "a chain" else not site.edits
+
+
+def test_methods_without_self_and_functions_are_missed():
+    text = module("return x.masked_scatter(mask, s)", "merged(x, mask, s)")
+    assert "self is not the method's module" in site_of(text, find).reason
+    function = "import torch\n\ndef merged(x, mask, s):\n    return x.masked_scatter(mask, s)\n"
+    site = site_of(function, find)
+    assert (site.target, site.status) == ("merged", Status.MISSED) and "belongs to no module" in site.reason
+    unnamed = module("return x.masked_scatter(mask, s)").replace("import torch\n", "import torch as t\n")
+    assert "torch has another name here" in site_of(unnamed, find).reason
+
+
+DEEPSTACK = """
+mask = mask.to(x.device)
+s = s.to(x.device, x.dtype)
+x = x.clone()
+local_this = x[mask, :] + s
+x[mask, :] = local_this
+return x
+"""
+#: Other ways to write it.
+ADDED = {
+    "as models do": DEEPSTACK,
+    "in one statement": DEEPSTACK.replace(
+        "local_this = x[mask, :] + s\nx[mask, :] = local_this", "x[mask, :] = x[mask, :] + s"
+    ),
+    "another name": DEEPSTACK.replace("local_this", "total"),
+    "cloned first": "y = x.clone()\nat_mask = mask.to(x.device)\ny[at_mask, :] = y[at_mask, :] + s.to(x.device, x.dtype)\nreturn y",
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_added_rows_are_routed_and_compute_the_same(name):
+    text = module(ADDED[name])
+    site = site_of(text, added)
+    assert (site.op, site.part, site.variant) == ("row_merge", "addition", "rows_added"), site.reason
+    assert site.status is Status.ROUTED
+    for source in (S[:4], S[:4].bfloat16()):
+        assert compared(text, site, MASK, X, source) == ("torch", "chosen")
+    assert compared(text, site, MASK, X, S[:1])[0] == "eager"
+
+
+MISSED_ADDITIONS = {
+    "in place of the caller's tensor": DEEPSTACK.replace("x = x.clone()\n", ""),
+    "a product": DEEPSTACK.replace("+ s", "+ s * 2"),
+    "other rows": DEEPSTACK.replace("x[mask, :] = local_this", "x[~mask, :] = local_this"),
+    "a difference in the casts": DEEPSTACK.replace("s = s.to(x.device, x.dtype)\n", ""),
+    "something before": "x = x * 2\n" + DEEPSTACK,
+    "an addition in place": "x = x.clone()\nx[mask] += s\nreturn x",
+}
+
+
+@pytest.mark.parametrize("name", MISSED_ADDITIONS)
+def test_additions_that_are_missed(name):
+    site = site_of(module(MISSED_ADDITIONS[name]), added)
+    assert site.status is Status.MISSED and site.reason.startswith("the method does not only add rows: ")
+    assert not site.edits
+
+
+def test_additions_in_functions_are_missed():
+    text = "import torch\n\ndef add(x, mask, s):\n" + textwrap.indent(DEEPSTACK.strip(), "    ")
+    assert "belongs to no module" in site_of(text, added).reason
+
+
+@pytest.mark.parametrize("size", ["mask.sum(), 6", "mask.sum(), 6).to(x.device"])
+def test_joins_are_missed(size):
+    body = f"joint = x.new_zeros({size})\njoint[mask[mask], :] = s\nreturn joint"
+    site = site_of(module(body), joined)
+    assert (site.part, site.status) == (
+        "join",
+        Status.MISSED,
+    ) and "read from the device (line 8)" in site.reason
+    others = [body.replace("mask.sum()", "len(s)"), "return x.new_zeros(mask.sum(), 6)"]
+    assert not [site for each in others for site in joined.find(ModuleView(Document(module(each))))]
+
+
+CHECK = """
+n = mask.sum()
+torch_compilable_check(
+    {condition},
+    {message},
+)
+return mask
+"""
+EQUAL = "x[mask].numel() == s.numel()"
+SAID = 'f"Features and tokens do not match, tokens: {n}, features: {s.shape[0]}"'
+
+
+def check(condition: str = EQUAL, message: str = SAID) -> str:
+    return module(
+        CHECK.format(condition=condition, message=message), "get_placeholder_mask(self, x, mask, s)"
+    )
+
+
+#: Conditions and messages, and what they become.
+CHECKS: dict[str, tuple[str, str, str, str]] = {
+    "elements at a mask": (
+        EQUAL, SAID, "veomni_counts.selected(x, mask) == s.numel()", "lambda n=n: "
+    ),
+    "a product": ("n * x.shape[-1] == s.numel()", SAID, "n * x.shape[-1] == s.numel()", "lambda n=n: "),
+    "two names": (
+        "n == len_", 'f"tokens: {n}, features {len_} {n}"', "n == len_", "lambda n=n, len_=len_: "
+    ),
+    "sizes": (
+        EQUAL, 'f"tokens and features {s.size()[:-1].numel()} {s.shape[0] * s.shape[1]}"',
+        "veomni_counts.selected(x, mask) == s.numel()", "lambda: ",
+    ),
+    "two strings": (
+        EQUAL, 'f"tokens {n}"\n    f" features {s.shape[0]}"', "veomni_counts.selected(x, mask) == s.numel()",
+        "lambda n=n: ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_checks_are_routed_and_say_the_same(name):
+    condition, message, said, head = CHECKS[name]
+    text = check(condition, message).replace("n = mask.sum()", "n = mask.sum()\n        len_ = len(s)")
+    site = site_of(text, counts)
+    assert (site.op, site.variant) == ("count_check", "asserted_on_device"), site.reason
+    assert site.status is Status.ROUTED and not site.slots
+    patched = spliced(text, [site])
+    # The message keeps its text and its line.
+    assert message.partition("\n")[0] in patched
+    assert f"veomni_counts.check(torch_compilable_check, {said}, {head}f" in in_lines(patched)
+    mask = MASK.unsqueeze(-1).expand_as(X) if "x[" in condition else MASK
+    right = torch.randn(int(mask.sum()) // (6 if "x[" in condition else 1), 6)
+    outcomes = []
+    for routed in ([], [site]):
+        call = executed(text, routed)["Model"]().get_placeholder_mask
+        assert call(X, mask, right) is mask
+        with pytest.raises(ValueError, match="tokens") as caught:
+            call(X, mask, right[1:])
+        outcomes.append(str(caught.value))
+    assert outcomes[0] == outcomes[1]
+
+
+MISSED_CHECKS: dict[str, tuple[str, str, str]] = {
+    "a function": (EQUAL, f"lambda: {SAID}", "the message is not an f-string"),
+    "no number": (EQUAL, '"tokens and features"', "the message is not an f-string"),
+    "a value that is read": (EQUAL, 'f"tokens {n.item()} features"', "may read n.item() from the device"),
+    "an attribute": (EQUAL, 'f"tokens {self.n} features"', "may read self.n from the device"),
+    "a format": (EQUAL, 'f"tokens {n:d} features"', "formats a value in its own way"),
+    "a conversion": (EQUAL, 'f"tokens {n!r} features"', "formats a value in its own way"),
+    "a name and its size": (EQUAL, 'f"tokens {s} features {s.shape[0]}"', "shows s and a size of it"),
+    "another comparison": ("n <= s.shape[0]", SAID, "not that two numbers are equal"),
+    "a bool": ("not (n == s.shape[0])", SAID, "not that two numbers are equal"),
+    "a call": ("n == len(s)", SAID, "len(s) is neither a number nor a size"),
+    "brackets": ("(n == s.shape[0])", SAID, "in brackets"),
+    "more arguments": (EQUAL, f"{SAID}, RuntimeError", "other arguments than a condition and a message"),
+}
+
+
+@pytest.mark.parametrize("name", MISSED_CHECKS)
+def test_checks_that_are_missed(name):
+    condition, message, reason = MISSED_CHECKS[name]
+    site = site_of(check(condition, message), counts)
+    assert site.status is Status.MISSED and reason in site.reason and not site.edits
+
+
+def test_checks_of_another_kind():
+    raising = "if mask.sum() != len(s):\n    raise ValueError('no')\nreturn mask"
+    site = site_of(module(raising, "get_placeholder_mask(self, x, mask, s)"), counts)
+    assert site.status is Status.MISSED and site.reason == "it raises an error itself"
+    own = check().replace(
+        "from transformers.utils import torch_compilable_check", "def torch_compilable_check(*_): pass"
+    )
+    assert "not transformers' own" in site_of(own, counts).reason
+    others = [check(message='"All examples must have tokens"'), module(raising)]
+    assert not [site for each in others for site in counts.find(ModuleView(Document(each)))]

@@ -1,0 +1,73 @@
+"""Rows merged or added in PyTorch, on any device, without a value read on the host.
+
+Forward:  place = cumsum(mask) - 1;  y[r] = source[place[r]] (+ x[r] if added) where mask[r], else x[r]
+Backward: dx[r] = 0 where mask[r] and not added, else dy[r];  dsource[place[r]] = dy[r] where mask[r], 0 for
+    rows of the source that the mask did not use
+Shapes: x, y [rows, H], mask [rows] bool, source [n, H], one dtype.
+Saved: the count of mask's rows up to each row, int64 [rows]. Mutates: nothing. Deterministic.
+
+The backward gathers: row numbers are scattered to their places, those outside the mask to one more place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.row_merge.views import add_rows, merge_rows
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+
+__all__ = ["FEWER", "OTHER", "rows", "rows_added"]
+
+Tensor = torch.Tensor
+#: What the assertion on the device says.
+FEWER = "row_merge: the source has fewer rows than the mask"
+OTHER = "row_merge: the source has another number of rows than the mask"
+
+
+class _Merge(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:  # noqa: FBT001
+        counts = mask.cumsum(0)
+        check(counts[-1], source.shape[0], added=added)
+        place = (counts - 1).clamp_(0, source.shape[0] - 1)
+        taken = source.index_select(0, place)
+        ctx.save_for_backward(mask, counts)
+        ctx.rows, ctx.added = source.shape[0], added
+        return torch.where(mask.unsqueeze(1), x + taken if added else taken, x)
+
+    @staticmethod
+    @backward_once
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        mask, counts = ctx.saved_tensors
+        to_x, to_source = ctx.needs_input_grad[:2]
+        dx = dsource = None
+        if to_x:
+            dx = dy if ctx.added else dy.masked_fill(mask.unsqueeze(1), 0)
+        if to_source:
+            n = ctx.rows
+            place = torch.where(mask, counts - 1, n).clamp_(max=n)
+            numbers = torch.arange(len(mask), device=mask.device)
+            row = numbers.new_zeros(n + 1).scatter_(0, place, numbers)[:n]
+            unused = torch.arange(n, device=mask.device) >= counts[-1]
+            dsource = dy.index_select(0, row).masked_fill_(unused.unsqueeze(1), 0)
+        return dx, dsource, None, None
+
+
+_apply = applied(_Merge)
+
+
+def check(count: Tensor, rows: int, *, added: bool) -> None:
+    """Assert, on the device of ``count``, that a source of ``rows`` rows has as many as the mask."""
+    torch._assert_async(count == rows if added else count <= rows, OTHER if added else FEWER)
+
+
+def rows(inputs: Tensor, mask: Tensor, source: Tensor, method: Any) -> Tensor:
+    """Return what `views.merge_rows` says."""
+    return merge_rows(_apply, inputs, mask, source)
+
+
+def rows_added(hidden_states: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Return what `views.add_rows` says."""
+    return add_rows(_apply, hidden_states, mask, source)

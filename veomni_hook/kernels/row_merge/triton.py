@@ -1,0 +1,155 @@
+"""Rows merged or added in Triton: a cumulative sum of the mask, and one launch in each direction.
+
+`veomni_hook.kernels.row_merge.device` has the formulas. Forward reads and writes every row once. Added rows
+have the incoming gradient itself as that of the hidden states.
+
+Shapes: inputs [..., H], mask of rows, source of whole rows, in float32, bfloat16 or float16, one dtype.
+Saved: the count of the mask's rows up to each row, int32 [rows]. Mutates: nothing. Deterministic. No value
+is read on the host: the number of rows is asserted on the device.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.row_merge import device as kernels
+from veomni_hook.kernels.row_merge import rules
+from veomni_hook.kernels.row_merge.torch import check
+from veomni_hook.kernels.row_merge.views import add_rows, merge_rows
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.operators import define_op
+
+__all__ = ["refuses", "refuses_added", "rows", "rows_added"]
+
+Tensor = torch.Tensor
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+# Columns per program.
+_TILE = 4096
+
+
+# Cached by all Triton specialisations except the numbers of rows.
+@lru_cache(maxsize=LAUNCHES)
+def _forward_launch(device: torch.device, dtype: torch.dtype, columns: int, added: bool) -> Launch:  # noqa: FBT001
+    block = min(power(columns), _TILE)
+    return Launch(kernels.forward, 4, columns, block, added, num_warps=_warps(block))
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _backward_launch(
+    device: torch.device, dtype: torch.dtype, columns: int, wanted: tuple[bool, bool]
+) -> Launch:
+    block = min(power(columns), _TILE)
+    return Launch(kernels.backward, 4, columns, block, *wanted, num_warps=_warps(block))
+
+
+def _warps(block: int) -> int:
+    return max(1, min(8, block // 512))
+
+
+def _grid(rows: int, columns: int) -> tuple[int, int, int]:
+    return rows, cdiv(columns, min(power(columns), _TILE)), 1
+
+
+def _forward_op(x: Tensor, source: Tensor, mask: Tensor, added: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
+    counts = mask.cumsum(0, dtype=torch.int32)
+    check(counts[-1], source.shape[0], added=added)
+    x, source = x.contiguous(), source.contiguous()
+    rows, columns = x.shape
+    y = torch.empty_like(x)
+    launch = _forward_launch(x.device, x.dtype, columns, added)
+    launch(_grid(rows, columns), x, source, counts, y, source.shape[0])
+    return y, counts
+
+
+def _backward_op(
+    dy: Tensor,
+    counts: Tensor,
+    source_rows: int,
+    to_x: bool,  # noqa: FBT001
+    to_source: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor]:
+    dy = dy.contiguous()
+    rows, columns = dy.shape
+    dx = torch.empty_like(dy) if to_x else dy.new_empty(0)
+    dsource = dy.new_empty((source_rows, columns) if to_source else 0)
+    launch = _backward_launch(dy.device, dy.dtype, columns, (to_x, to_source))
+    most = max(rows, source_rows) if to_source else rows
+    launch(_grid(most, columns), dy, counts, dx, dsource, rows, source_rows)
+    return dx, dsource
+
+
+def _backward_fake(
+    dy: Tensor,
+    counts: Tensor,
+    source_rows: int,
+    to_x: bool,  # noqa: FBT001
+    to_source: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor]:
+    shape = dy.shape
+    return dy.new_empty(shape if to_x else 0), dy.new_empty((source_rows, shape[1]) if to_source else 0)
+
+
+_FORWARD = define_op(
+    "row_merge(Tensor x, Tensor source, Tensor mask, bool added) -> (Tensor, Tensor)",
+    _forward_op,
+    lambda x, source, mask, added: (x.new_empty(x.shape), mask.new_empty(mask.shape, dtype=torch.int32)),
+)
+_BACKWARD = define_op(
+    "row_merge_backward(Tensor dy, Tensor counts, SymInt source_rows, bool to_x, bool to_source)"
+    " -> (Tensor, Tensor)",
+    _backward_op,
+    _backward_fake,
+)
+
+
+class _Merge(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:  # noqa: FBT001
+        y, counts = _FORWARD(x, source, mask, added)
+        ctx.save_for_backward(counts)
+        ctx.rows, ctx.added = source.shape[0], added
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    @backward_once
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (counts,) = ctx.saved_tensors
+        to_x, to_source = ctx.needs_input_grad[:2]
+        kept = to_x and not ctx.added
+        if not (kept or to_source):
+            return dy, None, None, None
+        dx, dsource = _BACKWARD(dy, counts, ctx.rows, kept, to_source)
+        if not kept:
+            dx = dy if to_x else None
+        return dx, dsource if to_source else None, None, None
+
+
+_apply = applied(_Merge)
+
+
+def rows(inputs: Tensor, mask: Tensor, source: Tensor, method: Any) -> Tensor:
+    """Return what `views.merge_rows` says."""
+    return merge_rows(_apply, inputs, mask, source)
+
+
+def rows_added(hidden_states: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Return what `views.add_rows` says."""
+    return add_rows(_apply, hidden_states, mask, source)
+
+
+def refuses(owner: Any, inputs: Any, mask: Any, source: Any, method: Any) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `rules.refuses`."""
+    return rules.refuses(owner, inputs, mask, source, method) or _unfit(inputs)
+
+
+def refuses_added(owner: Any, hidden_states: Any, mask: Any, source: Any) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `rules.refuses_added`."""
+    return rules.refuses_added(owner, hidden_states, mask, source) or _unfit(hidden_states)
+
+
+def _unfit(inputs: Tensor) -> str | None:
+    return None if inputs.dtype in _DTYPES else f"the kernel does not support {inputs.dtype}"

@@ -1,0 +1,42 @@
+"""The variants of merged rows: what happens to a row at the mask."""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.selection.declaration import Requirement, Variant
+from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+
+__all__ = ["OP", "VARIANTS"]
+
+#: How a kernel asserts something on the device.
+_ASSERTS = Requirement(devices=("cpu", "cuda"))
+
+
+def _row(formula: str, refuses: str) -> Variant:
+    triton = backend(
+        "triton",
+        ".triton:{variant}",
+        refuses=f".triton:{refuses}",
+        requires=TRITON,
+        priority=10,
+        traceable=True,
+        description="one launch in each direction; nothing is read on the host",
+    )
+    torch = backend(
+        "torch",
+        ".torch:{variant}",
+        refuses=f".rules:{refuses}",
+        loses=".rules:loses",
+        requires=_ASSERTS,
+        traceable=True,
+        description="gathers in both directions; nothing is read on the host",
+    )
+    return Variant(formula, kernels=(triton, torch, checked_reference(f".rules:{refuses}")))
+
+
+VARIANTS = {
+    "rows": _row("source[cumsum(mask) - 1] where mask, else inputs: masked_scatter of rows", "refuses"),
+    "rows_added": _row(
+        "hidden_states + source[cumsum(mask) - 1] where mask, else hidden_states", "refuses_added"
+    ),
+}
+OP = op("row_merge", VARIANTS)

@@ -1,0 +1,1 @@
+"""Checks that a batch has as many placeholder tokens as features."""

@@ -1,0 +1,174 @@
+"""Checks that there are as many features as placeholder tokens: without a value read from a GPU.
+
+    torch_compilable_check(x[mask].numel() == y.numel(), f"{n} tokens, {y.shape[0]} features")
+    ->  counts.check(
+            torch_compilable_check, counts.selected(x, mask) == y.numel(),
+            lambda n=n: f"{n} tokens, {y.shape[0]} features"
+        )
+
+Upstream formats the message at every call, which reads the numbers in it, and then reads the condition.
+`veomni_hook.multimodal.counts` asserts on the device instead. The message must consist of names, which may be
+numbers on the device, and of sizes, which are on the host.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "count_check"
+CANDIDATES = (
+    "every method and function that passes torch_compilable_check a message with the words tokens and"
+    " features or placeholder, or is named get_placeholder_mask and raises an error"
+)
+
+_CHECK = "torch_compilable_check"
+_METHOD = "get_placeholder_mask"
+_VARIANT = "asserted_on_device"
+_IMPORT = ("veomni_hook.multimodal", "counts as veomni_counts")
+_COUNTED = re.compile(r"\b(features|placeholder)\b")
+_SELECTION = re.compile(r"(?P<tensor>\w+)\[(?P<mask>\w+)\]\.numel\(\)")
+_OPENING = re.compile(r"\s*\((?P<gap>\s*)")
+# Attributes and methods of a tensor whose values the host knows.
+_SIZES = frozenset(("shape", "size", "numel"))
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    if _CHECK not in view.document.source and _METHOD not in view.document.source:
+        return
+    methods = [
+        (f"{owner.name}.{name}", method)
+        for owner in view.classes.values()
+        for name, method in view.methods(owner).items()
+    ]
+    for target, function in [*methods, *view.functions.items()]:
+        calls = [each for each in walk_ast(function) if isinstance(each, ast.Call) and _is_candidate(each)]
+        if calls or (function.name == _METHOD and _raises(function)):
+            yield _site(view, target, function, calls)
+
+
+def _is_candidate(call: ast.Call) -> bool:
+    if last_name(call.func) != _CHECK or len(call.args) < 2:
+        return False
+    said = " ".join(str(each.value) for each in ast.walk(call.args[1]) if isinstance(each, ast.Constant))
+    return "tokens" in said and _COUNTED.search(said) is not None
+
+
+def _raises(function: FunctionNode) -> bool:
+    return any(isinstance(node, ast.Raise) for node in walk_ast(function))
+
+
+def _site(view: ModuleView, target: str, function: FunctionNode, calls: list[ast.Call]) -> Site:
+    site = Site(OP, target, Status.MISSED, lineno=function.lineno)
+    if not calls:
+        return replace(site, reason="it raises an error itself")
+    edits: list[Edit] = []
+    reasons = []
+    for call in calls:
+        try:
+            edits += [*_edits(view, call)]  # all of a call's edits, or none
+        except Missed as missed:
+            reasons.append(str(missed))
+    reason = "; ".join(reasons)
+    site = replace(site, reason=reason, lineno=min(call.lineno for call in calls))
+    if not edits:
+        return site
+    return replace(
+        site, status=Status.ROUTED, variant=_VARIANT, edits=tuple(edits), imports=(_IMPORT,)
+    )  # fmt: skip
+
+
+def _edits(view: ModuleView, call: ast.Call) -> Iterator[Edit]:
+    document = view.document
+    if call.keywords or len(call.args) != 2:
+        raise Missed("the check has other arguments than a condition and a message", call)
+    if not isinstance(call.func, ast.Name) or not view.scope.dotted(call.func).endswith(f".{_CHECK}"):
+        raise Missed("the check is not transformers' own", call)
+    condition, message = call.args
+    opening = _OPENING.match(document.source, document.end(call.func))
+    if opening is None or opening.end() != document.start(condition):
+        raise Missed("the condition is in brackets, or follows a comment", call)
+    names = ", ".join(f"{name}={name}" for name in _numbers(message))
+    start = document.start(message)
+    gap = opening["gap"]
+    text = f"veomni_counts.check({gap}{call.func.id},{gap or ' '}"
+    yield Edit(document.start(call.func), opening.end(), text)
+    for node, tensor, mask in _selections(condition):
+        yield in_place(view, node, f"veomni_counts.selected({tensor}, {mask})")
+    # A message on its own line keeps it: the line is as long as upstream wrote it.
+    before = document.source[document.line_start(start) : start]
+    gap = " " if before.strip() else f"\n{before}"
+    yield Edit(start, start + 1, f"lambda{' ' if names else ''}{names}:{gap}{document.source[start]}")
+
+
+def _selections(condition: ast.expr) -> Iterator[tuple[ast.expr, str, str]]:
+    """The expressions ``x[mask].numel()`` in a comparison of two numbers, with x and mask.
+
+    Raises:
+        Missed: the condition is something else.
+    """
+    if not (isinstance(condition, ast.Compare) and [*map(type, condition.ops)] == [ast.Eq]):
+        raise Missed("the condition is not that two numbers are equal", condition)
+    for side in (condition.left, *condition.comparators):
+        for factor in _factors(side):
+            found = _SELECTION.fullmatch(ast.unparse(factor))
+            if found is not None:
+                yield factor, found["tensor"], found["mask"]
+            elif not (isinstance(factor, ast.Name) or _is_size(factor)):
+                raise Missed(f"{ast.unparse(factor)} is neither a number nor a size", factor)
+
+
+def _factors(value: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        yield from _factors(value.left)
+        yield from _factors(value.right)
+    else:
+        yield value
+
+
+def _is_size(node: ast.AST) -> bool:
+    """Whether an expression consists of sizes of tensors and constants."""
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.Attribute) and node.attr in _SIZES and isinstance(node.value, ast.Name):
+        return True
+    if isinstance(node, ast.Attribute) and node.attr not in _SIZES:
+        return False
+    kinds = (ast.BinOp, ast.Subscript, ast.Slice, ast.Call, ast.Attribute, ast.UnaryOp)
+    return isinstance(node, kinds) and all(_is_size(child) for child in child_nodes(node) if _is_value(child))
+
+
+def _is_value(node: ast.AST) -> bool:
+    return not isinstance(node, (ast.operator, ast.unaryop, ast.expr_context))
+
+
+def _numbers(message: ast.expr) -> list[str]:
+    """The names whose values a message shows; raises `Missed` if it may read something else."""
+    if not isinstance(message, ast.JoinedStr):
+        raise Missed("the message is not an f-string", message)
+    values = [each for each in message.values if isinstance(each, ast.FormattedValue)]
+    shown = [each.value.id for each in values if isinstance(each.value, ast.Name)]
+    for each in values:
+        if each.conversion != -1 or each.format_spec is not None:
+            raise Missed("the message formats a value in its own way", message)
+        if isinstance(each.value, ast.Name):
+            continue
+        if not _is_size(each.value):
+            raise Missed(f"the message may read {ast.unparse(each.value)} from the device", message)
+        both = {node.id for node in ast.walk(each.value) if isinstance(node, ast.Name)} & set(shown)
+        if both:
+            raise Missed(f"the message shows {', '.join(sorted(both))} and a size of it", message)
+    return list(dict.fromkeys(shown))

@@ -1,0 +1,1 @@
+"""Features in the rows of placeholder tokens: merged, added or joined."""

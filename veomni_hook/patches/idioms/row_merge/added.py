@@ -1,0 +1,84 @@
+"""Rows that are added at a mask: a guard before the body of a method that does nothing else.
+
+The method clones the hidden states, adds the source to the rows at the mask, and returns the clone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import ARGUMENT, Difference, canonical, recognised, source
+from veomni_hook.patches.idioms.add_rms_norm.read import has_self
+from veomni_hook.patches.idioms.row_merge.find import OP
+from veomni_hook.patches.routes.insertion import before_body
+from veomni_hook.patches.routes.slot_code import ask
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patterns import pattern_file
+
+__all__ = ["CANDIDATES", "OP", "PART", "find"]
+
+PART = "addition"
+CANDIDATES = (
+    "every method and function that adds something to the elements of a tensor at an index whose text"
+    " contains mask (part addition)"
+)
+
+_VARIANT = "rows_added"
+_OPERANDS = ("hidden_states", "mask", "source")
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    if "mask" not in view.document.source:
+        return
+    for owner in view.classes.values():
+        for name, method in view.methods(owner).items():
+            if (sum_ := _sum(method)) is not None:
+                site = Site(OP, f"{owner.name}.{name}", Status.MISSED, part=PART, lineno=sum_.lineno)
+                yield _routed(view, owner, method, site)
+    for name, function in view.functions.items():
+        if (sum_ := _sum(function)) is not None:
+            reason = "a function, which belongs to no module"
+            yield Site(OP, name, Status.MISSED, reason=reason, part=PART, lineno=sum_.lineno)
+
+
+def _routed(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, site: Site) -> Site:
+    if not has_self(method):
+        return replace(site, reason="self is not the method's module")
+    rules = dict.fromkeys(_OPERANDS, ARGUMENT)
+    form = canonical(method, view.scope, owner)
+    found = recognised(pattern_file(OP), form, rules, names=(_VARIANT,))
+    if isinstance(found, Difference):
+        return replace(site, reason=f"the method does not only add rows: {found.text}")
+    operands = [source(found[1].bindings[name]) for name in _OPERANDS]
+    slot = formula_slot(OP, _VARIANT)
+    code = ask(method, slot.name, "self", operands)
+    return replace(
+        site,
+        status=Status.ROUTED,
+        variant=_VARIANT,
+        captures=dict(zip(_OPERANDS, operands, strict=True)),
+        edits=before_body(view, method, code, f"{OP}/{_VARIANT}"),
+        slots=(slot,),
+    )
+
+
+def _sum(function: FunctionNode) -> ast.stmt | ast.expr | None:
+    """The first sum with elements at a mask."""
+    for node in walk_ast(function):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _at_mask(node.target):
+            return node
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            if _at_mask(node.left) or _at_mask(node.right):
+                return node
+    return None
+
+
+def _at_mask(node: ast.expr) -> bool:
+    return isinstance(node, ast.Subscript) and "mask" in ast.unparse(node.slice)

@@ -1,0 +1,108 @@
+"""Rows that are replaced at a mask: a kernel slot at the calls of ``masked_scatter``.
+
+    x = x.masked_scatter(mask, source)  ->  x = slot.call(self, torch.Tensor.masked_scatter, x, mask, source)
+
+Whether the mask is of rows depends on its shape, so kernels decide that at every call.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.add_rms_norm.read import has_self
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.slots import formula_slot, slot_name
+
+__all__ = ["CANDIDATES", "OP", "PART", "find"]
+
+OP = "row_merge"
+PART = "merge"
+VARIANT = "rows"
+CANDIDATES = "every method and function that calls masked_scatter or masked_scatter_ (part merge)"
+
+_METHOD = "masked_scatter"
+# Between the receiver of a call and its arguments.
+_CALLED = re.compile(rf"\s*\.\s*{_METHOD}\s*\(\s*")
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    if _METHOD not in view.document.source:
+        return
+    for owner in view.classes.values():
+        for name, method in view.methods(owner).items():
+            if calls := _calls(method):
+                yield _site(view, f"{owner.name}.{name}", method, calls)
+    for name, function in view.functions.items():
+        if calls := _calls(function):
+            reason = f"a function, which belongs to no module (line {calls[0].lineno})"
+            yield Site(OP, name, Status.MISSED, reason=reason, part=PART, lineno=calls[0].lineno)
+
+
+def _calls(code: ast.AST) -> list[ast.Call]:
+    return [
+        node
+        for node in walk_ast(code)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in (_METHOD, f"{_METHOD}_")
+    ]
+
+
+def _site(view: ModuleView, target: str, method: FunctionNode, calls: list[ast.Call]) -> Site:
+    calls.sort(key=lambda call: (call.lineno, call.col_offset))
+    edits: list[Edit] = []
+    reasons = []
+    for call in calls:
+        try:
+            edits.append(_edit(view, method, call))
+        except Missed as missed:
+            reasons.append(str(missed))
+    site = Site(
+        OP,
+        target,
+        Status.ROUTED,
+        VARIANT,
+        reason="; ".join(reasons),
+        edits=tuple(edits),
+        slots=(formula_slot(OP, VARIANT),),
+        part=PART,
+        lineno=calls[0].lineno,
+    )
+    return site if edits else replace(site, status=Status.MISSED, variant="", slots=())
+
+
+def _edit(view: ModuleView, method: FunctionNode, call: ast.Call) -> Edit:
+    """The edit that asks the slot at a call; raises `Missed` if there is none."""
+    assert isinstance(call.func, ast.Attribute)  # noqa: S101
+    if call.func.attr != _METHOD:
+        raise Missed("masked_scatter_ changes a tensor in place", call)
+    if not has_self(method) or _rebinds_self(method):
+        raise Missed("self is not the method's module", call)
+    if call.keywords or len(call.args) != 2 or any(isinstance(each, ast.Starred) for each in call.args):
+        raise Missed("masked_scatter is not called with a mask and a source", call)
+    if view.scope.resolve("torch") != "torch" or "torch" in local_names(method):
+        raise Missed("torch has another name here", call)
+    document, receiver = view.document, call.func.value
+    if _calls(receiver):
+        raise Missed("it is called on the result of another masked_scatter", call)
+    called = _CALLED.match(document.source, document.end(receiver))
+    if called is None:
+        raise Missed("what it is called on is in brackets, or a comment follows it", call)
+    text = f"{slot_name(OP, VARIANT)}.call(self, torch.Tensor.{_METHOD}, {view.text(receiver)}, "
+    return Edit(document.start(receiver), called.end(), text)
+
+
+def _rebinds_self(method: FunctionNode) -> bool:
+    return any(
+        isinstance(node, ast.Name) and node.id == "self" and not isinstance(node.ctx, ast.Load)
+        for node in walk_ast(method)
+    )
