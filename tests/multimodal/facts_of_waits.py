@@ -8,6 +8,7 @@ The hook is on if the environment has ``FACTS_HOOK=1``. Prints JSON: by family, 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -16,9 +17,23 @@ from typing import Any
 if os.environ.get("FACTS_HOOK") == "1":
     import veomni_hook.install  # noqa: F401
 
+import torch
+
 from tests.multimodal.families import FAMILIES, accepted, batch, batches, model
-from tests.multimodal.pretended import Waits, on_device, sent
-from veomni_hook.multimodal import collate_metadata
+from tests.multimodal.pretended import KIND, Waits, on_device, sent
+from veomni_hook.kernels.row_merge import rules
+from veomni_hook.kernels.selection.declaration import Requirement
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.multimodal import collate_metadata, counts
+
+
+def as_on_cuda() -> None:
+    """Let assertions run on the pretended device, which the package expects of CUDA alone."""
+    rules._DEVICES += (KIND,)
+    counts._asserts = lambda value: isinstance(value, torch.Tensor) and value.device.type == KIND
+    for kernel in registry.kernels("row_merge"):
+        if kernel.backend == "torch":
+            registry.replace(dataclasses.replace(kernel, requires=Requirement()))
 
 
 def waits(made: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -38,6 +53,7 @@ def waits(made: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def main(*families: str) -> None:
     """Print the waits of every family and batch."""
+    as_on_cuda()
     found: dict[str, dict[str, Any]] = {}
     for family in families or FAMILIES:
         made = on_device(model(family))
