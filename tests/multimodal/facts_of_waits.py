@@ -30,7 +30,7 @@ from veomni_hook.multimodal import collate_metadata, counts
 def as_on_cuda() -> None:
     """Let assertions run on the pretended device, which the package expects of CUDA alone."""
     rules._DEVICES += (KIND,)
-    counts._asserts = lambda value: isinstance(value, torch.Tensor) and value.device.type == KIND
+    counts.asserts = lambda value: isinstance(value, torch.Tensor) and value.device.type == KIND
     for kernel in registry.kernels("row_merge"):
         if kernel.backend == "torch":
             registry.replace(dataclasses.replace(kernel, requires=Requirement()))

@@ -37,6 +37,7 @@ _WITHOUT_KERNEL = {
     "layer_loop": "sequence parallelism",
     "host_metadata": "sizes on the host",
     "count_check": "checks on the device",
+    "row_join": "rows joined on the device",
 }
 #: The line's name for a loop over layers that sequence parallelism refuses.
 _NOT_SHARED = "no sequence parallelism"

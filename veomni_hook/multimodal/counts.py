@@ -16,7 +16,7 @@ import torch
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.origin import written_in
 
-__all__ = ["check", "selected"]
+__all__ = ["asserts", "check", "selected"]
 
 _UPSTREAM = ("transformers.utils.import_utils", "torch_compilable_check")
 #: transformers' switch: with it, nothing is checked.
@@ -35,7 +35,7 @@ def check(upstream: Callable[..., Any], condition: Any, message: Callable[..., s
     Raises:
         ValueError: the condition is false, and known to the host.
     """
-    if not _asserts(condition) or written_in(upstream) != _UPSTREAM:
+    if not asserts(condition) or written_in(upstream) != _UPSTREAM:
         upstream(condition, message())
     elif os.getenv(_DISABLED, "0") != "1":
         shown = message.__defaults__ or ()
@@ -48,7 +48,7 @@ def selected(tensor: Any, mask: Any) -> Any:
     On a GPU the number is a sum of the mask, if this is bool and has the first dimensions of ``tensor``.
     """
     if (
-        _asserts(mask)
+        asserts(mask)
         and mask.dtype is torch.bool
         and not_plain(tensor, mask) is None
         and tensor.device == mask.device
@@ -58,7 +58,7 @@ def selected(tensor: Any, mask: Any) -> Any:
     return tensor[mask].numel()
 
 
-def _asserts(value: Any) -> bool:
+def asserts(value: Any) -> bool:
     """Return whether ``value`` is on a device that checks assertions by itself."""
     # ROCm leaves device assertions out. Compiled code has assertions of its own.
     return (

@@ -204,15 +204,83 @@ def test_additions_in_functions_are_missed():
 
 
 @pytest.mark.parametrize("size", ["mask.sum(), 6", "mask.sum(), 6).to(x.device"])
-def test_joins_are_missed(size):
+def test_joins_of_another_form_are_missed(size):
     body = f"joint = x.new_zeros({size})\njoint[mask[mask], :] = s\nreturn joint"
     site = site_of(module(body), joined)
-    assert (site.part, site.status) == (
-        "join",
-        Status.MISSED,
-    ) and "read from the device (line 8)" in site.reason
+    assert site.status is Status.MISSED and "read from the device (line 8)" in site.reason
     others = [body.replace("mask.sum()", "len(s)"), "return x.new_zeros(mask.sum(), 6)"]
     assert not [site for each in others for site in joined.find(ModuleView(Document(module(each))))]
+
+
+JOIN = """
+other = ~mask & (x[..., 0] > 0)
+visual = mask | other
+kept = {start}
+mask_joint = mask[visual]
+other_joint = other[visual]
+for a, b in zip(s, t):
+{whole}    joint = a.new_zeros({size})
+    joint[mask_joint, :] = a
+    joint[other_joint, :] = b
+    {keep}
+return kept
+"""
+#: Forms of a join, as parts of the text above.
+JOINS = {
+    "a list": ("[]", "visual.sum(), a.shape[-1]", "kept.append(joint)", ""),
+    "a tuple": ("()", "visual.sum(), a.shape[-1]).to(a.device", "kept = kept + (joint,)", ""),
+    "parts": (
+        "[]", "visual.sum(), a.shape[-1]", "kept.append(joint)",
+        "    a = torch.cat(a, dim=0)\n    b = torch.cat(b, dim=0)\n",
+    ),
+}  # fmt: skip
+NEAR_JOINS = {
+    "other masks": ("other_joint, :] = b", "mask_joint, :] = b"),
+    "swapped": ("mask_joint, :] = a", "mask_joint, :] = b"),
+    "another size": ("visual.sum(), a.shape[-1]", "mask.sum(), a.shape[-1]"),
+    "more": ("joint[other_joint, :] = b", "joint[other_joint, :] = b; print(joint)"),
+    "columns": ("joint[mask_joint, :] = a", "joint[:, mask_joint] = a"),
+}
+
+
+def join(form: str) -> str:
+    start, size, keep, whole = JOINS[form]
+    text = JOIN.format(start=start, size=size, keep=keep, whole=whole)
+    return module(text, "forward(self, x, mask, s, t)")
+
+
+@pytest.mark.parametrize("form", JOINS)
+def test_joins_give_the_same_rows(form, monkeypatch):
+    from veomni_hook.multimodal import rows
+
+    source = join(form)
+    site = site_of(source, joined)
+    assert (site.status, site.variant) == (Status.ROUTED, "in_order_of_tokens")
+    monkeypatch.setattr(rows, "asserts", lambda value: True)
+    ours, theirs = (executed(source, sites)["Model"]() for sites in ([site], []))
+    torch.manual_seed(0)
+    x, mask = torch.randn(2, 9, 6), torch.rand(2, 9) > 0.6
+    count, others = int(mask.sum()), int((~mask & (x[..., 0] > 0)).sum())
+    features = [torch.randn(2, each, 6).requires_grad_() for each in (count, others)]
+    first, second = (list(each) for each in features)
+    if form == "parts":
+        first, second = ([each.split([1, len(each) - 1]) for each in kind] for kind in (first, second))
+    found, truth = (each.forward(x, mask, first, second) for each in (ours, theirs))
+    assert type(found) is type(truth) and len(found) == len(truth) == 2
+    for one, other in zip(found, truth, strict=True):
+        assert torch.equal(one, other)
+    weights = torch.randn(count + others, 6)
+    grads = [
+        torch.autograd.grad(sum((each * weights).sum() for each in one), features) for one in (found, truth)
+    ]
+    assert all(map(torch.equal, *grads))
+
+
+@pytest.mark.parametrize("miss", NEAR_JOINS)
+def test_joins_that_only_look_alike_are_missed(miss):
+    old, new = NEAR_JOINS[miss]
+    assert old in join("a list")
+    assert site_of(join("a list").replace(old, new), joined).status is Status.MISSED
 
 
 CHECK = """
