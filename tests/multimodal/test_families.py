@@ -1,0 +1,48 @@
+"""Families with towers: a patched training step computes what upstream's computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.multimodal.families import FAMILIES, batches
+
+#: Largest difference relative to the largest value, for what is not zero but for rounding.
+TOLERANCE, NOISE = 1e-4, 1e-10
+
+
+@pytest.fixture(scope="module")
+def steps(facts, tmp_path_factory) -> list[Any]:
+    """What every step computes, without the hook and with it, and the ops that kernels ran of."""
+    folder = tmp_path_factory.mktemp("steps")
+    found = []
+    for hook in (False, True):
+        path = folder / f"{hook}.pt"
+        facts("facts_of_families", str(path), hook=hook)
+        found.append(torch.load(path, weights_only=False))
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_computes_the_same(steps, family):
+    (theirs, _), (ours, _) = steps
+    keys = [key for key in theirs if key[0] == family]
+    assert len(keys) == 2 * len(batches(family))
+    assert ours.keys() == theirs.keys()
+    for key in keys:
+        assert ours[key].keys() == theirs[key].keys()
+        for name, truth in theirs[key].items():
+            worst = (ours[key][name].double() - truth.double()).abs().max().item()
+            largest = truth.abs().max().item()
+            assert worst <= max(TOLERANCE * largest, NOISE), (key, name, worst, largest)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_of_its_towers_runs_in_a_kernel(steps, family):
+    assert "varlen_attention" in steps[1][1][family]
+
+
+def test_every_family_was_run(steps):
+    assert {key[0] for key in steps[0][0]} == set(FAMILIES)

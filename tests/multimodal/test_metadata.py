@@ -1,0 +1,140 @@
+"""Positions and metadata that a collator adds: equal to what the model computes, in any worker."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.multimodal.families import BATCHES, FAMILIES, SPEECH, accepted, batch, batches, model
+from veomni_hook.errors import MultimodalError
+from veomni_hook.kernels.shared.host_values import known_copy
+from veomni_hook.multimodal import collate_metadata, position_ids
+from veomni_hook.multimodal.carried import Carried, carried
+
+
+def given(made: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What the model takes of a batch: what its forward names, and the metadata."""
+    named = accepted(made, inputs)
+    return {**named, **{name: each for name, each in inputs.items() if name.startswith(("image_", "video_"))}}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_with_metadata_has_the_same_bits(family):
+    made = model(family)
+    add = pickle.loads(pickle.dumps(collate_metadata(made.config)))
+    for name, samples in batches(family).items():
+        results = []
+        for inputs in (batch(family, samples), add(batch(family, samples))):
+            made.zero_grad()
+            loss = made(**given(made, inputs)).loss
+            loss.backward()
+            results.append([loss, *(each.grad for each in made.parameters() if each.grad is not None)])
+        assert len(results[0]) == len(results[1])
+        assert all(map(torch.equal, *results)), name
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_metadata_is_what_the_tower_takes(family):
+    made = model(family)
+    found = collate_metadata(made.config)(batch(family, BATCHES["both"]))
+    named = {name for name in found if name.startswith(("image_", "video_"))} - {
+        "image_grid_thw",
+        "video_grid_thw",
+    }
+    own = {
+        "qwen2_5_vl": {"window_index", "cu_window_seqlens"},
+        "qwen3_vl": {"interp_indices", "interp_weights"},
+    }[family]
+    expected = {"position_ids", "cu_seqlens"} | own
+    assert named == {f"{modality}_{name}" for modality in ("image", "video") for name in expected}
+    assert found["image_cu_seqlens"].tolist() == [0, 16]
+    assert found["position_ids"].shape == (3, 1, found["input_ids"].shape[1])
+
+
+def test_what_a_batch_has_already_stays():
+    made = model("qwen2_5_vl")
+    inputs = batch("qwen2_5_vl", BATCHES["images"])
+    own = torch.zeros(3, *inputs["input_ids"].shape, dtype=torch.long)
+    bounds = torch.tensor([0, 24, 56, 92], dtype=torch.int32)
+    found = collate_metadata(made.config)({**inputs, "position_ids": own, "image_cu_seqlens": bounds})
+    assert found["position_ids"] is own
+    assert found["image_cu_seqlens"] is bounds
+
+
+def test_text_alone_gets_no_positions_that_the_model_would_not_compute():
+    made = model("qwen2_5_vl")
+    assert position_ids(made.config)(batch("qwen2_5_vl", BATCHES["text"])) is None
+    assert "position_ids" not in collate_metadata(made.config)(batch("qwen2_5_vl", BATCHES["text"]))
+
+
+@pytest.mark.parametrize("family", SPEECH)
+def test_the_configuration_of_the_whole_or_of_the_thinker(family):
+    from types import SimpleNamespace
+
+    made = model(family)
+    whole = SimpleNamespace(thinker_config=made.config)
+    inputs = batch(family, BATCHES["images"])
+    assert torch.equal(position_ids(whole)(inputs), position_ids(made.config)(inputs))
+
+
+def test_a_model_without_such_positions_says_so():
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
+    with pytest.raises(MultimodalError, match="LlamaConfig has a method compute_3d_position_ids") as caught:
+        position_ids(config)
+    assert "positions=False" in caught.value.fix
+    with pytest.raises(MultimodalError):
+        collate_metadata(config, positions=True)
+    inputs = {"input_ids": torch.ones(1, 3), "attention_mask": torch.ones(1, 3)}
+    assert collate_metadata(config)(dict(inputs)).keys() == inputs.keys()
+
+
+class Samples(torch.utils.data.Dataset):
+    """Indices of batches."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def collate(indices: list[int]) -> dict[str, Any]:
+    """A batch by number, as a collator makes it of samples."""
+    return batch("qwen2_5_vl", list(BATCHES.values())[indices[0]])
+
+
+def test_workers_that_are_spawned_compute_it():
+    made = model("qwen2_5_vl")
+    add = collate_metadata(made.config, collate)
+    loader = DataLoader(Samples(), collate_fn=add, num_workers=1, multiprocessing_context="spawn")
+    for index, found in enumerate(loader):
+        expected = add([index])
+        assert found.keys() == expected.keys()
+        for name, each in expected.items():
+            assert torch.equal(found[name], each), name
+            assert type(found[name]) is type(each), name
+    assert index == 2
+
+
+def test_a_tensor_that_was_moved_has_known_values():
+    tensor = carried(torch.tensor([[1, 4, 6], [2, 4, 4]]))
+    assert type(tensor) is Carried
+    for moved in (
+        tensor.to("meta"),
+        tensor.to(device="meta", non_blocking=True),
+        tensor.to("meta", torch.int32),
+    ):
+        assert type(moved) is torch.Tensor
+        assert known_copy(moved).tolist() == [[1, 4, 6], [2, 4, 4]]
+        assert known_copy(moved).dtype is moved.dtype
+    assert type(tensor.to("cpu")) is Carried
+    for other in (tensor + 1, tensor[0], tensor.clone(), tensor.float(), tensor.to(torch.float32)):
+        assert type(other) is torch.Tensor
+    assert tensor.tolist() == [[1, 4, 6], [2, 4, 4]]
+    assert type(pickle.loads(pickle.dumps(tensor))) is Carried

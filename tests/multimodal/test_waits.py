@@ -1,0 +1,38 @@
+"""When the host of a GPU would wait in a training step: once without metadata, never with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.multimodal.families import FAMILIES, batches
+
+
+@pytest.fixture(scope="module")
+def waits(facts) -> dict[str, Any]:
+    return json.loads(facts("facts_of_waits", hook=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_waits_once_at_most(waits, family):
+    assert waits[family].keys() == batches(family).keys()
+    for name, found in waits[family].items():
+        plain = found["plain"]
+        assert (plain["forward"], plain["backward"]) == (1, 0), (name, plain["where"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_with_metadata_never_waits(waits, family):
+    for name, found in waits[family].items():
+        assert found["metadata"]["where"] == {}, name
+        assert found["metadata"]["loss"] == found["plain"]["loss"]
+
+
+def test_without_the_hook_it_waits_many_times(facts):
+    """The count could fail: it sees upstream's."""
+    found = json.loads(facts("facts_of_waits", "qwen2_5_vl", hook=False))["qwen2_5_vl"]
+    assert found["images"]["plain"]["forward"] > 30
+    assert found["images"]["plain"]["backward"] > 0
+    assert 1 < found["images"]["metadata"]["forward"] < found["images"]["plain"]["forward"]
