@@ -1,0 +1,87 @@
+"""Values of tensors on the host: copied once, noted, or derived; on a device without data of its own."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from veomni_hook.kernels.shared import host_values
+from veomni_hook.kernels.shared.host_values import (
+    derived,
+    host_copies,
+    host_copy,
+    known_copy,
+    note_copy,
+    note_origin,
+)
+
+
+def elsewhere(*size: int) -> torch.Tensor:
+    """A tensor of another device; reading it raises."""
+    return torch.empty(size, device="meta", dtype=torch.int64)
+
+
+def test_a_tensor_of_the_cpu_is_its_own_copy():
+    tensor = torch.arange(3)
+    assert host_copy(tensor) is tensor
+    assert known_copy(tensor) is tensor
+
+
+def test_what_was_noted_is_not_read():
+    tensor, values = elsewhere(2), torch.tensor([3, 4])
+    assert known_copy(tensor) is None
+    with pytest.raises(NotImplementedError):
+        host_copy(tensor)
+    assert note_copy(tensor, values) is tensor
+    assert host_copy(tensor) is values
+    host_copies(tensor, tensor)
+
+
+def test_a_tensor_that_was_changed_in_place_is_read_again():
+    tensor = elsewhere(2)
+    note_copy(tensor, torch.tensor([3, 4]))
+    tensor.add_(1)
+    assert known_copy(tensor) is None
+
+
+def test_nothing_is_kept_after_the_tensor():
+    tensor = elsewhere(2)
+    note_copy(tensor, torch.tensor([3, 4]))
+    held = len(host_values._KNOWN)
+    del tensor
+    gc.collect()
+    assert len(host_values._KNOWN) == held - 1
+
+
+def test_values_are_derived_once():
+    calls = []
+
+    def total(values: torch.Tensor, factor: int) -> int:
+        calls.append(factor)
+        return int(values.sum()) * factor
+
+    tensor = torch.tensor([1, 2])
+    assert [derived(tensor, total, factor) for factor in (2, 2, 3)] == [6, 6, 9]
+    assert calls == [2, 3]
+    tensor += 1
+    assert derived(tensor, total, 2) == 10
+
+
+def test_an_origin_is_read_when_the_result_is():
+    one, other, result = elsewhere(2), elsewhere(2), elsewhere(2)
+    assert note_origin(result, torch.add, one, other) is result
+    assert known_copy(result) is None
+    note_copy(one, torch.tensor([1, 2]))
+    assert known_copy(result) is None
+    note_copy(other, torch.tensor([3, 4]))
+    assert known_copy(result).tolist() == [4, 6]
+    assert host_copy(result).tolist() == [4, 6]
+
+
+def test_inference_tensors_have_no_version():
+    with torch.inference_mode():
+        tensor = elsewhere(2)
+    note_copy(tensor, torch.tensor([3, 4]))
+    assert host_copy(tensor).tolist() == [3, 4]

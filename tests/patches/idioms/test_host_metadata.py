@@ -1,0 +1,148 @@
+"""What models compute from sizes: which code runs on the host, and where sizes are read."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.patches.idioms.applied import spliced
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.host_metadata import find, masks
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+
+
+def sites(text: str, idiom=find) -> list[Site]:
+    return list(idiom.find(ModuleView(Document(textwrap.dedent(text), "lookalike"))))
+
+
+def edited(text: str, idiom=find) -> str:
+    return spliced(textwrap.dedent(text), sites(text, idiom))
+
+
+def test_a_function_that_takes_precomputed_results_runs_on_the_host():
+    text = """
+    @cached
+    def positions(sizes, merge, kwargs=None):
+        if kwargs is not None and (found := kwargs.pop("position_ids", None)) is not None:
+            return found
+        return sizes.tolist()
+
+    def of_kwargs_alone(kwargs):
+        return kwargs.pop("a", None)
+
+    def others(sizes, **kwargs):
+        return kwargs.pop("a", None)
+    """
+    [site] = sites(text)
+    assert (site.target, site.status, site.variant) == ("positions", Status.ROUTED, "computed_on_host")
+    assert '@cached\n@veomni_host.computed("position_ids")\ndef positions(' in edited(text)
+
+
+MODEL = """
+class Model:
+    def __init__(self, config):
+        self.merge = config.vision_config.merge
+        self.table = make(config)
+
+    def get_rope_index(self, input_ids, image_grid_thw=None, attention_mask=None):
+        return self.step(input_ids)
+
+    def step(self, ids):
+        return self.{attribute} * ids
+
+    def forward(self, input_ids, image_grid_thw=None, attention_mask=None, position_ids=None, pixels=None):
+        return input_ids
+"""
+
+
+def test_positions_run_on_the_host_and_a_forward_reads_sizes_at_once():
+    found = {site.target: site for site in sites(MODEL.format(attribute="merge"))}
+    assert found["Model.get_rope_index"].variant == "computed_on_host"
+    assert found["Model.forward"].variant == "read_together"
+    assert not found["Model.forward"].counted
+    text = edited(MODEL.format(attribute="merge"))
+    assert "    @veomni_host.computed(floats=True)\n    def get_rope_index(" in text
+    call = text[text.index("veomni_host.read_together(") :].partition("return input_ids")[0]
+    assert "".join(call.split()) == (
+        "veomni_host.read_together((image_grid_thw,),(input_ids,attention_mask)ifposition_idsisNoneelse())"
+    )
+
+
+@pytest.mark.parametrize("attribute", ["table", "unknown"])
+def test_positions_that_follow_from_the_models_state_stay(attribute):
+    [site] = sites(MODEL.format(attribute=attribute))
+    assert (site.target, site.status) == ("Model.get_rope_index", Status.MISSED)
+    assert site.reason == f"it reads or changes self.{attribute}"
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("(sizes.prod(-1) // self.visual.merge_size**2).tolist()", "(veomni_host.values(sizes).prod(-1) //"),
+        ("int(sizes[0, 0].item())", "int(veomni_host.values(sizes)[0, 0].item())"),
+        ("sizes.tolist() if self.config.flag else None", "veomni_host.values(sizes).tolist() if"),
+    ],
+)
+def test_sizes_are_read_from_the_copy(expression, expected):
+    text = f"class M:\n    def get_image_features(self, pixels, sizes):\n        return {expression}\n"
+    [site] = sites(text)
+    assert (site.status, site.variant) == (Status.ROUTED, "read_once")
+    assert expected in edited(text)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("counts = pixels.sum(-1)\n        return counts.tolist()", "what the method computes (counts)"),
+        ("return (sizes * pixels).tolist()", "several arguments"),
+        ("return (sizes * self.scale).tolist()", "a tensor of self"),
+    ],
+)
+def test_other_values_stay_where_they_are(body, reason):
+    [site] = sites(f"class M:\n    def get_image_features(self, pixels, sizes):\n        {body}\n")
+    assert site.status is Status.MISSED
+    assert reason in site.reason and "(line " in site.reason
+
+
+def test_lengths_of_sounds_follow_from_a_mask():
+    text = """
+    def _get_feat_extract_output_lengths(lengths):
+        return lengths // 2
+
+    class M:
+        def get_audio_features(self, features, feature_attention_mask):
+            lengths = torch.sum(feature_attention_mask, dim=1)
+            features = features[feature_attention_mask.bool()]
+            out = _get_feat_extract_output_lengths(lengths)
+            return features, out.tolist()
+    """
+    found = {site.target: site for site in sites(text)}
+    assert found["_get_feat_extract_output_lengths"].variant == "lengths_followed"
+    assert found["M.get_audio_features"].variant == "read_once"
+    made = edited(text)
+    assert "@veomni_host.lengths\ndef _get_feat_extract_output_lengths(" in made
+    assert "veomni_host.followed(lambdafeature_attention_mask:torch.sum(" in "".join(made.split())
+    assert "features[veomni_host.chosen(feature_attention_mask)]" in made
+    assert "veomni_host.values(out).tolist()" in made
+
+
+def test_questions_about_padding_masks_are_asked_of_the_copy():
+    text = """
+    def ignore_mask(padding_mask, n):
+        return padding_mask is None or padding_mask[:, :n].all()
+
+    def make_mask(attention_mask, device):
+        attention_mask = attention_mask.to(device=device, dtype=bool)
+        return torch.all(attention_mask == 1)
+
+    def other(padding_mask):
+        return padding_mask.all()
+    """
+    assert [site.target for site in sites(text, masks)] == ["ignore_mask", "make_mask"]
+    assert not any(site.counted for site in sites(text, masks))
+    made = edited(text, masks)
+    assert "veomni_host.values(padding_mask)[:, :n].all()" in made
+    assert "veomni_host.converted(attention_mask, attention_mask.to(device=device, dtype=bool))" in made
+    assert "torch.all(veomni_host.values(attention_mask) == 1)" in made
