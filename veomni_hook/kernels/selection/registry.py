@@ -49,6 +49,7 @@ OP_PACKAGES = (
     "attention",
     "gated_mlp",
     "low_rank_linear",
+    "patch_projection",
     "moe_experts",
     "moe_router",
     "load_balancing_loss",

@@ -25,6 +25,7 @@ IDIOMS = (
     "qk_norm_rotary.find",
     "gated_mlp.find",
     "low_rank_linear.find",
+    "patch_projection.find",
     "attention.find",
     "attention.implementation",
     "attention.window",
