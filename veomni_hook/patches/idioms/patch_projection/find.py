@@ -32,7 +32,7 @@ CANDIDATES = (
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "stride" not in view.document.source:
+    if "Conv" not in view.document.source:
         return
     convolutions = convolutions_by_class(view)
     called: dict[str, set[str]] = {name: set() for name in convolutions}
@@ -52,7 +52,7 @@ def find(view: ModuleView) -> Iterator[Site]:
                     differences=differences(own),
                 )
     for owner in view.classes.values():
-        uses = list(other_uses(view, owner, called))
+        uses = list(other_uses(view, owner, convolutions[owner.name], called))
         if uses:
             reason = "; ".join(dict.fromkeys(f"{reason} (line {lineno})" for reason, lineno in uses))
             yield Site(OP, f"{owner.name}.__init__", Status.MISSED, reason=reason, lineno=uses[0][1])

@@ -38,19 +38,19 @@ def differences(created: Created) -> dict[str, str]:
 
 
 def other_uses(
-    view: ModuleView, owner: ast.ClassDef, called: Mapping[str, set[str]]
+    view: ModuleView, owner: ast.ClassDef, created: Created, called: Mapping[str, set[str]]
 ) -> Iterator[tuple[str, int]]:
     """Why calls of a candidate that the class's own ``__init__`` creates are not seen, and the line.
 
     Args:
         view: the module.
         owner: the class.
+        created: its attributes with candidates.
         called: by class, the attributes that its methods call.
     """
     init = view.methods(owner).get("__init__")
     if init is None or "Conv" not in view.text(init):
         return
-    created = created_by(view, owner, lambda call: _is_candidate(view, owner, call))
     known = {id(call): name for name, calls in created.items() for call in calls}
     calls = [
         node for node in walk_ast(init) if isinstance(node, ast.Call) and _is_candidate(view, owner, node)
