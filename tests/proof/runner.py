@@ -100,6 +100,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "layer_norm": provers.class_prover(inputs.norm_calls),
         "add_layer_norm": additions.prove_addition,
         "nn_layer_norm": prove_module_calls,
+        "patch_projection": prove_module_calls,
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,
         "attention": eager_attention.prove_eager_attention,

@@ -37,6 +37,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
         "attention",
         "gated_mlp",
         "low_rank_linear",
+        "patch_projection",
         "moe_experts",
         "moe_router",
         "load_balancing_loss",

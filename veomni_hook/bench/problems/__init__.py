@@ -23,6 +23,7 @@ OPS = (
     "qk_norm_rotary",
     "gated_mlp",
     "low_rank_linear",
+    "patch_projection",
     "moe_experts",
     "linear_cross_entropy",
     "load_balancing_loss",
