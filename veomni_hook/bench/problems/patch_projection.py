@@ -1,9 +1,9 @@
 """Patch embeddings: torch's convolution whose stride is its kernel, and its product.
 
 The first two sizes on a GPU are the patches of a step of Qwen2.5-VL and of Qwen3-VL, each as large as the
-kernel; the third is a batch of images, in which patches lie side by side. Pixels get no gradient, so the least
-work of a step is two products: the result, and the gradient of the weight. The limit is the time of these two
-alone, on rows that are there.
+kernel; the third is a batch of images, in which patches lie side by side. Pixels get no gradient, so the
+least work of a step is two products: the result, and the gradient of the weight. The limit is the time of
+these two alone, on rows that are there.
 """
 
 from __future__ import annotations
