@@ -56,7 +56,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
                 "ours": partial(_called, disjoint_blocks, module, x),
             },
             limit="products",
-            work={"step": 4 * rows.shape[0] * inner * out},
+            work={part: count * rows.shape[0] * inner * out for part, count in (("forward", 2), ("step", 4))},
             products=partial(
                 _products, rows=rows, gradient=made(rows.shape[0], out, device=device, dtype=dtype)
             ),

@@ -21,10 +21,12 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import formula_slot, slot_name
 
-__all__ = ["Created", "called_by_relatives", "created_by", "own_calls", "routed_calls"]
+__all__ = ["Called", "Created", "called_by_relatives", "created_by", "own_calls", "sites_of_calls"]
 
 #: Attributes of a class, with the calls in ``__init__`` that create their modules.
 Created = dict[str, list[ast.Call]]
+#: By class, the attributes that its methods call.
+Called = Mapping[str, set[str]]
 
 # Between what is called and its arguments.
 _OPENING = re.compile(r"\s*\(")
@@ -58,14 +60,8 @@ def own_calls(method: ast.AST) -> Iterator[tuple[str, ast.Call]]:
             yield attribute, node
 
 
-def called_by_relatives(view: ModuleView, owner: ast.ClassDef, called: Mapping[str, set[str]]) -> set[str]:
-    """What methods of a class, of its bases and of classes that inherit from it call.
-
-    Args:
-        view: the module.
-        owner: the class.
-        called: by class, the attributes that its methods call.
-    """
+def called_by_relatives(view: ModuleView, owner: ast.ClassDef, called: Called) -> set[str]:
+    """What methods of a class, of its bases and of classes that inherit from it call."""
     lineages = {name: list(view.scope.ancestors(each)) for name, each in view.classes.items() if called[name]}
     above = list(view.scope.ancestors(owner))
     return {
@@ -76,44 +72,62 @@ def called_by_relatives(view: ModuleView, owner: ast.ClassDef, called: Mapping[s
     }
 
 
-def routed_calls(
+def sites_of_calls(
     view: ModuleView,
-    owner: ast.ClassDef,
-    method: FunctionNode,
-    calls: list[ast.Call],
     formula: tuple[str, str],
-    *,
     noun: str,
-    differences: Mapping[str, str] | None = None,
-) -> Site:
-    """The site of a method's calls of its own modules: routed, unless no call is.
+    created: Mapping[str, Created],
+    others: Callable[[ast.ClassDef, Called], Iterator[tuple[str, int]]],
+    difference: Callable[[ast.Call], str] = lambda _: "",
+) -> Iterator[Site]:
+    """A site for each method that calls modules of its class, and one for each ``__init__`` with other uses.
 
     Args:
         view: the module.
-        owner: the class.
-        method: its method.
-        calls: the calls, at least one.
         formula: op and variant.
         noun: what is called, for reasons and captures.
-        differences: by attribute, why what it holds is not the op.
+        created: by class, the attributes with what creates their modules.
+        others: why no call shows of what a class's ``__init__`` creates, and the line.
+        difference: why a module that a call creates is not the op's; empty if it is.
     """
-    edits, reasons = [], []
-    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
-        edit = (differences or {}).get(last_name(call.func)) or _edit(view, method, call, formula, noun)
-        if isinstance(edit, str):
-            reasons.append(f"{edit} (line {call.lineno})")
-        else:
-            edits.append(edit)
+    called: dict[str, set[str]] = {name: set() for name in created}
+    for owner in view.classes.values():
+        own = created[owner.name]
+        known = {name: [difference(each) for each in calls] for name, calls in own.items()}
+        differences = {name: reasons[0] for name, reasons in known.items() if all(reasons)}
+        for name, method in view.methods(owner).items() if own else ():
+            calls = [call for attribute, call in own_calls(method) if attribute in own]
+            if name != "__init__" and calls:
+                called[owner.name].update(last_name(call.func) for call in calls)
+                calls.sort(key=lambda call: (call.lineno, call.col_offset))
+                asked = [
+                    differences.get(last_name(call.func)) or _edit(view, method, call, formula, noun)
+                    for call in calls
+                ]
+                yield _site(f"{owner.name}.{name}", calls, asked, formula, noun)
+    for owner in view.classes.values():
+        uses = list(others(owner, called))
+        if uses:
+            reason = "; ".join(dict.fromkeys(f"{reason} (line {lineno})" for reason, lineno in uses))
+            yield Site(formula[0], f"{owner.name}.__init__", Status.MISSED, reason=reason, lineno=uses[0][1])
+
+
+def _site(
+    target: str, calls: list[ast.Call], asked: list[Edit | str], formula: tuple[str, str], noun: str
+) -> Site:
+    """The site of a method: routed if an edit asks the slot at one of its calls."""
+    edits = tuple(each for each in asked if isinstance(each, Edit))
+    reasons = zip(asked, calls, strict=True)
     site = Site(
         formula[0],
-        f"{owner.name}.{method.name}",
+        target,
         Status.ROUTED,
         formula[1],
-        reason="; ".join(reasons),
+        reason="; ".join(f"{each} (line {call.lineno})" for each, call in reasons if isinstance(each, str)),
         captures={noun: ", ".join(dict.fromkeys(ast.unparse(call.func) for call in calls))},
-        edits=tuple(edits),
+        edits=edits,
         slots=(formula_slot(*formula),),
-        lineno=min(call.lineno for call in calls),
+        lineno=calls[0].lineno,
     )
     return site if edits else replace(site, status=Status.MISSED, variant="", captures={}, slots=())
 

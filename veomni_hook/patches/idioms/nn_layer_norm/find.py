@@ -9,12 +9,12 @@ the object is exactly that, and that nothing observes its calls; else it calls t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from veomni_hook.patches.code.expressions import last_name
-from veomni_hook.patches.idioms.module_calls import own_calls, routed_calls
+from veomni_hook.patches.idioms.module_calls import sites_of_calls
 from veomni_hook.patches.idioms.nn_layer_norm.read import collections_of_norms, norms_by_class, other_uses
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Site
 
 __all__ = ["CANDIDATES", "OP", "VARIANT", "find"]
 
@@ -32,18 +32,5 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     if "LayerNorm" not in view.document.source:
         return
-    norms = norms_by_class(view)
-    called: dict[str, set[str]] = {name: set() for name in norms}
-    for owner in view.classes.values():
-        own = norms[owner.name]
-        for name, method in view.methods(owner).items():
-            calls = [call for attribute, call in own_calls(method) if attribute in own] if own else []
-            if name != "__init__" and calls:
-                called[owner.name].update(last_name(call.func) for call in calls)
-                yield routed_calls(view, owner, method, calls, (OP, VARIANT), noun="norm")
-    collections = collections_of_norms(view)
-    for owner in view.classes.values():
-        uses = list(other_uses(view, owner, called, collections))
-        if uses:
-            reason = "; ".join(dict.fromkeys(f"{reason} (line {lineno})" for reason, lineno in uses))
-            yield Site(OP, f"{owner.name}.__init__", Status.MISSED, reason=reason, lineno=uses[0][1])
+    others = partial(other_uses, view, collections_of_norms(view))
+    yield from sites_of_calls(view, (OP, VARIANT), "norm", norms_by_class(view), others)

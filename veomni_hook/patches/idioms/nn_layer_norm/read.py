@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.code.statements import module_statements
 from veomni_hook.patches.code.walk import child_nodes, walk_ast
-from veomni_hook.patches.idioms.module_calls import Created, called_by_relatives, created_by
+from veomni_hook.patches.idioms.module_calls import Called, Created, called_by_relatives, created_by
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["NORM", "collections_of_norms", "norms_by_class", "other_uses"]
@@ -34,15 +34,15 @@ def _norms_of(view: ModuleView, owner: ast.ClassDef) -> Created:
 
 
 def other_uses(
-    view: ModuleView, owner: ast.ClassDef, called: Mapping[str, set[str]], collections: frozenset[str]
+    view: ModuleView, collections: frozenset[str], owner: ast.ClassDef, called: Called
 ) -> Iterator[tuple[str, int]]:
     """Why calls of a LayerNorm that the class's own ``__init__`` uses are not seen, and the line.
 
     Args:
         view: the module.
+        collections: what `collections_of_norms` returned.
         owner: the class.
         called: by class, the attributes that its methods call.
-        collections: what `collections_of_norms` returned.
     """
     init = view.methods(owner).get("__init__")
     text = view.text(owner)

@@ -10,12 +10,12 @@ that nothing observes its calls; else it calls the object.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from veomni_hook.patches.code.expressions import last_name
-from veomni_hook.patches.idioms.module_calls import own_calls, routed_calls
-from veomni_hook.patches.idioms.patch_projection.read import convolutions_by_class, differences, other_uses
+from veomni_hook.patches.idioms.module_calls import sites_of_calls
+from veomni_hook.patches.idioms.patch_projection.read import convolutions_by_class, difference, other_uses
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Site
 
 __all__ = ["CANDIDATES", "OP", "VARIANT", "find"]
 
@@ -34,25 +34,6 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     if "Conv" not in view.document.source:
         return
-    convolutions = convolutions_by_class(view)
-    called: dict[str, set[str]] = {name: set() for name in convolutions}
-    for owner in view.classes.values():
-        own = convolutions[owner.name]
-        for name, method in view.methods(owner).items() if own else ():
-            calls = [call for attribute, call in own_calls(method) if attribute in own]
-            if name != "__init__" and calls:
-                called[owner.name].update(last_name(call.func) for call in calls)
-                yield routed_calls(
-                    view,
-                    owner,
-                    method,
-                    calls,
-                    (OP, VARIANT),
-                    noun="convolution",
-                    differences=differences(own),
-                )
-    for owner in view.classes.values():
-        uses = list(other_uses(view, owner, convolutions[owner.name], called))
-        if uses:
-            reason = "; ".join(dict.fromkeys(f"{reason} (line {lineno})" for reason, lineno in uses))
-            yield Site(OP, f"{owner.name}.__init__", Status.MISSED, reason=reason, lineno=uses[0][1])
+    created = convolutions_by_class(view)
+    others = partial(other_uses, view, created)
+    yield from sites_of_calls(view, (OP, VARIANT), "convolution", created, others, difference)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.idioms.module_calls import Created, called_by_relatives, created_by
+from veomni_hook.patches.idioms.module_calls import Called, Created, called_by_relatives, created_by
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["convolutions_by_class", "differences", "other_uses"]
+__all__ = ["convolutions_by_class", "difference", "other_uses"]
 
 _NAMES = frozenset({"Conv1d", "Conv2d", "Conv3d"})
 # In torch's order; those without a name here change nothing where there is no padding.
@@ -31,34 +31,28 @@ def convolutions_by_class(view: ModuleView) -> dict[str, Created]:
     }
 
 
-def differences(created: Created) -> dict[str, str]:
-    """By attribute, why no convolution that it may hold is one over disjoint blocks."""
-    found = {attribute: [_difference(call) for call in calls] for attribute, calls in created.items()}
-    return {attribute: reasons[0] for attribute, reasons in found.items() if all(reasons)}
-
-
 def other_uses(
-    view: ModuleView, owner: ast.ClassDef, created: Created, called: Mapping[str, set[str]]
+    view: ModuleView, created: Mapping[str, Created], owner: ast.ClassDef, called: Called
 ) -> Iterator[tuple[str, int]]:
     """Why calls of a candidate that the class's own ``__init__`` creates are not seen, and the line.
 
     Args:
         view: the module.
+        created: what `convolutions_by_class` returned.
         owner: the class.
-        created: its attributes with candidates.
         called: by class, the attributes that its methods call.
     """
     init = view.methods(owner).get("__init__")
     if init is None or "Conv" not in view.text(init):
         return
-    known = {id(call): name for name, calls in created.items() for call in calls}
+    known = {id(call): name for name, calls in created[owner.name].items() for call in calls}
     calls = [
         node for node in walk_ast(init) if isinstance(node, ast.Call) and _is_candidate(view, owner, node)
     ]
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
         attribute = known.get(id(call))
         if attribute is None:
-            yield _difference(call) or "the convolution is part of another expression here", call.lineno
+            yield difference(call) or "the convolution is part of another expression here", call.lineno
         elif attribute not in called_by_relatives(view, owner, called):
             yield f"{owner.name} does not call self.{attribute} itself", call.lineno
 
@@ -74,7 +68,7 @@ def _is_candidate(view: ModuleView, owner: ast.ClassDef, call: ast.Call) -> bool
     return "PatchEmbed" in owner.name
 
 
-def _difference(call: ast.Call) -> str:
+def difference(call: ast.Call) -> str:
     """Why a convolution is not one over disjoint blocks; empty if it is."""
     given = _arguments(call)
     if "kernel_size" not in given:
