@@ -128,6 +128,7 @@ def test_every_call_is_routed_and_computes_the_same(name):
         ("nn.Conv3d(3, 4, (2, 3, 3), stride=(2, 3, 3), padding=(0, 0, 0))", (5, 3, 2, 3, 3)),
         ("nn.Conv2d(3, 4, 2, 2) if flag else nn.Identity()", (2, 3, 2, 2)),
         ("nn.Conv2d(3, 4, 2, 2) if flag else nn.Conv2d(3, 4, 3, 2)", (2, 3, 2, 2)),
+        ("nn.Conv2d(3, 4, 2, 2, padding=1) if not flag else nn.Conv2d(3, 4, 2, 2)", (2, 3, 2, 2)),
     ],
 )
 def test_every_construction(proj, size):
