@@ -133,7 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found: dict[str, Families] = {}
     for release in RELEASES:
         print(f"transformers {release}", file=sys.stderr, flush=True)
-        found[release] = by_family(supplied(judged(wheel(release, chosen.wheels))))
+        rows = judged(wheel(release, chosen.wheels), layer_loops=False)
+        found[release] = by_family(supplied(rows))
     DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), found), encoding="utf-8")
     print(f"written: {DOCUMENT.relative_to(ROOT)}", file=sys.stderr)
 

@@ -91,11 +91,11 @@ def wheel(release: str, folder: Path) -> Path:
     return path
 
 
-def judged(path: Path) -> list[Row]:
-    """Return the rows of all candidates in a wheel's package."""
+def judged(path: Path, *, layer_loops: bool = True) -> list[Row]:
+    """Return the rows of all candidates in a wheel's package, with those of loops over layers or without."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
-        rows = rows_of(site_table(source=folder, layer_loops=True))
+        rows = rows_of(site_table(source=folder, layer_loops=layer_loops))
     failed = [row for row in rows if row.status == ERROR]
     if failed:
         raise SystemExit(f"{path.name}: {failed[0].module}: {failed[0].reason}")

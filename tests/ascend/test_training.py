@@ -112,9 +112,9 @@ def test_under_the_hook_auto_takes_experts_too(tmp_path):
 def test_every_op_has_a_kernel_for_it():
     """But for norms of queries and keys with their rotation, which are apart on this device, and others.
 
-    For LayerNorm and for low-rank terms `auto` takes torch's operators, which are upstream's code where the
-    class is torch's own; torch_npu has none for attention with sinks or a softcap. Merged rows need assertions
-    on the device.
+    For LayerNorm, low-rank terms and patches `auto` takes torch's operators (of LayerNorm, where the class is
+    torch's own, they are upstream's code); torch_npu has none for attention with sinks or a softcap. Merged rows
+    need assertions on the device.
     """
     apart = {
         "qk_norm_rotary",
@@ -124,6 +124,7 @@ def test_every_op_has_a_kernel_for_it():
         "attention",
         "low_rank_linear",
         "row_merge",
+        "patch_projection",
     }
     assert set(registry.ops()) - set(registry.preset("npu")) == apart
 

@@ -103,6 +103,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "nn_layer_norm": prove_module_calls,
         "row_merge": prove_row_merge,
         "count_check": prove_row_merge,
+        "patch_projection": prove_module_calls,
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,
         "attention": eager_attention.prove_eager_attention,

@@ -32,7 +32,8 @@ class Problem:
         work: how many bytes or operations each part needs at least; what is not there is not measured.
             ``step`` is forward and backward, with the memory that they take.
         products: where they are the limit, the matrix products of a step and nothing else, called like a
-            side and timed by turns with the sides.
+            side and timed by turns with the sides; ``work`` then has the part ``step``, and another part's
+            limit is its share of that work.
         spoils: sides whose backward writes into the gradient that it is given.
         absent: peers that are not among the sides here, and why.
     """

@@ -125,7 +125,7 @@ def _row(problem: Problem, part: str, calls: Mapping[str, Callable[[], object]],
 def _floor(problem: Problem, work: int, device: str) -> tuple[Callable[[], object], float] | None:
     """Return products that take part by turns, and how often their work is in ``work``; None for bytes."""
     if problem.products is not None:
-        return partial(problem.products, *problem.leaves), 1.0
+        return partial(problem.products, *problem.leaves), work / problem.work["step"]
     if problem.limit == "bytes":
         return None
     large, operations = product(device, problem.leaves[0].dtype)

@@ -38,6 +38,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
         "gated_mlp",
         "low_rank_linear",
         "row_merge",
+        "patch_projection",
         "moe_experts",
         "moe_router",
         "load_balancing_loss",

@@ -24,6 +24,7 @@ OPS = (
     "gated_mlp",
     "low_rank_linear",
     "row_merge",
+    "patch_projection",
     "moe_experts",
     "linear_cross_entropy",
     "load_balancing_loss",

@@ -51,6 +51,7 @@ OP_PACKAGES = (
     "gated_mlp",
     "low_rank_linear",
     "row_merge",
+    "patch_projection",
     "moe_experts",
     "moe_router",
     "load_balancing_loss",

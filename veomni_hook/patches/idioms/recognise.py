@@ -29,6 +29,7 @@ IDIOMS = (
     "row_merge.added",
     "row_merge.joined",
     "count_check.find",
+    "patch_projection.find",
     "attention.find",
     "attention.implementation",
     "attention.window",

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 
-from veomni_hook.patches.code.expressions import last_name, own_attribute
+from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.code.statements import module_statements
 from veomni_hook.patches.code.walk import child_nodes, walk_ast
-from veomni_hook.patches.routes.inherited import initialised_by
+from veomni_hook.patches.idioms.module_calls import Called, Created, called_by_relatives, created_by
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["NORM", "collections_of_norms", "norms_by_class", "other_uses", "own_calls"]
+__all__ = ["NORM", "collections_of_norms", "norms_by_class", "other_uses"]
 
 NORM = "torch.nn.LayerNorm"
 
 
-#: Attributes, with the calls that create their norms.
-Norms = dict[str, list[ast.Call]]
-
-
 @lru_cache(maxsize=2)
-def norms_by_class(view: ModuleView) -> dict[str, Norms]:
+def norms_by_class(view: ModuleView) -> dict[str, Created]:
     """The attributes of each class to which ``__init__`` assigns a new LayerNorm; both idioms ask for them.
 
     An inherited ``__init__`` counts. In a conditional expression, one branch suffices.
@@ -31,27 +27,22 @@ def norms_by_class(view: ModuleView) -> dict[str, Norms]:
     return {name: _norms_of(view, owner) for name, owner in view.classes.items()}
 
 
-def _norms_of(view: ModuleView, owner: ast.ClassDef) -> Norms:
-    found: Norms = {}
+def _norms_of(view: ModuleView, owner: ast.ClassDef) -> Created:
     if "__init__" in view.methods(owner) and "LayerNorm" not in view.text(owner):
-        return found
-    for attribute, value in initialised_by(view, owner):
-        for created in _branches(value):
-            if isinstance(created, ast.Call) and _is_norm(view, created.func):
-                found.setdefault(attribute, []).append(created)
-    return found
+        return {}
+    return created_by(view, owner, lambda call: _is_norm(view, call.func))
 
 
 def other_uses(
-    view: ModuleView, owner: ast.ClassDef, called: Mapping[str, set[str]], collections: frozenset[str]
+    view: ModuleView, collections: frozenset[str], owner: ast.ClassDef, called: Called
 ) -> Iterator[tuple[str, int]]:
     """Why calls of a LayerNorm that the class's own ``__init__`` uses are not seen, and the line.
 
     Args:
         view: the module.
+        collections: what `collections_of_norms` returned.
         owner: the class.
         called: by class, the attributes that its methods call.
-        collections: what `collections_of_norms` returned.
     """
     init = view.methods(owner).get("__init__")
     text = view.text(owner)
@@ -64,24 +55,12 @@ def other_uses(
     for node in _used(init):
         name = last_name(node)
         if (attribute := known.get(id(node))) is not None:
-            if attribute not in _called(view, owner, called):
+            if attribute not in called_by_relatives(view, owner, called):
                 yield f"{owner.name} does not call self.{attribute} itself", node.lineno
         elif isinstance(node, ast.Name) and name in collections - hidden:
             yield f"{name} chooses the norm's class", node.lineno
         elif _is_norm(view, node):
             yield "LayerNorm is part of another expression here", node.lineno
-
-
-def _called(view: ModuleView, owner: ast.ClassDef, called: Mapping[str, set[str]]) -> set[str]:
-    """What methods of a class, of its bases and of classes that inherit from it call."""
-    lineages = {name: list(view.scope.ancestors(each)) for name, each in view.classes.items() if called[name]}
-    above = list(view.scope.ancestors(owner))
-    return {
-        attribute
-        for name, lineage in lineages.items()
-        if owner in lineage or view.classes[name] in above
-        for attribute in called[name]
-    }
 
 
 def collections_of_norms(view: ModuleView) -> frozenset[str]:
@@ -93,14 +72,6 @@ def collections_of_norms(view: ModuleView) -> frozenset[str]:
         ):
             names.update(target.id for target in statement.targets if isinstance(target, ast.Name))
     return frozenset(names)
-
-
-def _branches(value: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(value, ast.IfExp):
-        yield from _branches(value.body)
-        yield from _branches(value.orelse)
-    else:
-        yield value
 
 
 def _is_norm(view: ModuleView, node: ast.AST) -> bool:
@@ -117,10 +88,3 @@ def _used(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
     for child in child_nodes(node):
         if not isinstance(node, (ast.arg, ast.AnnAssign)) or child is getattr(node, "value", None):
             yield from _used(child)
-
-
-def own_calls(method: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    """The calls of attributes of ``self`` in a method, with the attribute."""
-    for node in walk_ast(method):
-        if isinstance(node, ast.Call) and (attribute := own_attribute(node.func)):
-            yield attribute, node

@@ -1,0 +1,148 @@
+"""Calls of a class's own modules, of which ``__init__`` creates torch's: the slot takes over such a call.
+
+h = self.norm(x)  ->  h = slot.call(self, self.norm, x)
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import last_name, own_attribute
+from veomni_hook.patches.code.scope import own_names
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.add_rms_norm.read import has_self
+from veomni_hook.patches.routes.inherited import initialised_by
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot, slot_name
+
+__all__ = ["Called", "Created", "called_by_relatives", "created_by", "own_calls", "sites_of_calls"]
+
+#: Attributes of a class, with the calls in ``__init__`` that create their modules.
+Created = dict[str, list[ast.Call]]
+#: By class, the attributes that its methods call.
+Called = Mapping[str, set[str]]
+
+# Between what is called and its arguments.
+_OPENING = re.compile(r"\s*\(")
+
+
+def created_by(view: ModuleView, owner: ast.ClassDef, wanted: Callable[[ast.Call], bool]) -> Created:
+    """The attributes to which ``__init__`` assigns a call that is ``wanted``.
+
+    An inherited ``__init__`` counts. In a conditional expression, one branch suffices.
+    """
+    found: Created = {}
+    for attribute, value in initialised_by(view, owner):
+        for each in _branches(value):
+            if isinstance(each, ast.Call) and wanted(each):
+                found.setdefault(attribute, []).append(each)
+    return found
+
+
+def _branches(value: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(value, ast.IfExp):
+        yield from _branches(value.body)
+        yield from _branches(value.orelse)
+    else:
+        yield value
+
+
+def own_calls(method: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """The calls of attributes of ``self`` in a method, with the attribute."""
+    for node in walk_ast(method):
+        if isinstance(node, ast.Call) and (attribute := own_attribute(node.func)):
+            yield attribute, node
+
+
+def called_by_relatives(view: ModuleView, owner: ast.ClassDef, called: Called) -> set[str]:
+    """What methods of a class, of its bases and of classes that inherit from it call."""
+    lineages = {name: list(view.scope.ancestors(each)) for name, each in view.classes.items() if called[name]}
+    above = list(view.scope.ancestors(owner))
+    return {
+        attribute
+        for name, lineage in lineages.items()
+        if owner in lineage or view.classes[name] in above
+        for attribute in called[name]
+    }
+
+
+def sites_of_calls(
+    view: ModuleView,
+    formula: tuple[str, str],
+    noun: str,
+    created: Mapping[str, Created],
+    others: Callable[[ast.ClassDef, Called], Iterator[tuple[str, int]]],
+    difference: Callable[[ast.Call], str] = lambda _: "",
+) -> Iterator[Site]:
+    """A site for each method that calls modules of its class, and one for each ``__init__`` with other uses.
+
+    Args:
+        view: the module.
+        formula: op and variant.
+        noun: what is called, for reasons and captures.
+        created: by class, the attributes with what creates their modules.
+        others: why no call shows of what a class's ``__init__`` creates, and the line.
+        difference: why a module that a call creates is not the op's; empty if it is.
+    """
+    called: dict[str, set[str]] = {name: set() for name in created}
+    for owner in view.classes.values():
+        own = created[owner.name]
+        known = {name: [difference(each) for each in calls] for name, calls in own.items()}
+        differences = {name: reasons[0] for name, reasons in known.items() if all(reasons)}
+        for name, method in view.methods(owner).items() if own else ():
+            calls = [call for attribute, call in own_calls(method) if attribute in own]
+            if name != "__init__" and calls:
+                called[owner.name].update(last_name(call.func) for call in calls)
+                calls.sort(key=lambda call: (call.lineno, call.col_offset))
+                asked = [
+                    differences.get(last_name(call.func)) or _edit(view, method, call, formula, noun)
+                    for call in calls
+                ]
+                yield _site(f"{owner.name}.{name}", calls, asked, formula, noun)
+    for owner in view.classes.values():
+        uses = list(others(owner, called))
+        if uses:
+            reason = "; ".join(dict.fromkeys(f"{reason} (line {lineno})" for reason, lineno in uses))
+            yield Site(formula[0], f"{owner.name}.__init__", Status.MISSED, reason=reason, lineno=uses[0][1])
+
+
+def _site(
+    target: str, calls: list[ast.Call], asked: list[Edit | str], formula: tuple[str, str], noun: str
+) -> Site:
+    """The site of a method: routed if an edit asks the slot at one of its calls."""
+    edits = tuple(each for each in asked if isinstance(each, Edit))
+    reasons = zip(asked, calls, strict=True)
+    site = Site(
+        formula[0],
+        target,
+        Status.ROUTED,
+        formula[1],
+        reason="; ".join(f"{each} (line {call.lineno})" for each, call in reasons if isinstance(each, str)),
+        captures={noun: ", ".join(dict.fromkeys(ast.unparse(call.func) for call in calls))},
+        edits=edits,
+        slots=(formula_slot(*formula),),
+        lineno=calls[0].lineno,
+    )
+    return site if edits else replace(site, status=Status.MISSED, variant="", captures={}, slots=())
+
+
+def _edit(
+    view: ModuleView, method: FunctionNode, call: ast.Call, formula: tuple[str, str], noun: str
+) -> Edit | str:
+    """The edit that asks the slot at a call, or why there is none."""
+    if not has_self(method) or "self" in own_names(method.body):
+        return "self is not the method's module"
+    if call.keywords or len(call.args) != 1 or isinstance(call.args[0], (ast.Starred, ast.GeneratorExp)):
+        return f"the {noun} is called with more than one operand"
+    document = view.document
+    opening = _OPENING.match(document.source, document.end(call.func))
+    if opening is None:
+        return f"the {noun} is in brackets"
+    text = f"{slot_name(*formula)}.call(self, {ast.unparse(call.func)}, "
+    return Edit(document.start(call.func), opening.end(), text)

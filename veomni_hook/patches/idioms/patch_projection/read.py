@@ -1,0 +1,92 @@
+"""Which attributes hold a convolution over disjoint blocks, and where else an ``__init__`` creates one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.module_calls import Called, Created, called_by_relatives, created_by
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["convolutions_by_class", "difference", "other_uses"]
+
+_NAMES = frozenset({"Conv1d", "Conv2d", "Conv3d"})
+# In torch's order; those without a name here change nothing where there is no padding.
+_PARAMETERS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+#: What is equal to the default of a parameter.
+_DEFAULTS = {
+    "padding": frozenset({"0", "(0,)", "(0, 0)", "(0, 0, 0)", "'valid'"}),
+    "dilation": frozenset({"1", "(1,)", "(1, 1)", "(1, 1, 1)"}),
+    "groups": frozenset({"1"}),
+}
+
+
+def convolutions_by_class(view: ModuleView) -> dict[str, Created]:
+    """The attributes of each class to which ``__init__`` assigns a candidate."""
+    return {
+        name: created_by(view, owner, lambda call, owner=owner: _is_candidate(view, owner, call))  # type: ignore[misc]
+        for name, owner in view.classes.items()
+    }
+
+
+def other_uses(
+    view: ModuleView, created: Mapping[str, Created], owner: ast.ClassDef, called: Called
+) -> Iterator[tuple[str, int]]:
+    """Why calls of a candidate that the class's own ``__init__`` creates are not seen, and the line.
+
+    Args:
+        view: the module.
+        created: what `convolutions_by_class` returned.
+        owner: the class.
+        called: by class, the attributes that its methods call.
+    """
+    init = view.methods(owner).get("__init__")
+    if init is None or "Conv" not in view.text(init):
+        return
+    known = {id(call): name for name, calls in created[owner.name].items() for call in calls}
+    calls = [
+        node for node in walk_ast(init) if isinstance(node, ast.Call) and _is_candidate(view, owner, node)
+    ]
+    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
+        attribute = known.get(id(call))
+        if attribute is None:
+            yield difference(call) or "the convolution is part of another expression here", call.lineno
+        elif attribute not in called_by_relatives(view, owner, called):
+            yield f"{owner.name} does not call self.{attribute} itself", call.lineno
+
+
+def _is_candidate(view: ModuleView, owner: ast.ClassDef, call: ast.Call) -> bool:
+    name = last_name(call.func)
+    if name not in _NAMES or view.scope.dotted(call.func) != f"torch.nn.{name}":
+        return False
+    given = _arguments(call)
+    kernel = given.get("kernel_size", "")
+    if kernel == given.get("stride") and kernel not in _DEFAULTS["dilation"]:
+        return True
+    return "PatchEmbed" in owner.name
+
+
+def difference(call: ast.Call) -> str:
+    """Why a convolution is not one over disjoint blocks; empty if it is."""
+    given = _arguments(call)
+    if "kernel_size" not in given:
+        return "the convolution's kernel is not written at the call"
+    kernel, stride = given["kernel_size"], given.get("stride", "1")
+    if kernel != stride:
+        return f"the convolution's stride is {stride}, its kernel {kernel}"
+    for name, same in _DEFAULTS.items():
+        if (value := given.get(name, "")) and value not in same:
+            return f"the convolution has {name}={value}"
+    return ""
+
+
+def _arguments(call: ast.Call) -> dict[str, str]:
+    """The arguments of a convolution as text; without those behind a star."""
+    given = {each.arg: ast.unparse(each.value) for each in call.keywords if each.arg}
+    for name, value in zip(_PARAMETERS, call.args, strict=False):
+        if isinstance(value, ast.Starred):
+            break
+        given[name] = ast.unparse(value)
+    return given
