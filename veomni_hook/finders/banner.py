@@ -36,6 +36,8 @@ _COMPILED, _UPSTREAM, _NONE = "torch.compile", "upstream's code", "no kernel"
 _LAYER_LOOP, _SHARED = "layer_loop", "sequence parallelism"
 #: The same for a model that it refuses.
 _NOT_SHARED = "no sequence parallelism"
+#: Another one, which asserts counts on a device.
+_COUNT_CHECK, _CHECKED = "count_check", "checks of counts"
 _LAST = (_COMPILED, _UPSTREAM, _NONE)
 #: Variables in which launchers give a process's rank: torchrun, accelerate, DeepSpeed and Ray, Slurm, MPI.
 _RANKS = (
@@ -105,6 +107,8 @@ def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool =
         return str(patch["config"]).partition(":")[0]
     if patch["op"] == _LAYER_LOOP:
         return _SHARED if patch.get("variant") else _NOT_SHARED
+    if patch["op"] == _COUNT_CHECK:
+        return _CHECKED
     if device is None:
         return _UPSTREAM
     variants = patch["variant"].split("|")
@@ -125,7 +129,7 @@ def _asked_first(op: str, variant: str, device: str, *, compiled: bool) -> str:
 
 def _has_kernels(patch: Mapping[str, Any]) -> bool:
     """Whether any device has a kernel for a route."""
-    if patch["kind"] != _ROUTE or patch["op"] == _LAYER_LOOP:
+    if patch["kind"] != _ROUTE or patch["op"] in (_LAYER_LOOP, _COUNT_CHECK):
         return False
     variants = patch["variant"].split("|")
     return any(excluded(patch["op"], variant, KERNELS.effective) is None for variant in variants)
