@@ -36,8 +36,8 @@ _COMPILED, _UPSTREAM, _NONE = "torch.compile", "upstream's code", "no kernel"
 _WITHOUT_KERNEL = {
     "layer_loop": "sequence parallelism",
     "host_metadata": "sizes on the host",
-    "count_check": "checks on the device",
-    "row_join": "rows joined on the device",
+    "count_check": "checks of counts",
+    "row_join": "rows in order",
 }
 #: The line's name for a loop over layers that sequence parallelism refuses.
 _NOT_SHARED = "no sequence parallelism"

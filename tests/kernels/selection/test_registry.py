@@ -35,6 +35,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
         "rotary",
         "qk_norm_rotary",
         "attention",
+        "varlen_attention",
         "gated_mlp",
         "low_rank_linear",
         "row_merge",
