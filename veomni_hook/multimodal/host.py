@@ -37,8 +37,10 @@ def computed(*precomputed: str, floats: bool = False) -> Callable[[_Function], _
     def decorate(function: _Function) -> _Function:
         @wraps(function)
         def on_host(*args: Any, **kwargs: Any) -> Any:
+            if _traced():
+                return function(*args, **kwargs)
             given = kwargs.get("kwargs") or {}
-            if _traced() or (precomputed and all(given.get(name) is not None for name in precomputed)):
+            if precomputed and all(given.get(name) is not None for name in precomputed):
                 return function(*args, **kwargs)
             sizes = [each for each in (*args, *kwargs.values()) if _is_size(each, floats=floats)]
             if not sizes:
@@ -58,12 +60,12 @@ def computed(*precomputed: str, floats: bool = False) -> Callable[[_Function], _
 
 def values(tensor: Any) -> Any:
     """Return the copy of ``tensor`` on the host, whose values the caller reads at once."""
-    return host_copy(tensor) if _is_size(tensor, floats=True) and not _traced() else tensor
+    return host_copy(tensor) if not _traced() and _is_size(tensor, floats=True) else tensor
 
 
 def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
     """Return ``result``, which is ``tensor`` in another dtype; reading it reads ``tensor``."""
-    if result is tensor or not _is_size(tensor, floats=True) or _traced():
+    if _traced() or result is tensor or not _is_size(tensor, floats=True):
         return result
     dtype = result.dtype
     return note_origin(result, lambda copy: copy.to(dtype), tensor)
@@ -72,14 +74,14 @@ def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
 def followed(compute: Callable[[Any], torch.Tensor], tensor: Any) -> torch.Tensor:
     """Return ``compute(tensor)``; reading it reads ``tensor``."""
     result = compute(tensor)
-    if not _is_size(tensor, floats=True) or _traced():
+    if _traced() or not _is_size(tensor, floats=True):
         return result
     return note_origin(result, compute, tensor)
 
 
 def chosen(mask: Any) -> Any:
     """Return what selects the true elements of ``mask``: their indices, if the host has to know how many."""
-    if not _is_size(mask, floats=True) or _traced():
+    if _traced() or not _is_size(mask, floats=True):
         return mask.bool()
     indices = host_copy(mask).bool().nonzero(as_tuple=True)
     return tuple(each.to(mask.device, non_blocking=True) for each in indices)
@@ -91,8 +93,10 @@ def lengths(function: _Function) -> _Function:
     @wraps(function)
     def with_origins(*args: Any, **kwargs: Any) -> Any:
         results = function(*args, **kwargs)
+        if _traced():
+            return results
         sizes = [(at, each) for at, each in enumerate(args) if _is_size(each, floats=False)]
-        if not sizes or _traced():
+        if not sizes:
             return results
 
         def compute(*copies: torch.Tensor) -> Any:
@@ -117,8 +121,10 @@ def read_together(sizes: Iterable[Any], positions: Iterable[Any] = ()) -> None:
         sizes: sizes of images and videos; None: there are none.
         positions: what positions are computed from, unless they are given.
     """
+    if _traced():
+        return
     found = [each for each in sizes if _is_size(each, floats=True)]
-    if found and not _traced():
+    if found:
         host_copies(*found, *(each for each in positions if _is_size(each, floats=True)))
 
 
@@ -131,6 +137,7 @@ def _is_size(value: Any, *, floats: bool) -> bool:
     )
 
 
+# Asked first everywhere: dynamo leaves out what follows.
 def _traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 

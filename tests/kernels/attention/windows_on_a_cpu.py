@@ -57,6 +57,10 @@ def patched(module: types.ModuleType) -> types.ModuleType:
     copy = types.ModuleType(module.__name__)
     copy.__package__ = module.__name__.rpartition(".")[0]
     exec(patched_code(module), vars(copy))
+    # Dynamo guards on the globals of the module of this name.
+    for name, value in vars(copy).items():
+        if name.startswith("veomni_") and isinstance(value, types.ModuleType):
+            setattr(module, name, value)
     return copy
 
 

@@ -42,7 +42,7 @@ def test_all_models_of_all_releases_are_covered_by_few_lines() -> None:
     specs = [*patches.glob("idioms/**/*.py"), *patches.glob("models/**/*.py")]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in specs}
     layers = [path for path in specs if "layer_loop" in path.parts]
-    assert sum(lines[path] for path in specs if path not in layers) < 5700
+    assert sum(lines[path] for path in specs if path not in layers) < 7100
     # An evaluator of layer code: what works on each position by itself.
     assert 0 < sum(lines[path] for path in layers) < 2900
 

@@ -12,7 +12,6 @@ _FLASH = backend(
     ".flash:{variant}",
     refuses=".flash:refuses",
     requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
-    priority=20,
     description="torch's flash attention with boundaries: one launch for all segments, half precision",
 )
 _FLASH_ATTN = backend(
@@ -20,7 +19,6 @@ _FLASH_ATTN = backend(
     ".flash_attn:{variant}",
     refuses=".flash_attn:refuses",
     requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("flash_attn>=2.6",)),
-    priority=10,
     description="the package flash-attn, in the same way",
     automatic=False,
 )
@@ -28,6 +26,7 @@ _TORCH = backend(
     "torch",
     ".torch:{variant}",
     refuses=".operand_checks:refuses",
+    priority=-1,
     description="one call of scaled_dot_product_attention for all segments of a length; any dtype and device",
 )
 
