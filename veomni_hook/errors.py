@@ -27,6 +27,7 @@ __all__ = [
     "ReplacementError",
     "SettingsError",
     "SignatureError",
+    "SpeechError",
     "UnresolvedNameError",
     "VeomniHookError",
     "VeomniHookWarning",
@@ -103,6 +104,10 @@ class LockError(VeomniHookError):
 
 class ParallelError(VeomniHookError, RuntimeError):
     """A model cannot be split over processes as the setting ``parallel`` asks."""
+
+
+class SpeechError(VeomniHookError, ValueError):
+    """A model that was built without its parts for speech was asked for speech."""
 
 
 class PatchError(VeomniHookError):

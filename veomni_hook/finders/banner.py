@@ -32,10 +32,11 @@ _SURROUNDINGS = frozenset(
 #: Display names of backends in the line; others keep their own name.
 _CALLED = {"triton": "Triton", "liger": "Liger", "npu": "torch_npu"}
 _COMPILED, _UPSTREAM, _NONE = "torch.compile", "upstream's code", "no kernel"
-#: The route that asks for no kernel, and what the line calls it.
-_LAYER_LOOP, _SHARED = "layer_loop", "sequence parallelism"
-#: The same for a model that it refuses.
-_NOT_SHARED = "no sequence parallelism"
+#: The routes that ask for no kernel, and what the line calls them: done, and refused.
+_WITHOUT_KERNEL = {
+    "layer_loop": ("sequence parallelism", "no sequence parallelism"),
+    "speech": ("without speech", "with speech"),
+}
 _LAST = (_COMPILED, _UPSTREAM, _NONE)
 #: Variables in which launchers give a process's rank: torchrun, accelerate, DeepSpeed and Ray, Slurm, MPI.
 _RANKS = (
@@ -103,8 +104,9 @@ def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool =
     """The backend that a route's slot asks first, or the config module of a user's patch."""
     if patch["kind"] != _ROUTE:
         return str(patch["config"]).partition(":")[0]
-    if patch["op"] == _LAYER_LOOP:
-        return _SHARED if patch.get("variant") else _NOT_SHARED
+    if patch["op"] in _WITHOUT_KERNEL:
+        done, refused = _WITHOUT_KERNEL[patch["op"]]
+        return done if patch.get("variant") else refused
     if device is None:
         return _UPSTREAM
     variants = patch["variant"].split("|")
@@ -125,7 +127,7 @@ def _asked_first(op: str, variant: str, device: str, *, compiled: bool) -> str:
 
 def _has_kernels(patch: Mapping[str, Any]) -> bool:
     """Whether any device has a kernel for a route."""
-    if patch["kind"] != _ROUTE or patch["op"] == _LAYER_LOOP:
+    if patch["kind"] != _ROUTE or patch["op"] in _WITHOUT_KERNEL:
         return False
     variants = patch["variant"].split("|")
     return any(excluded(patch["op"], variant, KERNELS.effective) is None for variant in variants)

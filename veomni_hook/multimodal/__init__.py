@@ -1,0 +1,1 @@
+"""What patched code calls in models that take more than text."""
