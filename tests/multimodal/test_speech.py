@@ -20,7 +20,8 @@ SCRIPT = Path(__file__).with_name("facts_of_speech.py")
 
 def run(family: str, folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
     held = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    held |= {"VEOMNI_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(ROOT), "VEOMNI_BANNER": "0"}
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+    held |= {"VEOMNI_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path, "VEOMNI_BANNER": "0"}
     held |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), family, str(folder), *arguments],
