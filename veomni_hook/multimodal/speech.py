@@ -7,6 +7,7 @@ of a model gets a configuration that asks for no speech.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import os
 import warnings
@@ -19,7 +20,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from veomni_hook.errors import SpeechError, VeomniHookWarning
 
-__all__ = ["kept", "left_out", "refuse", "save_speakers"]
+__all__ = ["kept", "left_out", "refuse", "save_speakers", "taking_what"]
 
 _FIX = (
     'ask for text (generation_mode="text" or return_audio=False); for speech, set VEOMNI_SPEECH=1 '
@@ -60,6 +61,19 @@ def left_out(model: Any, config: Any, field: str, build: Callable[[], object], *
         each._no_split_modules = present.intersection(each._no_split_modules or ())
     _say(type(model), config, build.__name__, parts)
     return without
+
+
+def taking_what(other: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives a method the signature and the docstring of another.
+
+    Trainer reads the signature: it drops what ``forward`` does not take, and asks whether there are labels.
+    """
+
+    def decorate(method: Any) -> Any:
+        method.__signature__, method.__doc__ = inspect.signature(other), other.__doc__
+        return method
+
+    return decorate
 
 
 def kept(model: type, reason: str) -> None:

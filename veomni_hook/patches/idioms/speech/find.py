@@ -33,7 +33,6 @@ CANDIDATES = "every class whose __init__ assigns has_talker, or that defines ena
 
 _VARIANT = "left_out"
 _IMPORT = ("veomni_hook.multimodal", "speech as veomni_speech")
-_WRAPS = ("functools", "wraps as veomni_wraps")
 _COMMENT = "without speech"
 
 
@@ -65,11 +64,11 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
     name, made = speech.rest
     if not has_forward(view, owner.name):
         code = (
-            f"@veomni_wraps({made}.forward)\n"
+            f"@veomni_speech.taking_what({made}.forward)\n"
             "def forward(self, *args, **kwargs):\n"
             f"    return self.{name}(*args, **kwargs)"
         )
-        yield site(target=f"{owner.name}.forward", edits=_method(view, owner, code), imports=(_WRAPS,))
+        yield site(target=f"{owner.name}.forward", edits=_method(view, owner, code), imports=(_IMPORT,))
     for method in view.methods(owner).values():
         edits = [edit for statement in refusals(method) for edit in _refused(view, method, statement)]
         if edits:
