@@ -76,9 +76,9 @@ def coverage(  # noqa: PLR0913 - the options of a command
 
     missed: not recognised. The reason names the nearest idiom and the first difference.
 
-    refused: sequence parallelism refuses a loop over layers (layer_loop), or parts that make speech cannot be
-    left out (speech). The reason names what mixes positions, or how the class differs. A routed loop runs on a
-    part of the positions.
+    refused: sequence parallelism refuses a loop over layers (layer_loop), or parts that make speech cannot
+    be left out (speech). The reason names what mixes positions, or how the class differs. A routed loop runs
+    on a part of the positions.
 
     Exits with 1 if a module or an idiom fails, or if --require is not met.
     """
