@@ -17,6 +17,7 @@ __all__ = [
     "ConfigError",
     "ExcludedNameError",
     "IdiomError",
+    "InputError",
     "KernelError",
     "LockError",
     "NameMapError",
@@ -92,6 +93,10 @@ class CheckpointError(VeomniHookError):
     def __init__(self, what: str, *, where: str, fix: str, tensors: Iterable[str] = ()) -> None:
         super().__init__(what, where=where, fix=fix)
         self.tensors = tuple(tensors)
+
+
+class InputError(VeomniHookError, ValueError):
+    """A processor was given inputs that exclude each other."""
 
 
 class KernelError(VeomniHookError):

@@ -16,8 +16,9 @@ from itertools import chain
 from veomni_hook.errors import ConfigError
 from veomni_hook.finders.locate import locate
 from veomni_hook.finders.log import warn_once
+from veomni_hook.finders.named import is_named
 from veomni_hook.finders.settings_in_force import current_settings
-from veomni_hook.finders.targets import SHARED, is_remote, is_target
+from veomni_hook.finders.targets import SHARED, is_remote, is_target, is_target_if_named
 from veomni_hook.patches.spec import PatchConfig, is_pattern
 
 __all__ = ["Absent", "absent", "problem", "report"]
@@ -67,6 +68,8 @@ def problem(source_module: str, *, registered: bool = False) -> str:
     elif source_module in sys.modules or locate(source_module) is not None:
         if registered or is_target(source_module):
             return ""
+        if is_target_if_named(source_module):
+            return "" if is_named(source_module) else f"no text of a config has the string {source_module!r}"
         return (
             f"{source_module} is not a modeling module of transformers; another module is patched only if "
             "veomni_hook.register(config) is called before it is imported"
@@ -94,13 +97,17 @@ def _existing(package: str) -> str:
 
 
 def _candidates(package: str) -> Iterator[str]:
-    """Installed modules below a package; for transformers or no package, transformers' modeling modules."""
+    """Installed modules below a package; for transformers or no package, modules of its models."""
     if not package or package in _MODELS:
-        yield from filter(is_target, _below(_MODELS))
+        yield from filter(_may_be_target, _below(_MODELS))
     elif f"{package}.".startswith(f"{_MODELS}."):
-        yield from filter(is_target, _below(package))
+        yield from filter(_may_be_target, _below(package))
     else:
         yield from _below(package)
+
+
+def _may_be_target(name: str) -> bool:
+    return is_target(name) or is_target_if_named(name)
 
 
 def _below(package: str) -> Iterator[str]:
