@@ -1,14 +1,12 @@
 """Let processors of two families take empty lists as None, and ``audios=`` as ``audio=``.
 
-The processors of Qwen2.5-Omni and Qwen3-Omni-MoE decide by ``is not None`` whether there are images, videos and
-audio, so an empty list, which a collator of mixed samples passes, is processed and fails. Their keyword is
-``audio``, while other processors and older code use ``audios``. If a call has either, the method is called
+The processors of Qwen2.5-Omni and Qwen3-Omni-MoE decide by ``is not None`` whether there are images, videos
+and audio, so an empty list, which a collator of mixed samples passes, is processed and fails. Their keyword
+is ``audio``, while other processors and older code use ``audios``. If a call has either, the method is called
 again with what it expects.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from veomni_hook.patches.spec import PatchConfig
 
@@ -31,6 +29,6 @@ config.add_import("veomni_hook.multimodal.processor_inputs", ["expected as veomn
 @config.insert_guard(
     "*Processor.__call__", fingerprints=_BODIES, description="empty lists are None, and audios= is audio="
 )
-def guard(self: Any, text: Any, images: Any, videos: Any, audio: Any, kwargs: Any) -> Any:
+def guard(self, text, images, videos, audio, kwargs):  # type: ignore[no-untyped-def]
     if (veomni_inputs := veomni_expected(images, videos, audio, kwargs)) is not None:  # type: ignore[name-defined]  # noqa: F821
         return __class__.__call__(self, text, **veomni_inputs)  # type: ignore[name-defined]  # noqa: F821
