@@ -66,12 +66,13 @@ def problem(source_module: str, *, registered: bool = False) -> str:
         if any(fnmatchcase(name, source_module) for name in chain(known, _candidates(head))):
             return ""
     elif source_module in sys.modules or locate(source_module) is not None:
-        if registered or is_target(source_module):
+        beside = is_target_if_named(source_module)
+        if registered or is_target(source_module) or (beside and is_named(source_module)):
             return ""
-        if is_target_if_named(source_module):
-            return "" if is_named(source_module) else f"no text of a config has the string {source_module!r}"
         return (
-            f"{source_module} is not a modeling module of transformers; another module is patched only if "
+            f"{source_module} is patched only where the text of a config has this name as one string"
+            if beside
+            else f"{source_module} is not a modeling module of transformers; another module is patched only if "
             "veomni_hook.register(config) is called before it is imported"
         )
     near = difflib.get_close_matches(source_module, list(_candidates(_existing(head))))

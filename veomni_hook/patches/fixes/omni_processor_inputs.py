@@ -6,6 +6,10 @@ is ``audio``, while other processors and older code use ``audios``. If a call ha
 again with what it expects.
 """
 
+# The guard is text for another module, whose names it uses.
+# ruff: noqa: F821
+# mypy: disable-error-code="name-defined, no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 from veomni_hook.patches.spec import PatchConfig
@@ -29,6 +33,6 @@ config.add_import("veomni_hook.multimodal.processor_inputs", ["expected as veomn
 @config.insert_guard(
     "*Processor.__call__", fingerprints=_BODIES, description="empty lists are None, and audios= is audio="
 )
-def guard(self, text, images, videos, audio, kwargs):  # type: ignore[no-untyped-def]
-    if (veomni_inputs := veomni_expected(images, videos, audio, kwargs)) is not None:  # type: ignore[name-defined]  # noqa: F821
-        return __class__.__call__(self, text, **veomni_inputs)  # type: ignore[name-defined]  # noqa: F821
+def guard(self, text, images, videos, audio, kwargs):
+    if (veomni_inputs := veomni_expected(images, videos, audio, kwargs)) is not None:
+        return __class__.__call__(self, text, **veomni_inputs)
