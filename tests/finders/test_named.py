@@ -65,15 +65,18 @@ def test_a_registered_config_applies(python: Python) -> None:
     assert python(code, VEOMNI_PATCHES=None).result == ["nothing", False]
 
 
-def test_an_announced_config_counts_and_deactivation_forgets(python: Python) -> None:
-    code = """
+@pytest.mark.parametrize("first", [True, False])
+def test_each_activation_has_its_configs(python: Python, *, first: bool) -> None:
+    code = f"""
 import json, sys, veomni_hook
-with veomni_hook.activate(patches=["processing_config"]):
+patches = [{{}}, {{"patches": ["processing_config"]}}]
+with veomni_hook.activate(**patches[{first:d}]):
     from transformers.models.tiny.configuration_tiny import TinyConfig
-with veomni_hook.activate():
+with veomni_hook.activate(**patches[{not first:d}]):
     from transformers.models.tiny.processing_tiny import TinyProcessor
 """
-    assert python(code + RESULT, VEOMNI_PATCHES=None).result == ["none", True]
+    expected = ["none", True] if first else ["nothing", False]
+    assert python(code + RESULT, VEOMNI_PATCHES=None).result == expected
 
 
 def test_those_imported_too_early_are_reported(python: Python) -> None:

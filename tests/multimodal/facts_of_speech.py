@@ -120,6 +120,7 @@ def main() -> None:
             inspect.signature(model.thinker.forward)
         )
         facts["trained"] = trained(model)
+    facts["line"] = [line for line in ours.said if "patched at" in line]
     saved = folder / sys.argv[3]
     model.save_pretrained(saved)
     facts["files"] = sorted(each.name for each in saved.iterdir())

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("facts_of_speech.py")
 def run(family: str, folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
     held = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-    held |= {"VEOMNI_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path, "VEOMNI_BANNER": "0"}
+    held |= {"VEOMNI_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path}
     held |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), family, str(folder), *arguments],
@@ -75,6 +75,8 @@ def test_the_log_says_what_is_left_out(facts: Mapping[str, Any]) -> None:
     (said,) = facts["text"]["said"]
     assert " and ".join(PARTS[facts["family"]]) in said and "0.2 MiB" in said
     assert facts["full"]["said"] == []
+    (line,) = facts["text"]["line"]
+    assert line.startswith(f"{facts['family']} patched at ") and "without speech: " in line
 
 
 def test_forward_is_that_of_the_thinker(facts: Mapping[str, Any]) -> None:

@@ -69,12 +69,11 @@ def problem(source_module: str, *, registered: bool = False) -> str:
         beside = is_target_if_named(source_module)
         if registered or is_target(source_module) or (beside and is_named(source_module)):
             return ""
-        return (
-            f"{source_module} is patched only where the text of a config has this name as one string"
-            if beside
-            else f"{source_module} is not a modeling module of transformers; another module is patched only if "
-            "veomni_hook.register(config) is called before it is imported"
-        )
+        told = "is not a modeling module of transformers; another module is patched only if "
+        told += "veomni_hook.register(config) is called before it is imported"
+        if beside:
+            told = "is patched only where the text of a config has this name as one string"
+        return f"{source_module} {told}"
     near = difflib.get_close_matches(source_module, list(_candidates(_existing(head))))
     told = f"; nearest: {', '.join(near)}" if near else ""
     return f"no installed module matches {source_module}{told}"

@@ -43,6 +43,7 @@ class Voice(Base):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(config.width, 256))
         self.pad = 7
+        self.noise = torch.rand(3, device="cpu")
 
 class Model(Base):
     def __init__(self, config):
