@@ -27,6 +27,9 @@ FILTER = '\n<div id="filter"></div>\n'
 NO_MODULE = "known formula, but no module there that a kernel could belong to"
 LONGEST = 110
 
+#: What applies only with a setting, and asks for no kernel.
+WITHOUT_KERNELS = ("layer_loop", "speech")
+
 #: The rows of one family that count, and the families of a release with these.
 Families = Mapping[str, Sequence[Row]]
 
@@ -35,6 +38,8 @@ def by_family(rows: Iterable[Row]) -> Families:
     """Return the candidates of each family; modules that many models share belong to none."""
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
+        if row.op in WITHOUT_KERNELS:
+            continue
         if row.counted and row.module.startswith(f"{MODELS}."):
             found[row.module.removeprefix(f"{MODELS}.").partition(".")[0]].append(row)
     return found
@@ -133,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found: dict[str, Families] = {}
     for release in RELEASES:
         print(f"transformers {release}", file=sys.stderr, flush=True)
-        rows = judged(wheel(release, chosen.wheels), layer_loops=False)
+        rows = judged(wheel(release, chosen.wheels))
         found[release] = by_family(supplied(rows))
     DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), found), encoding="utf-8")
     print(f"written: {DOCUMENT.relative_to(ROOT)}", file=sys.stderr)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from veomni_hook.cli.sites.table import rows_of, site_table
 from veomni_hook.patches.coverage import ERROR, ROUTED, Row, Total, totals
+from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.site import Status
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,11 +92,11 @@ def wheel(release: str, folder: Path) -> Path:
     return path
 
 
-def judged(path: Path, *, layer_loops: bool = True) -> list[Row]:
-    """Return the rows of all candidates in a wheel's package, with those of loops over layers or without."""
+def judged(path: Path) -> list[Row]:
+    """Return the rows of all candidates in a wheel's package."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
-        rows = rows_of(site_table(source=folder, layer_loops=layer_loops))
+        rows = rows_of(site_table(source=folder, optional=OPTIONAL))
     failed = [row for row in rows if row.status == ERROR]
     if failed:
         raise SystemExit(f"{path.name}: {failed[0].module}: {failed[0].reason}")

@@ -17,6 +17,7 @@ __all__ = [
     "ConfigError",
     "ExcludedNameError",
     "IdiomError",
+    "InputError",
     "KernelError",
     "LockError",
     "MultimodalError",
@@ -28,6 +29,7 @@ __all__ = [
     "ReplacementError",
     "SettingsError",
     "SignatureError",
+    "SpeechError",
     "UnresolvedNameError",
     "VeomniHookError",
     "VeomniHookWarning",
@@ -94,6 +96,10 @@ class CheckpointError(VeomniHookError):
         self.tensors = tuple(tensors)
 
 
+class InputError(VeomniHookError, ValueError):
+    """A processor was given inputs that exclude each other."""
+
+
 class KernelError(VeomniHookError):
     """A requested kernel does not exist or cannot run; the message lists those that can."""
 
@@ -108,6 +114,10 @@ class LockError(VeomniHookError):
 
 class ParallelError(VeomniHookError, RuntimeError):
     """A model cannot be split over processes as the setting ``parallel`` asks."""
+
+
+class SpeechError(VeomniHookError, ValueError):
+    """A model that was built without its parts for speech was asked for speech."""
 
 
 class PatchError(VeomniHookError):

@@ -118,6 +118,7 @@ class Settings:
             distributions or entry points, comma-separated.
         banner: print once, on rank 0, what is patched in a model that runs.
         parallel: sizes of the parallel axes, `sp=2,ep=4`; empty: none. An axis of size 1 is left out.
+        speech: False leaves the parts of a model that make speech unbuilt, so that the rest can be trained.
         traceback: `short` removes this package's frames from the tracebacks of errors that an import
             raises, `full` keeps them.
     """
@@ -137,6 +138,7 @@ class Settings:
     banner: bool = True
     traceback: str = "short"
     parallel: str = ""
+    speech: bool = True
 
     def axis(self, name: str) -> int:
         """Return the size of a parallel axis (`AXES`)."""
@@ -160,6 +162,7 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "banner": _boolean,
     "traceback": _traceback,
     "parallel": _parallel,
+    "speech": _boolean,
 }
 
 ENVIRONMENT = {
@@ -178,6 +181,7 @@ ENVIRONMENT = {
     "banner": "VEOMNI_BANNER",
     "traceback": "VEOMNI_TRACEBACK",
     "parallel": "VEOMNI_PARALLEL",
+    "speech": "VEOMNI_SPEECH",
 }
 
 #: Set, to its process id, by the process that printed the banner: its children do not print it again.

@@ -131,7 +131,7 @@ def test_an_idiom_that_raises_does_not_hide_the_others(idioms: list[ModuleType])
 def test_a_failure_after_the_idioms_is_told_too(
     idioms: list[ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(document: object, *, layer_loops: bool) -> list[object]:
+    def fails(document: object, *, optional: object) -> list[object]:
         raise RuntimeError("joined badly")
 
     monkeypatch.setattr(recognise, "recognise", fails)

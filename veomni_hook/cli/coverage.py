@@ -76,19 +76,21 @@ def coverage(  # noqa: PLR0913 - the options of a command
 
     missed: not recognised. The reason names the nearest idiom and the first difference.
 
-    refused: sequence parallelism refuses a loop over layers (layer_loop). The reason names what mixes
-    positions. A routed loop runs on a part of the positions.
+    refused: sequence parallelism refuses a loop over layers (layer_loop), or parts that make speech cannot
+    be left out (speech). The reason names what mixes positions, or how the class differs. A routed loop runs
+    on a part of the positions.
 
     Exits with 1 if a module or an idiom fails, or if --require is not met.
     """
     from veomni_hook.cli.sites.table import failures, rows_of, site_table, supplied, warn_of
     from veomni_hook.patches.coverage import totals
+    from veomni_hook.patches.idioms.recognise import OPTIONAL
 
     if only_denominators:
         _print_denominators(as_json=as_json)
         return
     required = _required(require or ())
-    rows = supplied(rows_of(site_table(families or (), source, jobs, layer_loops=True)))
+    rows = supplied(rows_of(site_table(families or (), source, jobs, optional=OPTIONAL)))
     all_totals = totals(rows)
     _known(required, [total.op for total in all_totals])
     shown = [row for row in rows if _is_shown(row, missed=missed, call_sites=call_sites)]

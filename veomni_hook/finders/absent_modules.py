@@ -16,8 +16,9 @@ from itertools import chain
 from veomni_hook.errors import ConfigError
 from veomni_hook.finders.locate import locate
 from veomni_hook.finders.log import warn_once
+from veomni_hook.finders.named import is_named
 from veomni_hook.finders.settings_in_force import current_settings
-from veomni_hook.finders.targets import SHARED, is_remote, is_target
+from veomni_hook.finders.targets import SHARED, is_remote, is_target, is_target_if_named
 from veomni_hook.patches.spec import PatchConfig, is_pattern
 
 __all__ = ["Absent", "absent", "problem", "report"]
@@ -65,12 +66,14 @@ def problem(source_module: str, *, registered: bool = False) -> str:
         if any(fnmatchcase(name, source_module) for name in chain(known, _candidates(head))):
             return ""
     elif source_module in sys.modules or locate(source_module) is not None:
-        if registered or is_target(source_module):
+        beside = is_target_if_named(source_module)
+        if registered or is_target(source_module) or (beside and is_named(source_module)):
             return ""
-        return (
-            f"{source_module} is not a modeling module of transformers; another module is patched only if "
-            "veomni_hook.register(config) is called before it is imported"
-        )
+        told = "is not a modeling module of transformers; another module is patched only if "
+        told += "veomni_hook.register(config) is called before it is imported"
+        if beside:
+            told = "is patched only where the text of a config has this name as one string"
+        return f"{source_module} {told}"
     near = difflib.get_close_matches(source_module, list(_candidates(_existing(head))))
     told = f"; nearest: {', '.join(near)}" if near else ""
     return f"no installed module matches {source_module}{told}"
@@ -94,13 +97,17 @@ def _existing(package: str) -> str:
 
 
 def _candidates(package: str) -> Iterator[str]:
-    """Installed modules below a package; for transformers or no package, transformers' modeling modules."""
+    """Installed modules below a package; for transformers or no package, modules of its models."""
     if not package or package in _MODELS:
-        yield from filter(is_target, _below(_MODELS))
+        yield from filter(_may_be_target, _below(_MODELS))
     elif f"{package}.".startswith(f"{_MODELS}."):
-        yield from filter(is_target, _below(package))
+        yield from filter(_may_be_target, _below(package))
     else:
         yield from _below(package)
+
+
+def _may_be_target(name: str) -> bool:
+    return is_target(name) or is_target_if_named(name)
 
 
 def _below(package: str) -> Iterator[str]:

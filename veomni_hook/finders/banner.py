@@ -32,15 +32,14 @@ _SURROUNDINGS = frozenset(
 #: Display names of backends in the line; others keep their own name.
 _CALLED = {"triton": "Triton", "liger": "Liger", "npu": "torch_npu"}
 _COMPILED, _UPSTREAM, _NONE = "torch.compile", "upstream's code", "no kernel"
-#: The routes that ask for no kernel, and what the line calls them.
+#: The routes that ask for no kernel, and what the line calls them: done, and refused.
 _WITHOUT_KERNEL = {
-    "layer_loop": "sequence parallelism",
-    "host_metadata": "sizes on the host",
-    "count_check": "checks of counts",
-    "row_join": "rows in order",
+    "layer_loop": ("sequence parallelism", "no sequence parallelism"),
+    "speech": ("without speech", "with speech"),
+    "host_metadata": ("sizes on the host", ""),
+    "count_check": ("checks of counts", ""),
+    "row_join": ("rows in order", ""),
 }
-#: The line's name for a loop over layers that sequence parallelism refuses.
-_NOT_SHARED = "no sequence parallelism"
 _LAST = (_COMPILED, _UPSTREAM, _NONE)
 #: Variables in which launchers give a process's rank: torchrun, accelerate, DeepSpeed and Ray, Slurm, MPI.
 _RANKS = (
@@ -109,7 +108,8 @@ def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool =
     if patch["kind"] != _ROUTE:
         return str(patch["config"]).partition(":")[0]
     if patch["op"] in _WITHOUT_KERNEL:
-        return _WITHOUT_KERNEL[patch["op"]] if patch.get("variant") else _NOT_SHARED
+        done, refused = _WITHOUT_KERNEL[patch["op"]]
+        return done if patch.get("variant") else refused
     if device is None:
         return _UPSTREAM
     variants = patch["variant"].split("|")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import decode_source
@@ -25,6 +25,7 @@ from veomni_hook.finders.process_cache import from_hit, report_refusal, store
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.layout import counted
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
+from veomni_hook.patches.idioms.recognise import LAYER_LOOPS, SPEECH
 from veomni_hook.patches.render import with_header
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import PatchConfig
@@ -114,8 +115,8 @@ def patch_with_idioms(
     """
     device = device_of(settings)
     try:
-        idioms, shared = asks_idioms(upstream, settings), settings.axis("sp") > 1
-        return patch(upstream, configs, device, idioms=idioms, layer_loops=shared), ""
+        idioms, optional = asks_idioms(upstream, settings), _optional_idioms(settings)
+        return patch(upstream, configs, device, idioms=idioms, optional=optional), ""
     except IdiomError as error:
         if settings.strict:
             raise
@@ -124,24 +125,31 @@ def patch_with_idioms(
         return patch(upstream, configs, device), failed
 
 
+def _optional_idioms(settings: Settings) -> tuple[str, ...]:
+    return (
+        *((LAYER_LOOPS,) if settings.axis("sp") > 1 else ()),
+        *(() if settings.speech else (SPEECH,)),
+    )
+
+
 def patch(
     upstream: Upstream,
     configs: Iterable[PatchConfig],
     device: str,
     *,
     idioms: bool = False,
-    layer_loops: bool = False,
+    optional: Collection[str] = (),
 ) -> PatchedSource | None:
     """Apply configs and, if enabled, idioms to an upstream module; None when nothing applies.
 
-    ``layer_loops`` is as for `patch_source`.
+    ``optional`` is as for `patch_source`.
     """
     fitting = applicable(list(configs), upstream.module, device)
     if not (fitting or idioms):
         return None
     source = decode_source(upstream.data)
     patched = patch_source(
-        source, fitting, _origin_of(upstream), device=device, idioms=idioms, layer_loops=layer_loops
+        source, fitting, _origin_of(upstream), device=device, idioms=idioms, optional=optional
     )
     return patched if patched.report.applied else None
 

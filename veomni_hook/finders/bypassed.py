@@ -13,7 +13,7 @@ import sys
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.finders.log import warn_once
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import REMOTE_LOADING, is_remote, is_target
+from veomni_hook.finders.targets import REMOTE_LOADING, is_remote, is_target, is_target_if_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def outcomes() -> dict[str, Outcome]:
         name
         for name in list(sys.modules)
         if name not in STATE.asked
-        and (remote if is_remote(name) or name == REMOTE_LOADING else is_target(name))
+        and (remote if is_remote(name) or name == REMOTE_LOADING else _is_target(name))
     ]
     ahead = ", ".join(finders_ahead())
     reason = "imported before the hook was active"
@@ -71,7 +71,7 @@ def imported_before() -> list[str]:
     remote = current_settings().remote_code
     names = []
     for name, module in list(sys.modules.items()):
-        if is_target(name) or (remote and is_remote(name)):
+        if is_target(name) or (remote and is_remote(name)) or is_target_if_named(name):
             spec = getattr(module, "__spec__", None)
             if spec is not None and not is_patched(module) and would_patch(name, spec):
                 names.append(name)
@@ -110,7 +110,15 @@ def look_for_taken() -> None:
 
 def _was_taken(name: str) -> bool:
     asked = name in STATE.asked or name in STATE.already_imported
-    return is_target(name) and name != REMOTE_LOADING and not asked
+    return not asked and name != REMOTE_LOADING and _is_target(name)
+
+
+def _is_target(name: str) -> bool:
+    if not is_target_if_named(name):
+        return is_target(name)
+    from veomni_hook.finders.named import is_named
+
+    return is_named(name)
 
 
 def _would_be_patched(name: str) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import sys
+from fnmatch import fnmatchcase
 from functools import cache
 
 from veomni_hook.finders.locate import locate
-from veomni_hook.finders.targets import is_target
+from veomni_hook.finders.targets import is_target, is_target_if_named
 
-__all__ = ["half_imported", "is_being_imported", "may_be_for"]
+__all__ = ["half_imported", "is_being_imported", "may_be_for", "named_by"]
 
 _MADE = re.compile(r"\bPatchConfig\(")
 _SOURCE = re.compile(r"""\bPatchConfig\(\s*(?:source_module\s*=\s*)?(["'])([\w.]+)\1""")
@@ -26,6 +27,9 @@ _UNKNOWN = re.compile(
     r"|\.source_module[ \t]*=|\bglobals\(\)|\bimport[ \t]+\*",
     re.MULTILINE,
 )
+#: A module or pattern that may be, or match, one that is a target only where a config names it.
+_NAMED = re.compile(r"""(["'])(transformers\.[\w.*?!\[\]-]+)\1""")
+_WILD = re.compile(r"[*?\[]")
 _PATCHGEN = "patchgen"
 _IMPORTED = re.compile(r"^(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w.]+))", re.MULTILINE)
 
@@ -37,9 +41,20 @@ def may_be_for(name: str, target: str) -> bool:
         name: the config module, with `:attribute` if one is chosen.
         target: the module that is imported.
     """
+    if is_target_if_named(target):
+        return any(fnmatchcase(target, each) for each in named_by(name))
     module, _, attribute = name.partition(":")
     sources = None if attribute else _sources(module, tuple(sys.path))
     return sources is None or target in sources
+
+
+def named_by(name: str) -> frozenset[str]:
+    """The processing and configuration modules, and the patterns of modules, that a config's text names.
+
+    For these modules, a config is loaded only if its text, or that of a module that it takes configs from,
+    has the name or pattern as one string.
+    """
+    return _named(name.partition(":")[0], tuple(sys.path))
 
 
 def half_imported(name: str) -> str:
@@ -75,8 +90,34 @@ def _sources(module: str, path: tuple[str, ...]) -> frozenset[str] | None:
         patched |= told[0]
         pending += told[1] - seen
     # A config for a module that is not installed is loaded, so that a warning can say so.
-    known = all(is_target(name) and locate(name) is not None for name in patched)
+    known = all(
+        (is_target(name) or is_target_if_named(name)) and locate(name) is not None for name in patched
+    )
     return frozenset(patched) if known else None
+
+
+@cache
+def _named(module: str, path: tuple[str, ...]) -> frozenset[str]:
+    found: set[str] = set()
+    pending = [module]
+    for here in pending:  # the list grows during the loop
+        text = _text(here, path) or ""
+        found.update(name for _, name in _NAMED.findall(text))
+        pending += sorted(_taken_from(text) - {*pending})
+    return frozenset(name for name in found if is_target_if_named(name) or _may_match_one(name))
+
+
+def _may_match_one(pattern: str) -> bool:
+    return bool(_WILD.search(pattern)) and not pattern.rpartition(".")[2].startswith("modeling_")
+
+
+def _taken_from(text: str) -> set[str]:
+    """The modules that a text takes configs from."""
+    return {
+        other
+        for other, names in _TAKEN.findall(text)
+        if _CONFIG.search(_COMMENT.sub("", names)) and not other.startswith(("transformers.", "."))
+    }
 
 
 def _told(text: str | None) -> tuple[set[str], set[str]] | None:
@@ -84,11 +125,7 @@ def _told(text: str | None) -> tuple[set[str], set[str]] | None:
     if text is None or _UNKNOWN.search(text):
         return None
     sources = _SOURCE.findall(text)
-    taken = {
-        other
-        for other, names in _TAKEN.findall(text)
-        if _CONFIG.search(_COMMENT.sub("", names)) and not other.startswith(("transformers.", "."))
-    }
+    taken = _taken_from(text)
     if len(sources) != len(_MADE.findall(text)) or not (sources or taken):
         return None
     return {name for _, name in sources}, taken

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import is_remote, is_target
+from veomni_hook.finders.targets import is_remote, is_target, is_target_if_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,12 @@ class PatchFinder:
 
             settle()
         if not (is_target(fullname) or is_remote(fullname) or STATE.is_registered(fullname)):
-            return None
+            if not is_target_if_named(fullname) or (STATE.named is not None and not STATE.named):
+                return None
+            from veomni_hook.finders.named import is_named
+
+            if not is_named(fullname):
+                return None
         from veomni_hook.finders.pipeline import find_patched
 
         try:

@@ -11,7 +11,7 @@ import sys
 
 from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import is_remote, is_target
+from veomni_hook.finders.targets import is_remote, is_target, is_target_if_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Handle:
         if self not in STATE.handles:
             return
         del STATE.handles[self]
-        STATE.resolved = STATE.store = None
+        STATE.resolved = STATE.store = STATE.named = None
         if not STATE.handles and STATE.finder in sys.meta_path:
             sys.meta_path.remove(STATE.finder)
         _share_with_children()
@@ -110,7 +110,7 @@ def _activate(settings: dict[str, Any], *, late: bool) -> Handle:
     if STATE.finder is None:
         STATE.finder = PatchFinder()
     STATE.handles[handle] = settings
-    STATE.resolved = STATE.store = None
+    STATE.resolved = STATE.store = STATE.named = None
     if STATE.finder not in sys.meta_path:
         sys.meta_path.insert(0, STATE.finder)
     try:
@@ -190,7 +190,8 @@ def _bind_slots() -> None:
 
 
 def _note_early_imports(*, report: bool) -> None:
-    loaded = [name for name in list(sys.modules) if is_target(name) or is_remote(name)]
+    kinds = (is_target, is_target_if_named, is_remote)
+    loaded = [name for name in list(sys.modules) if any(is_one(name) for is_one in kinds)]
     if len(STATE.handles) == 1:
         STATE.already_imported = frozenset(loaded)
     if loaded and report:

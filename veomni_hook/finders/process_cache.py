@@ -60,7 +60,12 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
         module=upstream.module,
         upstream=upstream.data,
         engine=key.engine_digest(),
-        settings={"device": device_of(settings), "idioms": idioms, "sequence": str(settings.axis("sp") > 1)},
+        settings={
+            "device": device_of(settings),
+            "idioms": idioms,
+            "sequence": str(settings.axis("sp") > 1),
+            "speech": str(settings.speech),
+        },
         config_names=[_with_origin(name) for name in names],
         inprocess=inprocess,
         distribution=upstream.distribution,

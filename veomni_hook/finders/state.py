@@ -35,6 +35,8 @@ class State:
         registered: configs registered in this process, in order.
         registered_names: names of modules that registered configs patch and that are no targets.
         registered_patterns: tests, one per registered config with a pattern, whether a name matches it.
+        named: the processing and configuration modules that configs name, as names and patterns, once the
+            first such module was imported; None before that.
         asked: targets that an import requested from the finder; any other loaded target bypassed it.
         already_imported: targets that were loaded when the hook became active.
         unsettled: targets served unpatched because a module that their configs need was being imported, with
@@ -58,6 +60,7 @@ class State:
         self.registered: list[PatchConfig] = []
         self.registered_names: frozenset[str] = frozenset()
         self.registered_patterns: tuple[Callable[[str], bool], ...] = ()
+        self.named: frozenset[str] | None = None
         self.asked: set[str] = set()
         self.already_imported: frozenset[str] = frozenset()
         self.unsettled: dict[str, str] = {}

@@ -38,6 +38,13 @@ def is_target(fullname: str) -> bool:
     return fullname in SHARED or fullname in LAYERS or fullname in DATA
 
 
+def is_target_if_named(fullname: str) -> bool:
+    """Whether a name is a module beside a modeling module that is a target only where a config names it."""
+    if not fullname.startswith(PREFIX):
+        return False
+    return fullname.rpartition(".")[2].startswith(("configuration_", "processing_"))
+
+
 def is_remote(fullname: str) -> bool:
     """Whether a name is a module of remote code, `transformers_modules.*`."""
     return fullname.startswith(REMOTE_PREFIX)

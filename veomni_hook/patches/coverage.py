@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -110,23 +110,23 @@ class Total:
         return {**fields, "share": round(self.share, 2)}
 
 
-def examine(module: str, text: str, *, layer_loops: bool = False) -> list[Row]:
+def examine(module: str, text: str, *, optional: Collection[str] = ()) -> list[Row]:
     """Return every site of a module, sorted; a failure becomes a row with status `error`.
 
     Args:
         module: the module's name.
         text: its source.
-        layer_loops: also the loops over layers, which change only where processes share sequences.
+        optional: the idioms to ask of those that apply only with a setting (`recognise.OPTIONAL`).
     """
     try:
         document = Document(text, module)
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte
         return [failure(module, f"the module cannot be parsed: {error}")]
     try:
-        sites = recogniser.recognise(document, layer_loops=layer_loops)
+        sites = recogniser.recognise(document, optional=optional)
         return sorted(_row(module, site) for site in sites)
     except Exception as error:
-        rows = sorted(_one_by_one(document, layer_loops=layer_loops))
+        rows = sorted(_one_by_one(document, optional=optional))
         # If one of the idioms raised again, it has a row; otherwise joining them failed.
         return rows if any(row.status == ERROR for row in rows) else [failure(module, str(error)), *rows]
 
@@ -163,9 +163,9 @@ def denominators() -> dict[str, list[str]]:
     return found
 
 
-def _one_by_one(document: Document, *, layer_loops: bool) -> Iterator[Row]:
+def _one_by_one(document: Document, *, optional: Collection[str]) -> Iterator[Row]:
     view = ModuleView(document)
-    for idiom in recogniser.every_idiom() if layer_loops else recogniser.idioms():
+    for idiom in recogniser.asked(optional):
         try:
             sites = view.sites(idiom.find)
         except Exception as error:

@@ -6,7 +6,7 @@ that does not apply exactly once is an error, so the report holds what was done,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,7 +106,7 @@ def patch_source(
     *,
     device: str = "gpu",
     idioms: bool = False,
-    layer_loops: bool = False,
+    optional: Collection[str] = (),
 ) -> PatchedSource:
     """Apply configs to the source of a module, and route what idioms find in it to kernel slots.
 
@@ -118,8 +118,8 @@ def patch_source(
         origin: where the source came from, for messages and the report.
         device: ``"gpu"`` or ``"npu"``.
         idioms: whether to run idioms; a config for the same place wins over them.
-        layer_loops: whether loops over layers run on a part of the positions (or say why not), as processes
-            that share sequences need it; only with idioms.
+        optional: the idioms to run of those that apply only with a setting
+            (`veomni_hook.patches.idioms.recognise.OPTIONAL`); only with ``idioms``.
 
     Raises:
         ConfigError: a config is for another module or device.
@@ -140,7 +140,7 @@ def patch_source(
     document = Document(source, origin.module)
     if not idioms:
         return _patched(document, configs, [], origin)
-    sites = recognise(document, layer_loops=layer_loops)
+    sites = recognise(document, optional=optional)
     try:
         return _patched(document, configs, sites, origin)
     except IdiomError:

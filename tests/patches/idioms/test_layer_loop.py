@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.coverage import examine, totals
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.layer_loop import find as idiom
+from veomni_hook.patches.idioms.recognise import LAYER_LOOPS
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.settings import Settings
@@ -35,8 +37,8 @@ def sites(text: str) -> list[Site]:
     return list(idiom.find(ModuleView(Document(text, ORIGIN.module))))
 
 
-def patched(text: str, *, layer_loops: bool = True) -> str:
-    return patch_source(text, [], ORIGIN, idioms=True, layer_loops=layer_loops).text
+def patched(text: str, *, optional: Collection[str] = (LAYER_LOOPS,)) -> str:
+    return patch_source(text, [], ORIGIN, idioms=True, optional=optional).text
 
 
 def source_of(family: str) -> str:
@@ -90,10 +92,10 @@ def test_the_cache_that_the_layers_fill_is_passed() -> None:
 
 
 def test_without_shared_sequences_the_text_is_that_of_the_other_idioms() -> None:
-    assert "veomni_sequence" not in patched(DECODER, layer_loops=False)
+    assert "veomni_sequence" not in patched(DECODER, optional=())
     for family in FAMILIES:
         text = source_of(family)
-        off, on = (patched(text, layer_loops=asked) for asked in (False, True))
+        off, on = (patched(text, optional=asked) for asked in ((), (LAYER_LOOPS,)))
         assert "veomni_sequence" not in off and "sequence parallelism" not in off
         added = (
             "veomni_sequence",
@@ -314,10 +316,10 @@ def test_a_subclass_with_other_layers_is_checked_too() -> None:
 
 
 def test_what_the_module_replaces_later_is_not_taken_for_the_code_that_runs() -> None:
-    rows = examine(ORIGIN.module, f"{DECODER}\n\nTinyMLP.forward = other\n", layer_loops=True)
+    rows = examine(ORIGIN.module, f"{DECODER}\n\nTinyMLP.forward = other\n", optional=(LAYER_LOOPS,))
     assert not [row for row in rows if row.op == "layer_loop" and row.status == "routed"]
     refused = changed(*mlp("x = x.cumsum(1)"))
-    rows = examine(ORIGIN.module, f"{refused}\n\nTinyMLP.forward = other\n", layer_loops=True)
+    rows = examine(ORIGIN.module, f"{refused}\n\nTinyMLP.forward = other\n", optional=(LAYER_LOOPS,))
     (row,) = [row for row in rows if row.op == "layer_loop"]
     assert (row.status, row.edited) == ("refused", True)
 
@@ -398,8 +400,8 @@ class TestTheInstalledRelease:
 
 
 def test_coverage_counts_refusals_in_a_column_of_their_own() -> None:
-    rows = examine(ORIGIN.module, DECODER, layer_loops=True)
-    rows += examine(ORIGIN.module, changed(*mlp("x = x.cumsum(1)")), layer_loops=True)
+    rows = examine(ORIGIN.module, DECODER, optional=(LAYER_LOOPS,))
+    rows += examine(ORIGIN.module, changed(*mlp("x = x.cumsum(1)")), optional=(LAYER_LOOPS,))
     total = next(total for total in totals(rows) if total.op == "layer_loop")
     assert (total.candidates, total.routed, total.refused, total.missed) == (2, 1, 1, 0)
     assert "layer_loop" not in {row.op for row in examine(ORIGIN.module, DECODER)}

@@ -150,7 +150,7 @@ def _base(config: PatchConfig, releases: Releases, written: str | None) -> Sourc
 def _modules(config: PatchConfig, tree: SourceTree, base: SourceTree) -> list[str]:
     if not config.is_pattern:
         return [config.source_module]
-    known = {**base.files(), **tree.files()}
+    known = {**base.files(), **base.beside(), **tree.files(), **tree.beside()}
     return [module for module in known if config.applies_to(module)]
 
 

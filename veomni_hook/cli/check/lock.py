@@ -265,7 +265,11 @@ def _overrides(
     named: dict[str, str] = {}
     for config in configs:
         if config.is_pattern:
-            named |= {module: path for module, path in tree.files().items() if config.applies_to(module)}
+            named |= {
+                module: path
+                for module, path in (tree.files() | tree.beside()).items()
+                if config.applies_to(module)
+            }
         elif (path := _path(tree, config.source_module)) is not None:
             named[config.source_module] = path
     files.update(named)

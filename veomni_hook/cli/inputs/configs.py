@@ -69,7 +69,8 @@ def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
     named = [config.source_module for config in found if not config.is_pattern]
     patterns = [config for config in found if config.is_pattern]
     if patterns:
-        known = source_tree().files()
+        tree = source_tree()
+        known = [*tree.files(), *tree.beside()]
         named += [module for module in known if any(config.applies_to(module) for config in patterns)]
     return [*dict.fromkeys(named)]
 

@@ -51,6 +51,16 @@ class SourceTree:
             found |= self._named(one)
         return dict(sorted(found.items()))
 
+    def beside(self) -> dict[str, str]:
+        """Return the processing and configuration modules of all families with their files, sorted."""
+        names = [
+            f"{MODELS}.{family}.{file.removesuffix('.py')}"
+            for family in families(models=self.models)
+            for file in os.listdir(os.path.join(self.models, family))
+            if file.endswith(".py")
+        ]
+        return {name: self.path(name) for name in sorted(filter(targets.is_target_if_named, names))}
+
     def path(self, module: str) -> str:
         """The path that a module of the package would have."""
         return os.path.join(self.folder, *module.split(".")[1:]) + ".py"

@@ -59,6 +59,8 @@ def family_of(module: str) -> str:
         return module
     family, _, leaf = module.removeprefix(MODELS + ".").rpartition(".")
     stem = leaf.removeprefix("modeling_")
+    if stem == leaf:
+        return module
     return family if stem == family else stem
 
 

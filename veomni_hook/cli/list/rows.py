@@ -70,7 +70,7 @@ def config_rows(
     tree: SourceTree, sources: Sequence[Source], wanted: Collection[str] = ()
 ) -> list[dict[str, Any]]:
     """Return a row for each config, or for each that applies to one of the wanted modules."""
-    installed = tree.files()
+    installed = tree.files() | tree.beside()
     return [
         {
             "family": family_of(config.source_module),

@@ -6,7 +6,7 @@ module. `explain` shows one module: the rows that its patch report contains, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -32,7 +32,7 @@ def site_table(
     source: str | None = None,
     jobs: int | None = None,
     *,
-    layer_loops: bool = False,
+    optional: Collection[str] = (),
 ) -> Table:
     """Return the table of all modules that the user named; nothing is imported.
 
@@ -40,7 +40,7 @@ def site_table(
         families: families, modules or files; empty: all of transformers.
         source: the folder of a transformers package; by default the installed one.
         jobs: number of processes; by default one for each processor.
-        layer_loops: also the loops over layers, which ask for no kernel.
+        optional: the idioms to ask of those that apply only with a setting; they ask for no kernel.
 
     Raises:
         UsageError: a family or the source folder does not exist.
@@ -49,12 +49,12 @@ def site_table(
     tree = source_tree(source)
     files = tree.files(families)
     output.note(f"transformers {tree.version}, {counted(len(files), 'module')}")
-    return examined(files, jobs, layer_loops=layer_loops)
+    return examined(files, jobs, optional=optional)
 
 
-def examined(files: Mapping[str, str], jobs: int | None = None, *, layer_loops: bool = False) -> Table:
+def examined(files: Mapping[str, str], jobs: int | None = None, *, optional: Collection[str] = ()) -> Table:
     """Return the table of modules by their files; a file that cannot be read has one row, its error."""
-    look = partial(examine, layer_loops=layer_loops)
+    look = partial(examine, optional=optional)
     results = zip(files, survey(look, files, "reading", jobs=jobs), strict=True)
     return {
         module: [failure(module, rows.what)] if isinstance(rows, VeomniHookError) else rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -12,7 +13,7 @@ from veomni_hook.patches.routes.settle import settled
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
-__all__ = ["IDIOMS", "LAYER_LOOPS", "every_idiom", "idioms", "recognise"]
+__all__ = ["IDIOMS", "LAYER_LOOPS", "OPTIONAL", "SPEECH", "asked", "every_idiom", "idioms", "recognise"]
 
 #: Modules below this package, in the order of listings; each has ``OP``, ``CANDIDATES`` and ``find``.
 IDIOMS = (
@@ -46,34 +47,47 @@ IDIOMS = (
     "host_metadata.masks",
 )
 
-#: The idiom that applies only where processes share sequences: it asks for no kernel.
+#: The idiom that applies only where processes share sequences.
 LAYER_LOOPS = "layer_loop.find"
+#: The idiom that applies only where the parts of a model that make speech are left out.
+SPEECH = "speech.find"
+#: The idioms that apply only with a setting; they ask for no kernel.
+OPTIONAL = (LAYER_LOOPS, SPEECH)
 
 
 @cache
 def idioms() -> tuple[ModuleType, ...]:
     """The idiom modules."""
-    return tuple(import_module(f"veomni_hook.patches.idioms.{name}") for name in IDIOMS)
+    return _imported(IDIOMS)
 
 
 def every_idiom() -> tuple[ModuleType, ...]:
-    """The idiom modules, with that of layer loops."""
-    return (*idioms(), import_module(f"veomni_hook.patches.idioms.{LAYER_LOOPS}"))
+    """The idiom modules, with the optional ones."""
+    return asked(OPTIONAL)
 
 
-def recognise(document: Document, *, layer_loops: bool = False) -> list[Site]:
+def asked(optional: Collection[str]) -> tuple[ModuleType, ...]:
+    """The idiom modules, with these of the optional ones."""
+    return (*idioms(), *_imported(name for name in OPTIONAL if name in optional))
+
+
+def _imported(names: Iterable[str]) -> tuple[ModuleType, ...]:
+    return tuple(import_module(f"veomni_hook.patches.idioms.{name}") for name in names)
+
+
+def recognise(document: Document, *, optional: Collection[str] = ()) -> list[Site]:
     """Every site of a module, idiom by idiom, in source order.
 
     Args:
         document: the module.
-        layer_loops: also the loops over layers, which change only where processes share sequences.
+        optional: the idioms to ask of those that apply only with a setting (`OPTIONAL`).
 
     Raises:
         IdiomError: an idiom fails on the module.
     """
     view = ModuleView(document)
     sites: list[Site] = []
-    for idiom in every_idiom() if layer_loops else idioms():
+    for idiom in asked(optional):
         try:
             sites += settled(view, view.sites(idiom.find))
         except Exception as error:

@@ -1,0 +1,5 @@
+"""The configuration of the tiny model."""
+
+
+class TinyConfig:
+    tied = True

@@ -1,0 +1,94 @@
+"""Inputs of the Omni processors: upstream's, and with the fix that takes empty lists and ``audios=``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from veomni_hook.cli.app import app
+from veomni_hook.errors import InputError
+from veomni_hook.multimodal.processor_inputs import expected
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("facts_of_processors.py")
+FIX = "veomni_hook.patches.fixes.omni_processor_inputs"
+FAMILIES = ("qwen2_5_omni", "qwen3_omni_moe")
+
+
+def run(folder: Path, **environment: str) -> dict[str, Any]:
+    held = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
+    held |= {"VEOMNI_CACHE_DIR": str(folder), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **environment}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], env=held, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("cache")
+    return run(folder), run(folder, VEOMNI_PATCHES=FIX)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_empty_lists_are_none(both: tuple[dict[str, Any], dict[str, Any]], family: str) -> None:
+    upstream, fixed = both[0][family], both[1][family]
+    assert "Error" in upstream["empty"]  # the reason for the fix
+    assert fixed["empty"] == fixed["no audios"] == fixed["none"] == upstream["none"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_audios_is_audio(both: tuple[dict[str, Any], dict[str, Any]], family: str) -> None:
+    upstream, fixed = both[0][family], both[1][family]
+    assert upstream["audios"] != upstream["audio"]
+    assert fixed["audios"] == fixed["audio"] == upstream["audio"]
+    assert "input_features" in fixed["audio"]
+    assert fixed["both"].startswith("InputError") and not str(upstream["both"]).startswith("InputError")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_given_is_processed(both: tuple[dict[str, Any], dict[str, Any]], family: str) -> None:
+    assert both[1][family]["image"] == "RuntimeError: asked for an image or a video"
+
+
+def test_commands_take_processing_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe"
+    shown = CliRunner().invoke(app, ["diff", module, "--config", FIX])
+    assert shown.exit_code == 0 and "+        if (veomni_inputs := veomni_expected(" in shown.stdout
+    checked = CliRunner().invoke(app, ["check", "--config", FIX, "--json"])
+    assert checked.exit_code == 0 and module in checked.stdout
+    monkeypatch.setenv("VEOMNI_PATCHES", FIX)
+    listed = json.loads(CliRunner().invoke(app, ["list", module, "--json"]).stdout)
+    assert [(row["config"], row["installed"]) for row in listed["configs"]] == [(f"{FIX}:config", True)]
+
+
+def test_expected_inputs_are_left_alone() -> None:
+    image, others = np.zeros((2, 2)), {"padding": True}
+    assert expected(None, None, None, others) is None
+    assert expected(image, [image], (image,), others) is None
+    assert expected("path", np.zeros(0), [[]], {}) is None
+
+
+def test_other_inputs_are_replaced_and_not_changed() -> None:
+    others = {"audios": (), "padding": True}
+    nothing = {"images": None, "videos": None, "audio": None}
+    assert expected(None, None, None, others) == nothing | {"padding": True}
+    assert others == {"audios": (), "padding": True}
+    assert expected([], [1], None, {}) == {"images": None, "videos": [1], "audio": None}
+    assert expected(None, None, None, {"audios": [2]}) == nothing | {"audio": [2]}
+
+
+def test_both_names_are_an_error() -> None:
+    with pytest.raises(InputError, match="both audio= and audios="):
+        expected(None, None, [], {"audios": [1]})

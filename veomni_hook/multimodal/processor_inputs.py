@@ -1,0 +1,47 @@
+"""What a processor is given, as upstream's code expects it.
+
+`veomni_hook.patches.fixes.omni_processor_inputs` inserts the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from veomni_hook.errors import InputError
+
+__all__ = ["expected"]
+
+_OTHER_NAME = "audios"
+
+
+def expected(images: Any, videos: Any, audio: Any, others: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the keyword arguments that a processor expects instead of those it was given.
+
+    Args:
+        images, videos, audio: what was given. An empty list or tuple means that there is none.
+        others: the other keyword arguments, which are not changed. ``audios`` means ``audio``.
+
+    Returns:
+        All keyword arguments; None if those given are as expected.
+
+    Raises:
+        InputError: both ``audio`` and ``audios`` were given; it is a ValueError.
+    """
+    rest = dict(others)
+    given = {"images": images, "videos": videos, "audio": audio}
+    if _OTHER_NAME in rest:
+        if audio is not None:
+            raise InputError(
+                f"the processor was given both audio= and {_OTHER_NAME}=",
+                where="its call",
+                fix="pass audio= alone",
+            )
+        given["audio"] = rest.pop(_OTHER_NAME)
+    found = {name: None if _is_empty(value) else value for name, value in given.items()}
+    unchanged = len(rest) == len(others) and all(found[name] is given[name] for name in given)
+    return None if unchanged else {**found, **rest}
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, list | tuple) and not value

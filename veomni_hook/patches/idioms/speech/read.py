@@ -1,0 +1,165 @@
+"""Which parts of a model make speech, and what is left of the model without them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.scope import bound_names, parameter_names
+from veomni_hook.patches.code.statements import initialised
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed
+
+__all__ = ["BUILT", "Speech", "has_forward", "read", "refusals", "speakers_file"]
+
+#: The attribute that says whether a model has the parts.
+BUILT = "has_talker"
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What ``__init__`` builds, depending on a field of the configuration.
+
+    Attributes:
+        decision: the statement that stores the field: ``self.has_talker = config.field``.
+        config: the parameter of ``__init__`` that is the configuration.
+        field: the field.
+        builder: the method that builds the parts.
+        parts: the attributes that hold the parts.
+        rest: the attribute of the model that is always built, and its class.
+    """
+
+    decision: ast.Assign
+    config: str
+    field: str
+    builder: str
+    parts: tuple[str, ...]
+    rest: tuple[str, str]
+
+
+def read(view: ModuleView, owner: ast.ClassDef) -> Speech:
+    """Read a class whose instances may have parts that make speech.
+
+    Raises:
+        Missed: the class decides or builds in another way.
+    """
+    methods = view.methods(owner)
+    init = methods.get("__init__")
+    if init is None:
+        raise Missed("it has no __init__ of its own", owner)
+    decision, config, field = _decision(init)
+    if config in bound_names(init.body):
+        raise Missed(f"__init__ binds {config} again", init)
+    method = _builder(init, decision)
+    if method not in methods:
+        raise Missed(f"{method} is not one of its methods", init)
+    parts = _parts(view, methods[method])
+    made = {name: _made(view, value) for name, value in initialised(owner)}
+    rest = [(name, found) for name, found in made.items() if found]
+    if made.keys() & {*parts}:
+        raise Missed("__init__ builds these parts itself", init)
+    if len(rest) != 1 or not has_forward(view, rest[0][1]):
+        raise Missed("without them, it is not one module with a forward", init)
+    return Speech(decision, config, field, method, parts, rest[0])
+
+
+def has_forward(view: ModuleView, name: str) -> bool:
+    """Whether a class of the module defines or inherits ``forward``, from a class of the module."""
+    return any(
+        each is not None and "forward" in view.methods(each)
+        for each in view.scope.ancestors(view.classes[name])
+    )
+
+
+def refusals(method: FunctionNode) -> Iterator[ast.stmt]:
+    """The statements that raise because the parts are missing: ``if … not self.has_talker: raise …``."""
+    for node in walk_ast(method):
+        if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
+            if any(_denies(each) for each in walk_ast(node.test)):
+                yield node.body[0]
+
+
+def speakers_file(view: ModuleView, owner: ast.ClassDef) -> tuple[str, str] | None:
+    """The file that ``from_pretrained`` also reads, and the attribute it fills; None if it reads none.
+
+    A method of the class fills it: ``for key, value in torch.load(…).items(): self.x[key] = value``.
+    """
+    methods = view.methods(owner)
+    loading = methods.get("from_pretrained")
+    if loading is None or "save_pretrained" in methods:
+        return None
+    calls = [node for node in walk_ast(loading) if isinstance(node, ast.Call)]
+    files = [
+        each.args[1].value
+        for each in calls
+        if isinstance(each.func, ast.Name) and each.func.id == "cached_file" and len(each.args) > 1
+        if isinstance(each.args[1], ast.Constant) and isinstance(each.args[1].value, str)
+    ]
+    called = {each.func.attr for each in calls if isinstance(each.func, ast.Attribute)}
+    filled = {attribute for name in called & methods.keys() if (attribute := _filled(methods[name]))}
+    return (files[0], filled.pop()) if len(files) == len(filled) == 1 else None
+
+
+def _decision(init: FunctionNode) -> tuple[ast.Assign, str, str]:
+    found = [
+        statement
+        for statement in init.body
+        if isinstance(statement, ast.Assign)
+        and [own_attribute(each) for each in statement.targets] == [BUILT]
+    ]
+    value = found[0].value if len(found) == 1 else None
+    if not (isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name)):
+        raise Missed(f"__init__ does not set {BUILT} to a field of its configuration", init)
+    if value.value.id not in parameter_names(init):
+        raise Missed(f"{value.value.id} is not a parameter of __init__", init)
+    return found[0], value.value.id, value.attr
+
+
+def _builder(init: FunctionNode, decision: ast.Assign) -> str:
+    """The method that builds the parts: ``if self.has_talker: self.method()``, or with the field itself."""
+    asked = {ast.unparse(decision.targets[0]), ast.unparse(decision.value)}
+    for statement in init.body[init.body.index(decision) + 1 :]:
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) in asked:
+            only = statement.body[0]
+            if len(statement.body) == 1 and not statement.orelse and isinstance(only, ast.Expr):
+                call = only.value
+                if isinstance(call, ast.Call) and not call.args and not call.keywords:
+                    return own_attribute(call.func)
+            raise Missed("what depends on it is not one call of a method", statement)
+    raise Missed(f"nothing depends on {BUILT}", init)
+
+
+def _parts(view: ModuleView, method: FunctionNode) -> tuple[str, ...]:
+    assigned = [each for each in method.body if isinstance(each, ast.Assign) and _made(view, each.value)]
+    parts = [own_attribute(target) for each in assigned for target in each.targets]
+    if not parts or not all(parts):
+        raise Missed(f"{method.name} does not assign parts to attributes", method)
+    return tuple(parts)
+
+
+def _made(view: ModuleView, value: ast.expr) -> str:
+    """The class of the module that a value is built from, ``C(…)`` or ``C._from_config(…)``; else empty."""
+    function = value.func if isinstance(value, ast.Call) else None
+    if isinstance(function, ast.Attribute) and function.attr == "_from_config":
+        function = function.value
+    return function.id if isinstance(function, ast.Name) and function.id in view.classes else ""
+
+
+def _denies(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)):
+        return False
+    return own_attribute(node.operand) == BUILT
+
+
+def _filled(method: FunctionNode) -> str:
+    """The attribute that a method fills with what a file holds; empty if it does something else."""
+    for loop in method.body:
+        if isinstance(loop, ast.For) and len(loop.body) == 1 and isinstance(loop.body[0], ast.Assign):
+            source, target = ast.unparse(loop.iter), loop.body[0].targets[0]
+            if source.startswith("torch.load(") and source.endswith(".items()"):
+                return own_attribute(target.value) if isinstance(target, ast.Subscript) else ""
+    return ""
