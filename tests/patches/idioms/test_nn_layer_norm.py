@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.add_layer_norm import find as add_layer_norm
 from veomni_hook.patches.idioms.nn_layer_norm import find as nn_layer_norm
@@ -42,10 +42,9 @@ CALL = "veomni_nn_layer_norm_rounded_once.call"
 
 @pytest.fixture(autouse=True)
 def _by_name() -> Any:
-    before = str(get_choice())
-    set_choice("nn_layer_norm=reference,add_layer_norm=reference")
-    yield
-    set_choice(before)
+    with STATE.restored():
+        set_choice("nn_layer_norm=reference,add_layer_norm=reference")
+        yield
 
 
 def module(body: str, norm: str = "nn.LayerNorm(size)") -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.kernels.matching import close, gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.nn_layer_norm import find as nn_layer_norm
 from veomni_hook.patches.idioms.patch_projection import find as patch_projection
@@ -44,10 +44,9 @@ BODY = "return self.proj(x).flatten(2).transpose(1, 2)"
 
 @pytest.fixture(autouse=True)
 def _by_name() -> Any:
-    before = str(get_choice())
-    set_choice("patch_projection=torch,nn_layer_norm=reference")
-    yield
-    set_choice(before)
+    with STATE.restored():
+        set_choice("patch_projection=torch,nn_layer_norm=reference")
+        yield
 
 
 def module(body: str = BODY, proj: str = USUAL) -> str:
