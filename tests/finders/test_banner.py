@@ -108,6 +108,16 @@ def test_what_is_chosen_counts(patched: Callable[..., None], capsys: pytest.Capt
     assert "(reference: 1, torch: 1, upstream's code: 1)" in capsys.readouterr().err
 
 
+def test_checks_of_counts_ask_for_no_kernel(
+    patched: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = ("count_check", "asserted_on_device", "Model.get_placeholder_mask")
+    monkeypatch.setitem(globals(), "ROUTES", [check])
+    patched()
+    banner.kernels_are_chosen(MODULE, "cpu")
+    assert "patched at 1 place (checks of counts: 1)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("variable", banner._RANKS)
 def test_other_ranks_say_nothing(
     patched: Callable[..., None],
