@@ -21,6 +21,7 @@ OPS = (
     "layer_norm",
     "rotary",
     "qk_norm_rotary",
+    "varlen_attention",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",
