@@ -47,7 +47,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             leaves=leaves,
             sides=_sides(bounds, device),
             limit="flops",
-            work={"forward": flops, "backward": flops * 5 // 2, "step": flops * 7 // 2},
+            work={"forward": flops, "step": flops * 7 // 2},
             incoming={"backward": [made(1, total, heads, width, device=device)]},
         )
 
