@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,13 +67,21 @@ class Process:
 
 
 def measured(
-    family: Family, processes: dict[str, Process], sides: Sequence[str], *, profile: bool = False
+    family: Family,
+    processes: dict[str, Process],
+    sides: Sequence[str],
+    *,
+    profile: bool = False,
+    trained: Mapping[str, Sequence[str]] = PROCESSES,
 ) -> Facts:
-    """Return what each side of a family took; sides that cannot run have ``error``."""
-    at = {side: process for name, process in processes.items() for side in PROCESSES[name] if side in sides}
+    """Return what each side of a family took; sides that cannot run have ``error``.
+
+    ``trained`` lists the sides of each process.
+    """
+    at = {side: process for name, process in processes.items() for side in trained[name] if side in sides}
 
     def built(name: str) -> Facts:
-        own = [side for side in PROCESSES[name] if side in at]
+        own = [side for side in trained[name] if side in at]
         return {side: at[side].ask("build", family=list(family), side=side) for side in own}
 
     began = time.perf_counter()
