@@ -90,7 +90,10 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
     from tests.proof.call_sites import prove_call_site
     from tests.proof.module_calls import prove_module_calls
     from tests.proof.row_merges import prove_row_merge
+    from tests.proof.towers import prove_tower
 
+    if site.op == "host_metadata":
+        return prove_tower
     if not site.counted:
         return lambda site, module: prove_call_site(
             site, module, {s.target: s.variant for s in routed(module.__name__, (site.op,)) if s.counted}
@@ -103,6 +106,8 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "nn_layer_norm": prove_module_calls,
         "row_merge": prove_row_merge,
         "count_check": prove_row_merge,
+        "row_join": prove_tower,
+        "varlen_attention": prove_tower,
         "patch_projection": prove_module_calls,
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,

@@ -56,7 +56,14 @@ def loses(owner: Any, x: torch.Tensor, convolution: Any) -> str | None:
     # not measured: by 4.8 TB/s and 700 TFLOP/s, the copy takes 290 / out of a bfloat16 product's time.
     if tuple(x.shape[2:]) != tuple(convolution.kernel_size):
         return "the input has several blocks, which have to be copied"
+    if x.is_cuda and x.dtype is torch.float32 and _tf32_for_convolutions_alone():
+        return "torch's convolutions may round to TF32 here, and its products may not"
     return None
+
+
+def _tf32_for_convolutions_alone() -> bool:
+    """Return whether float32 convolutions on a GPU may be faster, because they may be less exact."""
+    return torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
 
 
 def _call_matters(convolution: Any) -> str | None:
