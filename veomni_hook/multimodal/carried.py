@@ -33,7 +33,8 @@ class Carried(torch.Tensor):
             moved = _plain(result)
             if moved.device.type == "cpu":
                 return moved.as_subclass(cls) if moved.dtype == args[0].dtype else moved
-            return note_copy(moved, _plain(args[0]).to(moved.dtype))
+            # A copy: whoever moved a tensor may write into it afterwards.
+            return note_copy(moved, _plain(args[0]).to(moved.dtype, copy=True))
 
 
 def carried(tensor: torch.Tensor) -> torch.Tensor:
