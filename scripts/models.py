@@ -24,6 +24,7 @@ RELEASES = ("5.2.0", "5.9.0", "5.17.0", "5.23.0")
 BEGIN, END = "<!-- written by python -m scripts.models -->\n", "<!-- end -->\n"
 #: Where the page's script puts a field.
 FILTER = '\n<div id="filter"></div>\n'
+LAYER_LOOP = "layer_loop"
 NO_MODULE = "known formula, but no module there that a kernel could belong to"
 LONGEST = 110
 
@@ -35,7 +36,8 @@ def by_family(rows: Iterable[Row]) -> Families:
     """Return the candidates of each family; modules that many models share belong to none."""
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        if row.counted and row.module.startswith(f"{MODELS}."):
+        # Loops over layers ask for no kernel, and have a page of their own.
+        if row.counted and row.op != LAYER_LOOP and row.module.startswith(f"{MODELS}."):
             found[row.module.removeprefix(f"{MODELS}.").partition(".")[0]].append(row)
     return found
 
