@@ -85,6 +85,10 @@ CALLS: dict[str, tuple[str, str]] = {
         "return x.masked_scatter(mask, s.masked_scatter(mask[0, :1], s * 2))",
         "x, mask, veomni_row_merge_rows.call(self, torch.Tensor.masked_scatter, s, mask[0, :1], s * 2)",
     ),
+    "long arguments on a line of their own": (
+        "x = x.masked_scatter(\n    mask.to(x.device), s.to(x.device, x.dtype) * torch.ones(6, 6, dtype=x.dtype)\n)\nreturn x",
+        "x, mask.to(x.device), s.to(x.device, x.dtype) * torch.ones(6, 6, dtype=x.dtype)",
+    ),
     "a long line": (
         "a_name_of_some_length = x.masked_scatter(mask.to(x.device), s.to(device=x.device, dtype=x.dtype))\n"
         "return a_name_of_some_length",

@@ -22,6 +22,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
@@ -101,7 +102,7 @@ def _edits(view: ModuleView, call: ast.Call) -> Iterator[Edit]:
     opening = _OPENING.match(document.source, document.end(call.func))
     if opening is None or opening.end() != document.start(condition):
         raise Missed("the condition is in brackets, or follows a comment", call)
-    names = ", ".join(f"{name}={name}" for name in _numbers(message))
+    names = [f"{name}={name}" for name in _numbers(message)]
     start = document.start(message)
     gap = opening["gap"]
     text = f"veomni_counts.check({gap}{call.func.id},{gap or ' '}"
@@ -111,7 +112,10 @@ def _edits(view: ModuleView, call: ast.Call) -> Iterator[Edit]:
     # A message on its own line keeps it: the line is as long as upstream wrote it.
     before = document.source[document.line_start(start) : start]
     gap = " " if before.strip() else f"\n{before}"
-    yield Edit(start, start + 1, f"lambda{' ' if names else ''}{names}:{gap}{document.source[start]}")
+    head = " ".join(["lambda", ", ".join(names)]).rstrip()
+    if not before.strip() and len(before) + len(head) >= WIDTH:
+        head = f"lambda {f',{gap}       '.join(names)}"
+    yield Edit(start, start + 1, f"{head}:{gap}{document.source[start]}")
 
 
 def _selections(condition: ast.expr) -> Iterator[tuple[ast.expr, str, str]]:

@@ -30,7 +30,7 @@ CANDIDATES = "every method and function that calls masked_scatter or masked_scat
 
 _METHOD = "masked_scatter"
 # Between the receiver of a call and its arguments.
-_CALLED = re.compile(rf"\s*\.\s*{_METHOD}\s*\(\s*")
+_CALLED = re.compile(rf"\s*\.\s*{_METHOD}\s*\((?P<gap>\s*)")
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -97,7 +97,9 @@ def _edit(view: ModuleView, method: FunctionNode, call: ast.Call) -> Edit:
     called = _CALLED.match(document.source, document.end(receiver))
     if called is None:
         raise Missed("what it is called on is in brackets, or a comment follows it", call)
-    text = f"{slot_name(OP, VARIANT)}.call(self, torch.Tensor.{_METHOD}, {view.text(receiver)}, "
+    gap = called["gap"]  # arguments on lines of their own stay there
+    added = f"self, torch.Tensor.{_METHOD}, {view.text(receiver)}"
+    text = f"{slot_name(OP, VARIANT)}.call({gap}{added},{gap or ' '}"
     return Edit(document.start(receiver), called.end(), text)
 
 
