@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.multimodal.facts_of_families import PACKING
 from tests.multimodal.families import FAMILIES, batches
 
 #: Largest difference relative to the largest value, for what is not zero but for rounding.
@@ -27,7 +28,7 @@ def steps(facts, tmp_path_factory) -> list[Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_computes_the_same(steps, family):
-    (theirs, _), (ours, _) = steps
+    (theirs, *_), (ours, *_) = steps
     keys = [key for key in theirs if key[0] == family]
     assert len(keys) == 2 * len(batches(family))
     assert ours.keys() == theirs.keys()
@@ -42,6 +43,13 @@ def test_a_step_computes_the_same(steps, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_of_its_towers_runs_in_a_kernel(steps, family):
     assert "varlen_attention" in steps[1][1][family]
+
+
+@pytest.mark.parametrize("family", PACKING)
+def test_packed_samples_equal_separate_ones(steps, family):
+    for _, _, packing in steps:
+        difference, largest = packing[family]
+        assert difference <= 1e-6 * largest
 
 
 def test_every_family_was_run(steps):
