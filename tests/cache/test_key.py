@@ -147,6 +147,7 @@ FAMILIES = (
     "qwen2_moe",
     "qwen3",
     "qwen3_moe",
+    "qwen3_vl",
 )
 _READS = """
 import sys
