@@ -30,7 +30,6 @@ PATTERN_FILES = (
     "kernels/rotary/reference.py",
     "kernels/rotary/variants.py",
     "kernels/row_merge/reference.py",
-    "kernels/row_merge/variants.py",
 )
 
 
