@@ -33,7 +33,11 @@ _SURROUNDINGS = frozenset(
 _CALLED = {"triton": "Triton", "liger": "Liger", "npu": "torch_npu"}
 _COMPILED, _UPSTREAM, _NONE = "torch.compile", "upstream's code", "no kernel"
 #: The routes that ask for no kernel, and what the line calls them.
-_WITHOUT_KERNEL = {"layer_loop": "sequence parallelism", "host_metadata": "sizes on the host"}
+_WITHOUT_KERNEL = {
+    "absent_modality": "towers without data",
+    "host_metadata": "sizes on the host",
+    "layer_loop": "sequence parallelism",
+}
 #: The line's name for a loop over layers that sequence parallelism refuses.
 _NOT_SHARED = "no sequence parallelism"
 _LAST = (_COMPILED, _UPSTREAM, _NONE)
