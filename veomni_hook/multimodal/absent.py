@@ -66,7 +66,8 @@ def plus_zero(
         return inputs_embeds
     if not (distributed.is_initialized() and distributed.get_world_size() > 1):
         return inputs_embeds
-    return _plus_zero(module, inputs_embeds, call, data, towers, outputs)
+    added: torch.Tensor = _plus_zero(module, inputs_embeds, call, data, towers, outputs)
+    return added
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -95,7 +96,11 @@ def _plus_zero(
     with ExitStack() as kept:
         kept.enter_context(_random_states(inputs_embeds.device))
         kept.enter_context(_statistics(used))
-        result = call(*given)
+        try:
+            result = call(*given)
+        except Exception as error:
+            error.add_note(f"The batch has no {data[0]}, so the tower was called with zeros. {_fix(data)}")
+            raise
     for value in _tensors([getattr(result, name) for name in outputs] if outputs else result):
         zero = torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0).mul(0).sum()
         inputs_embeds = inputs_embeds + zero.to(inputs_embeds.device, inputs_embeds.dtype)
@@ -194,13 +199,16 @@ def _say(module: nn.Module, data: tuple[str, ...], why: str) -> None:
 def _warn(module: nn.Module, data: tuple[str, ...], reason: str) -> None:
     name = type(module).__name__
     what = f"{name} cannot call its tower for a batch without {data[0]}: {reason}"
-    fix = f"give every process {data[0]} in every batch, or freeze the tower and do not shard it"
-    if resolve().strict:
-        raise ParallelError(what, where=f"{name}.forward", fix=fix)
+    if resolve().settings.strict:
+        raise ParallelError(what, where=f"{name}.forward", fix=_fix(data))
     if (type(module), data) not in _said:
         _said.add((type(module), data))
         warnings.warn(
-            f"{what}. Processes whose batches have some wait for ever. To avoid it, {fix}",
+            f"{what}. Processes whose batches have some wait for ever. {_fix(data)}",
             VeomniHookWarning,
             stacklevel=5,
         )
+
+
+def _fix(data: tuple[str, ...]) -> str:
+    return f"Give every process {data[0]} in every batch, or freeze the tower and do not shard it"

@@ -98,7 +98,7 @@ def _image(towers: Sequence[nn.Module]) -> tuple[int, ...]:
 
 
 def _spectrum(towers: Sequence[nn.Module]) -> tuple[int, int]:
-    """Bins and frames: a chunk, or where positions are learned as many frames as the tower has positions for."""
+    """Bins and frames: one chunk, or as many frames as the tower has positions for."""
     bins = _told(towers, "num_mel_bins")
     if not isinstance(bins, int):
         raise Underivable("no configuration of its tower has num_mel_bins")

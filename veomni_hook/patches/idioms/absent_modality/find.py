@@ -3,9 +3,9 @@
     if pixel_values is not None:
         image_embeds = self.get_image_features(pixel_values, image_grid_thw, return_dict=True).pooler_output
 
-Where processes share the tower's parameters, all must call it equally often. So code in front of the condition
-calls `veomni_hook.multimodal.absent` where the data is absent; it decides while the model runs whether to call
-the tower. The idiom asks for no kernel.
+Where processes share the tower's parameters, all must call it equally often. So code in front of the
+condition calls `veomni_hook.multimodal.absent` where the data is absent; it decides while the model runs
+whether to call the tower. The idiom asks for no kernel.
 """
 
 from __future__ import annotations

@@ -93,10 +93,15 @@ def read(
     if EMBEDDINGS not in bound_names(before):
         raise Missed(f"{EMBEDDINGS} is not computed before it", condition)
     data, text = _arguments(view, owner, call)
+    form = _form(tuple(data), call)
+    if form == _PATCHES and not _merges(view, owner, own_attribute(call.func)):
+        raise Missed("it does not say how many patches become one feature", call)
+    if form == _IMAGES and (line := _groups(_method(view, owner, own_attribute(call.func)))):
+        raise Missed(f"its images come in groups, which it counts (line {line})", call)
     return Call(
         condition,
         _without(condition.test, parameter_names(forward), data.values()),
-        _form(tuple(data), call),
+        form,
         tuple(data),
         text,
         tuple(_attributes(view, owner, own_attribute(call.func))),
@@ -179,6 +184,23 @@ def _form(data: tuple[str, ...], call: ast.Call) -> str:
     raise Missed(f"the form of its data is not known: {', '.join(data)}", call)
 
 
+def _groups(method: FunctionNode | None) -> int:
+    """The line where a method merges or counts the first of five dimensions; 0 if it does not."""
+    for node in walk_ast(method) if method is not None else ():
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(name), attr="flatten"),
+                args=[ast.Constant(0), ast.Constant(1)],
+            ) if name in _PIXELS:
+                return node.lineno
+            case ast.Assign(
+                targets=[ast.Tuple(elts=[_, _, _, _, _])],
+                value=ast.Attribute(value=ast.Name(name), attr="shape"),
+            ) if name in _PIXELS:
+                return node.lineno
+    return 0
+
+
 def _method(view: ModuleView, owner: ast.ClassDef, name: str) -> FunctionNode | None:
     for each in view.scope.ancestors(owner):
         if each is not None and (method := view.methods(each).get(name)) is not None:
@@ -186,20 +208,31 @@ def _method(view: ModuleView, owner: ast.ClassDef, name: str) -> FunctionNode | 
     return None
 
 
+def _merges(view: ModuleView, owner: ast.ClassDef, name: str) -> bool:
+    """Whether a method divides the number of patches (``grid.prod(-1) // merge**2``), or does not use it."""
+    nodes = [node for method in _followed(view, owner, name) for node in walk_ast(method)]
+    products = [each for each in nodes if isinstance(each, ast.Attribute) and each.attr == "prod"]
+    divisions = [each for each in nodes if isinstance(each, ast.BinOp) and isinstance(each.op, ast.FloorDiv)]
+    return all(any(contains(one.left, each) for one in divisions) for each in products)
+
+
 def _attributes(view: ModuleView, owner: ast.ClassDef, name: str) -> Iterator[str]:
-    """The attributes of ``self`` that a method uses, and the methods that it calls."""
-    pending, seen = [name], {"config"}
+    """The attributes of ``self``, other than methods, that a method uses, with the methods that it calls."""
+    used = (own_attribute(node) for method in _followed(view, owner, name) for node in walk_ast(method))
+    for found in dict.fromkeys(used):
+        if found and found != "config" and _method(view, owner, found) is None:
+            yield found
+
+
+def _followed(view: ModuleView, owner: ast.ClassDef, name: str) -> Iterator[FunctionNode]:
+    """A method, and the methods of the same object that it calls."""
+    pending = [name]
     for each in pending:  # the list grows during the loop
         method = _method(view, owner, each)
-        for node in walk_ast(method) if method is not None else ():
-            found = own_attribute(node)
-            if not found or found in seen:
-                continue
-            seen.add(found)
-            if _method(view, owner, found) is not None:
-                pending.append(found)
-            else:
-                yield found
+        if method is not None:
+            yield method
+            found = map(own_attribute, walk_ast(method))
+            pending += [one for one in dict.fromkeys(found) if one and one not in pending]
 
 
 def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[str, ...]:
