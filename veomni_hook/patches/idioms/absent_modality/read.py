@@ -218,7 +218,7 @@ def _merges(view: ModuleView, owner: ast.ClassDef, name: str) -> bool:
 
 def _attributes(view: ModuleView, owner: ast.ClassDef, name: str) -> Iterator[str]:
     """The attributes of ``self``, other than methods, that a method uses, with the methods that it calls."""
-    used = (own_attribute(node) for method in _followed(view, owner, name) for node in walk_ast(method))
+    used = [each for method in _followed(view, owner, name) for each in map(own_attribute, _in_order(method))]
     for found in dict.fromkeys(used):
         if found and found != "config" and _method(view, owner, found) is None:
             yield found
@@ -256,8 +256,11 @@ def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[
     if target is None or isinstance(target, ast.Tuple | ast.List):
         raise Missed("what becomes of its result is not known", call)
     held = ast.unparse(target)
-    nodes = [each for each in walk_ast(forward) if isinstance(each, ast.Attribute | ast.Name | ast.Subscript)]
-    read = [
-        each.attr for each in nodes if isinstance(each, ast.Attribute) and ast.unparse(each.value) == held
-    ]
+    read = [each.attr for each in _in_order(forward) if ast.unparse(each.value) == held]
     return tuple(dict.fromkeys(read))
+
+
+def _in_order(function: FunctionNode) -> list[ast.Attribute]:
+    """The attributes in a function, in text order."""
+    found = [each for each in walk_ast(function) if isinstance(each, ast.Attribute)]
+    return sorted(found, key=lambda each: (each.lineno, each.col_offset))
