@@ -24,6 +24,7 @@ SERVER = Path(__file__).with_name("rank_server.py")
 FAMILIES = (
     "llama", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "mistral", "qwen3_next", "longcat_flash",
     "dbrx", "jetmoe", "nllb_moe", "switch_transformers",
+    "qwen2_5_vl", "qwen3_vl", "qwen3_omni_moe",
 )  # fmt: skip
 #: Seconds: for the server's imports, which may patch modules first, and for a case.
 STARTED, LIMIT = 180, 60

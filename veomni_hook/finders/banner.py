@@ -36,6 +36,7 @@ _COMPILED, _UPSTREAM, _NONE = "torch.compile", "upstream's code", "no kernel"
 _WITHOUT_KERNEL = {
     "layer_loop": ("sequence parallelism", "no sequence parallelism"),
     "speech": ("without speech", "with speech"),
+    "absent_modality": ("towers without data", ""),
     "host_metadata": ("sizes on the host", ""),
     "count_check": ("checks of counts", ""),
     "row_join": ("rows in order", ""),

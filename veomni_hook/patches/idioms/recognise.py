@@ -45,6 +45,7 @@ IDIOMS = (
     "causal_mask.find",
     "host_metadata.find",
     "host_metadata.masks",
+    "absent_modality.find",
 )
 
 #: The idiom that applies only where processes share sequences.

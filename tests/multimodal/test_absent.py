@@ -1,0 +1,144 @@
+"""What `plus_zero` leaves as it was, and what it says, with towers that pretend to be shared."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from veomni_hook.errors import ParallelError, VeomniHookWarning
+from veomni_hook.multimodal import absent
+from veomni_hook.multimodal.placeholders import placeholders
+
+
+class Model(nn.Module):
+    """A model with a tower that drops out, normalises, and may return anything."""
+
+    def __init__(self, scale: float = 1.0, **config: Any) -> None:
+        super().__init__()
+        self.tower = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Dropout(0.5))
+        self.tower.config = SimpleNamespace(**config)
+        self.scale, self.calls = scale, 0
+
+    def features(self, pixels: torch.Tensor) -> Any:
+        self.calls += 1
+        found = self.tower(pixels)
+        return SimpleNamespace(pooler_output=(found * self.scale,), deepstack_features=[found[0], [found]])
+
+    def run(self, embeds: torch.Tensor, **changes: Any) -> torch.Tensor:
+        told = {
+            "data": ("pixel_values",),
+            "towers": ("tower", "config"),
+            "outputs": ("pooler_output", "deepstack_features"),
+        }
+        return absent.plus_zero(self, embeds, lambda pixels: self.features(pixels), **{**told, **changes})
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes share every tower."""
+    monkeypatch.setattr(absent.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(absent.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(absent, "_is_sharded", lambda towers: True)
+    monkeypatch.setattr(absent, "_said", set())
+
+
+@pytest.mark.parametrize("scale", [1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("shared")
+def test_embeddings_keep_their_values(scale: float, dtype: torch.dtype) -> None:
+    model = Model(scale, image_size=5)
+    embeds = torch.randn(2, 3, 4, dtype=dtype).transpose(0, 1).requires_grad_()
+    out = model.run(embeds)
+    assert model.calls == 1
+    assert out.dtype == dtype
+    assert torch.equal(out, embeds)
+    out.float().square().sum().backward()
+    assert torch.allclose(embeds.grad, 2 * embeds.detach())
+    if scale == 1:
+        assert all(each.grad is not None and not each.grad.any() for each in model.tower.parameters())
+
+
+@pytest.mark.usefixtures("shared")
+def test_random_states_and_statistics_are_as_before() -> None:
+    model = Model(image_size=5)
+    before = [each.clone() for each in model.tower.buffers()]
+    own, state = list(model.tower.buffers()), torch.get_rng_state()
+    out = model.run(torch.zeros(1, 1, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(a is b for a, b in zip(model.tower.buffers(), own, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(own, before, strict=True))
+    model.tower(torch.randn(1, 3, 5, 5))  # a real call changes the buffers before the backward pass
+    out.sum().backward()
+
+
+@pytest.mark.usefixtures("shared")
+def test_nothing_runs_in_evaluation() -> None:
+    model = Model(image_size=5).eval()
+    embeds = torch.zeros(1, 1, 4)
+    assert model.run(embeds) is embeds
+    assert model.calls == 0
+
+
+def test_nothing_runs_in_one_process() -> None:
+    model = Model(image_size=5)
+    embeds = torch.zeros(1, 1, 4)
+    assert model.run(embeds) is embeds
+    assert model.calls == 0
+
+
+def test_one_process_compiles_without_breaks() -> None:
+    model = Model(image_size=5)
+    compiled = torch.compile(model.run, fullgraph=True, backend="eager")
+    embeds = torch.randn(1, 2, 4)
+    assert torch.equal(compiled(embeds), embeds)
+
+
+@pytest.mark.usefixtures("shared")
+def test_an_unknown_size_is_said_once() -> None:
+    model = Model()
+    embeds = torch.zeros(1, 1, 4)
+    with pytest.warns(VeomniHookWarning, match="Model cannot call its tower .* image_size") as said:
+        assert model.run(embeds) is embeds
+        model.run(embeds)
+    assert len(said) == 1
+    assert model.calls == 0
+
+
+@pytest.mark.usefixtures("shared")
+def test_an_unknown_size_is_an_error_in_strict_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VEOMNI_STRICT", "1")
+    with pytest.raises(ParallelError, match="image_size"):
+        Model().run(torch.zeros(1, 1, 4))
+
+
+def test_placeholders_have_the_sizes_of_the_tower() -> None:
+    def of(names: tuple[str, ...], layer: nn.Module, **config: Any) -> list[Any]:
+        layer.config = SimpleNamespace(**config)
+        made = placeholders(names, [layer], dtype=torch.bfloat16, device=torch.device("cpu"))
+        return [None if each is None else (tuple(each.shape), each.dtype) for each in made]
+
+    grid = ("pixel_values", "image_grid_thw")
+    half, whole = torch.bfloat16, torch.int64
+    assert of(grid, nn.Conv3d(3, 8, (2, 7, 7)), spatial_merge_size=2) == [((16, 294), half), ((1, 3), whole)]
+    assert of(grid, nn.Conv2d(3, 8, 7), merge_kernel_size=(1, 1)) == [((4, 3, 7, 7), half), ((1, 3), whole)]
+    assert of(grid, nn.Linear(12, 8), spatial_merge_size=1) == [((4, 12), half), ((1, 3), whole)]
+    assert of(("pixel_values",), nn.Conv2d(1, 8, 7), image_size=(8, 9)) == [((1, 1, 8, 9), half)]
+    sound = ("input_features", "feature_attention_mask", "audio_feature_lengths")
+    assert of(sound, nn.Conv1d(9, 8, 3), num_mel_bins=9, n_window=5, max_source_positions=7) == [
+        ((1, 9, 10), half),
+        ((1, 10), whole),
+        None,
+    ]
+    assert of(sound[:2], nn.Conv1d(9, 8, 3), num_mel_bins=9, max_source_positions=7)[0] == ((1, 9, 14), half)
+
+
+@pytest.mark.usefixtures("shared")
+def test_an_error_of_the_tower_says_what_it_was_called_with() -> None:
+    model = Model(image_size=1)  # smaller than the kernel of its convolution
+    with pytest.raises(RuntimeError) as raised:
+        model.run(torch.zeros(1, 1, 4))
+    assert "no pixel_values" in raised.value.__notes__[0]

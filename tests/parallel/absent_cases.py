@@ -1,0 +1,134 @@
+"""Towers of images, videos and sounds where only one rank's batch has some: FSDP2 and DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from tests.multimodal.families import accepted, batch, model
+from tests.parallel.facts_of_models import relative
+from veomni_hook.kernels.selection.process_choice import set_choice
+
+TOWERS = ("visual", "audio_tower")
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+#: What a rank's batch has.
+PARTS: dict[str, list[list[tuple[str, Any]]]] = {
+    "text": [[("text", 7)], [("text", 9)]],
+    "image": [[("text", 3), ("image", (1, 4, 6)), ("text", 4)]],
+    "video": [[("text", 3), ("video", (2, 4, 4)), ("text", 5)]],
+    "audio": [[("text", 3), ("audio", 130), ("text", 4)]],
+}
+
+
+def wrapped(made: Any, arrangement: str) -> Any:
+    """Return the model as the ranks share it."""
+    towers = [getattr(made.model, name) for name in TOWERS if hasattr(made.model, name)]
+    if arrangement.startswith("DDP"):
+        return DistributedDataParallel(made, find_unused_parameters="unused" in arrangement)
+    units: list[Any] = [] if arrangement == "root" else list(made.model.language_model.layers)
+    for tower in towers:
+        tower.requires_grad_("frozen" not in arrangement)
+        units += (getattr(tower, "blocks", None) or tower.layers) if "blocks" in arrangement else []
+        units += [tower] if "tower" in arrangement else []
+    policy = HALF if "half" in arrangement else MixedPrecisionPolicy()
+    for unit in units:
+        fully_shard(unit, mp_policy=policy)
+    return fully_shard(made, mp_policy=policy)
+
+
+def gradients(made: Any) -> dict[str, torch.Tensor]:
+    """The gradients by name; DTensors as a whole."""
+    found = {}
+    for name, each in made.named_parameters():
+        gradient = each.grad
+        if gradient is not None:
+            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            found[name.removeprefix("module.")] = whole.detach().clone()
+    return found
+
+
+def step(made: Any, inputs: dict[str, Any], *, inside: Any = None) -> float:
+    """Run a training step; ``inside`` wraps the call."""
+    made.zero_grad()
+    loss = inside(made, inputs) if inside else made(**inputs, use_cache=False).loss
+    loss.backward()
+    return loss.item()
+
+
+def in_a_checkpoint(made: Any, inputs: dict[str, Any], *, reentrant: bool) -> torch.Tensor:
+    """The loss of a model whose decoder part, with the towers, runs in a checkpoint."""
+    inner = made.module.model if isinstance(made, DistributedDataParallel) else made.model
+    own = inner.forward
+
+    def forward(**given: Any) -> Any:
+        anchor = torch.zeros((), requires_grad=True)
+
+        def body(_: torch.Tensor) -> torch.Tensor:
+            return own(**given).last_hidden_state
+
+        hidden = torch.utils.checkpoint.checkpoint(body, anchor, use_reentrant=reentrant)
+        return BaseModelOutputWithPast(last_hidden_state=hidden)
+
+    inner.forward = forward
+    try:
+        return made(**inputs, use_cache=False).loss
+    finally:
+        # The backward pass has its own reference to the forward.
+        del inner.forward
+
+
+def facts(
+    family: str, arrangement: str, parts: list[str], checkpoints: str = "", kernels: str = "torch"
+) -> dict[str, Any]:
+    """Return how far a step of two ranks is from upstream's steps in one process, and the calls of towers."""
+    rank = distributed.get_rank()
+    set_choice("eager")
+    alone = model(family)
+    batches = [accepted(alone, batch(family, PARTS[part])) for part in parts]
+    losses, every = [], []
+    for inputs in batches:
+        losses.append(step(alone, inputs))
+        every.append(gradients(alone))
+    expected = {
+        name: sum(each.get(name, torch.zeros(())) for each in every) / len(every)
+        for name in {name for each in every for name in each}
+    }
+    set_choice(kernels)
+    made = model(family)
+    if checkpoints == "layers":
+        made.gradient_checkpointing_enable({"use_reentrant": False})
+    counts = {name: 0 for name in TOWERS if hasattr(made.model, name)}
+    for name in counts:
+        tower = getattr(made.model, name)
+
+        def counted(*_: Any, name: str = name) -> None:
+            counts[name] += 1
+
+        tower.register_forward_pre_hook(counted)
+    shared = wrapped(made, arrangement)
+    inside = None
+    if checkpoints in ("whole", "whole, reentrant"):
+
+        def inside(made: Any, inputs: dict[str, Any]) -> torch.Tensor:
+            return in_a_checkpoint(made, inputs, reentrant="reentrant" in checkpoints)
+
+    state = torch.get_rng_state()
+    loss = step(shared, batches[rank], inside=inside)
+    found = gradients(shared)
+    if "frozen" in arrangement:
+        expected = {name: each for name, each in expected.items() if not any(t in name for t in TOWERS)}
+    return {
+        "loss": abs(loss - losses[rank]),
+        "gradients": max(
+            relative(found.get(name, torch.zeros_like(each)), each) for name, each in expected.items()
+        ),
+        "more": max((found[n].abs().max().item() for n in found.keys() - expected.keys()), default=0.0),
+        "calls": counts,
+        "random": bool(torch.equal(state, torch.get_rng_state())),
+    }

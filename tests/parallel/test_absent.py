@@ -1,0 +1,96 @@
+"""Ranks without images, videos or sounds call the towers as often as the others, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parallel.ranks import Ranks
+
+CLOSE = 1e-4
+
+
+def assert_equal(told: list[dict[str, Any]], *, same_calls: bool = True) -> None:
+    """Losses and gradients are those of upstream, and ranks call the towers equally often."""
+    for each in told:
+        assert each["loss"] < 1e-5
+        assert each["gradients"] < CLOSE
+        assert each["more"] == 0
+        assert each["random"]
+    if same_calls:
+        assert told[0]["calls"] == told[1]["calls"]
+
+
+@pytest.mark.parametrize(
+    "arrangement", ["tower", "blocks", "tower and blocks", "root", "DDP", "frozen tower"]
+)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_rank_without_images(ranks: Ranks, family: str, arrangement: str) -> None:
+    told = ranks.run("absent_cases:facts", 2, family=family, arrangement=arrangement, parts=["image", "text"])
+    assert_equal(told)
+    assert told[0]["calls"] == {"visual": 2}
+
+
+@pytest.mark.parametrize("arrangement", ["half, tower and blocks", "half, blocks"])
+def test_half_precision(ranks: Ranks, arrangement: str) -> None:
+    told = ranks.run(
+        "absent_cases:facts", 2, family="qwen3_vl", arrangement=arrangement, parts=["image", "text"]
+    )
+    for each in told:
+        assert each["loss"] < 5e-2
+        assert each["gradients"] < 0.1
+        assert each["calls"] == {"visual": 2}
+
+
+def test_an_image_against_a_video(ranks: Ranks) -> None:
+    assert_equal(
+        ranks.run(
+            "absent_cases:facts",
+            2,
+            family="qwen3_vl",
+            arrangement="tower and blocks",
+            parts=["video", "image"],
+        )
+    )
+
+
+@pytest.mark.parametrize("arrangement", ["tower and blocks", "root", "DDP"])
+@pytest.mark.parametrize("parts", [["audio", "text"], ["audio", "image"]])
+def test_sounds(ranks: Ranks, parts: list[str], arrangement: str) -> None:
+    told = ranks.run("absent_cases:facts", 2, family="qwen3_omni_moe", arrangement=arrangement, parts=parts)
+    assert_equal(told)
+    assert told[0]["calls"] == {"visual": 2, "audio_tower": 1}
+
+
+@pytest.mark.parametrize("checkpoints", ["layers", "whole", "whole, reentrant"])
+@pytest.mark.parametrize("arrangement", ["tower and blocks", "DDP"])
+def test_checkpoints(ranks: Ranks, arrangement: str, checkpoints: str) -> None:
+    told = ranks.run(
+        "absent_cases:facts", 2, family="qwen3_vl", arrangement=arrangement, parts=["image", "text"],
+        checkpoints=checkpoints,
+    )  # fmt: skip
+    # The first pass of a reentrant checkpoint has no gradients that DistributedDataParallel waits for.
+    assert_equal(told, same_calls=(arrangement, checkpoints) != ("DDP", "whole, reentrant"))
+
+
+@pytest.mark.parametrize("arrangement", ["tower and blocks", "root"])
+def test_upstreams_code_alone_does_not_end(ranks: Ranks, arrangement: str) -> None:
+    with pytest.raises(AssertionError, match=r"more than 12 s|rank \d"):
+        ranks.run(
+            "absent_cases:facts", 2, family="qwen3_vl", arrangement=arrangement, parts=["image", "text"],
+            kernels="eager", limit=12,
+        )  # fmt: skip
+
+
+def test_unused_parameters_that_are_found_need_no_call(ranks: Ranks) -> None:
+    told = ranks.run(
+        "absent_cases:facts", 2, family="qwen3_vl", arrangement="DDP, unused", parts=["image", "text"]
+    )
+    assert [each["calls"]["visual"] for each in told] == [1, 0]
+    assert max(each["gradients"] for each in told) < CLOSE
+
+
+def test_one_process_calls_nothing(ranks: Ranks) -> None:
+    (told,) = ranks.run("absent_cases:facts", 1, family="qwen3_vl", arrangement="tower", parts=["text"])
+    assert told["calls"] == {"visual": 0}

@@ -1,0 +1,214 @@
+"""Calls the tower of images, videos or sounds for a batch that has none, where other processes wait for it.
+
+Where processes share a tower's parameters, its call gathers them and its backward pass reduces gradients: if
+one process does not call it, the others wait for ever. With DistributedDataParallel its gradients are
+missing. There the tower is called with the smallest input, and the embeddings get zero times its result.
+Elsewhere nothing happens: in one process, in evaluation, and where no kernels but upstream's code are wanted.
+
+The optimizer sees gradients of zero, where upstream has none: weight decay and momentum change the tower.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+
+from veomni_hook.errors import ParallelError, VeomniHookWarning
+from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.multimodal.placeholders import Underivable, placeholders
+from veomni_hook.settings import resolve
+
+__all__ = ["plus_zero"]
+
+logger = logging.getLogger("veomni_hook.multimodal")
+#: The modules that were called inside of a DistributedDataParallel which waits for every gradient. A
+#: checkpoint calls them again outside of it.
+_WAITED_FOR: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_said: set[tuple[type, tuple[str, ...]]] = set()
+
+
+def plus_zero(
+    module: nn.Module,
+    inputs_embeds: torch.Tensor,
+    call: Callable[..., Any],
+    *,
+    data: tuple[str, ...],
+    towers: tuple[str, ...],
+    outputs: tuple[str, ...],
+) -> torch.Tensor:
+    """Return ``inputs_embeds``; where other processes wait for the tower, plus zero times its result.
+
+    Random states and the statistics of batch normalisation are as before. The sum does not change if the
+    result is infinite or NaN.
+
+    Args:
+        module: the module whose forward runs.
+        inputs_embeds: ``[batch, positions, width]``.
+        call: calls the method that computes features, with one argument for each name in ``data``.
+        data: the names of its arguments that hold data.
+        towers: the attributes of ``module`` that the method uses.
+        outputs: the attributes of the result that upstream uses; empty: the result itself.
+
+    Raises:
+        ParallelError: in strict mode, if the smallest input is not known. Otherwise that is a warning, once
+            for each class.
+    """
+    if not (module.training and STATE.answering and distributed.is_available()):
+        return inputs_embeds
+    if not (distributed.is_initialized() and distributed.get_world_size() > 1):
+        return inputs_embeds
+    added: torch.Tensor = _plus_zero(module, inputs_embeds, call, data, towers, outputs)
+    return added
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _plus_zero(
+    module: nn.Module,
+    inputs_embeds: torch.Tensor,
+    call: Callable[..., Any],
+    data: tuple[str, ...],
+    towers: tuple[str, ...],
+    outputs: tuple[str, ...],
+) -> torch.Tensor:
+    used = [each for name in towers if isinstance(each := getattr(module, name, None), nn.Module)]
+    why = _why(module, used)
+    if not why:
+        return inputs_embeds
+    dtype = next(
+        (each.dtype for tower in used for each in tower.parameters() if each.is_floating_point()),
+        inputs_embeds.dtype,
+    )
+    try:
+        given = placeholders(data, used, dtype=dtype, device=inputs_embeds.device)
+    except Underivable as reason:
+        _warn(module, data, str(reason))
+        return inputs_embeds
+    _say(module, data, why)
+    with ExitStack() as kept:
+        kept.enter_context(_random_states(inputs_embeds.device))
+        kept.enter_context(_statistics(used))
+        try:
+            result = call(*given)
+        except Exception as error:
+            error.add_note(f"The batch has no {data[0]}, so the tower was called with zeros. {_fix(data)}")
+            raise
+    for value in _tensors([getattr(result, name) for name in outputs] if outputs else result):
+        zero = torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0).mul(0).sum()
+        inputs_embeds = inputs_embeds + zero.to(inputs_embeds.device, inputs_embeds.dtype)
+    return inputs_embeds
+
+
+def _why(module: nn.Module, towers: Sequence[nn.Module]) -> str:
+    """Why other processes wait for the towers; empty if they do not."""
+    # Without gradients, too: a reentrant checkpoint runs the first pass so, and the second with gradients.
+    if _is_sharded(towers):
+        return "its parameters are sharded"
+    active = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    if active is not None and not active.find_unused_parameters and module not in _WAITED_FOR:
+        if any(each is module for each in active.modules()):
+            _WAITED_FOR.add(module)
+    trained = any(each.requires_grad for tower in towers for each in tower.parameters())
+    if module in _WAITED_FOR and trained and torch.is_grad_enabled():
+        return "DistributedDataParallel waits for its gradients"
+    return ""
+
+
+def _is_sharded(towers: Sequence[nn.Module]) -> bool:
+    """Whether a part of the towers belongs to a unit of FSDP, or has a parameter that processes share."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+
+    modules = [each for tower in towers for each in tower.modules()]
+    if any(isinstance(each, FSDPModule | FullyShardedDataParallel) for each in modules):
+        return True
+    for tower in towers:
+        for each in tower.parameters():
+            if isinstance(each, DTensor) and any(
+                placement.is_shard() and each.device_mesh.size(dimension) > 1
+                for dimension, placement in enumerate(each.placements)
+            ):
+                return True
+    # A unit around them has replaced their parameters with whole ones; only its own record names them.
+    inside = set(map(id, modules))
+    return any(id(each) in inside for each in _modules_of_units())
+
+
+def _modules_of_units() -> Iterator[nn.Module]:
+    """The modules whose parameters the units of ``fully_shard`` hold."""
+    from torch.distributed._composable_state import _module_state_mapping
+
+    for held in list(_module_state_mapping.values()):
+        state: Any = held() if isinstance(held, weakref.ref) else held
+        groups = getattr(state, "_fsdp_param_groups", None)
+        for group in groups if groups is not None else [getattr(state, "_fsdp_param_group", None)]:
+            for parameter in getattr(group, "fsdp_params", ()):
+                yield parameter._module_info.module
+
+
+def _random_states(device: torch.device) -> Any:
+    if device.type == "cpu":
+        return torch.random.fork_rng(devices=[])
+    index = device.index if device.index is not None else torch.accelerator.current_device_index()
+    return torch.random.fork_rng(devices=[index], device_type=device.type)
+
+
+@contextmanager
+def _statistics(towers: Sequence[nn.Module]) -> Iterator[None]:
+    """Let batch normalisation change copies of its buffers: their own values may be needed in backward."""
+    norms = [each for tower in towers for each in tower.modules() if isinstance(each, _NormBase)]
+    buffers = [dict(each._buffers) for each in norms]
+    for norm, own in zip(norms, buffers, strict=True):
+        norm._buffers.update({name: None if each is None else each.clone() for name, each in own.items()})
+    try:
+        yield
+    finally:
+        for norm, own in zip(norms, buffers, strict=True):
+            norm._buffers.update(own)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The floating-point tensors in nested tuples, lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _say(module: nn.Module, data: tuple[str, ...], why: str) -> None:
+    if (type(module), data) not in _said:
+        _said.add((type(module), data))
+        logger.info(
+            "%s: batches without %s call the tower with zeros: %s", type(module).__name__, data[0], why
+        )
+
+
+def _warn(module: nn.Module, data: tuple[str, ...], reason: str) -> None:
+    name = type(module).__name__
+    what = f"{name} cannot call its tower for a batch without {data[0]}: {reason}"
+    if resolve().settings.strict:
+        raise ParallelError(what, where=f"{name}.forward", fix=_fix(data))
+    if (type(module), data) not in _said:
+        _said.add((type(module), data))
+        warnings.warn(
+            f"{what}. Processes whose batches have some wait for ever. {_fix(data)}",
+            VeomniHookWarning,
+            stacklevel=5,
+        )
+
+
+def _fix(data: tuple[str, ...]) -> str:
+    return f"Give every process {data[0]} in every batch, or freeze the tower and do not shard it"

@@ -1,0 +1,83 @@
+"""Forwards that call the tower of images, videos or sounds only for batches that have some.
+
+    if pixel_values is not None:
+        image_embeds = self.get_image_features(pixel_values, image_grid_thw, return_dict=True).pooler_output
+
+Where processes share the tower's parameters, all must call it equally often. So code in front of the
+condition calls `veomni_hook.multimodal.absent` where the data is absent; it decides while the model runs
+whether to call the tower. The idiom asks for no kernel.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.idioms.absent_modality.read import EMBEDDINGS, METHODS, Call, calls, read
+from veomni_hook.patches.routes.insertion import before_statement
+from veomni_hook.patches.routes.slot_code import tuple_of
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "absent_modality"
+CANDIDATES = (
+    "every call of self.get_image_features, self.get_video_features or self.get_audio_features in a forward,"
+    " below an if"
+)
+_IMPORT = ("veomni_hook.multimodal", "absent as veomni_absent")
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    if not any(f"self.{name}(" in view.document.source for name in METHODS):
+        return
+    for owner, forward in view.forwards():
+        for call, around in calls(forward):
+            yield _site(view, owner, forward, call, around)
+
+
+def _site(
+    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, call: ast.Call, around: list[ast.If]
+) -> Site:
+    target = f"{owner.name}.forward"
+    try:
+        found = read(view, owner, forward, call, around)
+        edits = before_statement(
+            view, forward, found.condition, _code(found), f"{own_attribute(call.func)} without data"
+        )
+    except (Missed, ValueError) as reason:
+        return Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
+    return Site(
+        OP,
+        target,
+        Status.ROUTED,
+        found.form,
+        captures={"data": ", ".join(found.data), "towers": ", ".join(found.towers)},
+        edits=edits,
+        lineno=call.lineno,
+        imports=(_IMPORT,),
+    )
+
+
+def _code(found: Call) -> str:
+    """The statement that is inserted in front of the condition."""
+    names = ", ".join(found.data)
+    return f"""\
+if {found.without}:
+    {EMBEDDINGS} = veomni_absent.plus_zero(
+        self,
+        {EMBEDDINGS},
+        lambda {names}: {found.text},
+        data={_quoted(found.data)},
+        towers={_quoted(found.towers)},
+        outputs={_quoted(found.outputs)},
+    )
+"""
+
+
+def _quoted(names: tuple[str, ...]) -> str:
+    return tuple_of([f'"{each}"' for each in names])
