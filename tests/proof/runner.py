@@ -106,6 +106,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "nn_layer_norm": prove_module_calls,
         "row_merge": prove_row_merge,
         "count_check": prove_row_merge,
+        "absent_modality": prove_tower,
         "row_join": prove_tower,
         "varlen_attention": prove_tower,
         "patch_projection": prove_module_calls,
