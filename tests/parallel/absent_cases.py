@@ -26,12 +26,20 @@ PARTS: dict[str, list[list[tuple[str, Any]]]] = {
 }
 
 
+def towers_of(made: Any) -> dict[str, Any]:
+    """The towers by name; releases differ in where they are."""
+    holder = made.model if hasattr(made.model, TOWERS[0]) else made
+    return {name: getattr(holder, name) for name in TOWERS if hasattr(holder, name)}
+
+
 def wrapped(made: Any, arrangement: str) -> Any:
     """Return the model as the ranks share it."""
-    towers = [getattr(made.model, name) for name in TOWERS if hasattr(made.model, name)]
+    towers = list(towers_of(made).values())
     if arrangement.startswith("DDP"):
         return DistributedDataParallel(made, find_unused_parameters="unused" in arrangement)
-    units: list[Any] = [] if arrangement == "root" else list(made.model.language_model.layers)
+    units: list[Any] = (
+        [] if arrangement == "root" else list(getattr(made.model, "language_model", made.model).layers)
+    )
     for tower in towers:
         tower.requires_grad_("frozen" not in arrangement)
         units += (getattr(tower, "blocks", None) or tower.layers) if "blocks" in arrangement else []
@@ -103,9 +111,8 @@ def facts(
     made = model(family)
     if checkpoints == "layers":
         made.gradient_checkpointing_enable({"use_reentrant": False})
-    counts = {name: 0 for name in TOWERS if hasattr(made.model, name)}
-    for name in counts:
-        tower = getattr(made.model, name)
+    counts = dict.fromkeys(towers_of(made), 0)
+    for name, tower in towers_of(made).items():
 
         def counted(*_: Any, name: str = name) -> None:
             counts[name] += 1
