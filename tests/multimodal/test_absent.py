@@ -21,12 +21,17 @@ class Model(nn.Module):
         super().__init__()
         self.tower = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Dropout(0.5))
         self.tower.config = SimpleNamespace(**config)
+        self.unused = nn.Parameter(torch.ones(()))
         self.scale, self.calls = scale, 0
 
     def features(self, pixels: torch.Tensor) -> Any:
         self.calls += 1
         found = self.tower(pixels)
-        return SimpleNamespace(pooler_output=(found * self.scale,), deepstack_features=[found[0], [found]])
+        return SimpleNamespace(
+            pooler_output=(found * self.scale,),
+            deepstack_features=[found[0], [found]],
+            last_hidden_state=found * self.unused,
+        )
 
     def run(self, embeds: torch.Tensor, **changes: Any) -> torch.Tensor:
         told = {
@@ -60,6 +65,16 @@ def test_embeddings_keep_their_values(scale: float, dtype: torch.dtype) -> None:
     assert torch.allclose(embeds.grad, 2 * embeds.detach())
     if scale == 1:
         assert all(each.grad is not None and not each.grad.any() for each in model.tower.parameters())
+
+
+@pytest.mark.usefixtures("shared")
+def test_what_upstream_does_not_use_gets_no_gradient() -> None:
+    model = Model(image_size=5)
+    model.run(torch.zeros(1, 1, 4), outputs=("pooler_output",)).sum().backward()
+    assert model.unused.grad is None
+    assert model.tower[0].weight.grad is not None
+    model.run(torch.zeros(1, 1, 4), outputs=("last_hidden_state",)).sum().backward()
+    assert model.unused.grad is not None
 
 
 @pytest.mark.usefixtures("shared")
