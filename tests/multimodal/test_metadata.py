@@ -55,6 +55,16 @@ def test_metadata_is_what_the_tower_takes(family):
     assert found["position_ids"].shape == (3, 1, found["input_ids"].shape[1])
 
 
+def test_what_the_tower_takes_otherwise_is_left_to_it():
+    """Sizes of a second kind are arguments of the tower: what needs them is no step."""
+    from transformers import VideoLlama3Config
+
+    add = collate_metadata(VideoLlama3Config())
+    assert [step.results for step in add.steps] == [("cu_seqlens", "max_seqlen")]
+    found = add({"image_grid_thw": torch.tensor([[1, 4, 6]])})
+    assert found["image_cu_seqlens"].tolist() == [0, 24]
+
+
 def test_what_a_batch_has_already_stays():
     made = model("qwen2_5_vl")
     inputs = batch("qwen2_5_vl", BATCHES["images"])

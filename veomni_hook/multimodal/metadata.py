@@ -27,6 +27,7 @@ from veomni_hook.multimodal.positions import (
     understanding,
 )
 from veomni_hook.patches.code.expressions import chain
+from veomni_hook.patches.idioms.host_metadata.read import precomputed_names
 
 __all__ = ["CollateMetadata", "collate_metadata"]
 
@@ -146,12 +147,27 @@ def _steps(config: Any) -> Iterator[Step]:
             continue
         with torch.device("meta"):
             tower = kind._from_config(sight)
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(kind.forward))))
-        for node in ast.walk(tree):
+        known = {_SIZES}
+        calls = (node for node in ast.walk(_parsed(kind.forward)) if isinstance(node, ast.Assign))
+        for node in sorted(calls, key=lambda each: each.lineno):
             step = _step(node, module, tower)
-            if step is not None:
+            # What needs another result, or one that the tower takes under another name, the tower computes.
+            if step is not None and _named(step) <= known:
+                known.update(step.results)
                 yield step
         return
+
+
+def _parsed(function: Any) -> ast.FunctionDef:
+    """The definition of a function, without what decorators have put around it."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
+    assert isinstance(definition, ast.FunctionDef)  # noqa: S101
+    return definition
+
+
+def _named(step: Step) -> set[str]:
+    given = (*step.arguments, *step.keywords.values())
+    return {each.name for each in given if isinstance(each, Named)}
 
 
 def _is_tower(kind: Any, sight: Any) -> bool:
@@ -168,9 +184,9 @@ def _is_tower(kind: Any, sight: Any) -> bool:
     )
 
 
-def _step(node: ast.AST, module: Any, tower: Any) -> Step | None:
+def _step(node: ast.Assign, module: Any, tower: Any) -> Step | None:
     """The step of an assignment ``a, b = function(..., kwargs=kwargs)``; None for other statements."""
-    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or len(node.targets) != 1:
+    if not isinstance(node.value, ast.Call) or len(node.targets) != 1:
         return None
     call, target = node.value, node.targets[0]
     given = {each.arg: each.value for each in call.keywords}
@@ -179,6 +195,9 @@ def _step(node: ast.AST, module: Any, tower: Any) -> Step | None:
         return None
     targets = target.elts if isinstance(target, ast.Tuple) else [target]
     results = tuple(each.id for each in targets if isinstance(each, ast.Name))
+    taken = precomputed_names(_parsed(getattr(module, call.func.id)))
+    if taken and set(taken) != set(results):
+        return None
     try:
         arguments = tuple(_argument(each, tower) for each in call.args)
         keywords = {str(name): _argument(value, tower) for name, value in given.items()}

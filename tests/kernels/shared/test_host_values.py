@@ -80,8 +80,23 @@ def test_an_origin_is_read_when_the_result_is():
     assert host_copy(result).tolist() == [4, 6]
 
 
-def test_inference_tensors_have_no_version():
+def test_an_origin_that_was_changed_since_is_not_read():
+    origin, result = elsewhere(2), elsewhere(2)
+    note_copy(origin, torch.tensor([1, 2]))
+    note_origin(result, torch.neg, origin)
+    origin.add_(1)
+    note_copy(origin, torch.tensor([2, 3]))
+    assert known_copy(result) is None
+    with pytest.raises(NotImplementedError):
+        host_copy(result)
+
+
+def test_what_was_read_of_an_inference_tensor_is_not_kept():
     with torch.inference_mode():
-        tensor = elsewhere(2)
-    note_copy(tensor, torch.tensor([3, 4]))
-    assert host_copy(tensor).tolist() == [3, 4]
+        tensor = torch.tensor([1, 2])
+        assert derived(tensor, torch.Tensor.tolist) == [1, 2]
+        tensor += 1
+        assert derived(tensor, torch.Tensor.tolist) == [2, 3]
+        noted = elsewhere(2)
+    note_copy(noted, torch.tensor([3, 4]))
+    assert host_copy(noted).tolist() == [3, 4]

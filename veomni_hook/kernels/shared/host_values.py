@@ -27,7 +27,8 @@ class _Known:
     version: int
     copy: torch.Tensor | None = None
     #: Makes the copy from others: of what the tensor was computed from.
-    origin: Callable[[], torch.Tensor] | None = None
+    #: None if these were changed since.
+    origin: Callable[[], torch.Tensor | None] | None = None
     #: Whether that makes nobody wait.
     origin_known: Callable[[], bool] = bool
     derived: dict[Any, Any] = field(default_factory=dict)
@@ -44,10 +45,14 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor
     known = _known(tensor)
-    if known.copy is None:
-        known.copy = tensor.detach().to("cpu") if known.origin is None else known.origin()
-        known.origin = None
-    return known.copy
+    if known.copy is not None:
+        return known.copy
+    followed = None if known.origin is None else known.origin()
+    copy = tensor.detach().to("cpu") if followed is None else followed
+    known.origin, known.origin_known = None, bool
+    if not tensor.is_inference():
+        known.copy = copy
+    return copy
 
 
 def host_copies(*tensors: torch.Tensor) -> None:
@@ -87,14 +92,20 @@ def note_origin(
     Reading them then waits for ``origins`` only, whose values may be known. Returns ``tensor``.
     """
     if tensor.device.type != "cpu":
-        known = _known(tensor)
-        known.origin = lambda: compute(*map(host_copy, origins))
-        known.origin_known = lambda: all(known_copy(each) is not None for each in origins)
+        known, versions = _known(tensor), [_version(each) for each in origins]
+
+        def unchanged() -> bool:
+            return [_version(each) for each in origins] == versions
+
+        known.origin = lambda: compute(*map(host_copy, origins)) if unchanged() else None
+        known.origin_known = lambda: unchanged() and all(known_copy(each) is not None for each in origins)
     return tensor
 
 
 def derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: Any) -> _Value:
     """Return ``make(host_copy(tensor), *arguments)``, computed once for a tensor; arguments are hashable."""
+    if tensor.is_inference():
+        return make(host_copy(tensor), *arguments)
     values = _known(tensor).derived
     key = (make, *arguments)
     if key not in values:
@@ -105,9 +116,13 @@ def derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: Any) 
 
 def _known(tensor: torch.Tensor) -> _Known:
     number = id(tensor)
-    # Tensors of inference mode have no version.
-    version = 0 if tensor.is_inference() else tensor._version
+    version = _version(tensor)
     known = _KNOWN.get(number)
     if known is None or known.version != version or known.tensor() is not tensor:
         known = _KNOWN[number] = _Known(ref(tensor, lambda _: _KNOWN.pop(number, None)), version)
     return known
+
+
+def _version(tensor: torch.Tensor) -> int:
+    # Tensors of inference mode have none, so what was read of them is not kept.
+    return 0 if tensor.is_inference() else tensor._version
