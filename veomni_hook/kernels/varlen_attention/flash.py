@@ -10,7 +10,7 @@ import torch
 from veomni_hook.kernels.varlen_attention import operand_checks
 from veomni_hook.kernels.varlen_attention.operand_checks import dtype_of, lengths_of
 
-__all__ = ["full", "refuses", "unfit"]
+__all__ = ["full", "packed", "refuses", "unfit"]
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _WIDEST, _MULTIPLE = 256, 8
@@ -29,28 +29,26 @@ def full(
 
     Saved: query, key, value, the output, and the logarithm of each row's sum in float32.
     """
-    dtype = dtype_of(query)
-    q, k, v = (each[0].to(dtype).transpose(0, 1) for each in (query, key, value))
-    bounds = cu_seqlens.to(device=query.device, dtype=torch.int32)
-    longest = max(lengths_of(cu_seqlens))
+    *tensors, bounds, longest = packed(query, key, value, cu_seqlens)
     output: torch.Tensor = _OPERATOR(
-        q, k, v, bounds, bounds, longest, longest, 0.0, False, False, scale=options.get("scaling")
+        *tensors, bounds, bounds, longest, longest, 0.0, False, False, scale=options.get("scaling")
     )[0]
     return output.unsqueeze(0)
 
 
-def refuses(
-    owner: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    cu_seqlens: Any,
-    attention: Callable[..., Any],
-    options: Mapping[str, Any],
-) -> str | None:
+def packed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor
+) -> list[Any]:
+    """Return the tensors as ``[positions, heads, width]``, the int32 boundaries, and the longest length."""
+    dtype = dtype_of(query)
+    tensors = [each[0].to(dtype).transpose(0, 1) for each in (query, key, value)]
+    bounds = cu_seqlens.to(device=query.device, dtype=torch.int32)
+    return [*tensors, bounds, max(lengths_of(cu_seqlens))]
+
+
+def refuses(owner: Any, query: Any, key: Any, value: Any, *others: Any) -> str | None:
     """Return why this call must run another kernel or the upstream code, or None."""
-    reason = operand_checks.refuses(owner, query, key, value, cu_seqlens, attention, options)
-    if reason is not None:
+    if (reason := operand_checks.refuses(owner, query, key, value, *others)) is not None:
         return reason
     if torch.version.hip is not None:
         return "torch's flash attention with boundaries was not checked on ROCm"
