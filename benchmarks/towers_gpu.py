@@ -35,13 +35,16 @@ _QWEN3_SIGHT = {
     "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "out_hidden_size": 4096,
     "deepstack_visual_indexes": [8, 16, 24],
 }  # fmt: skip
+_SOUND = {"d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120}
+_SECONDS_30 = 3000
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e6}
 _QWEN25 = {"rope_parameters": {**_SECTIONS, "mrope_section": [16, 24, 24]}}
 _QWEN3 = {"rope_parameters": {**_SECTIONS, "mrope_section": [24, 20, 20], "mrope_interleaved": True}}
+_EXPERTS = {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
 
 
 def case(kind: str, text: dict[str, Any], sight: dict[str, Any], **more: Any) -> Family:
-    """Return a case: a model, its configuration, the sizes of its images, and the tokens of text."""
+    """Return a case: a model, its configuration, what its batch holds, and the tokens of text."""
     given = {"text_config": text, "vision_config": sight, **more}
     return Family(kind, given, batch=2, length=2048)
 
@@ -61,11 +64,16 @@ CASES = {
     ),
     "Qwen3-VL-30B-A3B": case(
         "qwen3_vl_moe",
-        shape(2048, 6144, 3, "32 4 128", 151_936)
-        | {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
-        | _QWEN3,
+        shape(2048, 6144, 3, "32 4 128", 151_936) | _EXPERTS | _QWEN3,
         _QWEN3_SIGHT | {"out_hidden_size": 2048},
         images=_IMAGES,
+    ),
+    "Qwen3-Omni-30B-A3B thinker": case(
+        "qwen3_omni_moe_thinker",
+        shape(2048, 768, 3, "32 4 128", 152_064) | _EXPERTS | _QWEN3,
+        _QWEN3_SIGHT | {"depth": 1, "out_hidden_size": 2048, "deepstack_visual_indexes": []},
+        audio_config=_SOUND | {"output_dim": 2048, "num_mel_bins": 128},
+        sounds=[_SECONDS_30] * 8,
     ),
 }
 
@@ -101,11 +109,11 @@ def record(name: str, case: Family, facts: Facts, options: argparse.Namespace) -
     known = json.loads(options.out.read_text())["cases"] if options.out.exists() else []
     now = circumstances("towers_gpu", options.device)
     now["dtype"] = "bfloat16"
-    images = len(case.fields["images"])
+    parts = [f"{len(case.fields[name])} {name}" for name in ("images", "sounds") if name in case.fields]
     row = {
         "case": name,
         "date": now["date"],
-        "shape": f"{images} images, {case.batch} x {case.length} of text",
+        "shape": f"{', '.join(parts)}, {case.batch} x {case.length} of text",
     }
     rows = {one["case"]: one for one in known} | {name: row | {"sides": facts}}
     write(now | {"cases": [rows[key] for key in CASES if key in rows]}, options.out)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from veomni_hook import accelerator
 from veomni_hook.bench.problem import Problem, Side, beside, made
 from veomni_hook.kernels.shared.host_values import note_copy
+from veomni_hook.kernels.varlen_attention import torch as batched
 
 __all__ = ["problems"]
 
@@ -54,7 +55,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
 
 def _sides(bounds: torch.Tensor, device: str) -> dict[str, Side]:
     found: dict[str, Side] = {"eager": partial(_upstream, bounds=bounds)}
-    for name, side in beside("varlen_attention", "full", device).items():
+    for name, side in {"torch": batched.full, **beside("varlen_attention", "full", device)}.items():
         found[name] = partial(_kernel, bounds=bounds, side=side)
     return found
 
