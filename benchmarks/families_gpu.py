@@ -73,8 +73,9 @@ def measured(
     *,
     profile: bool = False,
     trained: Mapping[str, Sequence[str]] = PROCESSES,
+    rounds: int = ROUNDS,
 ) -> Facts:
-    """Return what each side of a family took; sides that cannot run have ``error``.
+    """Return what each side of a family took in ``rounds`` turns; sides that cannot run have ``error``.
 
     ``trained`` lists the sides of each process.
     """
@@ -89,7 +90,7 @@ def measured(
         facts = {side: one for part in pool.map(built, processes) for side, one in part.items()}
     print(f"first steps: {time.perf_counter() - began:.0f} s", end="", flush=True)
     turns: dict[str, list[dict[str, Any]]] = {side: [] for side in facts if "error" not in facts[side]}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for side in turns:
             turns[side].append(at[side].ask("steps", side=side, number=STEPS))
     print(f", turns until {time.perf_counter() - began:.0f} s", end="", flush=True)

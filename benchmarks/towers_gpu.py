@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks._families import Family, shape
 from benchmarks._record import RESULTS
-from benchmarks.families_gpu import Facts, Process, line, measured
+from benchmarks.families_gpu import ROUNDS, Facts, Process, line, measured
 
 PROCESSES = {
     "upstream": ("eager", "eager+metadata", "compile"),
@@ -83,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help="beginnings of names")
     parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each side")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULTS / TARGET)
     options = parser.parse_args()
@@ -95,7 +96,7 @@ def main() -> None:
     }
     for name, each in CASES.items():
         if any(name.startswith(one) for one in options.cases or [""]):
-            facts = measured(each, processes, sides, trained=PROCESSES)
+            facts = measured(each, processes, sides, trained=PROCESSES, rounds=options.rounds)
             print(line(name, facts), flush=True)
             record(name, each, facts, options)
     for process in processes.values():

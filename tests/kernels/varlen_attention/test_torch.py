@@ -22,6 +22,7 @@ LENGTHS = {
     "mixed": [4, 2, 4, 4, 2],
     "runs": [4, 4, 2, 2],
     "empty ones": [0, 3, 0, 3, 2, 0],
+    "in turn": [3, 2, 2, 5] * 5,
 }
 OPTIONS: dict[str, Any] = {"attention_mask": None, "scaling": 0.3, "dropout": 0.0, "is_causal": False}
 OWNER = SimpleNamespace(is_causal=False, training=True, num_key_value_groups=1)
@@ -91,15 +92,18 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_segments_of_a_length_are_one_call_and_boundaries_are_read_once():
-    tensors, bounds = operands([4, 2, 4, 4, 2])
+@pytest.mark.parametrize(
+    ("lengths", "number"), [([4, 4, 4, 4], 1), ([4, 4, 2, 3, 3], 3), ([4, 2, 4, 2], 4), ([4, 2] * 6, 2)]
+)
+def test_calls_are_few_and_boundaries_are_read_once(lengths, number):
+    tensors, bounds = operands(lengths)
     operand_checks.lengths_of(bounds)
     for _ in range(2):
         with Calls() as calls:
             ours.full(*tensors, bounds, sdpa_attention_forward, OPTIONS)
             assert operand_checks.refuses(OWNER, *tensors, bounds, sdpa_attention_forward, OPTIONS) is None
         attention = [name for name in calls.names if "attention" in name]
-        assert len(attention) == 2
+        assert len(attention) == number
         assert "_local_scalar_dense" not in calls.names
 
 

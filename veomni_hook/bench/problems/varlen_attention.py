@@ -15,8 +15,9 @@ import torch
 from torch.nn import functional
 
 from veomni_hook import accelerator
-from veomni_hook.bench.problem import Problem, Side, beside, made
+from veomni_hook.bench.problem import Problem, Side, made
 from veomni_hook.kernels.shared.host_values import note_copy
+from veomni_hook.kernels.varlen_attention import flash
 from veomni_hook.kernels.varlen_attention import torch as batched
 
 __all__ = ["problems"]
@@ -39,24 +40,29 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         total = sum(lengths)
         host = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         bounds = note_copy(host.to(device), host)
-        leaves = [made(1, heads, total, width, device=device) for _ in range(3)]
+        # As in a tower: positions come first in memory.
+        leaves = [made(total, heads, width, device=device).transpose(0, 1).unsqueeze(0) for _ in range(3)]
         pairs = sum(length * length for length in lengths)
         flops = 4 * pairs * width * heads
         yield Problem(
             op="varlen_attention",
             shape=f"{name}, {heads} heads of {width}",
             leaves=leaves,
-            sides=_sides(bounds, device),
+            sides=_sides(leaves[0], bounds, device),
             limit="flops",
             work={"forward": flops, "step": flops * 7 // 2},
             incoming={"backward": [made(1, total, heads, width, device=device)]},
         )
 
 
-def _sides(bounds: torch.Tensor, device: str) -> dict[str, Side]:
+def _sides(q: torch.Tensor, bounds: torch.Tensor, device: str) -> dict[str, Side]:
     found: dict[str, Side] = {"eager": partial(_upstream, bounds=bounds)}
-    for name, side in {"torch": batched.full, **beside("varlen_attention", "full", device)}.items():
-        found[name] = partial(_kernel, bounds=bounds, side=side)
+    found["runs"] = partial(_kernel, bounds=bounds, side=batched.full)
+    if device == "cuda":
+        found["flash"] = partial(_kernel, bounds=bounds, side=flash.full)
+    found["ours"] = found[
+        "flash" if device == "cuda" and flash.loses(None, q, q, q, bounds) is None else "runs"
+    ]
     return found
 
 

@@ -1,13 +1,14 @@
-"""Attention by segment with one call of torch's fused attention for all segments of a length.
+"""Attention by segment with one call of torch's fused attention for each run of segments of one length.
 
-Segments of equal length are a batch. Most windows of a tower are of one length, and so are the frames of a
-video; images mostly differ, and then each has its own call, as upstream.
+Segments of equal length that follow one another are a batch. Windows of a tower are mostly of one length, and
+so are the frames of a video. Images mostly differ: then each has its own call, as upstream. Where many short
+runs take turns, positions are sorted by the length of their segment first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -16,23 +17,25 @@ from torch.nn import functional
 from veomni_hook.kernels.shared.host_values import derived
 from veomni_hook.kernels.varlen_attention.operand_checks import lengths_of
 
-__all__ = ["full"]
+__all__ = ["Run", "full", "runs_of"]
+
+#: Sorting passes eight times over memory in a step; a call and its backward cost the host some 150 us.
+_FEW_CALLS = 8
 
 
-class _Batch(NamedTuple):
-    """Segments of one length: those from ``start`` on if they follow each other, else at ``positions``."""
+class Run(NamedTuple):
+    """So many segments of one length, next to each other."""
 
     length: int
     segments: int
-    start: int
-    positions: torch.Tensor | None
 
 
 class _Plan(NamedTuple):
-    """All batches, and where each position of the sequence is in them; None: in order."""
+    """The runs; where positions are sorted, which one comes at each place, and the inverse of that."""
 
-    batches: tuple[_Batch, ...]
-    order: torch.Tensor | None
+    runs: tuple[Run, ...]
+    order: torch.Tensor | None = None
+    inverse: torch.Tensor | None = None
 
 
 def full(
@@ -44,55 +47,84 @@ def full(
     options: Mapping[str, Any],
 ) -> torch.Tensor:
     """Return attention within the segments; see `reference.full`. Saved: what torch's operator saves."""
-    plan = derived(cu_seqlens, _plan, query.device)
+    runs, order, inverse = derived(cu_seqlens, _plan, query.device)
+    tensors = [each[0] for each in (query, key, value)]
+    if order is not None:
+        tensors = [_sorted(each, 1, order, inverse) for each in tensors]
+    sizes = [run.length * run.segments for run in runs]
+    # One split: its backward joins the parts' gradients once, where slices would add as many full tensors.
+    parts = (
+        zip(*(torch.split(each, sizes, dim=1) for each in tensors), strict=True)
+        if len(runs) > 1
+        else [tensors]
+    )
     outputs = []
-    for batch in plan.batches:
-        q, k, v = (_taken(each, batch) for each in (query, key, value))
+    for run, part in zip(runs, parts, strict=True):
+        q, k, v = (_batch(each, run) for each in part)
         output = functional.scaled_dot_product_attention(
             q, k, v, scale=options.get("scaling"), enable_gqa=q.shape[1] != k.shape[1]
         )
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    if plan.order is not None:
-        joined = joined.index_select(0, plan.order)
+    if inverse is not None:
+        joined = _sorted(joined, 0, inverse, order)
     return joined.unsqueeze(0).contiguous()
 
 
-def _taken(tensor: torch.Tensor, batch: _Batch) -> torch.Tensor:
-    """Return ``[1, heads, positions, width]`` at a batch, as ``[segments, heads, length, width]``."""
-    size = batch.segments * batch.length
-    if batch.positions is None:
-        part = tensor[0, :, batch.start : batch.start + size]
-    else:
-        part = tensor[0].index_select(1, batch.positions)
-    heads, _, width = part.shape
-    return part.reshape(heads, batch.segments, batch.length, width).transpose(0, 1)
+def runs_of(cu_seqlens: torch.Tensor) -> tuple[Run, ...]:
+    """Return the runs of segments in order, without empty ones."""
+    lengths = filter(None, lengths_of(cu_seqlens))
+    return tuple(Run(length, len(list(segments))) for length, segments in groupby(lengths))
+
+
+def _batch(tensor: torch.Tensor, run: Run) -> torch.Tensor:
+    """Return ``[heads, positions, width]`` of a run as ``[segments, heads, length, width]``."""
+    heads, _, width = tensor.shape
+    return tensor.reshape(heads, run.segments, run.length, width).transpose(0, 1)
 
 
 def _plan(cu_seqlens: torch.Tensor, device: torch.device) -> _Plan:
-    """Return the batches of the segments; indices are on ``device``."""
-    starts: dict[int, list[int]] = {}
-    start = 0
-    for length in lengths_of(cu_seqlens):
-        if length:
-            starts.setdefault(length, []).append(start)
-        start += length
-    batches = [_batch(length, first, device) for length, first in starts.items()]
-    in_order = all(batch.positions is None for batch in batches) and [b.start for b in batches] == sorted(
-        b.start for b in batches
+    """Return the calls for the segments; indices are on ``device``."""
+    runs = runs_of(cu_seqlens)
+    lengths = sorted({run.length for run in runs})
+    if len(runs) - len(lengths) <= _FEW_CALLS:
+        return _Plan(runs)
+    of_position = torch.repeat_interleave(
+        torch.tensor([run.length for run in runs]),
+        torch.tensor([run.length * run.segments for run in runs]),
     )
-    if in_order:
-        return _Plan(tuple(batches), None)
-    taken = torch.cat([_positions(length, first) for length, first in starts.items()])
-    return _Plan(tuple(batches), taken.argsort().to(device, non_blocking=True))
+    order = of_position.argsort(stable=True)
+    counts = {length: sum(run.segments for run in runs if run.length == length) for length in lengths}
+    sent = (each.to(device, non_blocking=True) for each in (order, order.argsort()))
+    return _Plan(tuple(Run(*each) for each in counts.items()), *sent)
 
 
-def _batch(length: int, starts: list[int], device: torch.device) -> _Batch:
-    following = all(second - first == length for first, second in pairwise(starts))
-    positions = None if following else _positions(length, starts).to(device, non_blocking=True)
-    return _Batch(length, len(starts), starts[0], positions)
+def _sorted(
+    tensor: torch.Tensor, dim: int, order: torch.Tensor, inverse: torch.Tensor | None
+) -> torch.Tensor:
+    found: torch.Tensor = _Sorted.apply(tensor, dim, order, inverse)  # type: ignore[no-untyped-call]
+    return found
 
 
-def _positions(length: int, starts: list[int]) -> torch.Tensor:
-    """Return the positions of segments of one length, in order."""
-    return (torch.tensor(starts)[:, None] + torch.arange(length)).flatten()
+class _Sorted(torch.autograd.Function):
+    """A permutation. Its backward takes the inverse, where `index_select`'s would add with atomics."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, dim: int, order: torch.Tensor, inverse: torch.Tensor
+    ) -> torch.Tensor:
+        """Return ``tensor`` with positions along ``dim`` in ``order``."""
+        ctx.dim = dim
+        ctx.save_for_backward(order, inverse)
+        return _taken(tensor, dim, order)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        """Return the gradient in the first order."""
+        order, inverse = ctx.saved_tensors
+        return _sorted(gradients[0], ctx.dim, inverse, order), None, None, None
+
+
+def _taken(tensor: torch.Tensor, dim: int, order: torch.Tensor) -> torch.Tensor:
+    """Return a new tensor whose positions come first in memory, as in a tower."""
+    return tensor.movedim(dim, 0).index_select(0, order).movedim(0, dim)

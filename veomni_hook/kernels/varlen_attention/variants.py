@@ -11,6 +11,7 @@ _FLASH = backend(
     "flash",
     ".flash:{variant}",
     refuses=".flash:refuses",
+    loses=".flash:loses",
     requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
     description="torch's flash attention with boundaries: one launch for all segments, half precision",
 )
