@@ -53,11 +53,7 @@ def full(
         tensors = [_sorted(each, 1, order, inverse) for each in tensors]
     sizes = [run.length * run.segments for run in runs]
     # One split: its backward joins the parts' gradients once, where slices would add as many full tensors.
-    parts = (
-        zip(*(torch.split(each, sizes, dim=1) for each in tensors), strict=True)
-        if len(runs) > 1
-        else [tensors]
-    )
+    parts = zip(*(torch.split(each, sizes, dim=1) for each in tensors), strict=True)
     outputs = []
     for run, part in zip(runs, parts, strict=True):
         q, k, v = (_batch(each, run) for each in part)
