@@ -74,10 +74,12 @@ def measured(
     profile: bool = False,
     trained: Mapping[str, Sequence[str]] = PROCESSES,
     rounds: int = ROUNDS,
+    together: bool = True,
 ) -> Facts:
     """Return what each side of a family took in ``rounds`` turns; sides that cannot run have ``error``.
 
-    ``trained`` lists the sides of each process.
+    ``trained`` lists the sides of each process. First steps run ``together`` in all processes, unless these
+    have not enough memory for that.
     """
     at = {side: process for name, process in processes.items() for side in trained[name] if side in sides}
 
@@ -86,7 +88,7 @@ def measured(
         return {side: at[side].ask("build", family=list(family), side=side) for side in own}
 
     began = time.perf_counter()
-    with ThreadPoolExecutor(len(processes)) as pool:
+    with ThreadPoolExecutor(len(processes) if together else 1) as pool:
         facts = {side: one for part in pool.map(built, processes) for side, one in part.items()}
     print(f"first steps: {time.perf_counter() - began:.0f} s", end="", flush=True)
     turns: dict[str, list[dict[str, Any]]] = {side: [] for side in facts if "error" not in facts[side]}

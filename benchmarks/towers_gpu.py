@@ -96,7 +96,7 @@ def main() -> None:
     }
     for name, each in CASES.items():
         if any(name.startswith(one) for one in options.cases or [""]):
-            facts = measured(each, processes, sides, trained=PROCESSES, rounds=options.rounds)
+            facts = measured(each, processes, sides, trained=PROCESSES, rounds=options.rounds, together=False)
             print(line(name, facts), flush=True)
             record(name, each, facts, options)
     for process in processes.values():
