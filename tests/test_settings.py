@@ -71,6 +71,7 @@ def test_the_nearest_file_upward_counts(tmp_path: Path) -> None:
         ({"VEOMNI_TRACEBACK": "full"}, "traceback", "full"),
         ({"VEOMNI_SPEECH": "0"}, "speech", False),
         ({}, "speech", True),
+        ({"VEOMNI_HOST_VALUES": "1"}, "host_values", True),
         ({"VEOMNI_PARALLEL": " ep=4, sp = 2 "}, "parallel", "sp=2,ep=4"),
         ({"VEOMNI_PARALLEL": "sp=1"}, "parallel", ""),
         ({"VEOMNI_PARALLEL": "none"}, "parallel", ""),

@@ -119,6 +119,7 @@ class Settings:
         banner: print once, on rank 0, what is patched in a model that runs.
         parallel: sizes of the parallel axes, `sp=2,ep=4`; empty: none. An axis of size 1 is left out.
         speech: False leaves the parts of a model that make speech unbuilt, so that the rest can be trained.
+        host_values: keep the integers of a batch on the host when accelerate or Trainer moves it to a device.
         traceback: `short` removes this package's frames from the tracebacks of errors that an import
             raises, `full` keeps them.
     """
@@ -139,6 +140,7 @@ class Settings:
     traceback: str = "short"
     parallel: str = ""
     speech: bool = True
+    host_values: bool = False
 
     def axis(self, name: str) -> int:
         """Return the size of a parallel axis (`AXES`)."""
@@ -163,6 +165,7 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "traceback": _traceback,
     "parallel": _parallel,
     "speech": _boolean,
+    "host_values": _boolean,
 }
 
 ENVIRONMENT = {
@@ -182,6 +185,7 @@ ENVIRONMENT = {
     "traceback": "VEOMNI_TRACEBACK",
     "parallel": "VEOMNI_PARALLEL",
     "speech": "VEOMNI_SPEECH",
+    "host_values": "VEOMNI_HOST_VALUES",
 }
 
 #: Set, to its process id, by the process that printed the banner: its children do not print it again.

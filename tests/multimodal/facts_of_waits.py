@@ -2,8 +2,8 @@
 
     python -m tests.multimodal.facts_of_waits [family ...]
 
-The hook is on if the environment has ``FACTS_HOOK=1``. Prints JSON: by family, batch and ``plain`` or
-``metadata`` (with `collate_metadata`), the operators with the lines that called them, and the loss.
+The hook is on if the environment has ``FACTS_HOOK=1``. Prints JSON: by family, batch and ``plain``,
+``metadata`` (with `collate_metadata`) or ``host_values`` (with that setting), the operators with the lines that called them, and the loss.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.multimodal.pretended import KIND, Waits, on_device, sent
 from veomni_hook.kernels.row_merge import rules
 from veomni_hook.kernels.selection.declaration import Requirement
 from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.multimodal import batches as batches_of
 from veomni_hook.multimodal import collate_metadata, counts
 
 
@@ -68,6 +69,7 @@ def main(*families: str) -> None:
             found.setdefault(family, {})[name] = {
                 "plain": waits(made, sent(plain)),
                 "metadata": waits(made, sent({**known, **extra})),
+                "host_values": waits(made, batches_of.sent(sent, accepted(made, batch(family, samples)))),
             }
     print(json.dumps(found), flush=True)
     # Torch ends the pretended device's threads by aborting the process.

@@ -24,10 +24,11 @@ def test_a_step_waits_once_at_most(waits, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_with_metadata_never_waits(waits, family):
+def test_a_step_with_metadata_or_host_values_never_waits(waits, family):
     for name, found in waits[family].items():
-        assert found["metadata"]["where"] == {}, name
-        assert found["metadata"]["loss"] == found["plain"]["loss"]
+        for way in ("metadata", "host_values"):
+            assert found[way]["where"] == {}, (name, way)
+            assert found[way]["loss"] == found["plain"]["loss"]
 
 
 def test_without_the_hook_it_waits_many_times(facts):

@@ -23,6 +23,7 @@ __all__ = ["asks_idioms", "config_names", "device_of", "is_on", "may_be_patched"
 _REMOTE = "dynamic_module_utils"
 _LOADING = "modeling_utils_experts"
 _SEQUENCES = frozenset(("accelerate_accelerator", "modeling_utils", "trainer"))
+_BATCHES = frozenset(("accelerate_data_loader", "trainer_batches"))
 _EXPERTS = frozenset((_LOADING, "accelerate_accelerator_experts", "trainer_experts"))
 
 
@@ -58,6 +59,8 @@ def is_on(spec: str, settings: Settings) -> bool:
         return settings.remote_code
     if name in _SEQUENCES:
         return settings.axis("sp") > 1
+    if name in _BATCHES:
+        return settings.host_values
     if name in _EXPERTS:
         # In other releases the module that loads models is patched nevertheless, to say which divide experts.
         return settings.axis("ep") > 1 and (name == _LOADING or divides_experts())

@@ -24,8 +24,8 @@ SHARED = frozenset(
 )
 #: The targets of other packages: layers that they put into models.
 LAYERS = frozenset(("peft.tuners.lora.bnb", "peft.tuners.lora.layer"))
-#: The targets that divide data among processes.
-DATA = frozenset(("accelerate.accelerator", "transformers.trainer"))
+#: The targets that divide data among processes, or move it to devices.
+DATA = frozenset(("accelerate.accelerator", "accelerate.data_loader", "transformers.trainer"))
 
 
 def is_target(fullname: str) -> bool:

@@ -2,8 +2,8 @@
 
 ``<family>.py`` in this folder holds the patch configs of ``transformers.models.<family>.modeling_<family>``,
 ``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share, and
-``shared/accelerate_<name>.py`` those of ``accelerate.<name>``; what only expert parallelism needs of a shared
-module is in a file with ``_experts`` behind its name.
+``shared/accelerate_<name>.py`` those of ``accelerate.<name>``. What only one setting needs of a shared module
+is in a file with ``_experts`` (expert parallelism) or ``_batches`` (values on the host) behind its name.
 
 A spec is for a single module that formulas cannot cover: a model whose code must change, or a site that must
 not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find them in every
@@ -18,6 +18,7 @@ __all__ = ["all_spec_modules", "families", "spec_modules"]
 
 _PREFIX = "transformers.models."
 _PACKAGES = ("transformers", "accelerate")
+_PARTS = ("_experts", "_batches")
 
 
 def families() -> dict[str, tuple[str, ...]]:
@@ -28,14 +29,15 @@ def families() -> dict[str, tuple[str, ...]]:
 def spec_modules(source_module: str) -> list[str]:
     """Return the names of the spec modules that cover ``source_module``; none is imported.
 
-    Cheap enough for every import of a target: it checks for one file, or two.
+    Cheap enough for every import of a target: it checks for one file, or three.
     """
     if not source_module.startswith(_PREFIX):
         package, _, name = source_module.partition(".")
         name = name if package == "transformers" else f"{package}_{name}"
         if package not in _PACKAGES or "." in name:
             return []
-        return [f"{__name__}.shared.{each}" for each in (name, f"{name}_experts") if _has(each, "shared")]
+        names = (name, *(f"{name}{part}" for part in _PARTS))
+        return [f"{__name__}.shared.{each}" for each in names if _has(each, "shared")]
     family, _, name = source_module[len(_PREFIX) :].partition(".")
     if name != f"modeling_{family}" or not _has(family):
         return []
