@@ -340,6 +340,77 @@ def npu_cross_entropy_loss_backward(
     return (found / len(found) if reduction == "mean" else found).to(log_prob.dtype)
 
 
+def fused_operands(
+    name: str, q: Tensor, k: Tensor, v: Tensor, heads: int, layout: str, ends: list[int] | None, same: object
+) -> None:
+    floats(name, q, k, v)
+    limit(layout == "TND" and ends is not None and ends == same, f"{name}: what has no double")
+    limit(heads == q.shape[1] <= 256 and not q.shape[1] % k.shape[1], f"{name}: {heads} heads")
+    limit(q.ndim == 3 and k.shape == v.shape and q.shape[::2] == k.shape[::2], f"{name}: shapes")
+    limit(0 < q.shape[2] <= 768 and q.shape[0] <= 1 << 20, f"{name}: sizes")
+    limit(ends and len(ends) <= 1024 and ends[-1] == len(q), f"{name}: {len(ends or ())} ends")
+    limit(ends == sorted(ends or ()), f"{name}: ends that are no sums")
+
+
+def segments(ends: list[int]) -> list[slice]:
+    return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+
+
+@double
+def npu_fusion_attention(
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, pse: Tensor | None = None,
+    padding_mask: Tensor | None = None, atten_mask: Tensor | None = None, scale: float = 1.0,
+    keep_prob: float = 1.0, pre_tockens: int = 0, next_tockens: int = 0, inner_precise: int = 0,
+    prefix: list[int] | None = None, actual_seq_qlen: list[int] | None = None,
+    actual_seq_kvlen: list[int] | None = None, *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]:  # fmt: skip
+    name = "npu_fusion_attention"
+    ends = actual_seq_qlen or []
+    fused_operands(name, query, key, value, head_num, input_layout, actual_seq_qlen, actual_seq_kvlen)
+    plain = pse is padding_mask is atten_mask is prefix is None and keep_prob == 1 and not inner_precise
+    limit(plain and not rest, f"{name}: what has no double")
+    largest, total = (query.new_full((*query.shape[:2], 8), torch.nan, dtype=torch.float32) for _ in range(2))
+    y = torch.full_like(query, torch.nan)
+    groups = query.shape[1] // key.shape[1]
+    for part in segments(ends):
+        q, k, v = (each[part].float() for each in (query, key, value))
+        scores = torch.einsum("qhd,khd->qhk", q, k.repeat_interleave(groups, 1)) * scale
+        largest[part] = scores.amax(-1, keepdim=True)
+        total[part] = (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)
+        y[part] = torch.einsum("qhk,khd->qhd", scores.softmax(-1), v.repeat_interleave(groups, 1)).to(y.dtype)
+    return y, largest, total, query.new_empty(0), 0, 0, 0
+
+
+@double
+def npu_fusion_attention_grad(
+    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, *,
+    softmax_max: Tensor | None = None, softmax_sum: Tensor | None = None, attention_in: Tensor | None = None,
+    scale_value: float = 1.0, actual_seq_qlen: list[int] | None = None,
+    actual_seq_kvlen: list[int] | None = None, **rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    name = "npu_fusion_attention_grad"
+    ends = actual_seq_qlen or []
+    fused_operands(name, query, key, value, head_num, input_layout, actual_seq_qlen, actual_seq_kvlen)
+    limit(not rest, f"{name}: what has no double")
+    limit(dy.shape == query.shape and dy.dtype is query.dtype and dy.is_contiguous(), f"{name}: dy")
+    limit(None not in (softmax_max, softmax_sum, attention_in), f"{name}: what the forward has saved")
+    assert softmax_max is not None and softmax_sum is not None and attention_in is not None
+    groups = query.shape[1] // key.shape[1]
+    dq, dk, dv = (torch.full_like(each, torch.nan) for each in (query, key, value))
+    for part in segments(ends):
+        q, k, v, g, y = (each[part].float() for each in (query, key, value, dy, attention_in))
+        k, v = (each.repeat_interleave(groups, 1) for each in (k, v))
+        scores = torch.einsum("qhd,khd->qhk", q, k) * scale_value
+        p = (scores - softmax_max[part][..., :1]).exp() / softmax_sum[part][..., :1]
+        dp = torch.einsum("qhd,khd->qhk", g, v)
+        ds = p * (dp - (g * y).sum(-1, keepdim=True)) * scale_value
+        dq[part] = torch.einsum("qhk,khd->qhd", ds, k).to(dq.dtype)
+        of_keys = torch.einsum("qhk,qhd->khd", ds, q), torch.einsum("qhk,qhd->khd", p, g)
+        for into, found in zip((dk, dv), of_keys, strict=True):
+            into[part] = found.unflatten(1, (-1, groups)).sum(2).to(into.dtype)
+    return dq, dk, dv, query.new_empty(0), query.new_empty(0)
+
+
 @double
 def npu_moe_gating_top_k_softmax(
     x: Tensor, finished: Tensor | None = None, k: int = 1

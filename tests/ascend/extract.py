@@ -25,6 +25,8 @@ OPERATORS = (
     "npu_add_rms_norm",
     "npu_cross_entropy_loss",
     "npu_cross_entropy_loss_backward",
+    "npu_fusion_attention",
+    "npu_fusion_attention_grad",
     "npu_grouped_matmul",
     "npu_moe_gating_top_k_softmax",
     "npu_moe_token_permute",

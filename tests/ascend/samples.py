@@ -18,6 +18,7 @@ from veomni_hook.kernels.linear_cross_entropy import npu as losses
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
 from veomni_hook.kernels.moe_router import npu as routers
 from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.varlen_attention import npu as segments
 
 __all__ = ["SAMPLES"]
 
@@ -75,6 +76,12 @@ def _linear_cross_entropy() -> None:
     _both_ways(loss_of(losses, target, Objective(), NOTHING), *given)
 
 
+def _varlen_attention() -> None:
+    ends = torch.tensor([0, 2, 5])
+    query, key, value = (torch.randn(1, 4, 5, 8) for _ in range(3))
+    _both_ways(lambda *given: segments.full(*given, ends, functional.relu, {}), query, key, value)
+
+
 SAMPLES: dict[str, Callable[[], None]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
@@ -84,4 +91,5 @@ SAMPLES: dict[str, Callable[[], None]] = {
     "moe_router": _moe_router,
     "load_balancing_loss": lambda: None,
     "linear_cross_entropy": _linear_cross_entropy,
+    "varlen_attention": _varlen_attention,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veomni_hook.kernels.selection.declaration import Requirement, Variant
+from veomni_hook.kernels.selection.declaration import NPU, Requirement, Variant
 from veomni_hook.kernels.selection.table import backend, checked_reference, op
 
 __all__ = ["OP", "VARIANTS"]
@@ -23,6 +23,14 @@ _FLASH_ATTN = backend(
     description="the package flash-attn, in the same way",
     automatic=False,
 )
+_NPU = backend(
+    "npu",
+    ".npu:{variant}",
+    refuses=".npu:refuses",
+    requires=NPU,
+    priority=10,
+    description="npu_fusion_attention: one launch for up to 1,024 segments",
+)
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
@@ -34,7 +42,7 @@ _TORCH = backend(
 VARIANTS = {
     "full": Variant(
         "softmax(scaling * q @ k^T) @ v within each segment of cu_seqlens",
-        kernels=(_FLASH, _FLASH_ATTN, _TORCH, checked_reference(".operand_checks:refuses")),
+        kernels=(_FLASH, _FLASH_ATTN, _NPU, _TORCH, checked_reference(".operand_checks:refuses")),
     ),
 }
 OP = op("varlen_attention", VARIANTS)

@@ -1,0 +1,88 @@
+"""Attention by segment in one launch, forward and backward, with ``npu_fusion_attention``.
+
+Forward:  y = softmax(scaling * q k^T) v within each segment
+Backward: by the operator's own, from the row maxima and sums of the forward
+Shapes: as in `reference`; the operator takes ``[positions, heads, width]`` ("TND") and the ends of segments
+on the host. Saved: query, key, value, y, and two float32 tensors of ``[positions, heads, 8]``.
+Mutates: nothing; the host waits for boundaries that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.varlen_attention import operand_checks
+from veomni_hook.kernels.varlen_attention.operand_checks import dtype_of, lengths_of
+
+__all__ = ["full", "refuses"]
+
+_LAYOUT = "TND"
+# The operator's documented limits.
+_MOST_SEGMENTS, _MOST_POSITIONS, _MOST_HEADS, _WIDEST = 1024, 1 << 20, 256, 768
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ends: list[int], scale: float) -> Tensor:
+        y, largest, total, *_ = ascend.call(
+            "npu_fusion_attention", query, key, value, query.shape[1], _LAYOUT,
+            scale=scale, actual_seq_qlen=ends, actual_seq_kvlen=ends,
+        )  # fmt: skip
+        ctx.save_for_backward(query, key, value, y, largest, total)
+        ctx.ends, ctx.scale = ends, scale
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, y, largest, total = ctx.saved_tensors
+        # Later releases return the gradient of sinks as well.
+        dq, dk, dv, *_ = ascend.call(
+            "npu_fusion_attention_grad", query, key, value, dy.contiguous(), query.shape[1], _LAYOUT,
+            softmax_max=largest, softmax_sum=total, attention_in=y,
+            scale_value=ctx.scale, actual_seq_qlen=ctx.ends, actual_seq_kvlen=ctx.ends,
+        )  # fmt: skip
+        wanted = ctx.needs_input_grad
+        return *(each if want else None for each, want in zip((dq, dk, dv), wanted, strict=False)), None, None
+
+
+def full(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    attention: Callable[..., Any],
+    options: Mapping[str, Any],
+) -> Tensor:
+    """Return attention within the segments; see `reference.full`."""
+    dtype = dtype_of(query)
+    tensors = [each[0].transpose(0, 1).to(dtype).contiguous() for each in (query, key, value)]
+    scaling = options.get("scaling")
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    ends = [*accumulate(filter(None, lengths_of(cu_seqlens)))]
+    y: Tensor = _Attention.apply(*tensors, ends, scale)  # type: ignore[no-untyped-call]
+    return y.unsqueeze(0)
+
+
+def refuses(owner: Any, query: Any, key: Any, value: Any, cu_seqlens: Any, *others: Any) -> str | None:
+    """Return why this call must run another kernel or the upstream code, or None."""
+    reason = operand_checks.refuses(owner, query, key, value, cu_seqlens, *others)
+    if reason is not None:
+        return reason
+    if dtype_of(query) not in ascend.DTYPES:
+        return f"operands have dtype {dtype_of(query)}"
+    if key.shape != value.shape:
+        return "key and value have heads of different widths"
+    _, heads, positions, width = query.shape
+    segments = len(lengths_of(cu_seqlens))
+    if segments > _MOST_SEGMENTS or positions > _MOST_POSITIONS or heads > _MOST_HEADS or width > _WIDEST:
+        given = f"{segments} segments, {positions} positions, {heads} heads of {width}"
+        return f"{given} are more than the operator takes"
+    return None
