@@ -22,15 +22,18 @@ LOSS = "linear_cross_entropy"
 NEVER_ASKED = r"in training( and evaluation)?, the model was never asked for a loss"
 DENSE = {"rms_norm", "add_rms_norm", "rotary", "qk_norm_rotary", "gated_mlp", LOSS}
 EXPERTS = DENSE - {"gated_mlp"} | {"moe_experts", "moe_router", "load_balancing_loss"}
+SIGHT = DENSE | {"nn_layer_norm", "patch_projection", "row_merge", "varlen_attention"}
+#: What `make recipes` cannot install everywhere: torchvision's builds for CUDA alone do not run beside a CPU's torch.
+NOT_EVERYWHERE = {"torchvision"}
 
 
 class Recipe(NamedTuple):
-    """What a recipe needs, and what is to be seen: ``loss`` is what `explain` says of the loss."""
+    """What a recipe needs, its model, and what is to be seen: ``loss`` is what `explain` says of the loss."""
 
     needs: tuple[str, ...] = ()
     launcher: tuple[str, ...] = ()
     loss: str = r"torch \(chosen\), 8 calls in training$"
-    experts: bool = False
+    model: str = "dense"
     runs: int = 1
 
 
@@ -41,11 +44,17 @@ PLAIN = {
     "torchrun_ddp": Recipe(launcher=TORCHRUN),
     "torchrun_fsdp2": Recipe(launcher=TORCHRUN),
     "trl_sft": Recipe(("trl",), loss=NEVER_ASKED),
+    "trainer_vision": Recipe(
+        ("torchvision",),
+        loss=r"eager \(the model is in eval mode.*, in training: torch \(chosen\) 8 calls; ",
+        model="sight",
+    ),
+    "trl_sft_vision": Recipe(("trl", "torchvision"), loss=NEVER_ASKED, model="sight"),
     "trl_dpo": Recipe(("trl",), loss=NEVER_ASKED),
     "trl_grpo": Recipe(("trl",), loss=NEVER_ASKED),
     "peft_lora": Recipe(("peft",)),
-    "peft_lora_experts": Recipe(("peft",), experts=True),
-    "peft_qwen3_30b_a3b": Recipe(("peft", "accelerate"), experts=True),
+    "peft_lora_experts": Recipe(("peft",), model="experts"),
+    "peft_qwen3_30b_a3b": Recipe(("peft", "accelerate"), model="experts"),
     "ray_train": Recipe(("ray",)),
     "submitit_job": Recipe(("submitit",)),
     "joblib_workers": Recipe(("joblib",), runs=2),
@@ -57,7 +66,7 @@ BY_HAND = {"deepspeed_zero3"}
 def require(*packages: str) -> None:
     """Skip where a package is missing; in the session that installs them that is a failure."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing and os.environ.get("RECIPES_SKIP") != "0":
+    if NOT_EVERYWHERE.intersection(missing) or (missing and os.environ.get("RECIPES_SKIP") != "0"):
         pytest.skip(f"needs {', '.join(missing)}; `make recipes` installs it")
     assert not missing
 
@@ -65,7 +74,10 @@ def require(*packages: str) -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    return {False: tiny.dense(folder / "dense"), True: tiny.with_experts(folder / "experts")}
+    made = {"dense": tiny.dense(folder / "dense"), "experts": tiny.with_experts(folder / "experts")}
+    if importlib.util.find_spec("torchvision") is not None:
+        made["sight"] = tiny.with_sight(folder / "sight")
+    return made
 
 
 def test_every_recipe_is_here():
@@ -78,7 +90,7 @@ def test_losses_are_upstreams_and_the_kernels_run(name, models, tmp_path):
     require(*recipe.needs)
     found = {}
     for kind, variables in (("without", {"VEOMNI_HOOK": "0"}), ("with", {"VEOMNI_KERNELS": "torch"})):
-        made = drive(tmp_path / kind, models[recipe.experts], name, launcher=recipe.launcher, **variables)
+        made = drive(tmp_path / kind, models[recipe.model], name, launcher=recipe.launcher, **variables)
         found[kind] = made[name]["as-set"]
     assert len(found["with"]) == len(found["without"]) == recipe.runs
     for without, hooked in zip(found["without"], found["with"], strict=True):
@@ -91,7 +103,9 @@ def test_losses_are_upstreams_and_the_kernels_run(name, models, tmp_path):
         assert "no kernel slots" in without["explanation"]
         said = said_of(hooked["explanation"])
         adapters = {"low_rank_linear"} if "peft" in recipe.needs else set()
-        assert set(said) == (EXPERTS if recipe.experts else DENSE) | adapters
+        assert set(said) == {"dense": DENSE, "experts": EXPERTS, "sight": SIGHT}[recipe.model] | adapters
+        # PyTorch has no kernel for its own LayerNorm.
+        assert all(line.startswith("eager (torch is chosen") for line in said.pop("nn_layer_norm", ()))
         assert [line for line in said.pop(LOSS) if not re.match(recipe.loss, line)] == []
         wrong = [line for lines in said.values() for line in lines if not line.startswith("torch (")]
         assert wrong == []
@@ -124,8 +138,8 @@ def executed(folder, model, **variables):
 
 def test_the_notebook_runs_from_its_first_cell(models, tmp_path):
     require("nbclient", "ipykernel")
-    without = executed(tmp_path / "without", models[False], VEOMNI_HOOK="0")
-    hooked = executed(tmp_path / "with", models[False], VEOMNI_KERNELS="torch")
+    without = executed(tmp_path / "without", models["dense"], VEOMNI_HOOK="0")
+    hooked = executed(tmp_path / "with", models["dense"], VEOMNI_KERNELS="torch")
     assert len(without["losses"]) == 8
     assert hooked["losses"] == pytest.approx(without["losses"], abs=1e-4)
     assert "no kernel slots" in without["told"]

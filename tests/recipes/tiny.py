@@ -66,3 +66,55 @@ def with_experts(folder: Path) -> Path:
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS)).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+#: What a processor of Qwen3-VL puts around images, and into their places.
+MARKS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: "
+    "{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}\n{% endfor %}"
+)
+SIGHT = {
+    "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+}  # fmt: skip
+
+
+def with_sight(folder: Path) -> Path:
+    """Save a Qwen3-VL and its processor, which needs torchvision."""
+    from transformers import (
+        Qwen2VLImageProcessor,
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLProcessor,
+        Qwen3VLVideoProcessor,
+    )
+
+    words = tokenizer()
+    words.add_special_tokens({"additional_special_tokens": MARKS})
+    for name in ("image", "video"):
+        setattr(words, f"{name}_token", f"<|{name}_pad|>")
+    start, end, image, video = words.convert_tokens_to_ids(MARKS)
+    sections = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    }
+    config = Qwen3VLConfig(
+        text_config={**SIZES, "vocab_size": len(words), "rope_parameters": sections},
+        vision_config=SIGHT,
+        image_token_id=image, video_token_id=video, vision_start_token_id=start, vision_end_token_id=end,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3VLForConditionalGeneration(config).save_pretrained(folder)
+    Qwen3VLProcessor(
+        Qwen2VLImageProcessor(patch_size=16, min_pixels=32 * 32, max_pixels=128 * 128),
+        words,
+        Qwen3VLVideoProcessor(),
+        chat_template=TEMPLATE,
+    ).save_pretrained(folder)
+    return folder
