@@ -91,11 +91,13 @@ def test_random_states_and_statistics_are_as_before() -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_nothing_runs_in_evaluation() -> None:
+def test_nothing_runs_in_steps_of_decoding() -> None:
     model = Model(image_size=5).eval()
     embeds = torch.zeros(1, 1, 4)
     assert model.run(embeds) is embeds
     assert model.calls == 0
+    model.run(torch.zeros(1, 2, 4))
+    assert model.calls == 1
 
 
 def test_nothing_runs_in_one_process() -> None:

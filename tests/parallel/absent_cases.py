@@ -139,3 +139,19 @@ def facts(
         "calls": counts,
         "random": bool(torch.equal(state, torch.get_rng_state())),
     }
+
+
+def evaluated(family: str, arrangement: str, kernels: str = "torch") -> dict[str, Any]:
+    """Return how far the logits of two ranks in evaluation are from upstream's, and the calls of the tower."""
+    part = ("image", "text")[distributed.get_rank()]
+    set_choice("eager")
+    alone = model(family).eval()
+    inputs = accepted(alone, batch(family, PARTS[part]))
+    set_choice(kernels)
+    made = model(family)
+    calls: list[str] = []
+    towers_of(made)["visual"].register_forward_pre_hook(lambda *_: calls.append(part))
+    shared = wrapped(made, arrangement).eval()
+    with torch.no_grad():
+        truth, found = (each(**inputs, use_cache=False).logits for each in (alone, shared))
+    return {"logits": relative(found, truth), "calls": len(calls)}

@@ -83,6 +83,23 @@ def test_upstreams_code_alone_does_not_end(ranks: Ranks, arrangement: str) -> No
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("arrangement", ["tower and blocks", "root", "DDP"])
+def test_evaluation(ranks: Ranks, arrangement: str) -> None:
+    told = ranks.run("absent_cases:evaluated", 2, family="qwen3_vl", arrangement=arrangement)
+    # Without gradients, DistributedDataParallel waits for nobody.
+    calls = [1, 0] if arrangement == "DDP" else [2, 2]
+    assert [each["calls"] for each in told] == calls
+    assert max(each["logits"] for each in told) < CLOSE
+
+
+@pytest.mark.slow
+def test_evaluation_with_upstreams_code_alone_does_not_end(ranks: Ranks) -> None:
+    with pytest.raises(AssertionError, match=r"more than 12 s|rank \d"):
+        ranks.run(
+            "absent_cases:evaluated", 2, family="qwen3_vl", arrangement="tower", kernels="eager", limit=12
+        )
+
+
 def test_unused_parameters_that_are_found_need_no_call(ranks: Ranks) -> None:
     told = ranks.run(
         "absent_cases:facts", 2, family="qwen3_vl", arrangement="DDP, unused", parts=["image", "text"]

@@ -1,9 +1,10 @@
 """Calls the tower of images, videos or sounds for a batch that has none, where other processes wait for it.
 
 Where processes share a tower's parameters, its call gathers them and its backward pass reduces gradients: if
-one process does not call it, the others wait for ever. With DistributedDataParallel its gradients are
-missing. There the tower is called with the smallest input, and the embeddings get zero times its result.
-Elsewhere nothing happens: in one process, in evaluation, and where no kernels but upstream's code are wanted.
+one process does not call it, the others wait for ever, in evaluation as well. With DistributedDataParallel
+its gradients are missing. There the tower is called with the smallest input, and the embeddings get zero
+times its result. Elsewhere nothing happens: in one process, in steps of decoding, which have no images in any
+process, and where no kernels but upstream's code are wanted.
 
 The optimizer sees gradients of zero, where upstream has none: weight decay and momentum change the tower.
 """
@@ -62,7 +63,8 @@ def plus_zero(
         ParallelError: in strict mode, if the smallest input is not known. Otherwise that is a warning, once
             for each class.
     """
-    if not (module.training and STATE.answering and distributed.is_available()):
+    decoding = not module.training and inputs_embeds.shape[1] == 1
+    if decoding or not (STATE.answering and distributed.is_available()):
         return inputs_embeds
     if not (distributed.is_initialized() and distributed.get_world_size() > 1):
         return inputs_embeds
@@ -112,6 +114,8 @@ def _why(module: nn.Module, towers: Sequence[nn.Module]) -> str:
     # Without gradients, too: a reentrant checkpoint runs the first pass so, and the second with gradients.
     if _is_sharded(towers):
         return "its parameters are sharded"
+    if not module.training:
+        return ""
     active = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if active is not None and not active.find_unused_parameters and module not in _WAITED_FOR:
         if any(each is module for each in active.modules()):
