@@ -10,6 +10,10 @@ if not torch.cuda.is_available():
     # Before anything imports triton (`torch.compile` does): its functions are compiled or interpreted from then on.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Syntax trees and graphs are large and have few cycles. What is frozen below does not count, so by default every
+# 70,000 new objects would start a full collection.
+gc.set_threshold(100_000, 50, 100)
+
 
 def pytest_collection_finish():
     """Spares the garbage collector what was imported and collected: dynamo calls it after each graph."""

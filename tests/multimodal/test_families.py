@@ -9,6 +9,7 @@ import torch
 
 from tests.multimodal.facts_of_families import PACKING
 from tests.multimodal.families import FAMILIES, batches
+from tests.once import once
 
 #: Largest difference relative to the largest value, for what is not zero but for rounding.
 TOLERANCE, NOISE = 1e-4, 1e-10
@@ -18,12 +19,13 @@ TOLERANCE, NOISE = 1e-4, 1e-10
 def steps(facts, tmp_path_factory) -> list[Any]:
     """What every step computes, without the hook and with it, and the ops that kernels ran of."""
     folder = tmp_path_factory.mktemp("steps")
-    found = []
-    for hook in (False, True):
-        path = folder / f"{hook}.pt"
-        facts("facts_of_families", str(path), hook=hook)
-        found.append(torch.load(path, weights_only=False))
-    return found
+
+    def found() -> list[Any]:
+        facts("facts_of_families", str(folder / "theirs.pt"))
+        facts("facts_of_families", str(folder / "ours.pt"), FACTS_HOOK="1", VEOMNI_STRICT="1")
+        return [torch.load(folder / name, weights_only=False) for name in ("theirs.pt", "ours.pt")]
+
+    return once(tmp_path_factory, "steps", found)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

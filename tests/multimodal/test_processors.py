@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.multimodal.conftest import Facts
+from tests.once import once
 from veomni_hook.cli.app import app
 from veomni_hook.errors import InputError
 from veomni_hook.multimodal.processor_inputs import expected
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("facts_of_processors.py")
 FIX = "veomni_hook.patches.fixes.omni_processor_inputs"
 FAMILIES = ("qwen2_5_omni", "qwen3_omni_moe")
 
 
-def run(folder: Path, **environment: str) -> dict[str, Any]:
-    held = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-    held |= {"VEOMNI_CACHE_DIR": str(folder), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **environment}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)], env=held, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("cache")
-    return run(folder), run(folder, VEOMNI_PATCHES=FIX)
+def both(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    def found() -> tuple[dict[str, Any], dict[str, Any]]:
+        one, other = facts("facts_of_processors"), facts("facts_of_processors", VEOMNI_PATCHES=FIX)
+        return json.loads(one.splitlines()[-1]), json.loads(other.splitlines()[-1])
+
+    return once(tmp_path_factory, "processors", found)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -17,8 +17,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def waits(facts) -> dict[str, Any]:
-    return json.loads(facts("facts_of_waits_on_gpu", hook=True))
+def waits(facts_on_gpu) -> dict[str, Any]:
+    return json.loads(facts_on_gpu("facts_of_waits_on_gpu", FACTS_HOOK="1", VEOMNI_STRICT="1"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -30,8 +30,8 @@ def test_once_at_most_and_never_with_metadata(waits, family):
         assert known["loss"] == pytest.approx(plain["loss"], rel=1e-3)
 
 
-def test_without_the_hook_it_waits_many_times(facts):
+def test_without_the_hook_it_waits_many_times(facts_on_gpu):
     """The count could fail: it sees upstream's."""
-    found = json.loads(facts("facts_of_waits_on_gpu", "qwen2_5_vl", hook=False))["qwen2_5_vl"]
+    found = json.loads(facts_on_gpu("facts_of_waits_on_gpu", "qwen2_5_vl"))["qwen2_5_vl"]
     assert len(found["images"]["plain"]["forward"]) > 10
     assert len(found["images"]["plain"]["backward"]) > 0

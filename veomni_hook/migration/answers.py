@@ -53,7 +53,8 @@ CONTRACTS: Mapping[str, Answer] = {
     words.NUMERICS: Answer(NOT_YET, "planned: batch-invariant steps"),
     words.AUTOGRAD: Answer(NOT_NEEDED, "the fused loss may be changed in place"),
     words.CONFIG_FIX: Answer(NOT_NEEDED, "`VEOMNI_KERNELS` chooses kernels"),
-    words.EXCLUSION: Answer(NOT_YET, "planned: models without their speech parts"),
+    # Partly: it is a setting, and a config may leave out any other code.
+    words.EXCLUSION: Answer(PARTLY, "`VEOMNI_SPEECH=0`, for parts that make speech"),
     words.NO_CHANGE: Answer(NOT_NEEDED, "upstream's code stays as it is"),
     words.OTHER: Answer(NOT_YET, "not recognised"),
 }
