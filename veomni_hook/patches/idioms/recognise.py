@@ -35,6 +35,8 @@ IDIOMS = (
     "attention.implementation",
     "attention.window",
     "varlen_attention.find",
+    "gated_delta_rule.find",
+    "causal_conv.find",
     "moe_experts.find",
     "moe_experts.implementation",
     "moe_experts.checkpoints",
