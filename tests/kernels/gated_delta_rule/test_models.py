@@ -14,7 +14,7 @@ from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import SIZES, load
 from veomni_hook.errors import SamplesError
-from veomni_hook.kernels.gated_delta_rule import boundaries
+from veomni_hook.kernels.gated_delta_rule import boundaries, calls
 from veomni_hook.kernels.gated_delta_rule import torch as chunked
 from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.kernels.shared.hub_functions import running
@@ -78,7 +78,7 @@ def pairs(tmp_path_factory):
     return made
 
 
-def ids(rows=1, positions=NUMBERS.numel()):
+def ids(rows=1, positions=212):
     torch.manual_seed(1)
     return torch.randint(2, HYBRID["vocab_size"], (rows, positions))
 
@@ -116,6 +116,28 @@ def test_packed_samples_are_separate_ones(family, pairs):
     } == {"torch"}
 
 
+def test_rows_that_are_said_to_be_one_sample(pairs):
+    theirs, ours = pairs("qwen3_next")
+    expected = theirs(ids(2, 9), use_cache=False).logits
+    for given in ({"cu_seq_lens_q": torch.tensor([0, 9, 18])}, {"seq_idx": torch.zeros(2, 9)}):
+        for choice in ("auto", "causal_conv=eager,gated_delta_rule=eager"):
+            set_choice(choice)
+            close(ours(ids(2, 9), use_cache=False, **given).logits, expected, 1e-5)
+
+
+def test_a_state_of_a_cache_is_not_shared_by_samples(pairs):
+    _, ours = pairs("qwen3_next")
+    home, layer = sys.modules[type(ours).__module__], ours.model.layers[0].linear_attn
+    function = calls.separated(
+        home.veomni_gated_delta_rule_scalar_decay, layer, home.torch_chunk_gated_delta_rule
+    )
+    query, value, g = torch.randn(1, 6, 2, 8), torch.randn(1, 6, 4, 8), -torch.rand(1, 6, 4)
+    given = {"initial_state": torch.zeros(1, 4, 8, 8), "cu_seqlens": torch.tensor([0, 2, 6])}
+    with pytest.raises(SamplesError, match="the row continues the state of a cache") as caught:
+        function(query, query, value, g=g, beta=-g, **given)
+    assert caught.value.where == "Qwen3NextGatedDeltaNet (layer 0)"
+
+
 def test_rows_of_packed_samples(pairs):
     _, ours = pairs("qwen3_5")
     rows = ids(2, 12)
@@ -134,12 +156,12 @@ def test_rows_of_one_sample_are_upstreams(family, dtype, pairs):
     padding = torch.ones(2, 21, dtype=torch.long)
     padding[0, :4] = 0
     padded = (padding.cumsum(1) - 1).masked_fill(padding == 0, 1)
-    calls = [
+    batches = [
         {"input_ids": ids(2, 70)},
         {"input_ids": ids(2, 21), "attention_mask": padding, "position_ids": padded},
         {"input_ids": ids(2, 21), "attention_mask": padding.flip(1)},
     ]
-    for call in calls:
+    for call in batches:
         tolerance = 2e-5 if dtype is torch.float32 else 4e-2
         # Experts are chosen by rounded logits, so in half precision only the dense model is compared.
         if dtype is torch.float32 or family == "qwen3_5":
@@ -183,7 +205,7 @@ def test_a_cache_that_begins_with_packed_samples_holds_the_last_one(pairs):
     packed = ours(row, position_ids=positions, use_cache=True).past_key_values
     alone = ours(row[:, 20:], use_cache=True).past_key_values
     close(packed.get_recurrent_state(0), alone.get_recurrent_state(0), 1e-5)
-    with pytest.raises(SamplesError, match=r"GatedDeltaNet \(layer 0\)|continues the state"):
+    with pytest.raises(SamplesError, match=r"do not divide 34 positions: \[0, 20, 30\]"):
         ours(row, past_key_values=packed, cu_seq_lens_q=torch.tensor([0, 20, 30]), use_cache=True)
 
 
@@ -227,12 +249,12 @@ def package(pairs, monkeypatch):
 
 
 def test_a_package_that_takes_boundaries_gets_them(package):
-    calls = []
+    seen = []
 
     def chunk_gated_delta_rule(
         query, key, value, g, beta, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens=None
     ):
-        calls.append(cu_seqlens)
+        seen.append(cu_seqlens)
         return chunked.scalar_decay(
             query, key, value, g, beta, None, True, use_qk_l2norm_in_kernel, cu_seqlens
         )
@@ -241,26 +263,26 @@ def test_a_package_that_takes_boundaries_gets_them(package):
     expected = torch.cat([ours(each, use_cache=False).logits for each in ids().split(LENGTHS, dim=1)], dim=1)
     for given in BY.values():
         close(ours(ids(), use_cache=False, **given).logits, expected, 1e-4)
-        assert calls.pop().tolist() == ENDS.tolist()
+        assert seen.pop().tolist() == ENDS.tolist()
     rows = [each for each in explain(ours).rows if each.op == "gated_delta_rule"]
     assert all("chunk_gated_delta_rule computes it" in each.reason for each in rows)
     set_choice("gated_delta_rule=torch")
-    calls.clear()
+    seen.clear()
     close(ours(ids(), use_cache=False, **BY["positions"]).logits, expected, 1e-4)
-    assert not calls
+    assert not seen
 
 
 def test_a_package_with_numbers_of_samples_gets_these(package):
-    calls = []
+    seen = []
 
     def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, seq_idx=None):
-        calls.append(seq_idx)
+        seen.append(seq_idx)
         return hidden_states
 
     ours = package("causal_conv1d_fn", "causal_conv1d", causal_conv1d_fn)
     for given in BY.values():
         ours(ids(), use_cache=False, **given)
-        assert torch.equal(calls.pop(), NUMBERS)
+        assert torch.equal(seen.pop(), NUMBERS)
 
 
 def test_a_package_without_boundaries_is_an_error(package):
@@ -278,14 +300,14 @@ def test_a_package_without_boundaries_is_an_error(package):
 def test_a_replaced_function_is_called_and_cannot_leak(pairs, monkeypatch):
     _, ours = pairs("qwen3_next")
     home = sys.modules[type(ours).__module__]
-    calls = []
+    seen = []
 
     def mine(*args, **kwargs):
-        calls.append(kwargs)
+        seen.append(kwargs)
         return torch.zeros_like(args[2]), None
 
     monkeypatch.setattr(home, "torch_chunk_gated_delta_rule", mine)
     ours(ids(), use_cache=False)
-    assert len(calls) == 2
+    assert len(seen) == 2
     with pytest.raises(SamplesError, match="mine takes no boundaries"):
         ours(ids(), use_cache=False, **BY["positions"])

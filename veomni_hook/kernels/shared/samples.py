@@ -35,7 +35,7 @@ def of_rows(
 ) -> torch.Tensor | None:
     """Return the boundaries of samples that share rows; None: each row is one sample.
 
-    No sample is empty or in two rows. Positions behind the last boundary are a sample of their own.
+    No sample is empty or in two rows.
 
     Args:
         rows: of the batch.
@@ -44,7 +44,7 @@ def of_rows(
         seq_idx: ``[rows, positions]``, the number of each position's sample; asked without ``cu_seqlens``.
 
     Raises:
-        SamplesError: the boundaries are not in order or go beyond the last row.
+        SamplesError: the boundaries do not divide all positions.
     """
     if cu_seqlens is not None:
         return derived(cu_seqlens, _divided, rows, positions, cu_seqlens.device)
@@ -75,17 +75,22 @@ def _values(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
 def _divided(
     cu_seqlens: torch.Tensor, rows: int, positions: int, device: torch.device
 ) -> torch.Tensor | None:
-    given: list[int] = cu_seqlens.flatten().tolist()
-    if given != sorted(given) or (given and (given[0] < 0 or given[-1] > rows * positions)):
+    if (reason := unfit_ends(cu_seqlens, rows * positions)) is not None:
         raise SamplesError(
-            f"boundaries of samples must increase, and end at {rows * positions} positions; got {given}",
+            f"{reason}: {cu_seqlens.tolist()}",
             where="cu_seq_lens_q",
-            fix="pass the cumulative lengths of the samples, beginning with 0",
+            fix="pass the cumulative lengths of all samples, beginning with 0; and none to continue a cache",
         )
-    return _joined(given, rows, positions, device)
+    return _joined(cu_seqlens.tolist(), rows, positions, device)
 
 
 def _changes(seq_idx: torch.Tensor, rows: int, positions: int, device: torch.device) -> torch.Tensor | None:
+    if seq_idx.shape != (rows, positions):
+        raise SamplesError(
+            f"the numbers of samples are {list(seq_idx.shape)}, the batch is {[rows, positions]}",
+            where="seq_idx",
+            fix="pass a number for each position; and none to continue a cache",
+        )
     changed = torch.zeros(rows, positions, dtype=torch.bool)
     changed[:, 1:] = seq_idx.diff(dim=-1) != 0
     return _joined(changed.flatten().nonzero().flatten().tolist(), rows, positions, device)
