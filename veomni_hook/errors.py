@@ -27,6 +27,7 @@ __all__ = [
     "PatchError",
     "PatchTargetError",
     "ReplacementError",
+    "SamplesError",
     "SettingsError",
     "SignatureError",
     "SpeechError",
@@ -66,6 +67,10 @@ def _rebuild(cls: type[VeomniHookError], state: dict[str, object], what: str) ->
     Exception.__init__(error, what)
     error.__dict__.update(state)
     return error
+
+
+class SamplesError(VeomniHookError, ValueError):
+    """Samples that share a row cannot be kept apart, or their boundaries contradict the batch."""
 
 
 class SettingsError(VeomniHookError):

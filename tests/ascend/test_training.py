@@ -112,9 +112,9 @@ def test_under_the_hook_auto_takes_experts_too(tmp_path):
 def test_every_op_has_a_kernel_for_it():
     """But for norms of queries and keys with their rotation, which are apart on this device, and others.
 
-    For LayerNorm, low-rank terms and patches `auto` takes torch's operators (of LayerNorm, where the class is torch's
-    own, they are upstream's code); torch_npu has none for attention with sinks or a softcap. Merged rows
-    need assertions on the device.
+    For LayerNorm, low-rank terms, patches and linear attention `auto` takes torch's operators (of LayerNorm, where
+    the class is torch's own, they are upstream's code); torch_npu has none for attention with sinks or a softcap.
+    Merged rows need assertions on the device.
     """
     apart = {
         "qk_norm_rotary",
@@ -125,6 +125,8 @@ def test_every_op_has_a_kernel_for_it():
         "low_rank_linear",
         "row_merge",
         "patch_projection",
+        "gated_delta_rule",
+        "causal_conv",
     }
     assert set(registry.ops()) - set(registry.preset("npu")) == apart
 

@@ -88,6 +88,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
     """What proves a site in a module."""
     from tests.proof import additions, attention, eager_attention, inputs, losses, provers, rotary
     from tests.proof.call_sites import prove_call_site
+    from tests.proof.linear_attention import prove_linear_attention
     from tests.proof.module_calls import prove_module_calls
     from tests.proof.row_merges import prove_row_merge
     from tests.proof.towers import prove_tower
@@ -109,6 +110,9 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "absent_modality": prove_tower,
         "row_join": prove_tower,
         "varlen_attention": prove_tower,
+        "gated_delta_rule": prove_linear_attention,
+        "causal_conv": prove_linear_attention,
+        "sample_boundaries": prove_linear_attention,
         "patch_projection": prove_module_calls,
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,

@@ -36,6 +36,8 @@ def test_every_variant_has_a_reference_and_all_code_loads():
         "qk_norm_rotary",
         "attention",
         "varlen_attention",
+        "gated_delta_rule",
+        "causal_conv",
         "gated_mlp",
         "low_rank_linear",
         "row_merge",

@@ -22,6 +22,7 @@ OPS = (
     "rotary",
     "qk_norm_rotary",
     "varlen_attention",
+    "gated_delta_rule",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",

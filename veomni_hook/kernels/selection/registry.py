@@ -48,6 +48,8 @@ OP_PACKAGES = (
     "qk_norm_rotary",
     "attention",
     "varlen_attention",
+    "gated_delta_rule",
+    "causal_conv",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",

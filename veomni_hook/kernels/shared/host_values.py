@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -119,8 +120,13 @@ def _known(tensor: torch.Tensor) -> _Known:
     version = _version(tensor)
     known = _KNOWN.get(number)
     if known is None or known.version != version or known.tensor() is not tensor:
-        known = _KNOWN[number] = _Known(ref(tensor, lambda _: _KNOWN.pop(number, None)), version)
+        known = _KNOWN[number] = _Known(ref(tensor, partial(_forget, _KNOWN, number)), version)
     return known
+
+
+def _forget(known: dict[int, _Known], number: int, _: object) -> None:
+    # The dictionary is an argument, because globals are gone when the interpreter ends.
+    known.pop(number, None)
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -1,0 +1,313 @@
+"""Whole models with linear attention: samples that share a row are those that are alone."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
+
+from tests.kernels.matching import close
+from tests.kernels.patched_qwen3 import SIZES, load
+from veomni_hook.errors import SamplesError
+from veomni_hook.kernels.gated_delta_rule import boundaries, calls
+from veomni_hook.kernels.gated_delta_rule import torch as chunked
+from veomni_hook.kernels.selection.process_choice import set_active, set_choice
+from veomni_hook.kernels.shared.hub_functions import running
+from veomni_hook.report.explanation import explain
+
+HYBRID = {
+    **SIZES,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "max_position_embeddings": 512,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+FAMILIES = {
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", EXPERTS),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", {"linear_num_key_heads": 4}),
+}
+#: 16 samples: shorter than the convolution, longer than a chunk, single positions side by side.
+LENGTHS = [5, 1, 3, 70, 2, 2, 9, 1, 17, 4, 65, 3, 8, 1, 1, 20]
+POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+NUMBERS = torch.arange(16).repeat_interleave(torch.tensor(LENGTHS))[None].int()
+ENDS = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+BY = {
+    "positions": {"position_ids": POSITIONS},
+    "lengths": {"position_ids": POSITIONS, "cu_seq_lens_q": ENDS},
+    "numbers": {"position_ids": POSITIONS, "seq_idx": NUMBERS},
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Upstream's model and the patched one of a family, with equal weights."""
+
+    def made(family):
+        name = f"transformers.models.{family}"
+        home = importlib.import_module(f"{name}.modeling_{family}")
+        patched = load(tmp_path_factory.mktemp(family), home.__name__)
+        config, kind, sizes = FAMILIES[family]
+        config = getattr(importlib.import_module(f"{name}.configuration_{family}"), config)(
+            **{**HYBRID, **sizes}
+        )
+        torch.manual_seed(0)
+        theirs, ours = (getattr(each, kind)(config).train() for each in (home, patched))
+        for parameter in theirs.parameters():
+            nn.init.normal_(parameter, 0.0, 0.2)
+        ours.load_state_dict(theirs.state_dict())
+        return theirs, ours
+
+    return made
+
+
+def ids(rows=1, positions=212):
+    torch.manual_seed(1)
+    return torch.randint(2, HYBRID["vocab_size"], (rows, positions))
+
+
+def step(model, calls):
+    """Logits of calls, side by side, and the gradients of a sum over all of them."""
+    model.zero_grad()
+    logits = torch.cat([model(use_cache=False, **call).logits for call in calls], dim=1)
+    torch.manual_seed(2)
+    (logits * torch.randn_like(logits)).sum().backward()
+    return logits.detach(), {
+        name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None
+    }
+
+
+def agree(found, expected, tolerance=2e-5):
+    close(found[0], expected[0], tolerance)
+    assert found[1].keys() == expected[1].keys()
+    for name, truth in expected[1].items():
+        close(found[1][name], truth, 5 * tolerance)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_samples_are_separate_ones(family, pairs):
+    theirs, ours = pairs(family)
+    row = ids()
+    apart = step(ours, [{"input_ids": each} for each in row.split(LENGTHS, dim=1)])
+    agree(apart, step(theirs, [{"input_ids": each} for each in row.split(LENGTHS, dim=1)]), 1e-4)
+    for given in BY.values():
+        agree(step(ours, [{"input_ids": row, **given}]), apart, 1e-4)
+    leaked = step(theirs, [{"input_ids": row, **BY["positions"]}])[0]
+    assert (leaked - apart[0]).abs().max() > 0.1 * apart[0].abs().max()
+    assert {
+        each.backend for each in explain(ours).rows if each.op in ("gated_delta_rule", "causal_conv")
+    } == {"torch"}
+
+
+def test_rows_that_are_said_to_be_one_sample(pairs):
+    theirs, ours = pairs("qwen3_next")
+    expected = theirs(ids(2, 9), use_cache=False).logits
+    for given in ({"cu_seq_lens_q": torch.tensor([0, 9, 18])}, {"seq_idx": torch.zeros(2, 9)}):
+        for choice in ("auto", "causal_conv=eager,gated_delta_rule=eager"):
+            set_choice(choice)
+            close(ours(ids(2, 9), use_cache=False, **given).logits, expected, 1e-5)
+
+
+def test_a_state_of_a_cache_is_not_shared_by_samples(pairs):
+    _, ours = pairs("qwen3_next")
+    home, layer = sys.modules[type(ours).__module__], ours.model.layers[0].linear_attn
+    function = calls.separated(
+        home.veomni_gated_delta_rule_scalar_decay, layer, home.torch_chunk_gated_delta_rule
+    )
+    query, value, g = torch.randn(1, 6, 2, 8), torch.randn(1, 6, 4, 8), -torch.rand(1, 6, 4)
+    given = {"initial_state": torch.zeros(1, 4, 8, 8), "cu_seqlens": torch.tensor([0, 2, 6])}
+    with pytest.raises(SamplesError, match="the row continues the state of a cache") as caught:
+        function(query, query, value, g=g, beta=-g, **given)
+    assert caught.value.where == "Qwen3NextGatedDeltaNet (layer 0)"
+
+
+def test_rows_of_packed_samples(pairs):
+    _, ours = pairs("qwen3_5")
+    rows = ids(2, 12)
+    positions = torch.tensor([[*range(5), *range(7)], [*range(9), *range(1), *range(2)]])
+    found = ours(rows, position_ids=positions, use_cache=False).logits
+    for row, lengths in enumerate(([5, 7], [9, 1, 2])):
+        parts = rows[row : row + 1].split(lengths, dim=1)
+        apart = torch.cat([ours(each, use_cache=False).logits for each in parts], dim=1)
+        close(found[row], apart[0], 1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_one_sample_are_upstreams(family, dtype, pairs):
+    theirs, ours = (each.to(dtype) for each in pairs(family))
+    padding = torch.ones(2, 21, dtype=torch.long)
+    padding[0, :4] = 0
+    padded = (padding.cumsum(1) - 1).masked_fill(padding == 0, 1)
+    batches = [
+        {"input_ids": ids(2, 70)},
+        {"input_ids": ids(2, 21), "attention_mask": padding, "position_ids": padded},
+        {"input_ids": ids(2, 21), "attention_mask": padding.flip(1)},
+    ]
+    for call in batches:
+        tolerance = 2e-5 if dtype is torch.float32 else 4e-2
+        # Experts are chosen by rounded logits, so in half precision only the dense model is compared.
+        if dtype is torch.float32 or family == "qwen3_5":
+            agree(step(ours, [call]), step(theirs, [call]), tolerance)
+
+
+def test_checkpoints_recompute_with_the_same_boundaries(pairs):
+    _, ours = pairs("qwen3_5")
+    call = {"input_ids": ids(), **BY["positions"]}
+    expected = step(ours, [call])
+    ours.gradient_checkpointing_enable()
+    agree(step(ours, [call]), expected, 1e-6)
+
+
+def test_boundaries_are_found_once_a_call(pairs, monkeypatch):
+    _, ours = pairs("qwen3_5")
+    found = []
+    monkeypatch.setattr(boundaries, "host_copy", lambda tensor: found.append(tensor) or tensor)
+    ours(ids(), use_cache=False, **BY["positions"])
+    assert len(found) == 1
+    ours(ids(), use_cache=False)
+    ours(ids(), use_cache=False, **BY["lengths"])
+    assert len(found) == 1
+
+
+def test_decoding_is_upstreams(pairs):
+    theirs, ours = (each.eval() for each in pairs("qwen3_next"))
+    padding = torch.ones(2, 9, dtype=torch.long)
+    padding[0, :4] = 0
+    given = {"attention_mask": padding, "max_new_tokens": 5, "do_sample": False, "output_logits": True,
+             "return_dict_in_generate": True}  # fmt: skip
+    found, expected = (each.generate(ids(2, 9), **given) for each in (ours, theirs))
+    assert torch.equal(found.sequences, expected.sequences)
+    close(torch.stack(found.logits), torch.stack(expected.logits), 1e-5)
+
+
+def test_a_cache_that_begins_with_packed_samples_holds_the_last_one(pairs):
+    _, ours = pairs("qwen3_5")
+    row = ids(1, 30)
+    positions = torch.cat([torch.arange(20), torch.arange(10)])[None]
+    packed = ours(row, position_ids=positions, use_cache=True).past_key_values
+    alone = ours(row[:, 20:], use_cache=True).past_key_values
+    close(packed.get_recurrent_state(0), alone.get_recurrent_state(0), 1e-5)
+    with pytest.raises(SamplesError, match=r"do not divide 34 positions: \[0, 20, 30\]"):
+        ours(row, past_key_values=packed, cu_seq_lens_q=torch.tensor([0, 20, 30]), use_cache=True)
+
+
+@pytest.mark.parametrize("given", BY)
+@pytest.mark.parametrize("op", ["causal_conv", "gated_delta_rule"])
+def test_without_a_kernel_packed_samples_are_an_error(op, given, pairs):
+    _, ours = pairs("qwen3_next")
+    set_choice(f"{op}=eager")
+    with pytest.raises(SamplesError, match="upstream's own code runs, which has no boundaries") as caught:
+        ours(ids(), use_cache=False, **BY[given])
+    assert caught.value.where == "Qwen3NextGatedDeltaNet (layer 0)" and op in caught.value.fix
+    ours(ids(), use_cache=False)
+
+
+def test_a_deactivated_hook_leaves_samples_to_upstream(pairs):
+    theirs, ours = pairs("qwen3_5")
+    set_active(False)
+    found, expected = (each(ids(), use_cache=False, **BY["positions"]).logits for each in (ours, theirs))
+    close(found, expected, 1e-6)
+    with pytest.raises(ValueError, match="can't keep packed sequences apart"):
+        ours(ids(), use_cache=False, **BY["lengths"])
+
+
+@pytest.fixture
+def package(pairs, monkeypatch):
+    """Installs a function as the package's for the patched model, and returns the model."""
+
+    def install(name, distribution, function):
+        _, ours = pairs("qwen3_next")
+        holder = ModuleType(distribution)
+        monkeypatch.setitem(sys.modules, distribution, holder)
+        setattr(holder, name, function)
+        home = sys.modules[type(ours).__module__]
+        own = {"chunk_gated_delta_rule": "torch_chunk_gated_delta_rule"}.get(name, name)
+        wrapped = use_kernel_func_from_hub_with_fallback(name, distribution)(running(vars(home)[own]))
+        assert running(wrapped) is function
+        monkeypatch.setattr(home, own, wrapped)
+        return ours
+
+    return install
+
+
+def test_a_package_that_takes_boundaries_gets_them(package):
+    seen = []
+
+    def chunk_gated_delta_rule(
+        query, key, value, g, beta, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens=None
+    ):
+        seen.append(cu_seqlens)
+        return chunked.scalar_decay(
+            query, key, value, g, beta, None, True, use_qk_l2norm_in_kernel, cu_seqlens
+        )
+
+    ours = package("chunk_gated_delta_rule", "fla", chunk_gated_delta_rule)
+    expected = torch.cat([ours(each, use_cache=False).logits for each in ids().split(LENGTHS, dim=1)], dim=1)
+    for given in BY.values():
+        close(ours(ids(), use_cache=False, **given).logits, expected, 1e-4)
+        assert seen.pop().tolist() == ENDS.tolist()
+    rows = [each for each in explain(ours).rows if each.op == "gated_delta_rule"]
+    assert all("chunk_gated_delta_rule computes it" in each.reason for each in rows)
+    set_choice("gated_delta_rule=torch")
+    seen.clear()
+    close(ours(ids(), use_cache=False, **BY["positions"]).logits, expected, 1e-4)
+    assert not seen
+
+
+def test_a_package_with_numbers_of_samples_gets_these(package):
+    seen = []
+
+    def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, seq_idx=None):
+        seen.append(seq_idx)
+        return hidden_states
+
+    ours = package("causal_conv1d_fn", "causal_conv1d", causal_conv1d_fn)
+    for given in BY.values():
+        ours(ids(), use_cache=False, **given)
+        assert torch.equal(seen.pop(), NUMBERS)
+
+
+def test_a_package_without_boundaries_is_an_error(package):
+    def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None):
+        return hidden_states
+
+    ours = package("causal_conv1d_fn", "causal_conv1d", causal_conv1d_fn)
+    ours(ids(), use_cache=False)
+    for given in BY.values():
+        with pytest.raises(SamplesError, match="causal_conv1d_fn takes no boundaries") as caught:
+            ours(ids(), use_cache=False, **given)
+        assert caught.value.where == "Qwen3NextGatedDeltaNet (layer 0)"
+
+
+def test_a_replaced_function_is_called_and_cannot_leak(pairs, monkeypatch):
+    _, ours = pairs("qwen3_next")
+    home = sys.modules[type(ours).__module__]
+    seen = []
+
+    def mine(*args, **kwargs):
+        seen.append(kwargs)
+        return torch.zeros_like(args[2]), None
+
+    monkeypatch.setattr(home, "torch_chunk_gated_delta_rule", mine)
+    ours(ids(), use_cache=False)
+    assert len(seen) == 2
+    with pytest.raises(SamplesError, match="mine takes no boundaries"):
+        ours(ids(), use_cache=False, **BY["positions"])

@@ -1,0 +1,139 @@
+"""Linear attention, the convolutions in front of it, and the models that find the boundaries of samples."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.patches.idioms.applied import spliced
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.causal_conv import find as causal_conv
+from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
+from veomni_hook.patches.idioms.sample_boundaries import find as sample_boundaries
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Status
+
+COUNTED = """
+class Layer:
+    def forward(self, q, state=None, **kwargs):
+        if state is not None:
+            q = causal_conv1d_update(q, state)
+            return torch_recurrent_gated_delta_rule(q)
+        q = causal_conv1d_fn(q, **kwargs)
+        return torch_chunk_gated_delta_rule(q, **kwargs) + torch_chunk_gated_delta_rule(q)
+
+class Older:
+    def mix(self, q):
+        return self.chunk_gated_delta_rule(self.causal_conv1d_fn(q))
+
+class PerChannel:
+    def forward(self, q):
+        return chunk_kimi_delta_attention(q)
+
+class Decoding:
+    def forward(self, q):
+        return fused_recurrent_gated_delta_rule(self.causal_conv1d_update(q))
+"""
+ROUTED = '''
+@use_kernel_func_from_hub_with_fallback("causal_conv1d_fn", "causal_conv1d")
+def convolve_causal_conv1d(hidden_states, weight, bias=None, activation=None, **kwargs):
+    return hidden_states
+
+@use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")
+def rule_by_chunk_of_delta(
+    query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
+    use_qk_l2norm_in_kernel=False, **kwargs,
+):
+    return value, None
+
+class Mixer:
+    def forward(self, x, cache=None, **options):
+        x = convolve_causal_conv1d(
+            x, self.weight,  # of the layer
+            **options,
+        )
+        y, state = rule_by_chunk_of_delta(x, x, x, g=x, beta=x, cu_seqlens=options.pop("ends", None), **options)
+        return y
+
+class Model:
+    def forward(
+        self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None, **options
+    ):
+        """Docstring."""
+        x = inputs_embeds
+        for layer in self.layers[:2]:
+            x = layer(x, **options)
+        return x
+'''
+#: What is wrong with a form: a replacement of text, which op misses it, and the reason.
+NEAR_MISSES = {
+    "another name": ('"chunk_gated_delta_rule", "fla"', '"chunk_kda", "fla"', "rule", "not declared as the chunk_gated"),
+    "no decorator": ('@use_kernel_func_from_hub_with_fallback("chunk', '@other("chunk', "rule", "not declared as"),
+    "other parameters": ("chunk_size=64", "size=64", "rule", "has other parameters"),
+    "a parameter more": ("bias=None,", "bias=None, dilation=1,", "conv", "has other parameters"),
+    "no boundaries": (', cu_seqlens=options.pop("ends", None), **options)', ")", "rule", "passes no boundaries"),
+    "not self": ("def forward(self, x, cache", "def forward(this, x, cache", "rule", "self is not the method's module"),
+    "another self": ("        y, state =", "        self = x\n        y, state =", "rule", "self is not"),
+    "an attribute": ("y, state = rule_by", "y, state = self.rule_by", "rule", "is not one function of the file"),
+    "bound again": ("class Mixer:", "rule_by_chunk_of_delta = None\nclass Mixer:", "rule", "is not one function"),
+    "no rule behind it": ("y, state = rule_by_chunk_of_delta", "y, state = scan", "conv", "nothing keeps samples apart"),
+    "no arguments handed on": ("x = layer(x, **options)", "x = layer(x)", "model", "hands no other arguments"),
+    "no positions": ("position_ids=None, ", "", "model", "it has no argument position_ids"),
+}  # fmt: skip
+IDIOMS = {"rule": gated_delta_rule, "conv": causal_conv, "model": sample_boundaries}
+
+
+def test_calls_for_whole_sequences_count_once_a_method() -> None:
+    view = ModuleView(Document(COUNTED))
+    assert [(each.target, each.lineno) for each in gated_delta_rule.find(view)] == [
+        ("Layer.forward", 8),
+        ("Older.mix", 12),
+        ("PerChannel.forward", 16),
+    ]
+    assert [(each.target, each.lineno) for each in causal_conv.find(view)] == [
+        ("Layer.forward", 7),
+        ("Older.mix", 12),
+    ]
+    assert {each.status for each in (*gated_delta_rule.find(view), *causal_conv.find(view))} == {
+        Status.MISSED
+    }
+
+
+def test_functions_are_known_by_what_they_are_declared_to_be() -> None:
+    view = ModuleView(Document(ROUTED))
+    sites = [site for idiom in IDIOMS.values() for site in idiom.find(view)]
+    assert [(each.op, each.target, each.status.value, each.variant) for each in sites] == [
+        ("gated_delta_rule", "Mixer.forward", "routed", "scalar_decay"),
+        ("causal_conv", "Mixer.forward", "routed", "depthwise"),
+        ("sample_boundaries", "Model.forward", "routed", "found_once"),
+    ]
+    text = spliced(ROUTED, sites)
+    written = ast.unparse(ast.parse(text))
+    assert (
+        "x = veomni_causal_conv.separated(veomni_causal_conv_depthwise, self, convolve_causal_conv1d)"
+        "(x, self.weight, **options)" in written
+    )
+    assert (
+        "veomni_gated_delta_rule.separated(veomni_gated_delta_rule_scalar_decay, self, rule_by_chunk_of_delta)"
+        "(x, x, x, g=x, beta=x, cu_seqlens=options.pop('ends', None), **options)" in written
+    )
+    assert (
+        "options = veomni_boundaries.found(self, options, position_ids, attention_mask, past_key_values,"
+        " input_ids if inputs_embeds is None else inputs_embeds)\n        x = inputs_embeds" in written
+    )
+    assert "# of the layer" in text
+
+
+@pytest.mark.parametrize("near_miss", NEAR_MISSES)
+def test_near_misses_are_not_routed(near_miss: str) -> None:
+    old, new, idiom, reason = NEAR_MISSES[near_miss]
+    assert ROUTED.count(old) >= 1
+    (site,) = IDIOMS[idiom].find(ModuleView(Document(ROUTED.replace(old, new, 1))))
+    assert site.status is Status.MISSED and not site.edits
+    assert reason in site.reason
+
+
+def test_models_without_a_routed_rule_are_left_alone() -> None:
+    text = ROUTED.replace('"chunk_gated_delta_rule", "fla"', '"chunk_kda", "fla"')
+    assert not [*sample_boundaries.find(ModuleView(Document(text)))]

@@ -1,0 +1,97 @@
+"""The prover of linear attention: upstream's text around the routed calls, and its functions' formulas.
+
+An idiom knows the functions by their declaration alone, so here each one's body is compared with the
+reference, in every release.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.patches.idioms.applied import spliced
+from tests.proof.call_sites import definition
+from tests.proof.compare import Differs, run, tensors
+from tests.proof.provers import Proof, Unreached, slots_of, with_kernels
+
+__all__ = ["prove_linear_attention"]
+
+#: Sums over chunks are taken in another order.
+_TOLERANCE = 2e-5
+
+
+def prove_linear_attention(site: Any, module: Any) -> Proof:
+    """A site's edits, taken back, leave upstream's code; and the function it calls is the op's formula."""
+    loader: Any = module.__spec__.loader
+    upstream = Path(loader.upstream).read_text(encoding="utf-8")
+    restored, patched = _Restored(), _Restored()
+    if ast.dump(restored.visit(ast.parse(spliced(upstream, [site])))) != ast.dump(ast.parse(upstream)):
+        raise Differs("what the site edits is not upstream's without the inserted code")
+    patched.visit(definition(ast.parse(Path(module.__file__).read_text(encoding="utf-8")), site.target))
+    if not restored.count or patched.count < restored.count:
+        raise Unreached("the patched module lacks the inserted code")
+    calls = {"gated_delta_rule": _rule, "causal_conv": _convolution}
+    return _proved(site, module, *calls[site.op]()) if site.op in calls else Proof(gradients=0)
+
+
+def _proved(site: Any, module: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Proof:
+    function = getattr(module, site.captures["function"])
+    separated = getattr(module, f"veomni_{site.op}").separated
+    owner = nn.Module()
+    (slot,) = slots_of(module, site.op)
+
+    def both(call: Callable[..., Any]) -> Any:
+        return run(lambda **given: call(**given, **options), inputs)
+
+    found = with_kernels("reference", lambda: both(separated(slot, owner, function)))
+    outcome = slot.outcome(owner)
+    if outcome is None or outcome.backend != "reference":
+        raise Unreached(f"the reference did not run: {outcome}")
+    expected = both(function)
+    if expected.keys() != found.keys() or len(tensors(dict(expected))) < 2 * len(inputs):
+        raise Differs(f"results differ: {sorted(expected.keys() ^ found.keys())}")
+    errors = {}
+    for name, want in expected.items():
+        errors[name] = ((want - found[name]).abs().max() / want.abs().max().clamp(min=1e-6)).item()
+        if not errors[name] <= _TOLERANCE:
+            raise Differs(f"{name}: relative error {errors[name]:.2e}, allowed {_TOLERANCE:.1e}")
+    return Proof(len(expected.gradients), errors)
+
+
+def _rule() -> tuple[dict[str, Any], dict[str, Any]]:
+    torch.manual_seed(0)
+    inputs = {name: torch.randn(2, 70, 2, 8) for name in ("query", "key")}
+    inputs |= {"value": torch.randn(2, 70, 4, 6), "g": -torch.rand(2, 70, 4), "beta": torch.rand(2, 70, 4)}
+    inputs["initial_state"] = torch.randn(2, 4, 8, 6)
+    return inputs, {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+
+
+def _convolution() -> tuple[dict[str, Any], dict[str, Any]]:
+    torch.manual_seed(0)
+    inputs = {"hidden_states": torch.randn(2, 6, 9), "weight": torch.randn(6, 4), "bias": torch.randn(6)}
+    return inputs, {"activation": "silu"}
+
+
+class _Restored(ast.NodeTransformer):
+    """Takes the inserted code out, and counts it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        if ast.unparse(node.value).startswith("veomni_boundaries.found("):
+            self.count += 1
+            return None
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.func).endswith(".separated") and len(node.args) == 3:
+            self.count += 1
+            return node.args[2]
+        return node

@@ -1,0 +1,74 @@
+"""The gated delta rule, as in Qwen3-Next: one sample a row, and samples that share a row.
+
+Work counts the products of a forward in chunks of 64 positions: of queries and keys with keys, the solution
+of the chunk's system, and four products with states and values. A step counts three times that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from veomni_hook import accelerator
+from veomni_hook.bench.problem import Problem, Side, made
+from veomni_hook.kernels.gated_delta_rule import torch as chunked
+from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
+from veomni_hook.kernels.shared.samples import boundaries
+
+__all__ = ["problems"]
+
+# Name, rows, lengths of the samples of a row (empty: one), positions, heads of keys and of values, columns.
+_ACCELERATOR = (
+    ("2 rows of 4,096", 2, 4096, 0, 16, 32, 128),
+    ("32,768 in 32 samples", 1, 32768, 32, 16, 32, 128),
+)
+_CPU = (("2 rows of 256", 2, 256, 0, 2, 4, 64), ("512 in 8 samples", 1, 512, 8, 2, 4, 64))
+
+
+def problems(device: str, *, quick: bool) -> Iterator[Problem]:
+    """Yield every size."""
+    sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
+    for name, rows, positions, samples, key_heads, heads, width in sizes[:2] if quick else sizes:
+        query, key = (made(rows, positions, key_heads, width, device=device) for _ in range(2))
+        value = made(rows, positions, heads, width, device=device)
+        g = -made(rows, positions, heads, device=device, dtype=torch.float32).abs()
+        beta = made(rows, positions, heads, device=device).sigmoid()
+        by_chunk = 2 * LENGTH * LENGTH * (2 * width + width + width) + 6 * LENGTH * width * width
+        flops = by_chunk * heads * rows * positions // LENGTH
+        ends = list(range(0, positions + 1, positions // samples)) if samples else None
+        bounds = None if ends is None else boundaries(ends, query.device)
+        yield Problem(
+            op="gated_delta_rule",
+            shape=f"{name}, {key_heads} and {heads} heads of {width}",
+            leaves=[query, key, value, g, beta],
+            sides=_sides(bounds),
+            limit="flops",
+            work={"forward": flops, "step": flops * 3},
+            incoming={"backward": [made(rows, positions, heads, width, device=device)]},
+        )
+
+
+def _sides(bounds: torch.Tensor | None) -> dict[str, Side]:
+    """Where samples share a row, upstream's code computes them as one: it has no boundaries."""
+    return {"eager": _upstream, "ours": partial(_kernel, bounds=bounds)}
+
+
+def _upstream(*operands: torch.Tensor) -> torch.Tensor:
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
+    output, _ = torch_chunk_gated_delta_rule(*operands, use_qk_l2norm_in_kernel=True)
+    assert isinstance(output, torch.Tensor)  # noqa: S101
+    return output
+
+
+def _kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    bounds: torch.Tensor | None,
+) -> torch.Tensor:
+    return chunked.scalar_decay(query, key, value, g, beta, None, False, True, bounds)[0]

@@ -1,0 +1,79 @@
+"""Calls of upstream's causal convolution in patched code: a kernel with boundaries of samples, or upstream.
+
+Arguments stay upstream's. Where samples share a row and nothing at hand keeps them apart, a call raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.hub_functions import running
+from veomni_hook.kernels.shared.samples import indices_of, of_rows
+from veomni_hook.kernels.shared.separation import given_in, traced, with_parameter
+
+__all__ = ["separated"]
+
+_OP = "causal_conv"
+_NAMES = ("cu_seq_lens_q", "cu_seqlens", "seq_idx")
+
+
+def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what to call instead of ``upstream``, with the same arguments.
+
+    Args:
+        slot: the `Slot` of the formula.
+        owner: the module that calls.
+        upstream: the function, of transformers' modeling file or of a package.
+
+    The result raises SamplesError, with the layer's name, if ``cu_seq_lens_q``, ``cu_seqlens`` or ``seq_idx``
+    say that samples share a row and neither a kernel nor ``upstream`` takes these boundaries.
+    """
+    return partial(_call, slot, owner, upstream)
+
+
+def _call(slot: Any, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    if STATE.active and given_in(kwargs):
+        # Boundaries are values, which compiled code does not have.
+        return (_eagerly if traced() else _packed)(slot, owner, upstream, args, kwargs)
+    operands = _operands(*args, **kwargs)
+    run = slot.kernel(owner, *operands, upstream)
+    return upstream(*args, **kwargs) if run is None else run(*operands)
+
+
+def _packed(
+    slot: Any, owner: Any, upstream: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    operands = _operands(*args, **kwargs)
+    hidden_states, bounds = operands[0], operands[4]
+    unnamed = {**kwargs, **dict.fromkeys(_NAMES)}
+    if bounds is None:  # a row is a sample: upstream computes that, too
+        return _call(slot, owner, upstream, *args, **unnamed)
+    if (run := slot.kernel(owner, *operands, upstream)) is not None:
+        return run(*operands)
+    name = with_parameter(_OP, owner, running(upstream), ("seq_idx", "cu_seqlens"), slot)
+    given = bounds if name == "cu_seqlens" else indices_of(bounds, hidden_states.shape[0])
+    return upstream(*args, **{**unnamed, name: given})
+
+
+_eagerly: Callable[..., Any] = torch.compiler.disable(_packed)  # type: ignore[no-untyped-call]
+
+
+def _operands(
+    hidden_states: Any,
+    weight: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    cu_seq_lens_q: Any = None,
+    cu_seqlens: Any = None,
+    seq_idx: Any = None,
+    **others: Any,
+) -> tuple[Any, ...]:
+    """Return the operands of the op."""
+    rows, _, positions = hidden_states.shape
+    bounds = of_rows(rows, positions, cu_seqlens if cu_seq_lens_q is None else cu_seq_lens_q, seq_idx)
+    return (hidden_states, weight, bias, activation, bounds)

@@ -1,0 +1,23 @@
+"""The variants of causal convolutions."""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.selection.declaration import Variant
+from veomni_hook.kernels.selection.table import backend, checked_reference, op
+
+__all__ = ["OP", "VARIANTS"]
+
+_TORCH = backend(
+    "torch",
+    ".torch:{variant}",
+    refuses=".operand_checks:refuses",
+    description="torch's convolution; the first positions of samples that share a row again; any device",
+)
+
+VARIANTS = {
+    "depthwise": Variant(
+        "activation(bias + sum_j weight[c, j] * x[c, t - taps + 1 + j]), zeros before a sample",
+        kernels=(_TORCH, checked_reference(".operand_checks:refuses")),
+    ),
+}
+OP = op("causal_conv", VARIANTS, yields="..shared.hub_functions:yields")

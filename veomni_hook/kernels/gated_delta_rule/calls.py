@@ -1,0 +1,86 @@
+"""Calls of upstream's gated delta rule in patched code: a kernel with the boundaries of samples, or upstream.
+
+Arguments stay upstream's. Where samples share a row and nothing at hand keeps them apart, a call raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.hub_functions import running
+from veomni_hook.kernels.shared.samples import last_of_rows, of_rows
+from veomni_hook.kernels.shared.separation import given_in, inseparable, layer_of, traced, with_parameter
+
+__all__ = ["separated"]
+
+_OP = "gated_delta_rule"
+
+
+def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what to call instead of ``upstream``, with the same arguments.
+
+    Args:
+        slot: the `Slot` of the formula.
+        owner: the module that calls.
+        upstream: the function, of transformers' modeling file or of a package.
+
+    The result raises SamplesError, with the layer's name, if ``cu_seqlens`` or ``seq_idx`` say that samples
+    share a row and neither a kernel nor ``upstream`` takes these boundaries, or if such a row continues a
+    cache. A cache that begins with such a row gets the state of its last sample.
+    """
+    return partial(_call, slot, owner, upstream)
+
+
+def _call(slot: Any, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    if STATE.active and given_in(kwargs):
+        # Boundaries are values, which compiled code does not have.
+        return (_eagerly if traced() else _packed)(slot, owner, upstream, args, kwargs)
+    operands = _operands(*args, **kwargs)
+    run = slot.kernel(owner, *operands, upstream)
+    return upstream(*args, **kwargs) if run is None else run(*operands)
+
+
+def _packed(
+    slot: Any, owner: Any, upstream: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    operands = _operands(*args, **kwargs)
+    value, initial_state, keeps, bounds = operands[2], operands[5], operands[6], operands[8]
+    if bounds is None:  # a row is a sample: upstream computes that, too
+        given = {**kwargs, "cu_seqlens": None, "seq_idx": None}
+        return _call(slot, owner, upstream, *args, **given)
+    if initial_state is not None:
+        raise inseparable(_OP, layer_of(owner), "the row continues the state of a cache")
+    if (run := slot.kernel(owner, *operands, upstream)) is not None:
+        output, final = run(*operands)
+    else:
+        name = with_parameter(_OP, owner, running(upstream), ("cu_seqlens",), slot)
+        output, final = upstream(*args, **{**kwargs, name: bounds})
+    return output, final[last_of_rows(bounds, value.shape[0])] if keeps else final
+
+
+_eagerly: Callable[..., Any] = torch.compiler.disable(_packed)  # type: ignore[no-untyped-call]
+
+
+def _operands(  # noqa: PLR0913, PLR0917 - upstream's parameters, in its order
+    query: Any,
+    key: Any,
+    value: Any,
+    g: Any,
+    beta: Any,
+    chunk_size: int = 64,
+    initial_state: Any = None,
+    output_final_state: bool = False,  # noqa: FBT001, FBT002
+    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    cu_seqlens: Any = None,
+    seq_idx: Any = None,
+    **others: Any,
+) -> tuple[Any, ...]:
+    """Return the operands of the op; the length of chunks changes only the rounding."""
+    bounds = of_rows(value.shape[0], value.shape[1], cu_seqlens, seq_idx)
+    options = (initial_state, output_final_state, use_qk_l2norm_in_kernel)
+    return (query, key, value, g, beta, *options, bounds)

@@ -1,0 +1,57 @@
+"""Whether a kernel may compute a call of the gated delta rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.shared.hub_functions import is_upstreams
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.origin import name_of
+from veomni_hook.kernels.shared.samples import unfit_ends
+
+__all__ = ["refuses"]
+
+
+def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - one return a refusal; the operands
+    owner: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None,
+    output_final_state: Any,
+    use_qk_l2norm_in_kernel: Any,
+    cu_seqlens: torch.Tensor | None,
+    upstream: Any,
+) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `reference.scalar_decay`."""
+    if not is_upstreams(upstream, owner):
+        return f"the function was replaced by {name_of(upstream)}"
+    given = [each for each in (initial_state, cu_seqlens) if each is not None]
+    if (reason := not_plain(query, key, value, g, beta, *given)) is not None:
+        return reason
+    if query.dim() != 4 or query.shape != key.shape or value.dim() != 4:
+        return f"query, key and value are {_sizes(query, key, value)}"
+    rows, positions, heads, _ = value.shape
+    if query.shape[:2] != value.shape[:2] or not query.shape[2] or heads % query.shape[2]:
+        return f"query, key and value are {_sizes(query, key, value)}"
+    if g.shape != value.shape[:3] or beta.shape != value.shape[:3]:
+        return f"g and beta are {_sizes(g, beta)}, values {_sizes(value)}"
+    if not all(each.is_floating_point() for each in (query, key, value, g, beta)):
+        return "an operand is no floating-point tensor"
+    samples = rows
+    if cu_seqlens is not None:
+        if (reason := untraceable() or unfit_ends(cu_seqlens, rows * positions)) is not None:
+            return reason
+        samples = cu_seqlens.numel() - 1
+    state = (samples, heads, query.shape[3], value.shape[3])
+    if initial_state is not None and initial_state.shape != state:
+        return f"the initial state is {_sizes(initial_state)}, not {list(state)}"
+    return None
+
+
+def _sizes(*tensors: torch.Tensor) -> str:
+    return ", ".join(str(list(each.shape)) for each in tensors)

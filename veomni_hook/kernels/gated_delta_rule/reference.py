@@ -1,0 +1,75 @@
+"""What the gated delta rule computes, position by position."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+__all__ = ["scalar_decay"]
+
+_EPS = 1e-6
+
+
+def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
+    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the outputs and the final states of the gated delta rule (Gated DeltaNet, arXiv 2412.06464).
+
+    For each sample and each head of the values, from the state ``S_0`` of ``[key_dim, value_dim]``:
+
+        q_t = key_dim ** -0.5 * query_t,  k_t = key_t
+        S'_t = exp(g_t) * S_(t-1)
+        S_t = S'_t + k_t (beta_t * (v_t - S'_t^T k_t))^T
+        o_t = S_t^T q_t
+
+    With l2 normalisation, ``x * rsqrt(sum(x * x) + 1e-6)`` of query and key comes first.
+
+    Args:
+        query: ``[rows, positions, key heads, key_dim]``; a head serves consecutive heads of the values.
+        key: the same shape.
+        value: ``[rows, positions, heads, value_dim]``.
+        g: ``[rows, positions, heads]``, the logarithm of the decay: not above 0.
+        beta: ``[rows, positions, heads]``, how much of the difference is written.
+        initial_state: ``[samples, heads, key_dim, value_dim]``; None: zeros.
+        output_final_state: whether to return the final states.
+        use_qk_l2norm_in_kernel: whether to normalise query and key.
+        cu_seqlens: ``[samples + 1]``, integers: 0, then the end of each sample, counted through all rows; the
+            last is ``rows * positions``. A sample may be empty. None: each row is a sample.
+
+    Returns:
+        ``[rows, positions, heads, value_dim]`` in the dtype of ``query``, and the final states in float32, of
+        the shape of ``initial_state``, or None. Computed in float32; in float64 if ``query`` is that.
+    """
+    rows, positions = query.shape[:2]
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    groups = value.shape[2] // query.shape[2]
+    q, k, v, decay, write = (each.flatten(0, 1).to(dtype) for each in (query, key, value, g, beta))
+    if use_qk_l2norm_in_kernel:
+        q, k = (each * (each.square().sum(-1, keepdim=True) + _EPS).rsqrt() for each in (q, k))
+    q, k = (each.repeat_interleave(groups, dim=1) for each in (q * q.shape[-1] ** -0.5, k))
+    of_rows = [row * positions for row in range(rows + 1)]
+    ends = of_rows if cu_seqlens is None else cu_seqlens.tolist()
+    outputs, states = [], []
+    for sample, (start, end) in enumerate(pairwise(ends)):
+        if initial_state is None:
+            state = v.new_zeros(v.shape[1], q.shape[-1], v.shape[-1])
+        else:
+            state = initial_state[sample].to(dtype)
+        for t in range(start, end):
+            state = state * decay[t].exp()[:, None, None]
+            known = torch.einsum("hkv,hk->hv", state, k[t])
+            delta = write[t][:, None] * (v[t] - known)
+            state = state + torch.einsum("hk,hv->hkv", k[t], delta)
+            outputs.append(torch.einsum("hkv,hk->hv", state, q[t]))
+        states.append(state)
+    output = torch.stack(outputs) if outputs else v[:0]
+    return output.to(query.dtype).view_as(value), torch.stack(states) if output_final_state else None

@@ -1,0 +1,23 @@
+"""The variants of the gated delta rule."""
+
+from __future__ import annotations
+
+from veomni_hook.kernels.selection.declaration import Variant
+from veomni_hook.kernels.selection.table import backend, checked_reference, op
+
+__all__ = ["OP", "VARIANTS"]
+
+_TORCH = backend(
+    "torch",
+    ".torch:{variant}",
+    refuses=".operand_checks:refuses",
+    description="chunk by chunk with torch's products, all samples at once; any device",
+)
+
+VARIANTS = {
+    "scalar_decay": Variant(
+        "S = exp(g) * S + k (beta * (v - exp(g) * S^T k))^T, o = S^T q for each position; one g a head",
+        kernels=(_TORCH, checked_reference(".operand_checks:refuses")),
+    ),
+}
+OP = op("gated_delta_rule", VARIANTS, yields="..shared.hub_functions:yields")

@@ -1,0 +1,74 @@
+"""What a call of a function runs that transformers lets another package replace.
+
+``@use_kernel_func_from_hub_with_fallback`` calls the function of a package if that is installed, else the one
+below it; with the package ``kernels``, the hub may replace both.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
+from veomni_hook.kernels.shared.origin import name_of, underlying, written_in
+
+__all__ = ["is_upstreams", "running", "takes", "yields"]
+
+_WRAPPER = "use_kernel_func_from_hub_with_fallback"
+_HOMES = ("transformers.", "transformers_modules.")
+
+
+def yields(owner: Any, *operands: Any) -> str | None:
+    """Return the package's function that computes a call, because the user has installed it, or None.
+
+    The last operand is the function that upstream calls.
+    """
+    found = running(operands[-1])
+    return None if is_upstreams(found, owner) else f"{name_of(found)} computes it"
+
+
+def is_upstreams(function: Any, owner: Any) -> bool:
+    """Return whether a function, below its decorators, is the modeling file's own, replaced or not."""
+    below = _cell(_below_hub(function), "torch_function")
+    home = written_in(below)[0]
+    return home == type(owner).__module__ or home.startswith(_HOMES)
+
+
+def running(function: Any) -> Any:
+    """Return what a call of ``function`` runs: a package's function, a kernel of the hub, or its own body."""
+    installed = vars(function).get("forward") if _is_of_hub(function) else None
+    if installed is not None and getattr(installed, "__func__", installed) is not type(function).forward:
+        return installed
+    return _cell(_below_hub(function), "implementation")
+
+
+@lru_cache(maxsize=64)
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has a parameter of this name."""
+    try:
+        return name in inspect.signature(underlying(function)).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+
+
+def _is_of_hub(function: Any) -> bool:
+    return hasattr(type(function), "kernel_layer_name")
+
+
+def _below_hub(function: Any) -> Any:
+    """Return the function that the package ``kernels`` has made a module of; any other object itself."""
+    if not _is_of_hub(function):
+        return function
+    held = [cell.cell_contents for cell in type(function).forward.__closure__ or ()]
+    functions = [each for each in held if type(each) is FunctionType]
+    return functions[0] if len(functions) == 1 else function
+
+
+def _cell(function: Any, name: str) -> Any:
+    """Return a value that transformers' wrapper has closed over; any other function itself."""
+    code = getattr(function, "__code__", None)
+    if code is None or name not in code.co_freevars or _WRAPPER not in code.co_qualname:
+        return function
+    return function.__closure__[code.co_freevars.index(name)].cell_contents

@@ -1,0 +1,130 @@
+"""Calls of functions that transformers declares to be those of a package, in the methods of classes.
+
+``@use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")`` above a function says that a
+package's function of this name may run in its place. So its name there and its parameters say what it
+computes, whatever the body looks like; tests compare the body with our formula.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.scope import own_names
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import receiver_name
+from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.slots import formula_slot, slot_name
+
+__all__ = ["Declared", "calls_named", "check", "routed"]
+
+_DECORATOR = "use_kernel_func_from_hub_with_fallback"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A package's function.
+
+    Attributes:
+        name: its name in the package.
+        parameters: those of upstream's function, except ``**kwargs``.
+        boundaries: the keywords by which a call passes boundaries of samples.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    boundaries: tuple[str, ...]
+
+
+def calls_named(
+    view: ModuleView, name: re.Pattern[str]
+) -> Iterator[tuple[str, FunctionNode, list[ast.Call]]]:
+    """The calls in each method of functions or attributes whose name has ``name`` in it.
+
+    Yields:
+        the method as ``Class.method``, its definition, and the calls in order.
+    """
+    if name.search(view.document.source) is None:
+        return
+    for owner in view.classes.values():
+        for method_name, method in view.methods(owner).items():
+            calls = [each for each in walk_ast(method) if isinstance(each, ast.Call) and _is(each, name)]
+            if calls:
+                calls.sort(key=lambda each: (each.lineno, each.col_offset))
+                yield f"{owner.name}.{method_name}", method, calls
+
+
+def _is(call: ast.Call, name: re.Pattern[str]) -> bool:
+    return name.search(last_name(call.func)) is not None
+
+
+def check(view: ModuleView, method: FunctionNode, calls: list[ast.Call], wanted: Declared) -> None:
+    """Check that calls in a method are of upstream's function for ``wanted`` and pass boundaries.
+
+    Raises:
+        Missed: they are not.
+    """
+    if receiver_name(method) != "self" or "self" in own_names(method.body):
+        raise Missed("self is not the method's module")
+    for call in calls:
+        called = last_name(call.func)
+        function = view.functions.get(called) if isinstance(call.func, ast.Name) else None
+        if function is None or view.scope.functions.get(called) is not function:
+            raise Missed(f"{called} is not one function of the file", call)
+        if not any(_declares(each, wanted.name) for each in function.decorator_list):
+            raise Missed(f"{called} is not declared as the {wanted.name} of a package", function)
+        if _parameters(function) != wanted.parameters or function.args.kwarg is None:
+            raise Missed(f"{called} has other parameters", function)
+        passed = {each.arg for each in call.keywords}
+        if None not in passed and passed.isdisjoint(wanted.boundaries):
+            raise Missed("the call passes no boundaries of samples", call)
+
+
+def _declares(decorator: ast.expr, name: str) -> bool:
+    return (
+        isinstance(decorator, ast.Call)
+        and last_name(decorator.func) == _DECORATOR
+        and bool(decorator.args)
+        and isinstance(decorator.args[0], ast.Constant)
+        and decorator.args[0].value == name
+    )
+
+
+def _parameters(function: FunctionNode) -> tuple[str, ...]:
+    given = function.args
+    return tuple(each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs))
+
+
+def routed(
+    view: ModuleView, target: str, calls: list[ast.Call], formula: tuple[str, str], module: str
+) -> Site:
+    """The site of a method whose calls ask the slot, by the function ``separated`` of ``module``.
+
+    Args:
+        view: the module.
+        target: the method.
+        calls: the calls.
+        formula: op and variant.
+        module: the module of ``separated``, in the op's folder of kernels, and its name in patched code.
+    """
+    op, variant = formula
+    alias = f"veomni_{op}"
+    text = f"{alias}.separated({slot_name(op, variant)}, self, {{}})"
+    return Site(
+        op,
+        target,
+        Status.ROUTED,
+        variant,
+        captures={"function": ", ".join(dict.fromkeys(last_name(call.func) for call in calls))},
+        edits=tuple(in_place(view, call.func, text.format(ast.unparse(call.func))) for call in calls),
+        slots=(formula_slot(op, variant),),
+        relies_on=tuple(dict.fromkeys(last_name(call.func) for call in calls)),
+        lineno=calls[0].lineno,
+        imports=((f"veomni_hook.kernels.{op}", f"{module} as {alias}"),),
+    )

@@ -1,0 +1,50 @@
+"""Linear attention by the gated delta rule: the calls of the function that computes it chunk by chunk.
+
+    torch_chunk_gated_delta_rule(query, ...)
+    ->  veomni_gated_delta_rule.separated(slot, self, torch_chunk_gated_delta_rule)(query, ...)
+
+The function that decodes position by position stays upstream's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from veomni_hook.patches.idioms.function_calls import Declared, calls_named, check, routed
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status
+
+__all__ = ["CANDIDATES", "OP", "find", "separated_methods"]
+
+OP = "gated_delta_rule"
+CANDIDATES = (
+    "every method that calls a function whose name contains chunk and delta (torch_chunk_gated_delta_rule,"
+    " chunk_kimi_delta_attention); the functions that decode token by token are not counted"
+)
+_VARIANT = "scalar_decay"
+_NAME = re.compile(r"chunk\w*delta")
+_DECLARED = Declared(
+    "chunk_gated_delta_rule",
+    (
+        *("query", "key", "value", "g", "beta", "chunk_size", "initial_state"),
+        *("output_final_state", "use_qk_l2norm_in_kernel"),
+    ),
+    ("cu_seqlens",),
+)
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    for target, method, calls in calls_named(view, _NAME):
+        try:
+            check(view, method, calls, _DECLARED)
+        except Missed as missed:
+            yield Site(OP, target, Status.MISSED, reason=str(missed), lineno=calls[0].lineno)
+        else:
+            yield routed(view, target, calls, (OP, _VARIANT), "calls")
+
+
+def separated_methods(view: ModuleView) -> set[str]:
+    """The methods of a module whose gated delta rule is routed."""
+    return {each.target for each in view.sites(find) if each.status is Status.ROUTED}
