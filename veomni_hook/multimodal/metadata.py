@@ -33,8 +33,13 @@ __all__ = ["CollateMetadata", "collate_metadata"]
 
 _MODALITIES = ("image", "video")
 _SIZES = "grid_thw"
-#: Tensors of a batch whose values the host reads.
-_READ = ("attention_mask", "feature_attention_mask", *(f"{each}_{_SIZES}" for each in _MODALITIES))
+#: Tensors of a batch whose values the host reads. Linear attention finds samples that share a row by positions.
+_READ = (
+    "attention_mask",
+    "feature_attention_mask",
+    "position_ids",
+    *(f"{each}_{_SIZES}" for each in _MODALITIES),
+)
 #: What it reads, too, if the model computes positions.
 _POSITIONED = ("input_ids", "mm_token_type_ids", "second_per_grid_ts", "video_second_per_grid")
 

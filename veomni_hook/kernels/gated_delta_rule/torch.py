@@ -7,6 +7,8 @@ it depends on the order of chunks.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH, Chunks, chunks_of
@@ -29,8 +31,9 @@ def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the outputs and the final states; see `reference.scalar_decay`. Saved: what autograd saves."""
     operands = (query, key, value, g, beta, initial_state)
+    kind = query.device.type
     # In half precision the state would lose what a long sample has added to it.
-    with torch.autocast(query.device.type, enabled=False):
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
         output, final = _computed(*operands, use_qk_l2norm_in_kernel, chunks_of(query, cu_seqlens))
     return output, final if output_final_state else None
 
