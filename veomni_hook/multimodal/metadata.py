@@ -33,7 +33,7 @@ __all__ = ["CollateMetadata", "collate_metadata"]
 
 _MODALITIES = ("image", "video")
 _SIZES = "grid_thw"
-#: Tensors of a batch whose values the host reads. Linear attention finds samples that share a row by positions.
+#: Tensors of a batch whose values the host reads. Linear attention finds samples of a row by positions.
 _READ = (
     "attention_mask",
     "feature_attention_mask",
