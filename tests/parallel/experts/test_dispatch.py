@@ -29,7 +29,7 @@ def all_close(answers, cases):
         assert {case: far for case, far in answer.items() if max(far.values()) >= CLOSE} == {}, rank
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_any_routing_is_that_of_one_process(crew, size):
     all_close(crew(size).run("cases:layers_of", cases=CASES), CASES)
 
