@@ -78,6 +78,14 @@ FAMILIES = {
     "Seed-OSS": Family("seed_oss", shape(5120, 27648, 2, "80 8 128", 155_136)),
     "Phi-3-14B": Family("phi3", shape(5120, 17920, 3, "40 10 128", 32_064, pad_token_id=None)),
     "Qwen2-7B": Family("qwen2", shape(3584, 18944, 2, "28 4 128", 152_064)),
+    # Three layers in four have linear attention; transformers' defaults are the shapes of these models.
+    "Qwen3-Next-80B-A3B (128 experts)": Family(
+        "qwen3_next", shape(2048, 5632, 4, "16 2 256", 151_936, num_experts=128)
+    ),
+    "Qwen3.5-9B": Family("qwen3_5_text", shape(4096, 12288, 4, "16 4 256", 248_320)),
+    "Qwen3.5-35B-A3B (128 experts)": Family(
+        "qwen3_5_moe_text", shape(2048, 5632, 4, "16 2 256", 248_320, num_experts=128)
+    ),
     "Gemma-3-12B": Family("gemma3_text", shape(3840, 15360, 3, "16 8 256", 262_208, sliding_window=1024)),
     "Cohere2": Family("cohere2", shape(4096, 14336, 2, "32 8 128", 256_000)),
     "Gemma-2-9B": Family("gemma2", shape(3584, 14336, 2, "16 8 256", 256_000)),

@@ -123,6 +123,33 @@ def row_merge() -> Iterator[Call]:
             yield f"{variant} {columns}", partial(both_ways, call, leaves)
 
 
+def gated_delta_rule() -> Iterator[Call]:
+    """Heads of usual widths, of small, odd and large ones."""
+    (kernel,) = kernels_of("gated_delta_rule").values()
+    for keys, values in ((128, 128), (64, 128), (16, 24), (96, 80), (256, 256)):
+        for start in (False, True):
+
+            def call(q, k, v, g, beta, *state, start=start):
+                return kernel(q, k, v, g, beta, *(state or (None,)), start, not start)
+
+            sizes = [(1, 70, 2, keys)] * 2 + [(1, 70, 4, values), (1, 70, 4), (1, 70, 4)]
+            leaves = [empty(*size) for size in sizes] + [empty(1, 4, keys, values)] * start
+            yield f"{keys} {values} {start}", partial(both_ways, call, leaves)
+
+
+def causal_conv() -> Iterator[Call]:
+    """Samples and rows, with and without what can be left out, at a usual and an odd number of channels."""
+    (kernel,) = kernels_of("causal_conv").values()
+    for channels, ends in ((8192, None), (1000, None), (8192, torch.tensor([0, 30, 64], dtype=torch.int32))):
+        for biased, activation in ((False, None), (True, "silu")):
+
+            def call(x, weight, *bias, activation=activation, ends=ends):
+                return kernel(x.transpose(1, 2), weight, *(bias or (None,)), activation, ends)
+
+            leaves = [empty(1, 64, channels), empty(channels, 4)] + [empty(channels)] * biased
+            yield f"{channels} {activation} {ends is not None}", partial(both_ways, call, leaves)
+
+
 def rotary() -> Iterator[Call]:
     """Every variant at the width of most models, and at an odd one."""
     from tests.kernels.rotary import variants
@@ -285,6 +312,8 @@ OPS: dict[str, Callable[[], Iterator[Call]]] = {
     "nn_layer_norm": nn_layer_norm,
     "add_layer_norm": add_layer_norm,
     "row_merge": row_merge,
+    "gated_delta_rule": gated_delta_rule,
+    "causal_conv": causal_conv,
     "rotary": rotary,
     "qk_norm_rotary": qk_norm_rotary,
     "gated_mlp": gated_mlp,

@@ -87,7 +87,7 @@ def _answer_for(gpu: GPU) -> None:
     from veomni_hook.kernels.rms_norm import tiles
 
     replaced: list[tuple[Any, Any]] = [
-        (tiles.room, lambda _: (gpu.processors, gpu.shared)),
+        (launch.room, lambda _: (gpu.processors, gpu.shared)),
         (tiles.fetches, lambda _: True),
         (plans._room, lambda _: (gpu.processors, gpu.shared)),
         (load_balancing._processors, lambda _: gpu.processors),

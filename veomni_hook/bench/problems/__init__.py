@@ -23,6 +23,7 @@ OPS = (
     "qk_norm_rotary",
     "varlen_attention",
     "gated_delta_rule",
+    "causal_conv",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",

@@ -1,13 +1,18 @@
 """The gated delta rule, as in Qwen3-Next: one sample a row, and samples that share a row.
 
+Where flash-linear-attention is installed, its function is another side: forward alone, unless its backward
+runs with the Triton at hand.
+
 Work counts the products of a forward in chunks of 64 positions: of queries and keys with keys, the solution
 of the chunk's system, and four products with states and values. A step counts three times that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -21,8 +26,11 @@ __all__ = ["problems"]
 
 # Name, rows, lengths of the samples of a row (empty: one), positions, heads of keys and of values, columns.
 _ACCELERATOR = (
+    ("1 row of 16,384", 1, 16384, 0, 16, 32, 128),
+    ("16,384 in 16 samples", 1, 16384, 16, 16, 32, 128),
     ("2 rows of 4,096", 2, 4096, 0, 16, 32, 128),
-    ("32,768 in 32 samples", 1, 32768, 32, 16, 32, 128),
+    ("1 row of 16,384", 1, 16384, 0, 16, 64, 128),
+    ("1 row of 65,536", 1, 65536, 0, 16, 32, 128),
 )
 _CPU = (("2 rows of 256", 2, 256, 0, 2, 4, 64), ("512 in 8 samples", 1, 512, 8, 2, 4, 64))
 
@@ -43,16 +51,26 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             op="gated_delta_rule",
             shape=f"{name}, {key_heads} and {heads} heads of {width}",
             leaves=[query, key, value, g, beta],
-            sides=_sides(bounds),
+            sides=_sides(bounds, device),
             limit="flops",
             work={"forward": flops, "step": flops * 3},
             incoming={"backward": [made(rows, positions, heads, width, device=device)]},
         )
 
 
-def _sides(bounds: torch.Tensor | None) -> dict[str, Side]:
+def _sides(bounds: torch.Tensor | None, device: str) -> dict[str, Side]:
     """Where samples share a row, upstream's code computes them as one: it has no boundaries."""
-    return {"eager": _upstream, "ours": partial(_kernel, bounds=bounds)}
+    sides: dict[str, Side] = {"eager": _upstream}
+    if device == "cuda" and find_spec("fla") is not None:
+        sides["fla"] = partial(_fla, bounds=bounds)
+    sides["torch"] = partial(_kernel, kernel=chunked.scalar_decay, bounds=bounds)
+    if device == "cuda":
+        from veomni_hook.kernels.gated_delta_rule.triton import scalar_decay
+
+        sides["ours"] = partial(_kernel, kernel=scalar_decay, bounds=bounds)
+    else:
+        sides["ours"] = sides.pop("torch")
+    return sides
 
 
 def _upstream(*operands: torch.Tensor) -> torch.Tensor:
@@ -69,6 +87,23 @@ def _kernel(
     value: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
+    kernel: Callable[..., tuple[torch.Tensor, Any]],
     bounds: torch.Tensor | None,
 ) -> torch.Tensor:
-    return chunked.scalar_decay(query, key, value, g, beta, None, False, True, bounds)[0]
+    return kernel(query, key, value, g, beta, None, False, True, bounds)[0]
+
+
+def _fla(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    bounds: torch.Tensor | None,
+) -> torch.Tensor:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    output: torch.Tensor = chunk_gated_delta_rule(
+        query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=True, cu_seqlens=bounds
+    )[0]
+    return output

@@ -46,5 +46,5 @@ def depthwise(
         for tap in range(taps):
             added = added + weight[:, tap, None].to(dtype) * before[:, tap : tap + end - start]
         outputs.append(added)
-    output = torch.cat(outputs, dim=1).view(-1, rows, positions).transpose(0, 1).to(weight.dtype)
+    output = torch.cat(outputs, dim=1).view(weight.shape[0], rows, positions).transpose(0, 1).to(weight.dtype)
     return (output if activation is None else functional.silu(output)).to(hidden_states.dtype)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import backend, checked_reference, op
+from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
 
 __all__ = ["OP", "VARIANTS"]
 
+_TRITON = backend(
+    "triton",
+    ".triton:{variant}",
+    refuses=".triton:refuses",
+    requires=TRITON,
+    priority=10,
+    traceable=True,
+    description="one pass over memory in each direction; channels next to each other, at most 4 taps",
+)
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
@@ -17,7 +26,7 @@ _TORCH = backend(
 VARIANTS = {
     "depthwise": Variant(
         "activation(bias + sum_j weight[c, j] * x[c, t - taps + 1 + j]), zeros before a sample",
-        kernels=(_TORCH, checked_reference(".operand_checks:refuses")),
+        kernels=(_TRITON, _TORCH, checked_reference(".operand_checks:refuses")),
     ),
 }
 OP = op("causal_conv", VARIANTS, yields="..shared.hub_functions:yields")

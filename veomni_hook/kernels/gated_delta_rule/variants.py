@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import backend, checked_reference, op
+from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
 
 __all__ = ["OP", "VARIANTS"]
 
+_TRITON = backend(
+    "triton",
+    ".triton:{variant}",
+    refuses=".triton:refuses",
+    requires=TRITON,
+    priority=10,
+    traceable=True,
+    description="chunk by chunk, forward and backward; bfloat16 and float16, heads of at most 256",
+)
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
@@ -17,7 +26,7 @@ _TORCH = backend(
 VARIANTS = {
     "scalar_decay": Variant(
         "S = exp(g) * S + k (beta * (v - exp(g) * S^T k))^T, o = S^T q for each position; one g a head",
-        kernels=(_TORCH, checked_reference(".operand_checks:refuses")),
+        kernels=(_TRITON, _TORCH, checked_reference(".operand_checks:refuses")),
     ),
 }
 OP = op("gated_delta_rule", VARIANTS, yields="..shared.hub_functions:yields")

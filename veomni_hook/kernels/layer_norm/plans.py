@@ -15,11 +15,10 @@ from veomni_hook.kernels.rms_norm.tiles import (
     backward_tile,
     blocks,
     forward_tile,
-    room,
     stages_of,
     warps_of,
 )
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, rows_at
 
 __all__ = ["Plan", "backward_plan", "forward_plan"]

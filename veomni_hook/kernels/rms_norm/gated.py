@@ -26,13 +26,12 @@ from veomni_hook.kernels.rms_norm.tiles import (
     TL,
     WEIGHT,
     blocks,
-    room,
     stages_of,
     summed,
     warps_of,
 )
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable

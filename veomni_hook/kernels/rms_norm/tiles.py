@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,6 @@ __all__ = [
     "blocks",
     "fetches",
     "forward_tile",
-    "room",
     "split",
     "stages_of",
     "summed",
@@ -85,16 +84,6 @@ class Wide(NamedTuple):
     parts: int
     warps: int
     lines: int
-
-
-@cache
-def room(device: torch.device) -> tuple[int, int]:
-    """The number of concurrent programs, one per multiprocessor, and the bytes that each may stage."""
-    if device.type != "cuda":
-        return 4, 1 << 16  # the interpreter
-    properties = torch.cuda.get_device_properties(device)
-    memory = int(getattr(properties, "shared_memory_per_block_optin", 1 << 16))
-    return properties.multi_processor_count, memory
 
 
 def fetches(device: torch.device) -> bool:

@@ -33,7 +33,6 @@ from veomni_hook.kernels.rms_norm.tiles import (
     backward_tile,
     fetches,
     forward_tile,
-    room,
     split,
     stages_of,
     summed,
@@ -41,7 +40,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
     wide,
 )
 from veomni_hook.kernels.shared.autograd import applied, backward_once
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at

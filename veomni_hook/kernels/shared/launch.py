@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from copy import copy
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from types import BuiltinFunctionType
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 import triton
 from torch._functorch.utils import unwrap_dead_wrappers
 
-__all__ = ["LAUNCHES", "Launch", "cdiv", "enter_context", "power"]
+__all__ = ["LAUNCHES", "Launch", "cdiv", "enter_context", "power", "room"]
 
 #: Releases whose handles take all arguments in order, including constants; others use the normal launch.
 _HANDLES = (3, 3) <= tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
@@ -36,6 +36,16 @@ def cdiv(number: int, size: int) -> int:
 def power(number: int) -> int:
     """Return the smallest power of two that is not less; 1 for zero."""
     return 1 << max(number - 1, 0).bit_length()
+
+
+@cache
+def room(device: torch.device) -> tuple[int, int]:
+    """The number of concurrent programs, one per multiprocessor, and the bytes that each may stage."""
+    if device.type != "cuda":
+        return 4, 1 << 16  # the interpreter
+    properties = torch.cuda.get_device_properties(device)
+    memory = int(getattr(properties, "shared_memory_per_block_optin", 1 << 16))
+    return properties.multi_processor_count, memory
 
 
 class _Thread(threading.local):

@@ -1,0 +1,179 @@
+"""Causal convolutions of one channel at a time in Triton: one pass over memory in each direction.
+
+Shapes: hidden states ``[rows, channels, positions]`` in float32, bfloat16 or float16, weight ``[channels, 1
+to 4 taps]`` and bias of one dtype. What is next to each other in memory should be channels, as in a
+transposed ``[rows, positions, channels]``; another layout is copied first. The result is laid out so. Saved:
+the operands. Mutates: nothing. Deterministic: the weight's gradient is summed in a fixed order.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.causal_conv import device as kernels
+from veomni_hook.kernels.causal_conv import operand_checks
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.host_values import derived
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.operators import define_op
+
+__all__ = ["depthwise", "refuses"]
+
+Tensor = torch.Tensor
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+_MOST_TAPS = 4
+#: In each direction: channels of a program, those of a thread, and positions of a program, fewer where they
+#: would not fill a GPU. On an H200, 16,384 x 8,192 in bfloat16 took the time of a copy of its bytes at 85 to
+#: 89 % of the bandwidth forward and 56 to 68 % backward, which is bound by arithmetic, with five ways tried.
+_CHANNELS, _OF_A_THREAD = (512, 128), (4, 2)
+_RUNS = ((64, 32), (256, 64, 32))
+_ENOUGH = 4096
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    backward: bool,  # noqa: FBT001
+    block: int,
+    *constants: Any,
+) -> Launch:
+    function, tensors = (kernels.backward, 7) if backward else (kernels.forward, 5)
+    return Launch(
+        function, tensors, *constants, block, num_warps=max(1, block // 32 // _OF_A_THREAD[backward])
+    )
+
+
+def _sizes(x: Tensor, backward: bool) -> tuple[int, int, tuple[int, int, int]]:  # noqa: FBT001
+    """Positions and channels of a program, and the grid."""
+    rows, positions, channels = x.shape
+    block = min(_CHANNELS[backward], power(channels))
+    blocks = cdiv(channels, block)
+    runs = _RUNS[backward]
+    run = next((each for each in runs if rows * blocks * cdiv(positions, each) >= _ENOUGH), runs[-1])
+    return run, block, (blocks, cdiv(positions, run), rows)
+
+
+def _by_position(x: Tensor) -> Tensor:
+    """``[rows, channels, positions]`` as ``[rows, positions, channels]`` with channels next to each other."""
+    x = x.transpose(1, 2)
+    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+
+
+def _forward_op(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,  # noqa: FBT001
+) -> Tensor:
+    x, weight = _by_position(x), weight.contiguous()
+    rows, positions, channels = x.shape
+    y = x.new_empty(rows, positions, channels)
+    begins = y if cu_seqlens is None else derived(cu_seqlens, _begins, positions, x.device)
+    run, block, grid = _sizes(x, False)
+    flags = (weight.shape[1], bias is not None, silu, cu_seqlens is not None)
+    launch = _launch(
+        x.device, (x.dtype, weight.dtype), False, block, channels, x.stride(0), x.stride(1), *flags, run
+    )
+    if y.numel():
+        launch(grid, x, weight, weight if bias is None else bias, begins, y, positions)
+    return y.transpose(1, 2)
+
+
+def _backward_op(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor, Tensor]:
+    dy, x, weight = _by_position(dy), _by_position(x), weight.contiguous()
+    rows, positions, channels = x.shape
+    dx = x.new_empty(rows, positions, channels)
+    begins = dx if cu_seqlens is None else derived(cu_seqlens, _begins, positions, x.device)
+    run, block, grid = _sizes(x, True)
+    taps = weight.shape[1]
+    flags = (taps, bias is not None, silu, cu_seqlens is not None)
+    sums = x.new_zeros(max(1, rows * grid[1]), 5, channels, dtype=torch.float32)
+    strides = (x.stride(0), x.stride(1), dy.stride(0), dy.stride(1))
+    launch = _launch(
+        x.device, (x.dtype, weight.dtype, dy.dtype), True, block, channels, *strides, *flags, run
+    )
+    if dx.numel():
+        launch(grid, x, weight, weight if bias is None else bias, begins, dy, dx, sums, positions)
+    total = sums.sum(0).to(weight.dtype)
+    return dx.transpose(1, 2), total[4 - taps : 4].t().contiguous(), total[4].clone()
+
+
+def _begins(cu_seqlens: Tensor, positions: int, device: torch.device) -> Tensor:
+    """Of each position, where in its row its sample begins."""
+    starts = cu_seqlens[:-1].long() % max(positions, 1)
+    return starts.repeat_interleave(cu_seqlens.diff().long()).to(torch.int32).to(device, non_blocking=True)
+
+
+_OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? cu_seqlens, bool silu"
+_FORWARD = define_op(
+    f"causal_conv({_OPERANDS}) -> Tensor",
+    _forward_op,
+    lambda x, weight, bias, cu_seqlens, silu: x.new_empty(x.shape[0], x.shape[2], x.shape[1]).transpose(1, 2),
+)
+_BACKWARD = define_op(
+    f"causal_conv_backward(Tensor dy, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
+    _backward_op,
+    lambda dy, x, weight, bias, cu_seqlens, silu: (
+        x.new_empty(x.shape[0], x.shape[2], x.shape[1]).transpose(1, 2),
+        weight.new_empty(weight.shape),
+        weight.new_empty(weight.shape[0]),
+    ),
+)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        x, weight, bias, cu_seqlens, silu = arguments
+        ctx.save_for_backward(x, weight, bias)
+        # Not saved as a tensor: what the host knows of it belongs to this object.
+        ctx.cu_seqlens, ctx.silu = cu_seqlens, silu
+        return _FORWARD(*arguments)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @backward_once
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias = ctx.saved_tensors
+        dx, dweight, dbias = _BACKWARD(dy, x, weight, bias, ctx.cu_seqlens, ctx.silu)
+        wanted = zip((dx, dweight, dbias), ctx.needs_input_grad, strict=False)
+        return (*(each if need else None for each, need in wanted), None, None)
+
+
+_apply = applied(_Convolution)
+
+
+def depthwise(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Return what `reference.depthwise` says."""
+    return _apply(hidden_states, weight, bias, cu_seqlens, activation is not None)  # type: ignore[no-any-return]
+
+
+def refuses(
+    owner: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
+) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `reference.depthwise`."""
+    if (reason := operand_checks.refuses(owner, hidden_states, weight, bias, *others)) is not None:
+        return reason
+    if weight.shape[1] > _MOST_TAPS:
+        return f"the kernel has {weight.shape[1]} taps, more than {_MOST_TAPS}"
+    dtypes = {each.dtype for each in (weight, bias) if each is not None}
+    if len(dtypes) > 1 or not dtypes | {hidden_states.dtype} <= _DTYPES:
+        return f"the input is {hidden_states.dtype}, the weight {weight.dtype}"
+    return None

@@ -1,0 +1,158 @@
+"""Device code of the scan over chunks of the gated delta rule; `triton` launches it.
+
+States are transposed, [V, K]: then both products that a chunk waits for have the running state or what was
+just computed as their left operand, which a GPU of Hopper takes from registers. Operands of a chunk: see
+`local_device`. With G the cumulative sum of g and L its last element, for one chunk:
+
+Forward:  N = U - S @ W^T                        what is written  [V, 64]
+          O = scale * exp(G) * (S @ q^T) + N @ P^T
+          S = exp(L) * S + (exp(L - G) * N) @ k
+Backward: dN = exp(L - G) * (dS @ k^T) + dO @ P
+          dS = exp(L) * dS + (scale * exp(G) * dO) @ q - dN @ W
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["backward", "forward"]
+
+
+@triton.jit
+def forward(
+    q,  # [chunks, HEADS // GROUPS, 64, BK]
+    k,  # the same
+    total,  # [chunks, HEADS, 64], float32
+    w,  # [chunks, HEADS, 64, BK]
+    u,  # [chunks, HEADS, BV, 64]
+    p,  # [chunks, HEADS, 64, 64]
+    bounds,  # [samples + 1], int32: tokens
+    first,  # [samples + 1], int32: chunks
+    initial,  # [samples, HEADS, K, V], float32: read if INITIAL
+    output,  # [tokens, HEADS, V]: a result if OUTPUT
+    final,  # [samples, HEADS, K, V], float32: a result if FINAL
+    states,  # [chunks, HEADS, BV, BK]: S in front of each chunk, a result if KEEP
+    written,  # [chunks, HEADS, BV, 64]: N, a result if KEEP
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    ROWS: tl.constexpr,  # of the state, for one program
+    SCALE: tl.constexpr,
+    INITIAL: tl.constexpr,
+    OUTPUT: tl.constexpr,
+    FINAL: tl.constexpr,
+    KEEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid: BV // ROWS, HEADS, samples."""
+    head = tl.program_id(1)
+    sample = tl.program_id(2).to(tl.int64)
+    dtype = w.dtype.element_ty
+    i, columns = tl.arange(0, 64), tl.arange(0, BK)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    start = tl.load(bounds + sample).to(tl.int64)
+    length = tl.load(bounds + sample + 1) - start
+    outside = (sample * HEADS + head) * K * V + columns[None, :] * V + rows[:, None]
+    inside = (columns[None, :] < K) & (rows[:, None] < V)
+    if INITIAL:
+        state = tl.load(initial + outside, mask=inside, other=0.0)
+    else:
+        state = tl.zeros((ROWS, BK), tl.float32)
+    before = tl.load(first + sample).to(tl.int64)
+    for step in range(tl.load(first + sample + 1) - tl.load(first + sample)):
+        place = (before + step) * HEADS + head
+        shared = ((before + step) * (HEADS // GROUPS) + head // GROUPS) * 64 * BK
+        tile = i[:, None] * BK + columns[None, :]
+        known = state.to(dtype)
+        G = tl.load(total + place * 64 + i)
+        last = tl.load(total + place * 64 + 63)
+        reading = tl.load(w + place * 64 * BK + tile)
+        column = rows[:, None] * 64 + i[None, :]
+        new = tl.load(u + place * BV * 64 + column).to(tl.float32)
+        new -= tl.dot(known, tl.trans(reading), input_precision=PRECISION)
+        if KEEP:
+            tl.store(states + place * BV * BK + rows[:, None] * BK + columns[None, :], known)
+            tl.store(written + place * BV * 64 + column, new.to(dtype))
+        if OUTPUT:
+            asked = tl.load(q + shared + tile)
+            weights = tl.load(p + place * 64 * 64 + i[:, None] * 64 + i[None, :])
+            out = tl.dot(known, tl.trans(asked), input_precision=PRECISION) * (SCALE * tl.exp(G))[None, :]
+            out = tl.dot(new.to(dtype), tl.trans(weights), out, input_precision=PRECISION)
+            keep = (step * 64 + i[None, :] < length) & (rows[:, None] < V)
+            at = output + ((start + step * 64) * HEADS + head) * V + i[None, :] * (HEADS * V) + rows[:, None]
+            tl.store(at, out.to(output.dtype.element_ty), mask=keep)
+        keys = tl.load(k + shared + tile)
+        kept = (new * tl.exp(last - G)[None, :]).to(dtype)
+        state = tl.dot(kept, keys, state * tl.exp(last), input_precision=PRECISION)
+    if FINAL:
+        tl.store(final + outside, state, mask=inside)
+
+
+@triton.jit
+def backward(
+    q,  # as in `forward`
+    k,
+    total,
+    w,
+    p,
+    dy,  # [tokens, HEADS, V]: the gradient of the output
+    bounds,
+    first,
+    dfinal,  # [samples, HEADS, K, V], float32: read if FINAL
+    dinitial,  # the same: a result if INITIAL
+    dstates,  # [chunks, HEADS, BV, BK]: dS behind each chunk, a result
+    dwritten,  # [chunks, HEADS, BV, 64]: dN, a result
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    ROWS: tl.constexpr,
+    SCALE: tl.constexpr,
+    INITIAL: tl.constexpr,
+    FINAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid: BV // ROWS, HEADS, samples."""
+    head = tl.program_id(1)
+    sample = tl.program_id(2).to(tl.int64)
+    dtype = w.dtype.element_ty
+    i, columns = tl.arange(0, 64), tl.arange(0, BK)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    start = tl.load(bounds + sample).to(tl.int64)
+    length = tl.load(bounds + sample + 1) - start
+    before = tl.load(first + sample).to(tl.int64)
+    number = tl.load(first + sample + 1) - tl.load(first + sample)
+    outside = (sample * HEADS + head) * K * V + columns[None, :] * V + rows[:, None]
+    inside = (columns[None, :] < K) & (rows[:, None] < V)
+    if FINAL:
+        state = tl.load(dfinal + outside, mask=inside, other=0.0)
+    else:
+        state = tl.zeros((ROWS, BK), tl.float32)
+    for step in range(number):
+        back = number - 1 - step
+        place = (before + back) * HEADS + head
+        shared = ((before + back) * (HEADS // GROUPS) + head // GROUPS) * 64 * BK
+        tile = i[:, None] * BK + columns[None, :]
+        known = state.to(dtype)
+        tl.store(dstates + place * BV * BK + rows[:, None] * BK + columns[None, :], known)
+        G = tl.load(total + place * 64 + i)
+        last = tl.load(total + place * 64 + 63)
+        keep = (back * 64 + i[:, None] < length) & (rows[None, :] < V)
+        at = dy + ((start + back * 64) * HEADS + head) * V + i[:, None] * (HEADS * V) + rows[None, :]
+        given = tl.trans(tl.load(at, mask=keep, other=0.0))
+        weights = tl.load(p + place * 64 * 64 + i[:, None] * 64 + i[None, :])
+        new = tl.dot(given, weights, input_precision=PRECISION)
+        keys = tl.load(k + shared + tile)
+        new += tl.dot(known, tl.trans(keys), input_precision=PRECISION) * tl.exp(last - G)[None, :]
+        tl.store(dwritten + place * BV * 64 + rows[:, None] * 64 + i[None, :], new.to(dtype))
+        asked = tl.load(q + shared + tile)
+        reading = tl.load(w + place * 64 * BK + tile)
+        scaled = (given.to(tl.float32) * (SCALE * tl.exp(G))[None, :]).to(dtype)
+        state = tl.dot(scaled, asked, state * tl.exp(last), input_precision=PRECISION)
+        state = tl.dot((-new).to(dtype), reading, state, input_precision=PRECISION)
+    if INITIAL:
+        tl.store(dinitial + outside, state, mask=inside)
