@@ -13,7 +13,7 @@ from veomni_hook.kernels.linear_cross_entropy import losses, output, reference, 
 from veomni_hook.kernels.linear_cross_entropy.autograd import compute_dtype
 from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, TokenStatistics
-from veomni_hook.kernels.linear_cross_entropy.options import active, refused
+from veomni_hook.kernels.linear_cross_entropy.options import active
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["Call", "Fused", "cannot", "fused_output", "reference_output", "refuses", "settled"]
@@ -53,8 +53,7 @@ def cannot(model: Any, *operands: Any) -> str | None:
 def settled(model: Any, reason: str | None) -> str | None:
     """Return ``reason``, after telling `loss_options` and `token_outputs` that the upstream code runs."""
     if reason is not None:
-        refused(model, reason)
-        token_outputs.refused(model, reason)
+        token_outputs.settled(model, reason)
     return reason
 
 

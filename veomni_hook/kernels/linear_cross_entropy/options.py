@@ -63,14 +63,19 @@ class LossOptions:
     @property
     def changed(self) -> str:
         """The names of the options that change the loss or the output, separated by commas."""
+        beside = ("token_outputs",) if self.token_outputs else ()
+        return ", ".join((*self.changes_loss, *beside))
+
+    @property
+    def changes_loss(self) -> tuple[str, ...]:
+        """The names of the options that change the loss."""
         is_set = {
             "label_smoothing": self.label_smoothing != 0,
             "z_loss": self.z_loss != 0,
             "loss_weights": self.loss_weights is not None,
-            "token_outputs": bool(self.token_outputs),
             "temperature": self.temperature != 1,
         }
-        return ", ".join(name for name, given in is_set.items() if given)
+        return tuple(name for name, given in is_set.items() if given)
 
 
 def named(value: Any, where: str) -> tuple[str, ...]:

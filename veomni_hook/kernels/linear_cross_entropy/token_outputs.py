@@ -18,13 +18,14 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.errors import KernelError
+from veomni_hook.kernels.linear_cross_entropy import options as loss_options
 from veomni_hook.kernels.linear_cross_entropy.autograd import on_device
 from veomni_hook.kernels.linear_cross_entropy.chunks import divisor
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active, named
 from veomni_hook.kernels.linear_cross_entropy.shares import Group, part_of
 
-__all__ = ["asked", "fields", "packed", "refused", "wanted_for"]
+__all__ = ["asked", "fields", "packed", "settled", "values", "wanted_for"]
 
 
 def asked(model: Any) -> tuple[str, ...]:
@@ -40,8 +41,14 @@ def asked(model: Any) -> tuple[str, ...]:
     return named(value, f"{type(model).__name__}.config.token_outputs") if value else ()
 
 
-def refused(model: Any, reason: str) -> None:
-    """Raise KernelError if the output of ``model`` has to have fields, but upstream computes its loss."""
+def settled(model: Any, reason: str) -> None:
+    """Tell `loss_options` that upstream computes the loss of ``model``, and why.
+
+    Raises:
+        KernelError: options change this loss, or the output has to have fields.
+    """
+    if not torch.compiler.is_compiling():
+        loss_options.refused(model, reason)
     if names := asked(model):
         raise KernelError(
             f"there is no {', '.join(names)}: upstream's code computes this loss, because {reason}",
@@ -83,18 +90,22 @@ def packed(
         loss = compute(rows, weight, bias, target, objective, NOTHING)[0]
     else:
         loss = _mean(found, target, objective)
-    counts = target != objective.ignore_index
-    values = {
-        "log_probs": found.log_probs,
-        "entropy": found.entropy,
-        "token_accuracy": None if found.predictions is None else (found.predictions == target) & counts,
-    }
-    columns = [values[name].float() for name in names]  # type: ignore[union-attr]
+    columns = [*values(found, target, objective.ignore_index, names, target.shape).values()]
     if group is not None:
         after = number - before - target.shape[0]
         columns = [functional.pad(column, (before, after)) for column in columns]
     vector = torch.cat([loss.reshape(1), *columns])
     return vector if group is None else group.all_summed(vector), found
+
+
+def values(
+    found: TokenStatistics, target: torch.Tensor, ignored: int, names: tuple[str, ...], shape: Any
+) -> dict[str, torch.Tensor]:
+    """Return the fields ``names``, float32 in ``shape``, of the statistics of the targets ``[rows]``."""
+    every = {"log_probs": found.log_probs, "entropy": found.entropy}
+    if found.predictions is not None:
+        every["token_accuracy"] = (found.predictions == target) & (target != ignored)
+    return {name: value.float().reshape(shape) for name in names if (value := every[name]) is not None}
 
 
 def _mean(found: TokenStatistics, target: torch.Tensor, objective: Objective) -> torch.Tensor:
