@@ -357,7 +357,7 @@ def test_auto_takes_what_upstream_would_be_faster_at(patched):
     assert isinstance(model.eval()(**batch()), LazyLogits)
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=pytest.mark.slow)])
 def test_compiled(patched, mode):
     upstream, model = (getattr(each, mode)() for each in pair(patched))
     model.config.token_outputs = True
@@ -368,7 +368,19 @@ def test_compiled(patched, mode):
     output = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs, use_cache=False)
     assert list(output) == ["loss", "logits", *TOKEN_OUTPUTS]
     assert_same(upstream, model, expected, output)
-    assert pickle.loads(pickle.dumps(output.to_tuple()[-1].shape)) == (2, 12)
+    assert output.to_tuple()[-1].shape == (2, 12)
+
+
+def test_compiled_code_that_cannot_have_the_fields(patched):
+    _, model = pair(patched)
+    model.config.token_outputs = True
+    torch.compiler.reset()
+    run = torch.compile(model, backend="eager")
+    with pytest.raises(KernelError, match=r"compiled code cannot report"), loss_options(temperature=0.5):
+        run(**batch())
+    model.loss_function = own_loss
+    with pytest.raises(KernelError, match=r"there is no log_probs.*own"):
+        run(**batch())
 
 
 def test_an_output_of_experts(tmp_path_factory):

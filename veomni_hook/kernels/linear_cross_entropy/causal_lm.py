@@ -35,11 +35,10 @@ def refuses(model: Any, *operands: Any) -> str | None:
 
     Raises KernelError if it must, but `loss_options` change the loss.
     """
-    asked = bool(token_outputs.asked(model))
-    if torch.compiler.is_compiling():
-        return (None if asked else _untrained(model)) or _cannot(model, *operands)
-    if asked:
+    if token_outputs.asked(model):
         return settled(model, _cannot(model, *operands))
+    if torch.compiler.is_compiling():
+        return _untrained(model) or _cannot(model, *operands)
     held = active()
     reason = None if held is not None and held.options.evaluation else _untrained(model)
     return settled(model, reason or output.logits_are_read(model) or _cannot(model, *operands))
