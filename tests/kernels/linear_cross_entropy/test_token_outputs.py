@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections import OrderedDict
 from dataclasses import fields, is_dataclass
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tests.kernels.linear_cross_entropy.objectives import OBJECTIVES, operands
 from tests.kernels.linear_cross_entropy.routed import batch, load, pair, tiny_config, twins, with_decoder
 from tests.kernels.matching import assert_matches, close
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.linear_cross_entropy import reference, token_outputs
+from veomni_hook.kernels.linear_cross_entropy import losses, reference, token_outputs
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
 from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs
 from veomni_hook.kernels.linear_cross_entropy.objective import Wanted
@@ -186,6 +187,28 @@ def test_no_label_counts(patched):
     assert output.loss.isnan() and upstream(**inputs).loss.isnan()
     (output.loss + output.log_probs.sum()).backward()
     assert all(not parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_in_bfloat16(patched, autocast, monkeypatch):
+    monkeypatch.setattr(
+        losses, "_trusted", WeakKeyDictionary()
+    )  # the loss function is examined under autocast
+    upstream, model = pair(patched)
+    inputs = batch()
+    for each in () if autocast else (upstream, model):
+        each.to(torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        expected = of_logits(upstream(inputs["input_ids"]).logits, predicted(inputs["labels"]))
+        with loss_options(token_outputs=True):
+            output = model(**inputs)
+    assert output.log_probs.dtype is output.loss.dtype is torch.float32
+    close(output.log_probs.detach(), expected["log_probs"].detach(), 2e-2)
+    for numbers in (expected, output):
+        objective_of(numbers).backward()
+    for wanted, got in zip(upstream.parameters(), model.parameters(), strict=True):
+        assert got.grad.dtype is wanted.grad.dtype
+        close(got.grad, wanted.grad, 5e-2)
 
 
 @pytest.mark.parametrize("trained", ["lm_head", "model"])
