@@ -60,8 +60,5 @@ def part_of(
         counts = target != objective.ignore_index
         items = counts.sum() if weights is None else weights.where(counts, 0).sum()
     weights = None if weights is None else weights[start:end]
-    return (
-        rows[start:end],
-        target[start:end],
-        objective._replace(num_items=items, loss_weights=weights),
-    )
+    share = objective._replace(num_items=items, loss_weights=weights)
+    return rows[start:end], target[start:end], share
