@@ -26,7 +26,7 @@ SEQUENCES = {
         "parallel.collectives:_Sum.backward", '_OPS.wait_tensor(_OPS.all_reduce(grad.contiguous(), "sum", ctx.group.name))', "grad", UNREAD,
     ),
     "a part's loss is divided by its own labels": (
-        "kernels.linear_cross_entropy.shares:part_of", "items = (target != ", "items = (target[start:end] != ", UNREAD,
+        "kernels.linear_cross_entropy.shares:part_of", "counts = target != ", "counts = target[start:end] != ", UNREAD,
     ),
     "the row at the border counts twice": (
         "kernels.linear_cross_entropy.shares:part_of", "return rows[start:end], target[start:end]", "start = max(start - 1, 0)\n    return rows[start:end], target[start:end]", UNREAD,

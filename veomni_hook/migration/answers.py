@@ -78,7 +78,7 @@ _PLANNED: Mapping[str, str] = {
     "dsa_attention_implementation": "planned: sparse attention",
 }
 _SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
-_LOG_PROBS = "`loss_options(log_probs=True)`, beside the output and without gradients"
+_LOG_PROBS = "`loss_options(token_outputs=True)`: fields of the output with gradients, not `fused_linear_aux`"
 _OUTPUTS = "planned: log-probabilities as outputs"
 _RAW_LOGITS = "upstream since 5.9; before: the fix `raw_router_logits`"
 _HUB = "kernels of the Hub run only with `use_kernels=True`"

@@ -52,6 +52,8 @@ def load(folder: Path, upstream: str = QWEN3) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     for slot in {slot for site in found for slot in site.slots}:
         setattr(module, slot.name, Slot(slot.op, slot.variant, name))
+    for home, imported in {each for site in found for each in site.imports}:
+        exec(f"from {home} import {imported}", vars(module))
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

@@ -47,7 +47,7 @@ def test_tokens(backend):
 
     def ours(x, weight, bias):
         found = functional.token_log_probs(
-            x, weight, target, bias, ignore_index=7, softcap=3.0, scale=0.7, entropy=True, predictions=True,
+            x, weight, target, bias=bias, ignore_index=7, softcap=3.0, scale=0.7, entropy=True, predictions=True,
             backend=backend,
         )  # fmt: skip
         return found.log_probs, found.entropy, found.predictions.float()
@@ -115,7 +115,7 @@ def test_is_traced_without_a_graph_break(backend):
         return functional.linear_cross_entropy(x, weight, target, bias, ignore_index=7, backend=backend)
 
     def tokens(x, weight, bias):
-        found = functional.token_log_probs(x, weight, target, bias, entropy=True, backend=backend)
+        found = functional.token_log_probs(x, weight, target, bias=bias, entropy=True, backend=backend)
         return found.log_probs, found.entropy
 
     for call in (loss, tokens):

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.kernels.linear_cross_entropy.routed import batch, load, pair, with_decoder
 from tests.kernels.matching import close
 from veomni_hook.kernels.bind import bind
+from veomni_hook.kernels.linear_cross_entropy.options import loss_options
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits, logits_are_read
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.report.explanation import explain
@@ -69,6 +70,42 @@ def bound(patched) -> None:
         print("bound", when, flush=True)
 
 
+def trained_head(patched, inputs) -> None:
+    """Only the head is trained, in the unit of the whole model and in one of its own."""
+    for shard in (of_one_unit, lambda model: sharded(model, MixedPrecisionPolicy())):
+        copies = pair(patched)
+        for model in copies:
+            model.model.requires_grad_(requires_grad=False)
+        copies = [shard(model) for model in copies]
+        train(copies, inputs, read=False)
+        policy_gradient(*copies, inputs, 1e-5)
+        print("a trained head", flush=True)
+
+
+def of_one_unit(model):
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def policy_gradient(upstream, model, inputs, tolerance: float) -> None:
+    """Compare a policy gradient, which runs backward from the fields alone, with that from all logits."""
+    target = torch.nn.functional.pad(inputs["labels"], (0, 1), value=-100)[:, 1:]
+    every = (upstream(inputs["input_ids"], use_cache=False).logits.float() / 0.8).log_softmax(-1)
+    log_probs = every.gather(-1, target.clamp(min=0)[..., None])[..., 0].where(target != -100, 0)
+    entropy = -(every.exp() * every).sum(-1).where(target != -100, 0)
+    with loss_options(token_outputs=True, temperature=0.8):
+        output = model(**inputs, use_cache=False)
+    close(output.log_probs.detach(), log_probs.detach(), tolerance)
+    close(output.entropy.detach(), entropy.detach(), tolerance)
+    (log_probs.exp().sum() - 0.1 * entropy.mean()).backward()
+    (output.log_probs.exp().sum() - 0.1 * output.entropy.mean()).backward()
+    for expected, got in zip(upstream.parameters(), model.parameters(), strict=True):
+        assert (got.grad is None) is (expected.grad is None)
+        if got.grad is not None:
+            close(full(got.grad), full(expected.grad), tolerance)
+
+
 def main() -> None:
     set_choice("torch")
     torch.manual_seed(0)
@@ -80,6 +117,7 @@ def main() -> None:
         copies = pair(patched)
         train([DistributedDataParallel(model, **options) for model in copies], inputs, read=not options)
         print("DDP", options, flush=True)
+        policy_gradient(*(DistributedDataParallel(model, **options) for model in pair(patched)), inputs, 1e-5)
     policies = {
         "float32": (MixedPrecisionPolicy(), 1e-5),
         "bfloat16": (MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32), 2e-2),
@@ -89,11 +127,13 @@ def main() -> None:
         copies = pair(patched)
         train([sharded(model, policy) for model in copies], inputs, tolerance)
         print("FSDP2", name, flush=True)
+        policy_gradient(*(sharded(model, policy) for model in pair(patched)), inputs, 2 * tolerance)
         if name == "bfloat16 out":
             continue  # what the head's hook casts is not the loss that was computed inside it
         copies = with_decoder(pair(patched))
         train([sharded(model, policy) for model in copies], inputs, tolerance)
         print("FSDP2, a head around its Linear", name, flush=True)
+    trained_head(patched, inputs)
     bound(patched)
     dist.barrier()
     dist.destroy_process_group()

@@ -10,7 +10,7 @@ from torch import nn
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import head as heads
-from veomni_hook.kernels.linear_cross_entropy import losses
+from veomni_hook.kernels.linear_cross_entropy import losses, token_outputs
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active
 from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
@@ -74,15 +74,18 @@ class Call(NamedTuple):
 
     @property
     def objective(self) -> tuple[Objective, Wanted]:
-        """What the call and `loss_options` request."""
+        """What the call, `loss_options` and the model's config request."""
         objective = Objective(
             self.loss_kwargs.get("ignore_index", -100),
             self.loss_kwargs.get("num_items_in_batch"),
             self.transform,
         )
         held = active()
+        beside = NOTHING if held is None else held.options.wanted
+        names = token_outputs.asked(self.model)
+        wanted = token_outputs.wanted_for(names, beside) if names else beside
         if held is None:
-            return objective, NOTHING
+            return objective, wanted
         options, weights = held.options, held.options.loss_weights
         if weights is not None:
             if weights.shape != self.given.shape:
@@ -93,9 +96,10 @@ class Call(NamedTuple):
                 )
             weights = self.shifted(weights, 0)
         asked = objective._replace(
+            transform=self.transform.at(options.temperature),
             label_smoothing=options.label_smoothing,
             z_loss=options.z_loss,
             loss_weights=weights,
             accumulate=options.accumulate,
         )
-        return asked, options.wanted
+        return asked, wanted

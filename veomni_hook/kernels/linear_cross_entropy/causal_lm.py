@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from veomni_hook.kernels.linear_cross_entropy import head as heads
-from veomni_hook.kernels.linear_cross_entropy import losses, output, reference, shares, traced
+from veomni_hook.kernels.linear_cross_entropy import losses, output, reference, shares, token_outputs, traced
 from veomni_hook.kernels.linear_cross_entropy.autograd import compute_dtype
 from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, TokenStatistics
-from veomni_hook.kernels.linear_cross_entropy.options import active, refused
+from veomni_hook.kernels.linear_cross_entropy.options import active
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["Call", "Fused", "cannot", "fused_output", "reference_output", "refuses", "settled"]
 
 Compute = Callable[..., tuple[torch.Tensor, TokenStatistics]]
+Statistics = Callable[..., TokenStatistics]
 
 
 class Fused(NamedTuple):
@@ -33,6 +35,8 @@ def refuses(model: Any, *operands: Any) -> str | None:
 
     Raises KernelError if it must, but `loss_options` change the loss.
     """
+    if token_outputs.asked(model):
+        return settled(model, _cannot(model, *operands))
     if torch.compiler.is_compiling():
         return _untrained(model) or _cannot(model, *operands)
     held = active()
@@ -46,9 +50,9 @@ def cannot(model: Any, *operands: Any) -> str | None:
 
 
 def settled(model: Any, reason: str | None) -> str | None:
-    """Return ``reason``, after telling `loss_options` that the upstream code runs."""
+    """Return ``reason``, after telling `loss_options` and `token_outputs` that the upstream code runs."""
     if reason is not None:
-        refused(model, reason)
+        token_outputs.settled(model, reason)
     return reason
 
 
@@ -92,29 +96,35 @@ def _rounding_refuses(call: Call) -> str | None:
     return f"logits are rounded to {dtype}"
 
 
-def fused_output(compute: Compute, call: Call) -> Fused:
+def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     """Return the loss from ``compute``, and logits that are computed on first access.
 
-    ``compute`` is called like `reference.loss_and_statistics`. If the head rejects the request, upstream
-    computes both.
+    ``compute`` is called like `reference.loss_and_statistics`, and ``statistics``, if the output gets fields
+    of them, like `reference.token_statistics`. If the head rejects the request, upstream computes loss and
+    logits.
     """
     model, head, transform = call.model, call.head, call.transform
     before_head = call.options.get("before_head")
     hidden_states = call.hidden_states if before_head is None else before_head(call.hidden_states)
     if torch.compiler.is_compiling():
-        return _traced_output(compute, call, hidden_states)
+        return _traced_output(compute, statistics, call, hidden_states)
     objective, wanted = call.objective
+    names = token_outputs.asked(model)
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     found: list[TokenStatistics] = []
 
     def loss_of(rows: torch.Tensor, weight: Any, bias: Any, target: torch.Tensor) -> torch.Tensor:
-        # `loss_options` may want a statistic of every row here.
-        group = shares.share_of(model, rows.shape[0]) if active() is None else None
+        group = None if _reports() else shares.share_of(model, rows.shape[0])
+        if names:
+            request = (rows, weight, bias, target, objective)
+            vector, of_rows = token_outputs.packed(compute, statistics, request, wanted, names, group)
+            found.append(of_rows)
+            return vector
         if group is not None:
             own, labels, share = shares.part_of(group, rows, target, objective)
             return group.all_summed(compute(own, weight, bias, labels, share, wanted)[0])
-        loss, statistics = compute(rows, weight, bias, target, objective, wanted)
-        found.append(statistics)
+        loss, of_rows = compute(rows, weight, bias, target, objective, wanted)
+        found.append(of_rows)
         return loss
 
     request = heads.LossRequest(loss_of, target, {})
@@ -123,31 +133,54 @@ def fused_output(compute: Compute, call: Call) -> Fused:
     if request.loss is None or request.weights is None:
         reason = request.reason or "the head did not call torch.nn.functional.linear"
         output.note_refusal(model, reason, training=bool(model.training))
-        refused(model, reason)
+        settled(model, reason)
         logits = transform(answer)
         loss = model.loss_function(
             logits=logits, labels=call.labels, vocab_size=call.vocab_size, **call.loss_kwargs
         )
         return Fused(loss, logits, _as_it_is)
     if (held := active()) is not None:
-        held.report.take(found[-1], target, objective.ignore_index, call.given.shape)
-    # A hook that casts the module's output would round the loss; upstream rounds logits there.
-    loss = answer if answer.dtype is request.loss.dtype else request.loss
+        held.report.take(found[-1] if _reports() else None, target, objective.ignore_index, call.given.shape)
     deferred = output.DeferredLogits(model, head, linear, request.weights, hidden_states, transform)
-    return Fused(loss, deferred, output.with_deferred_logits)
+    # A hook that casts the module's output would round the loss; upstream rounds logits there. FSDP2 gathers
+    # weights for the backward of what its hook got, not of what it cast.
+    answer = answer if answer.dtype is request.loss.dtype else request.loss
+    if not names:
+        return Fused(answer, deferred, output.with_deferred_logits)
+    loss, more = token_outputs.fields(answer, names, call.given.shape, objective.num_items)
+    return Fused(loss, deferred, partial(output.with_deferred_logits, more=more))
 
 
-def _traced_output(compute: Compute, call: Call, hidden_states: torch.Tensor) -> Fused:
+def _reports() -> bool:
+    """Whether `loss_options` want a report of every row here."""
+    held = active()
+    return held is not None and held.options.wanted != NOTHING
+
+
+def _traced_output(
+    compute: Compute, statistics: Statistics, call: Call, hidden_states: torch.Tensor
+) -> Fused:
     objective = traced.objective(call)
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-    loss, _ = compute(rows, call.head.weight, call.head.bias, target, objective, NOTHING)
-    return Fused(loss, traced.TracedLogits(call.head, call, hidden_states), traced.finish)
+    request = (rows, call.head.weight, call.head.bias, target, objective)
+    logits = traced.TracedLogits(call.head, call, hidden_states)
+    names = token_outputs.asked(call.model)
+    if not names:
+        return Fused(compute(*request, NOTHING)[0], logits, traced.finish)
+    wanted = token_outputs.wanted_for(names, NOTHING)
+    vector, _ = token_outputs.packed(compute, statistics, request, wanted, names)
+    loss, more = token_outputs.fields(vector, names, call.given.shape, objective.num_items)
+
+    def finish(made: Any) -> Any:
+        return traced.finish(made, more)
+
+    return Fused(loss, logits, finish)
 
 
 def reference_output(*call: Any) -> Fused:
     """Return the loss from the plain definition; see `fused_output`."""
-    return fused_output(reference.loss_and_statistics, Call.of(*call))
+    return fused_output(reference.loss_and_statistics, reference.token_statistics, Call.of(*call))
 
 
 def _as_it_is(made: Any) -> Any:

@@ -81,11 +81,12 @@ def linear_cross_entropy(  # noqa: PLR0913 - one keyword an option
 
 
 def token_log_probs(  # noqa: PLR0913 - one keyword an option
-    hidden_states: torch.Tensor,
+    hidden_states: torch.Tensor | Any,
     weight: torch.Tensor,
     target: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    temperature: float = 1.0,
     *,
+    bias: torch.Tensor | None = None,
     ignore_index: int = -100,
     softcap: float | None = None,
     scale: float | None = None,
@@ -97,17 +98,34 @@ def token_log_probs(  # noqa: PLR0913 - one keyword an option
     """Return the log-probability of each target and, on request, entropy and predictions.
 
     The full logits never exist at once; backward recomputes them. ``log_probs`` and ``entropy`` have
-    gradients with respect to hidden states, weight and bias. For the arguments, see
-    `linear_cross_entropy`; ``scale`` is 1 / temperature.
+    gradients with respect to hidden states, weight and bias. Positions are independent, so a process may
+    pass the part of a sequence that it has.
+
+    Args:
+        hidden_states: ``[..., hidden]``, or the output of a model: its ``last_hidden_state``, or else the
+            last of its ``hidden_states``.
+        weight: ``[vocab, hidden]``, gathered if it is sharded.
+        target: the token that each position predicts, ``[...]`` int64; this function does not shift it.
+        temperature: divides the logits, after ``scale`` and ``softcap``.
+        bias: ``[vocab]``.
+        ignore_index: the target value of ignored positions.
+        softcap: caps the logits; None: no cap.
+        scale: multiplies the logits; None: 1.
+        entropy: whether to return entropies.
+        predictions: whether to return the most probable tokens.
+        accumulate: as of `linear_cross_entropy`.
+        backend: likewise.
 
     Returns:
         ``TokenStatistics(log_probs, entropy, predictions)``, each in the shape of ``target``, or None if not
         requested. Ignored positions have 0, 0 and ``ignore_index``.
 
     Raises:
-        KernelError: a value is not valid, or ``backend`` cannot compute this.
+        KernelError: a value is not valid, an output has no hidden states, or ``backend`` cannot do this.
     """
-    transform = Transform(scale=scale, softcap=softcap)
+    if not isinstance(hidden_states, torch.Tensor):
+        hidden_states = _last_of(hidden_states)
+    transform = Transform(scale=scale, softcap=softcap).at(temperature)
     objective = Objective(ignore_index, transform=transform, accumulate=accumulate)
     wanted = Wanted(True, entropy, predictions)
     call = _rows(hidden_states, weight, bias, target, objective)
@@ -115,6 +133,20 @@ def token_log_probs(  # noqa: PLR0913 - one keyword an option
         *call, objective, wanted
     )
     return found.shaped(target.shape)
+
+
+def _last_of(output: Any) -> torch.Tensor:
+    """Return the hidden states that a head takes, of a model's output."""
+    last = getattr(output, "last_hidden_state", None)
+    if last is None and (every := getattr(output, "hidden_states", None)):
+        last = every[-1]
+    if not isinstance(last, torch.Tensor):
+        raise KernelError(
+            f"{type(output).__name__} has neither last_hidden_state nor hidden_states",
+            where="token_log_probs",
+            fix="call the model with output_hidden_states=True, or pass the hidden states",
+        )
+    return last
 
 
 def _rows(

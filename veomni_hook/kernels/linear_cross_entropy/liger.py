@@ -93,4 +93,4 @@ def refuses(model: Any, *operands: Any) -> str | None:
 
 def causal_lm_output(*call: Any) -> causal_lm.Fused:
     """Return a language model's loss, computed by Liger; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, causal_lm.Call.of(*call))
+    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))

@@ -83,7 +83,8 @@ def _examine(loss_function: Any) -> str | None:
         return f"transformers' {_PART} was replaced by {'.'.join(part)}"
     if written_in(functional.cross_entropy) != _OPERATION:
         return f"{'.'.join(_OPERATION)} was replaced by {'.'.join(written_in(functional.cross_entropy))}"
-    return _questioned(loss_function, name)
+    with torch.autocast("cpu", enabled=False):  # it would round the logits of one side
+        return _questioned(loss_function, name)
 
 
 def _questioned(loss_function: Any, name: str) -> str | None:

@@ -125,7 +125,7 @@ def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> s
 
 def causal_lm_output(*call: Any) -> causal_lm.Fused:
     """Return a language model's loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, causal_lm.Call.of(*call))
+    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
 
 
 def refuses(model: Any, *operands: Any) -> str | None:

@@ -4,7 +4,11 @@
         loss = model(**batch).loss
     report.log_probs
 
-Position ``i`` of a report describes the label that the logits at ``i`` predict. It is aligned with
+    with loss_options(token_outputs=True, temperature=0.7):
+        output = model(**batch)
+    output.log_probs  # with a gradient
+
+Position ``i`` of a report or field describes the label that the logits at ``i`` predict. It is aligned with
 ``shift_labels``; with ``labels``, position ``i`` describes label ``i + 1``. ``loss_weights`` correspond to
 ``labels`` (or to ``shift_labels`` if given) position by position, and are shifted with them.
 
@@ -15,7 +19,7 @@ around a whole model recomputes its loss in backward, with the options active th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,8 +29,22 @@ import torch
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY
 
-__all__ = ["OPEN", "Active", "LossOptions", "LossReport", "active", "loss_options", "refused"]
+__all__ = [
+    "OPEN",
+    "TOKEN_OUTPUTS",
+    "Active",
+    "LossOptions",
+    "LossReport",
+    "active",
+    "loss_options",
+    "named",
+    "refused",
+]
+
+#: The fields of token statistics, in the order in which outputs have them.
+TOKEN_OUTPUTS = ("log_probs", "entropy", "token_accuracy")
 
 
 @dataclass(frozen=True)
@@ -39,16 +57,42 @@ class LossOptions:
     accumulate: str = "weight"
     wanted: Wanted = NOTHING
     evaluation: bool = False
+    token_outputs: tuple[str, ...] = ()
+    temperature: float = 1.0
 
     @property
     def changed(self) -> str:
-        """The names of the options that change the loss, separated by commas."""
-        return ", ".join(
-            name
-            for name in ("label_smoothing", "z_loss", "loss_weights")
-            if (value := getattr(self, name)) is not None
-            and not (isinstance(value, (int, float)) and not value)
+        """The names of the options that change the loss or the output, separated by commas."""
+        beside = ("token_outputs",) if self.token_outputs else ()
+        return ", ".join((*self.changes_loss, *beside))
+
+    @property
+    def changes_loss(self) -> tuple[str, ...]:
+        """The names of the options that change the loss."""
+        is_set = {
+            "label_smoothing": self.label_smoothing != 0,
+            "z_loss": self.z_loss != 0,
+            "loss_weights": self.loss_weights is not None,
+            "temperature": self.temperature != 1,
+        }
+        return tuple(name for name, given in is_set.items() if given)
+
+
+def named(value: Any, where: str) -> tuple[str, ...]:
+    """Return the fields that ``value`` requests (True: all), in the order of `TOKEN_OUTPUTS`.
+
+    Raises:
+        KernelError: ``value`` names something else; ``where`` is what has it.
+    """
+    if isinstance(value, bool):
+        return TOKEN_OUTPUTS if value else ()
+    if not isinstance(value, (tuple, list, set, frozenset)) or not set(value) <= {*TOKEN_OUTPUTS}:
+        raise KernelError(
+            f"token_outputs is {value!r}, neither True nor some of {', '.join(TOKEN_OUTPUTS)}",
+            where=where,
+            fix="pass True, or a tuple of these names",
         )
+    return tuple(name for name in TOKEN_OUTPUTS if name in value)
 
 
 class LossReport:
@@ -87,9 +131,13 @@ class LossReport:
         assert counts is not None and target is not None  # noqa: S101 - set together with the statistics
         return ((predictions == target) & counts).sum() / counts.sum()
 
-    def take(self, found: TokenStatistics, target: torch.Tensor, ignore_index: int, shape: Any) -> None:
+    def take(
+        self, found: TokenStatistics | None, target: torch.Tensor, ignore_index: int, shape: Any
+    ) -> None:
         """Store the statistics of a fused loss for ``target`` ``[rows]``; ``shape`` is that of the labels."""
-        self._found = found.shaped(shape)
+        found = TokenStatistics() if found is None else found
+        kept = (None if each is None else each.detach() for each in found.shaped(shape))
+        self._found = TokenStatistics(*kept)
         self._target = target.reshape(shape)
         self._counts = self._target != ignore_index
         self._why = "it was not requested"
@@ -153,6 +201,8 @@ def loss_options(  # noqa: PLR0913 - one keyword an option
     entropy: bool = False,
     predictions: bool = False,
     evaluation: bool = False,
+    token_outputs: bool | Collection[str] = False,
+    temperature: float = 1.0,
 ) -> Iterator[LossReport]:
     """Set options for the losses that patched models compute in this block; yield a `LossReport` of the last.
 
@@ -167,16 +217,26 @@ def loss_options(  # noqa: PLR0913 - one keyword an option
         entropy: report the entropy of each position.
         predictions: report the most probable tokens and the accuracy.
         evaluation: also fuse the loss in eval mode and without gradients.
+        token_outputs: give outputs the fields ``log_probs``, ``entropy`` and ``token_accuracy`` (True: all of
+            them, or a tuple of names), float32 in the shape of the labels, 0 for ignored labels; the first
+            two with gradients. ``evaluation`` is implied. ``token_accuracy`` is 1 where the most probable
+            token is the label, else 0.
+        temperature: divides the logits of the loss, the report and the fields; ``output.logits`` are the
+            model's own.
 
     Raises:
-        KernelError: a value is not valid; ``label_smoothing``, ``z_loss`` or ``loss_weights`` are set, but
-            the upstream code would have to compute the loss; or no fused loss used them.
+        KernelError: a value is not valid; ``label_smoothing``, ``z_loss``, ``loss_weights``,
+            ``token_outputs`` or ``temperature`` are set, but the upstream code would have to compute the
+            loss; or no fused loss used them.
     """
-    wanted = Wanted(log_probs, entropy, predictions)
-    options = LossOptions(label_smoothing, z_loss, loss_weights, accumulate, wanted, evaluation)
+    options = LossOptions(
+        label_smoothing, z_loss, loss_weights, accumulate, Wanted(log_probs, entropy, predictions),
+        evaluation, named(token_outputs, "loss_options"), temperature,
+    )  # fmt: skip
     wrong = Objective(
-        label_smoothing=label_smoothing, z_loss=z_loss, loss_weights=loss_weights, accumulate=accumulate
-    ).wrong()
+        transform=IDENTITY.at(temperature), label_smoothing=label_smoothing, z_loss=z_loss,
+        loss_weights=loss_weights, accumulate=accumulate,
+    ).wrong()  # fmt: skip
     if wrong is not None:
         raise KernelError(wrong, where="loss_options", fix="see its documentation")
     report = LossReport()

@@ -12,9 +12,9 @@ import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import field, fields, make_dataclass
 from functools import cache, partial
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -220,9 +220,12 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         return tuple(self.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle as an ordinary output, which loads without this package.
         (plain,) = (base for base in type(self).__bases__ if base is not LazyLogits)
-        return plain, tuple(getattr(self, field.name) for field in fields(self))
+        values = tuple(getattr(self, field.name) for field in fields(self))
+        if more := tuple(field.name for field in fields(self)[len(fields(plain)) :]):
+            return _rebuilt, (plain, more, values)
+        # Pickle as an ordinary output, which loads without this package.
+        return plain, values
 
 
 def _only_walks(frame: FrameType) -> bool:
@@ -257,18 +260,34 @@ def _unflatten(
 
 
 @cache
-def lazy_class(output_class: type) -> type[LazyLogits]:
-    """Return the subclass of ``output_class`` whose logits are computed when first read."""
-    return type(output_class.__name__, (LazyLogits, output_class), {"__module__": output_class.__module__})
+def lazy_class(output_class: type, more: tuple[str, ...] = ()) -> type[LazyLogits]:
+    """Return the subclass of ``output_class`` whose logits are computed when first read.
+
+    ``more`` are further fields, which are the last.
+    """
+    name, bases = output_class.__name__, (LazyLogits, output_class)
+    if not more:
+        return type(name, bases, {"__module__": output_class.__module__})
+    added = [(each, Any, field(default=None)) for each in more]
+    made: type[LazyLogits] = make_dataclass(name, added, bases=bases, init=False, eq=False)
+    made.__module__ = output_class.__module__
+    return made
 
 
-def with_deferred_logits(made: Any) -> Any:
+def with_deferred_logits(made: Any, more: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Return ``made`` as an output whose `DeferredLogits` are computed when first read.
 
-    An output that is not a ``ModelOutput`` cannot defer them and gets its logits now.
+    ``more`` are further fields and their values. An output that is not a ``ModelOutput`` cannot defer logits
+    and gets them now.
     """
     if not isinstance(made, ModelOutput):
         made.logits = made.logits.compute()
+        for name, value in more.items():
+            setattr(made, name, value)
         return made
     values = {field.name: getattr(made, field.name) for field in fields(made)}
-    return lazy_class(made.__class__)(**values)
+    return lazy_class(made.__class__, tuple(more))(**values, **more)
+
+
+def _rebuilt(output_class: type, more: tuple[str, ...], values: tuple[Any, ...]) -> LazyLogits:
+    return lazy_class(output_class, more)(*values)

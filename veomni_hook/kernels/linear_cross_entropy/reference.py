@@ -10,7 +10,15 @@ from torch.nn import functional
 
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 
-__all__ = ["last_token", "linear_cross_entropy", "loss_and_statistics", "token_statistics", "unable"]
+__all__ = [
+    "last_token",
+    "linear_cross_entropy",
+    "loss_and_statistics",
+    "loss_of",
+    "statistics_of",
+    "token_statistics",
+    "unable",
+]
 
 
 def linear_cross_entropy(
@@ -38,11 +46,16 @@ def loss_and_statistics(
 ) -> tuple[torch.Tensor, TokenStatistics]:
     """Return the loss and what is ``wanted`` beside it, which has no gradient."""
     logits = objective.transform(functional.linear(hidden_states, weight, bias)).float()
+    with torch.no_grad():
+        statistics = statistics_of(logits, target, objective.ignore_index, wanted)
+    return loss_of(logits, target, objective), statistics
+
+
+def loss_of(logits: torch.Tensor, target: torch.Tensor, objective: Objective) -> torch.Tensor:
+    """Return the loss of ``logits`` ``[rows, vocab]``, float32, that are transformed already."""
     weights, num_items = objective.loss_weights, objective.num_items
     ignored = objective.ignore_index
     options: dict[str, Any] = {"ignore_index": ignored, "label_smoothing": objective.label_smoothing}
-    with torch.no_grad():
-        statistics = _statistics(logits, target, ignored, wanted)
     if weights is None and not objective.z_loss:
         reduction = "mean" if num_items is None else "sum"
         loss = functional.cross_entropy(logits, target, reduction=reduction, **options)
@@ -55,7 +68,7 @@ def loss_and_statistics(
             loss = loss / counts.sum()
     if isinstance(num_items, torch.Tensor):
         num_items = num_items.to(loss.device)
-    return loss if num_items is None else loss / num_items, statistics
+    return loss if num_items is None else loss / num_items
 
 
 def token_statistics(
@@ -68,7 +81,7 @@ def token_statistics(
 ) -> TokenStatistics:
     """Return what is ``wanted`` of every row, with gradients."""
     logits = objective.transform(functional.linear(hidden_states, weight, bias)).float()
-    return _statistics(logits, target, objective.ignore_index, wanted)
+    return statistics_of(logits, target, objective.ignore_index, wanted)
 
 
 def unable(
@@ -83,7 +96,10 @@ def last_token(hidden_states: torch.Tensor, score: Callable[[torch.Tensor], torc
     return score(hidden_states)
 
 
-def _statistics(logits: torch.Tensor, target: torch.Tensor, ignored: int, wanted: Wanted) -> TokenStatistics:
+def statistics_of(
+    logits: torch.Tensor, target: torch.Tensor, ignored: int, wanted: Wanted
+) -> TokenStatistics:
+    """Return what is ``wanted`` of ``logits`` ``[rows, vocab]``, float32, with gradients."""
     log_probs = entropy = predictions = None
     counts = target != ignored
     if wanted.log_probs:

@@ -55,7 +55,10 @@ def part_of(
     is a loss of 0.
     """
     start, end = (rows.shape[0] * rank // group.size for rank in (group.rank, group.rank + 1))
-    items = objective.num_items
+    items, weights = objective.num_items, objective.loss_weights
     if items is None:
-        items = (target != objective.ignore_index).sum()
-    return rows[start:end], target[start:end], objective._replace(num_items=items)
+        counts = target != objective.ignore_index
+        items = counts.sum() if weights is None else weights.where(counts, 0).sum()
+    weights = None if weights is None else weights[start:end]
+    share = objective._replace(num_items=items, loss_weights=weights)
+    return rows[start:end], target[start:end], share

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
+from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise, token_outputs
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
 from veomni_hook.kernels.linear_cross_entropy.chunks import ALIGNED, Chunk, Head, Sums, chunks, divisor
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
@@ -239,15 +239,15 @@ def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: 
 
 def causal_lm_output(*call: Any) -> causal_lm.Fused:
     """Return a language model's loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, causal_lm.Call.of(*call))
+    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
 
 
 def loses(
     owner: Any, hidden_states: torch.Tensor, head: Any, labels: Any, vocab_size: int, *_: Any
 ) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
-    if active() is not None:
-        return None  # only a fused loss supports the options
+    if active() is not None or token_outputs.asked(owner):
+        return None  # only a fused loss supports them
     if hidden_states.device.type != "cpu":
         # H200, bfloat16, 8,192 to 32,768 rows: 0.84 to 0.96 of upstream's speed, a third to a fifteenth of
         # its memory.

@@ -34,7 +34,7 @@ __all__ = ["TracedLogits", "finish", "loss_function_refuses", "objective", "refu
 
 #: Cache that dynamo reads constants from: a constant result cannot be a function or a class.
 _REASONS: dict[Any, str | None] = {}
-_CLASSES: dict[type, type] = {}
+_CLASSES: dict[tuple[type, tuple[str, ...]], type] = {}
 
 
 def refuses(call: Call) -> str | None:
@@ -100,17 +100,24 @@ class TracedLogits(output.DeferredLogits):
         return self._computed()
 
 
-def finish(made: Any) -> Any:
-    """Return ``made`` as an output whose `TracedLogits` are computed when first read."""
+def finish(made: Any, more: dict[str, torch.Tensor] | None = None) -> Any:
+    """Return ``made`` as an output whose `TracedLogits` are computed when first read.
+
+    ``more`` are further fields and their values.
+    """
+    more = {} if more is None else more
     if not isinstance(made, ModelOutput):
         made.logits = made.logits.compute()
+        for name, value in more.items():
+            setattr(made, name, value)
         return made
-    _make_class(type(made))
-    return _CLASSES[type(made)](**{field.name: getattr(made, field.name) for field in fields(made)})
+    key = (type(made), tuple(more))
+    _make_class(*key)
+    return _CLASSES[key](**{field.name: getattr(made, field.name) for field in fields(made)}, **more)
 
 
-def _make_class(output_class: type) -> bool:
-    _CLASSES[output_class] = output.lazy_class(output_class)
+def _make_class(output_class: type, more: tuple[str, ...]) -> bool:
+    _CLASSES[output_class, more] = output.lazy_class(output_class, more)
     return True
 
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from veomni_hook.errors import KernelError
+
 __all__ = ["IDENTITY", "Transform"]
 
 
@@ -34,6 +36,25 @@ class Transform(NamedTuple):
         """The factor of logits before the cap."""
         scale = 1.0 if self.scale is None else self.scale
         return scale if self.divisor is None else scale / self.divisor
+
+    def at(self, temperature: float) -> Transform:
+        """Return this transform with its result divided by ``temperature``.
+
+        A cap of ``c`` over ``T`` is a cap of ``c / T`` of logits that are scaled by ``1 / T``.
+
+        Raises:
+            KernelError: the temperature is not a positive number.
+        """
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature > 0:
+            raise KernelError(
+                f"temperature is {temperature!r}, not a positive number",
+                where="linear_cross_entropy",
+                fix="pass a number above 0; 1 leaves the logits as they are",
+            )
+        if temperature == 1:
+            return self
+        softcap = None if self.softcap is None else self.softcap / temperature
+        return Transform(torch.float32, self.factor / temperature, None, softcap)
 
     def refuses(self) -> str | None:
         """Return why a kernel cannot apply this, or None."""

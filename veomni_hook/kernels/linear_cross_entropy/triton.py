@@ -346,7 +346,7 @@ def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: 
 
 def causal_lm_output(*call: Any) -> causal_lm.Fused:
     """Return a language model's loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, causal_lm.Call.of(*call))
+    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
 
 
 def refuses(model: Any, *operands: Any) -> str | None:

@@ -26,6 +26,7 @@ CANDIDATES = (
 #: A part of the op's candidates.
 PART = "sequence_classification"
 _POOLED = "pooled_logits"
+_IMPORT = ("veomni_hook.kernels.linear_cross_entropy", "classes as veomni_classes")
 
 
 def is_candidate(forward: FunctionNode) -> bool:
@@ -55,8 +56,9 @@ def find(view: ModuleView) -> Iterator[Site]:
                 "hidden_states": view.text(call.args[0]),
                 "logits": logits,
             },
-            edits=_edits(view, forward, call, slot.name),
+            edits=(*_edits(view, forward, call, slot.name), *_fields(view, forward)),
             slots=(slot,),
+            imports=(_IMPORT,),
             lineno=call.lineno,
         )
 
@@ -136,3 +138,16 @@ def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call, slot: str) -
         ")",
     )
     return (in_place(view, call, f"\n{indent}".join(lines)),)
+
+
+def _fields(view: ModuleView, forward: FunctionNode) -> Iterator[Edit]:
+    """Edits of the statement that returns the output, which gets requested fields."""
+    last = forward.body[-1]
+    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
+        return
+    given = {keyword.arg: chain(keyword.value) for keyword in last.value.keywords}
+    parameters = {each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)}
+    if given.get("loss") == "loss" and given.get("logits") == _POOLED and "labels" in parameters:
+        start, end = view.document.start(last.value), view.document.end(last.value)
+        yield Edit(start, start, "veomni_classes.output(self, labels, ")
+        yield Edit(end, end, ")")

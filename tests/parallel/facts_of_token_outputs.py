@@ -1,0 +1,60 @@
+"""How far fields of outputs, and a policy gradient of them, are from those of one process.
+
+The same model runs twice in each process: whole, and with its sequences split; see `facts_of_models`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed
+
+from tests.parallel import small
+from tests.parallel.facts_of_models import relative
+from veomni_hook.kernels.linear_cross_entropy.options import TOKEN_OUTPUTS, loss_options
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.parallel import process
+
+
+def step(
+    model: Any, batch: dict[str, torch.Tensor], sizes: str, options: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    process.tell(sizes)
+    model.zero_grad()
+    with loss_options(temperature=0.8, **options):
+        output = model(**batch)
+    values = {name: output[name].detach() for name in (*TOKEN_OUTPUTS, "loss") if name in output}
+    loss = output.loss
+    if "log_probs" in output:
+        advantages = torch.linspace(-1, 1, output.log_probs.numel()).reshape(output.log_probs.shape)
+        loss = loss + (output.log_probs.exp() * advantages).sum() - 0.1 * output.entropy.square().sum()
+    loss.backward()
+    gradients = {f"gradient of {name}": each.grad.clone() for name, each in model.named_parameters()}
+    if sizes:
+        for each in gradients.values():
+            distributed.all_reduce(each)
+            each /= distributed.get_world_size()
+    return values | gradients
+
+
+def facts(sizes: str) -> dict[str, Any]:
+    """Return the largest difference of each case, and how many rows of the head's product a process had."""
+    set_choice("linear_cross_entropy=torch")
+    found: dict[str, Any] = {}
+    for kind in ("plain", "packed", "padded"):
+        batch = small.batch(kind, 15)
+        weights = torch.rand(batch["labels"].shape, generator=torch.Generator().manual_seed(1))
+        for name, options in {
+            "fields": {"token_outputs": True},
+            "weighted fields": {"token_outputs": True, "loss_weights": weights},
+            "smoothed fields": {"token_outputs": True, "label_smoothing": 0.1, "z_loss": 0.1},
+            "weights": {"loss_weights": weights},
+            "report": {"token_outputs": True, "entropy": True},
+        }.items():
+            model = small.model("llama")
+            one, split = (step(model, batch, each, options) for each in ("", sizes))
+            assert one.keys() == split.keys()
+            assert len(one) > 15 + 3 * ("token_outputs" in options)
+            found[f"{kind}/{name}"] = max(relative(split[key], one[key]) for key in one)
+    return found

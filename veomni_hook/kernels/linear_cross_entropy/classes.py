@@ -1,0 +1,85 @@
+"""The output of a sequence classifier, as `loss_options` and the config's ``token_outputs`` request it.
+
+A classifier has one row of logits for each sequence, ``[batch, classes]``, and one label. Patched code passes
+its output here; without a request it is returned as it is. With so few logits there is nothing to fuse: the
+definition computes the fields, and the loss if options change it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.utils import ModelOutput
+
+from veomni_hook.kernels.linear_cross_entropy import reference, token_outputs
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
+from veomni_hook.kernels.linear_cross_entropy.options import LossOptions, active
+from veomni_hook.kernels.linear_cross_entropy.output import with_deferred_logits
+from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY
+from veomni_hook.kernels.selection.process_choice import STATE
+
+__all__ = ["output"]
+
+_IGNORED = -100
+_LOSS = "ForSequenceClassificationLoss"
+
+
+def output(model: Any, labels: torch.Tensor | None, made: Any) -> Any:
+    """Return ``made``, the output of a classifier, with the requested fields.
+
+    Args:
+        model: the classifier.
+        labels: a class for each sequence, int64 of ``batch`` elements, or None.
+        made: has ``loss`` and ``logits`` ``[batch, classes]``.
+
+    Raises:
+        KernelError: fields or another loss are requested, but the labels are not classes, or the loss is
+            not the cross-entropy of transformers.
+    """
+    compiling = torch.compiler.is_compiling()
+    held = None if compiling else active()
+    names = token_outputs.asked(model)
+    if not STATE.active or labels is None or not (names or held is not None):
+        return made
+    options = LossOptions() if held is None else held.options
+    reason = _refuses(model, labels, made)
+    if reason is not None:
+        token_outputs.settled(model, reason)
+        return made
+    target = labels.to(made.logits.device).reshape(-1)
+    weights = None if options.loss_weights is None else options.loss_weights.to(target.device).reshape(-1)
+    objective = Objective(
+        _IGNORED, None, IDENTITY.at(options.temperature), options.label_smoothing, options.z_loss, weights
+    )
+    logits = objective.transform(made.logits).float()
+    if options.changes_loss:
+        made.loss = reference.loss_of(logits, target, objective)
+    wanted = token_outputs.wanted_for(names, options.wanted) if names else options.wanted
+    if wanted != NOTHING:
+        found = reference.statistics_of(logits, target, _IGNORED, wanted)
+    if held is not None:
+        held.report.take(found if wanted != NOTHING else None, target, _IGNORED, labels.shape)
+    if not names:
+        return made
+    values = token_outputs.values(found, target, _IGNORED, names, labels.shape)
+    more = {name: value.clone() for name, value in values.items()}  # FSDP2 loses its hook of a view
+    if not compiling:
+        return with_deferred_logits(made, more)
+    # Imports transformers' losses, which are not importable yet where `modeling_layers` imports this module.
+    from veomni_hook.kernels.linear_cross_entropy import traced
+
+    return traced.finish(made, more)
+
+
+def _refuses(model: Any, labels: torch.Tensor, made: Any) -> str | None:
+    """Return why this output can have neither fields nor another loss, or None."""
+    if not isinstance(made, ModelOutput):
+        return f"the output is a {type(made).__name__}"
+    # dynamo (torch 2.13) does not know `__qualname__`.
+    if getattr(model.loss_function, "__name__", None) != _LOSS:
+        return "the model has its own loss_function"
+    problem = getattr(model.config, "problem_type", None)
+    if problem != "single_label_classification" or labels.dtype is not torch.int64:
+        return f"the labels are not classes (problem_type: {problem}, {labels.dtype})"
+    return None

@@ -1,0 +1,135 @@
+"""Log-probabilities, entropy and accuracy of each token as fields of a model's output, with gradients.
+
+A model is asked for them by `loss_options`, or by the field ``token_outputs`` of its config, which compiled
+code reads, too. The head computes them with the loss, in one vector ``[1 + fields * rows]``: hooks of FSDP2
+and accelerate, which run around the head, then see one tensor, and a backward pass from any of the fields
+runs them.
+
+The loss is ``sum(w * -log_probs) / items`` of the same pass, so that backward recomputes the logits once for
+the loss and the fields together. With label smoothing or z-loss it needs a pass of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.linear_cross_entropy import options as loss_options
+from veomni_hook.kernels.linear_cross_entropy.autograd import on_device
+from veomni_hook.kernels.linear_cross_entropy.chunks import divisor
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.options import active, named
+from veomni_hook.kernels.linear_cross_entropy.shares import Group, part_of
+
+__all__ = ["asked", "fields", "packed", "settled", "values", "wanted_for"]
+
+
+def asked(model: Any) -> tuple[str, ...]:
+    """Return the fields that `loss_options`, or else the config of ``model``, ask for, in their order.
+
+    Raises:
+        KernelError: the config's ``token_outputs`` names something else.
+    """
+    held = None if torch.compiler.is_compiling() else active()
+    if held is not None and held.options.token_outputs:
+        return held.options.token_outputs
+    value = getattr(getattr(model, "config", None), "token_outputs", None)
+    return named(value, f"{type(model).__name__}.config.token_outputs") if value else ()
+
+
+def settled(model: Any, reason: str) -> None:
+    """Tell `loss_options` that upstream computes the loss of ``model``, and why.
+
+    Raises:
+        KernelError: options change this loss, or the output has to have fields.
+    """
+    if not torch.compiler.is_compiling():
+        loss_options.refused(model, reason)
+    if names := asked(model):
+        raise KernelError(
+            f"there is no {', '.join(names)}: upstream's code computes this loss, because {reason}",
+            where=type(model).__name__,
+            fix="remove the cause, or take token_outputs out of the model's config",
+        )
+
+
+def wanted_for(names: tuple[str, ...], beside: Wanted) -> Wanted:
+    """Return the statistics that the fields ``names`` and the loss need, and those in ``beside``."""
+    return Wanted(True, "entropy" in names or beside.entropy, "token_accuracy" in names or beside.predictions)
+
+
+def packed(
+    compute: Callable[..., Any],
+    statistics: Callable[..., TokenStatistics],
+    call: tuple[Any, ...],
+    wanted: Wanted,
+    names: tuple[str, ...],
+    group: Group | None = None,
+) -> tuple[torch.Tensor, TokenStatistics]:
+    """Return the loss and the fields as one float32 vector ``[1 + fields * rows]``, and the statistics.
+
+    Args:
+        compute: `reference.loss_and_statistics`, of a backend.
+        statistics: `reference.token_statistics`, of the same backend.
+        call: rows ``[rows, hidden]``, weight, bias, target ``[rows]`` and objective.
+        wanted: the statistics to compute.
+        names: the fields.
+        group: processes that have the same rows; each computes its part (the statistics returned are those).
+    """
+    rows, weight, bias, target, objective = call
+    before, number = 0, target.shape[0]
+    if group is not None:
+        before = number * group.rank // group.size
+        rows, target, objective = part_of(group, rows, target, objective)
+    found = statistics(rows, weight, bias, target, objective, wanted)
+    if objective.label_smoothing or objective.z_loss:
+        loss = compute(rows, weight, bias, target, objective, NOTHING)[0]
+    else:
+        loss = _mean(found, target, objective)
+    columns = [*values(found, target, objective.ignore_index, names, target.shape).values()]
+    if group is not None:
+        after = number - before - target.shape[0]
+        columns = [functional.pad(column, (before, after)) for column in columns]
+    vector = torch.cat([loss.reshape(1), *columns])
+    return vector if group is None else group.all_summed(vector), found
+
+
+def values(
+    found: TokenStatistics, target: torch.Tensor, ignored: int, names: tuple[str, ...], shape: Any
+) -> dict[str, torch.Tensor]:
+    """Return the fields ``names``, float32 in ``shape``, of the statistics of the targets ``[rows]``."""
+    every = {"log_probs": found.log_probs, "entropy": found.entropy}
+    if found.predictions is not None:
+        every["token_accuracy"] = (found.predictions == target) & (target != ignored)
+    return {name: value.float().reshape(shape) for name in names if (value := every[name]) is not None}
+
+
+def _mean(found: TokenStatistics, target: torch.Tensor, objective: Objective) -> torch.Tensor:
+    """Return the loss that `objective` defines, without smoothing and z-loss."""
+    assert found.log_probs is not None  # noqa: S101 - `wanted_for` asks for them
+    weights = objective.loss_weights
+    items, _ = divisor(target, on_device(objective.num_items, target.device), weights, objective.ignore_index)
+    losses = -found.log_probs
+    if weights is not None:
+        losses = (losses * weights.to(losses)).where(target != objective.ignore_index, 0)
+    return losses.sum() / items
+
+
+def fields(
+    vector: torch.Tensor, names: tuple[str, ...], shape: Any, num_items: torch.Tensor | float | None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss, in the shape of ``num_items``, and the fields, ``shape`` each, that `packed` joined.
+
+    None is a view: a caller may change each in place, and FSDP2 would lose its hook of a view.
+    """
+    columns = vector[1:].reshape(len(names), *shape)
+    made = {
+        name: columns[place].detach().clone() if name == "token_accuracy" else columns[place].clone()
+        for place, name in enumerate(names)
+    }
+    loss = vector[0].reshape(num_items.shape if isinstance(num_items, torch.Tensor) else ())
+    return loss.clone(), made
