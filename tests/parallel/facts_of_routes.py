@@ -32,7 +32,7 @@ def _passes(model: Any, batch: dict[str, torch.Tensor]) -> tuple[float, dict[str
     return loss.item(), found
 
 
-def shared_sequences(checkpointing: bool) -> dict[str, Any]:  # noqa: FBT001 - the case's argument
+def shared_sequences(checkpointing: bool) -> dict[str, Any]:
     """Whole routes for a pass that two processes share, and routes recorded in one, against one process."""
     process.tell("")
     model = small.model("qwen3_moe").train()

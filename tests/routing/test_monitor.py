@@ -6,9 +6,11 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from transformers import Trainer, TrainingArguments
 
 from tests.kernels.patched_qwen3 import batch
 from tests.routing.models import FAMILIES, made, steps
+from veomni_hook.integrations.router_load import RouterLoadCallback
 from veomni_hook.routing import monitor, record
 
 
@@ -63,3 +65,24 @@ def test_a_checkpoint_counts_once_and_idle_experts_show(folder, tmp_path):
     assert load.summary() == {}
     with monitor(model) as load:
         pass  # no forward pass is no error here
+
+
+def test_a_trainer_logs_the_load(folder, tmp_path):
+    model = made("qwen3_moe", folder)
+    rows = [{name: each[0] for name, each in batch().items()} for _ in range(4)]
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=2, logging_steps=1, per_device_train_batch_size=2, report_to=[], use_cpu=True,
+        gradient_checkpointing=True, disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    callback = RouterLoadCallback(plot=tmp_path / "load.svg")
+    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[callback])
+    with monitor(model) as load:
+        trainer.train()
+    logs = [each for each in trainer.state.log_history if "loss" in each]
+    assert len(logs) == 2
+    for each in logs:
+        assert 1 <= each["router/most"] <= each["router/most_of_layers"] <= 8
+        assert each["router/idle"] >= 0 and 0 < each["router/entropy"] < 2.08
+    assert "router/most" not in trainer.state.log_history[-1]  # the summary of the run
+    assert (tmp_path / "load.svg").exists() and callback.load.counts == {}
+    assert [int(each) for each in load.tokens.values()] == [48, 48]
