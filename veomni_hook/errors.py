@@ -27,6 +27,7 @@ __all__ = [
     "PatchError",
     "PatchTargetError",
     "ReplacementError",
+    "RoutingError",
     "SamplesError",
     "SettingsError",
     "SignatureError",
@@ -119,6 +120,10 @@ class LockError(VeomniHookError):
 
 class ParallelError(VeomniHookError, RuntimeError):
     """A model cannot be split over processes as the setting ``parallel`` asks."""
+
+
+class RoutingError(VeomniHookError, ValueError):
+    """A router's choice cannot be recorded or counted, or routes do not fit the model or the batch."""
 
 
 class SpeechError(VeomniHookError, ValueError):

@@ -233,6 +233,21 @@ def moe_router() -> Iterator[Call]:
         }
         for variant, call in calls.items():
             yield f"{variant} {experts}", partial(both_ways, call, [logits])
+        chosen = empty(64, 4, dtype=torch.int64)
+        yield (
+            f"given {experts}",
+            partial(both_ways, lambda x, i=chosen: fused["softmax_topk"](x, 4, True, indices=i), [logits]),
+        )
+        yield (
+            f"given with a bias {experts}",
+            partial(
+                both_ways,
+                lambda x, b=bias, i=chosen: fused["biased_topk"](
+                    x, b, 4, torch.sigmoid, 1e-20, True, indices=i
+                ),
+                [logits],
+            ),
+        )
 
 
 def experts(sizes: Sequence[tuple[int, int]], blocks: Sequence[int], names: Sequence[str]) -> Iterator[Call]:

@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.matching import assert_matches, close, gradients
-from veomni_hook.kernels.moe_router import reference
+from veomni_hook.kernels.moe_router import given, reference
 from veomni_hook.kernels.moe_router import torch as plain
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 
@@ -284,14 +284,22 @@ def test_equal_bits_in_any_batch(kind):
 def test_the_operators_keep_their_contracts():
     logits, bias = apart(8, torch.float32)
     ops = torch.ops.veomni_hook
-    for form in ((None, 0, 2, True, 1, 1), (bias, 1, 2, True, 1, 1), (bias, 1, 2, False, 4, 2)):
-        torch.library.opcheck(ops.moe_router.default, (logits, *form, 1e-20, 0.0, torch.float32))
     indices = torch.topk(logits, 2)[1]
+    for form in (
+        (None, None, 0, 2, True, 1, 1),
+        (bias, None, 1, 2, True, 1, 1),
+        (bias, None, 1, 2, False, 4, 2),
+        (None, indices, 0, 2, True, 1, 1),
+    ):
+        torch.library.opcheck(ops.moe_router.default, (logits, *form, 1e-20, 0.0, torch.float32))
     weights = torch.rand(TOKENS, 2, device=DEVICE)
-    for given, normalise in ((logits, False), (logits.gather(1, indices), True)):
-        torch.library.opcheck(
-            ops.moe_router_backward.default, (given, indices, weights, 8, 0, normalise, 0.0)
-        )
+    for saved, normalise, is_given in (
+        (logits, False, False),
+        (logits.gather(1, indices), True, False),
+        (logits.gather(1, indices), True, True),
+    ):
+        form = 8, 0, normalise, is_given, 0.0
+        torch.library.opcheck(ops.moe_router_backward.default, (saved, indices, weights, *form))
 
 
 @BACKENDS
@@ -415,3 +423,40 @@ def test_nothing_waits_for_the_device(module, kind):
         call(module, kind, bias, 2)(logits.requires_grad_())[0].sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+#: The formulas at given experts, called with ``indices`` last as well.
+GIVEN = pytest.mark.parametrize("module", [given, plain, fused], ids=["given", "torch", "triton"])
+
+
+@GIVEN
+@EVERY_KIND
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (60, 4)])
+def test_given_experts_get_the_bits_of_chosen_ones(module, kind, dtype, experts, top_k):
+    """As chosen: equal bits of weights and gradients. Any other experts: the formula at them, not a choice."""
+    logits, bias = apart(experts, dtype)
+    chooser = reference if module is given else module
+    (weights, indices), (grad,) = gradients(call(chooser, kind, bias, top_k), [logits], [True])
+    (again, same), (slope,) = gradients(at(module, kind, bias, top_k, indices), [logits], [True])
+    assert torch.equal(again, weights) and torch.equal(same, indices)
+    assert again.dtype is weights.dtype and torch.equal(slope, grad)
+    others = torch.rand(TOKENS, experts, device=DEVICE).argsort(-1)[:, :top_k]
+    # The first given expert is far from the best one: its exp would overflow in a kernel of the chosen ones.
+    of_chosen = module is fused and kind in ("softmax, normalised", "topk, softmax")
+    far = logits * (400 if of_chosen else 40)
+    (weights, same), (grad,) = gradients(at(module, kind, bias, top_k, others), [far], [True])
+    exact = at(given, "topk, softmax" if of_chosen else kind, bias.double(), top_k, others)
+    (truth, _), (slope,) = gradients(exact, [far.double()], [True])
+    assert torch.equal(same, others)
+    close(weights, truth, OF_TRUTH[dtype])
+    within = OF_TRUTH[dtype] * max(slope.abs().max().item(), 0.25)
+    assert torch.allclose(grad.double(), slope, rtol=0, atol=within)
+
+
+def at(module, kind, bias, top_k, indices):
+    """The routing of ``kind`` at given experts, of logits alone."""
+    variant, others = KINDS[kind]
+    first = () if variant in ("softmax_topk", "topk_softmax") else (bias,)
+    more = (bias.numel(),) if variant == "grouped_topk" else ()
+    return lambda logits: getattr(module, variant)(logits, *first, top_k, *more, *others, indices=indices)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.experts import layers, models
 from veomni_hook.parallel import expert_dispatch
+from veomni_hook.routing import Routes, monitor, record, replay
 
 
 def steps(
@@ -240,3 +241,36 @@ def traffic(
     return {
         "forward": forward.sent, "backward": backward.sent, "reads": read.call_count + forward.reads + backward.reads,
     }  # fmt: skip
+
+
+def replayed(folder: Path, ep: int, checkpointing: str) -> dict[str, Any]:
+    """A step with given routes, this rank's experts being a part of the model's: how far from one process."""
+    path, rank, world = models.saved(folder, "Qwen3Moe"), dist.get_rank(), dist.get_world_size()
+    shift = torch.arange(24)[:, None]
+
+    def given(model: Any, number: int) -> Routes:
+        with record(model) as chosen, torch.no_grad():
+            model(**models.batch(number))
+        return Routes({name: (chosen[name].long() + 1 + shift) % 8 for name in chosen.calls}, 8)
+
+    models.set_choice(models.UPSTREAM)
+    alone = models.small("Qwen3Moe").from_pretrained(path).train()
+    routes = [given(alone, number) for number in range(world)]
+    losses = []
+    for number in range(world):
+        with replay(alone, routes[number]):
+            losses.append(alone(**models.batch(number)).loss)
+    (sum(losses) / world).backward()
+    expected = models.gradients(alone)
+    model = models.sharded(path, "Qwen3Moe", ep, "veomni")
+    model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
+    with replay(model, routes[rank]), monitor(model) as load:
+        loss = model(**models.batch(rank)).loss
+    loss.backward()
+    far = models.apart(models.gradients(model), expected)
+    load.reduce()
+    return {
+        "loss": abs(loss.item() - losses[rank].item()) / abs(losses[rank].item()),
+        "gradient": max(far.values()),
+        "tokens": [int(each) for each in load.tokens.values()],
+    }

@@ -10,6 +10,9 @@ With x the logits of a token, p their softmax, v those of its TOP_K chosen exper
 
 KIND is 0 for a softmax, 1 for the sigmoid, 2 for the square root of softplus. dx is dv at the chosen experts
 and, except in the second, 0 at others.
+
+If GIVEN, a forward does not choose: the experts of each token are read. They become the keys, in their order,
+and everything after the choice is the same code, so that it rounds as it did when they were chosen.
 """
 
 import triton
@@ -68,6 +71,22 @@ def _largest(
 
 
 @triton.jit
+def _given_keys(
+    given, row, kept_row, exists, expert, place, TOP_K: tl.constexpr, NARROW: tl.constexpr
+):  # fmt: skip
+    """Keys whose ``TOP_K`` largest are the experts that ``given`` ([rows, TOP_K]) names, in its order."""
+    rank = tl.zeros_like(place)
+    for k in range(TOP_K):
+        named = tl.load(given + row * TOP_K + k, mask=kept_row, other=0)
+        rank = tl.where(expert[None, :] == named[:, None], TOP_K - k, rank)
+    if NARROW:
+        key = tl.where(exists, (rank << 13) | place, _TAKEN_NARROW)
+    else:
+        key = tl.where(exists, (rank.to(tl.int64) << 32) | place.to(tl.int64), _TAKEN)
+    return key
+
+
+@triton.jit
 def _score(x, KIND: tl.constexpr, DTYPE: tl.constexpr):
     """A score of float32 ``x``, in float32, rounded as often as upstream's operations round to ``DTYPE``."""
     if KIND == 1:
@@ -108,6 +127,7 @@ def _weights(v, chosen, epsilon, KIND: tl.constexpr, NORMALISE: tl.constexpr, DT
 def forward(
     x,  # [rows, EXPERTS] in float32, bfloat16 or float16, strided: the logits of each token
     bias,  # [EXPERTS] in float32, bfloat16 or float16: added to scores for the choice; not read if KIND is 0
+    given,  # [rows, TOP_K], int64: the experts; read if GIVEN
     weights,  # [rows, TOP_K]: a result, w
     indices,  # [rows, TOP_K], int64: a result, the chosen experts, from best to worst
     chosen,  # [rows, TOP_K], the dtype of x: a result for the backward, v
@@ -123,6 +143,7 @@ def forward(
     NORMALISE: tl.constexpr,
     NARROW: tl.constexpr,  # keys of 32 bits
     CHOICE: tl.constexpr,  # dtype of score + bias
+    GIVEN: tl.constexpr,  # experts are given
 ):  # fmt: skip
     """w of the experts with the largest x (KIND 0) or s(x) + bias. Grid: cdiv(rows, ROWS)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
@@ -138,13 +159,24 @@ def forward(
         bias32 = tl.load(bias + expert, mask=expert < EXPERTS, other=0.0).to(tl.float32)
         value = (_score(x32, KIND, logits.dtype) + bias32[None, :]).to(CHOICE).to(tl.float32)
     place = tl.zeros_like(x32).to(tl.int32) + (BLOCK - 1 - expert)[None, :]
-    keys = _keys(value, place, expert[None, :] < EXPERTS, NARROW)
+    if GIVEN:
+        keys = _given_keys(given, row, row < rows, expert[None, :] < EXPERTS, expert, place, TOP_K, NARROW)
+    else:
+        keys = _keys(value, place, expert[None, :] < EXPERTS, NARROW)
     best = _largest(keys, TOP_K, ROWS, SLOTS, NARROW)
     index = BLOCK - 1 - (best & (BLOCK - 1)).to(tl.int32)
     kept_slot = (row < rows)[:, None] & (slot < TOP_K)[None, :]
     if KIND == 0:
-        v = tl.where(kept_slot, _value(best, NARROW), float("-inf"))
-        largest = tl.max(tl.where(slot[None, :] == 0, _value(best, NARROW), float("-inf")), axis=1)
+        if GIVEN:
+            v = tl.load(x_row + index, mask=kept_slot, other=float("-inf")).to(tl.float32)
+            # Any expert may be given, so that the first need not be the best one.
+            if NORMALISE:
+                largest = tl.max(v, axis=1)
+            else:
+                largest = tl.max(tl.where((expert < EXPERTS)[None, :], x32, float("-inf")), axis=1)
+        else:
+            v = tl.where(kept_slot, _value(best, NARROW), float("-inf"))
+            largest = tl.max(tl.where(slot[None, :] == 0, _value(best, NARROW), float("-inf")), axis=1)
         power = tl.exp(v - largest[:, None])
         if NORMALISE:
             total = tl.sum(tl.where(kept_slot, power, 0.0), axis=1)
@@ -165,6 +197,7 @@ def forward(
 def forward_grouped(
     x,  # [rows, GROUPS * MEMBERS] in float32, bfloat16 or float16, strided: the logits of each token
     bias,  # [GROUPS * MEMBERS] in float32, bfloat16 or float16: added to scores for the choice
+    given,  # [rows, TOP_K], int64: the experts; read if GIVEN
     weights,  # [rows, TOP_K]: a result, w
     indices,  # [rows, TOP_K], int64: a result, the chosen experts, from best to worst
     chosen,  # [rows, TOP_K], the dtype of x: a result for the backward, v
@@ -182,6 +215,7 @@ def forward_grouped(
     ROWS: tl.constexpr,  # per program
     NORMALISE: tl.constexpr,
     CHOICE: tl.constexpr,  # dtype of score + bias
+    GIVEN: tl.constexpr,  # experts are given
 ):  # fmt: skip
     """w, of KIND 1, of the experts with the largest s(x) + bias within the BEST_GROUPS best groups.
 
@@ -211,7 +245,11 @@ def forward_grouped(
     in_best = (group_keys == _TAKEN).to(tl.int32)[:, :, None] + tl.zeros_like(keys).to(tl.int32)
     in_best = tl.reshape(in_best, [ROWS, BLOCK]) > 0
     value = tl.where(in_best, value, fill)
-    best = _largest(_keys(value, place, exists[None, :], False), TOP_K, ROWS, SLOTS, False)
+    if GIVEN:
+        keys = _given_keys(given, row, row < rows, exists[None, :], expert, place, TOP_K, False)
+    else:
+        keys = _keys(value, place, exists[None, :], False)
+    best = _largest(keys, TOP_K, ROWS, SLOTS, False)
     index = BLOCK - 1 - (best & (BLOCK - 1)).to(tl.int32)
     kept_slot = (row < rows)[:, None] & (slot < TOP_K)[None, :]
     v = tl.load(x_row + index, mask=kept_slot, other=0.0).to(tl.float32)
@@ -224,7 +262,7 @@ def forward_grouped(
 
 @triton.jit(do_not_specialize=["rows"])
 def backward(
-    chosen,  # [rows, TOP_K] in float32, bfloat16 or float16: v, the largest first if KIND is 0
+    chosen,  # [rows, TOP_K] in float32, bfloat16 or float16: v, the largest first if KIND is 0 and not GIVEN
     indices,  # [rows, TOP_K], int64: the chosen experts
     dweights,  # [rows, TOP_K]: dw, the gradient of w
     dx,  # [rows, EXPERTS], the dtype of chosen: the result
@@ -236,6 +274,7 @@ def backward(
     ROWS: tl.constexpr,  # per program
     KIND: tl.constexpr,
     NORMALISE: tl.constexpr,
+    GIVEN: tl.constexpr,  # the first v need not be the largest
 ):  # fmt: skip
     """dx, which is dv at the chosen experts and 0 at others. Grid: cdiv(rows, ROWS)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
@@ -244,6 +283,10 @@ def backward(
     first_slot = row * TOP_K
     dtype: tl.constexpr = chosen.dtype.element_ty
     largest = tl.load(chosen + first_slot, mask=inside, other=0.0).to(tl.float32)
+    if GIVEN and KIND == 0:
+        for k in range(1, TOP_K):
+            v = tl.load(chosen + first_slot + k, mask=inside, other=0.0).to(tl.float32)
+            largest = tl.maximum(largest, v)
     total = tl.zeros([ROWS], tl.float32)
     product = tl.zeros([ROWS], tl.float32)
     if NORMALISE:

@@ -7,6 +7,9 @@ Backward: dx_i = w (dw - sum(dw w)) of the chosen ones where w are divided by th
 Shapes: x ``[tokens, num_experts]``, w and i ``[tokens, top_k]``. The operator is documented for inference
 and has no backward. Saved: w and i, or i and x, from which p is recomputed. Mutates: nothing; no
 synchronisation.
+
+With ``indices`` (``[tokens, top_k]``, int64) the experts are given. The operator cannot take them, so torch
+computes their weights (`veomni_hook.kernels.moe_router.given`), which may differ in the last bit of float32.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.moe_router import operand_checks, reference
+from veomni_hook.kernels.moe_router import given, operand_checks, reference
 from veomni_hook.kernels.moe_router.operand_checks import is_count
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.operators import define_op
@@ -73,15 +76,24 @@ class _Router(torch.autograd.Function):
         return dx.to(ctx.like.dtype), None, None
 
 
-def softmax_topk(router_logits: Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
+def softmax_topk(
+    router_logits: Tensor,
+    top_k: int,
+    normalise: bool,  # noqa: FBT001
+    indices: Tensor | None = None,
+) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
+    if indices is not None:
+        return given.softmax_topk(router_logits, top_k, normalise, indices)
     if not _fits(router_logits, top_k):
         return reference.softmax_topk(router_logits, top_k, normalise)
     return _route(router_logits, top_k, bool(normalise))
 
 
-def topk_softmax(router_logits: Tensor, top_k: int) -> Routing:
+def topk_softmax(router_logits: Tensor, top_k: int, indices: Tensor | None = None) -> Routing:
     """Return the softmax over the ``top_k`` largest logits, in their dtype."""
+    if indices is not None:
+        return given.topk_softmax(router_logits, top_k, indices)
     if not _fits(router_logits, top_k):
         return reference.topk_softmax(router_logits, top_k)
     weights, indices = _route(router_logits, top_k, True)

@@ -10,6 +10,9 @@ Indices are those of `torch.topk`; if logits differ but their float32 probabilit
 is chosen. With ``normalise``, weights differ from upstream's in the last bit of float32: they are a softmax
 of the chosen logits, not the quotient of two roundings. Autograd never saves the result itself, so callers
 may write to weights, as in upstream. Mutates: nothing; no synchronisation.
+
+With ``indices`` (``[tokens, top_k]``, int64) the experts are given, and nothing is chosen
+(`veomni_hook.kernels.moe_router.given`): the indices that a call returned give its weights again, bitwise.
 """
 
 from __future__ import annotations
@@ -18,21 +21,36 @@ from collections.abc import Callable
 
 import torch
 
-from veomni_hook.kernels.moe_router import reference
+from veomni_hook.kernels.moe_router import given, reference
 from veomni_hook.kernels.moe_router.operand_checks import refuses, score_of
 
 __all__ = ["biased_topk", "grouped_topk", "refuses", "softmax_topk", "topk_softmax"]
 
 Routing = tuple[torch.Tensor, torch.Tensor]
 
-topk_softmax = reference.topk_softmax
+
+def topk_softmax(router_logits: torch.Tensor, top_k: int, indices: torch.Tensor | None = None) -> Routing:
+    """Return the softmax over the ``top_k`` largest logits, in their dtype."""
+    if indices is not None:
+        return given.topk_softmax(router_logits, top_k, indices)
+    return reference.topk_softmax(router_logits, top_k)
 
 
-def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
+def softmax_topk(
+    router_logits: torch.Tensor,
+    top_k: int,
+    normalise: bool,  # noqa: FBT001
+    indices: torch.Tensor | None = None,
+) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
     if not normalise:
+        if indices is not None:
+            return given.softmax_topk(router_logits, top_k, normalise, indices)
         return reference.softmax_topk(router_logits, top_k, normalise)
-    largest, indices = torch.topk(router_logits, top_k, dim=-1)
+    if indices is None:
+        largest, indices = torch.topk(router_logits, top_k, dim=-1)
+    else:
+        largest = router_logits.gather(-1, indices)
     return torch.softmax(largest, dim=-1, dtype=torch.float32).clone(), indices
 
 
@@ -43,12 +61,16 @@ def biased_topk(
     score: Callable[[torch.Tensor], torch.Tensor],
     epsilon: float,
     sorted_: bool,  # noqa: FBT001
+    indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
     if score_of(score) is None:  # such as a softmax: part of it is not the softmax of the part
+        if indices is not None:
+            return given.biased_topk(router_logits, bias, top_k, score, epsilon, sorted_, indices)
         return reference.biased_topk(router_logits, bias, top_k, score, epsilon, sorted_)
-    biased = score(router_logits.detach()) + _apart(bias)
-    indices = torch.topk(biased, top_k, dim=-1, sorted=sorted_)[1]
+    if indices is None:
+        biased = score(router_logits.detach()) + _apart(bias)
+        indices = torch.topk(biased, top_k, dim=-1, sorted=sorted_)[1]
     weights = score(router_logits.gather(-1, indices))
     return weights / (weights.sum(dim=-1, keepdim=True) + epsilon), indices
 
@@ -63,12 +85,14 @@ def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
     normalise: bool,  # noqa: FBT001
     fill: float,
     sorted_: bool,  # noqa: FBT001
+    indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups."""
-    groups = num_experts, num_group, topk_group
-    indices = reference.grouped_topk(
-        router_logits.detach(), _apart(bias), top_k, *groups, False, fill, sorted_
-    )[1]
+    if indices is None:
+        groups = num_experts, num_group, topk_group
+        indices = reference.grouped_topk(
+            router_logits.detach(), _apart(bias), top_k, *groups, False, fill, sorted_
+        )[1]
     weights = torch.sigmoid(router_logits.gather(1, indices))
     if normalise:
         # In their dtype even if autocast sums in float32.

@@ -10,6 +10,9 @@ Experts are returned from best to worst whatever ``sorted_`` is: without it, ups
 A softmax keeps the order of logits, so the logits decide; upstream's float32 probabilities may be equal where
 logits differ.
 
+With ``indices`` (``[tokens, top_k]``, int64) the experts are given: the indices that a call returned give its
+weights again, by the same code. A row must not name an expert twice, or one that does not exist.
+
 Saved: indices, and the chosen logits (all logits for a softmax of all). Mutates: nothing. Deterministic and
 batch-invariant; no synchronisation.
 """
@@ -25,7 +28,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.moe_router import device as kernels
-from veomni_hook.kernels.moe_router import operand_checks, reference
+from veomni_hook.kernels.moe_router import given, operand_checks, reference
 from veomni_hook.kernels.moe_router.operand_checks import SIGMOID, SOFTMAX, is_count, score_of
 from veomni_hook.kernels.shared.launch import Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
@@ -52,7 +55,7 @@ _LARGE = 1 << 31
 class _Form(NamedTuple):
     """What to compute, apart from the operands: the ``kind`` of score, and how many of the ``experts``.
 
-    ``groups``: the numbers of groups and of selected groups.
+    ``groups``: the numbers of groups and of selected groups. ``given``: experts are given, not chosen.
     """
 
     kind: int
@@ -60,6 +63,7 @@ class _Form(NamedTuple):
     top_k: int
     normalise: bool
     groups: tuple[int, int] = (1, 1)
+    given: bool = False
 
 
 # Launchers, cached by all Triton specialisations; `where`: the row stride, and whether rows need 64 bits.
@@ -68,7 +72,7 @@ def _forward_launch(
     device: torch.device, dtypes: tuple[torch.dtype, ...], where: tuple[int, bool], form: _Form
 ) -> tuple[Launch, int]:
     """Return the forward's launcher, and the rows per program."""
-    kind, experts, top_k, normalise, (groups, best) = form
+    kind, experts, top_k, normalise, (groups, best), given = form
     x, bias, _ = dtypes
     last = _TL[torch.promote_types(x, bias)]
     if groups > 1:
@@ -76,13 +80,13 @@ def _forward_launch(
         blocks = power(groups), power(members)
         rows = max(1, _FORWARD_TILE // (blocks[0] * blocks[1]))
         tile = groups, blocks[0], members, blocks[1], best, top_k, power(top_k), rows
-        return Launch(kernels.forward_grouped, 5, *tile, normalise, last, num_warps=1), rows
+        return Launch(kernels.forward_grouped, 6, *tile, normalise, last, given, num_warps=1), rows
     block = max(16, power(experts))
     rows = max(1, _FORWARD_TILE // block)
     # 16 bits and an index fit into a 32-bit integer.
     narrow = kind == SOFTMAX and x is not torch.float32
-    constants = experts, block, top_k, power(top_k), rows, kind, normalise, narrow, last
-    return Launch(kernels.forward, 5, *constants, num_warps=1), rows
+    constants = experts, block, top_k, power(top_k), rows, kind, normalise, narrow, last, given
+    return Launch(kernels.forward, 6, *constants, num_warps=1), rows
 
 
 @lru_cache(maxsize=_LAUNCHES)
@@ -90,13 +94,13 @@ def _backward_launch(
     device: torch.device, dtypes: tuple[torch.dtype, ...], where: tuple[int, bool], form: _Form
 ) -> tuple[Launch, int]:
     """Return the backward's launcher, and the rows per program."""
-    kind, experts, top_k, normalise, _ = form
+    kind, experts, top_k, normalise, _, given = form
     block = max(16, power(experts))
     rows = max(1, _BACKWARD_TILE // block)
     constants = experts, block, top_k, rows
     if _of_all(form):
         return Launch(kernels.backward_of_all, 4, *constants, num_warps=_BACKWARD_WARPS), rows
-    return Launch(kernels.backward, 4, *constants, kind, normalise, num_warps=_BACKWARD_WARPS), rows
+    return Launch(kernels.backward, 4, *constants, kind, normalise, given, num_warps=_BACKWARD_WARPS), rows
 
 
 def _of_all(form: _Form) -> bool:
@@ -115,6 +119,7 @@ def _results(
 def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     x: torch.Tensor,
     bias: torch.Tensor | None,
+    given: torch.Tensor | None,
     kind: int,
     top_k: int,
     normalise: bool,  # noqa: FBT001
@@ -129,23 +134,25 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     rows, experts = x.shape
     if not rows:
         return results
-    form = _Form(kind, experts, top_k, normalise, (groups, best))
-    if bias is None:
-        bias = x  # a placeholder that the kernel does not access
+    form = _Form(kind, experts, top_k, normalise, (groups, best), given is not None)
+    # Placeholders that the kernel does not access.
+    bias = x if bias is None else bias
+    given = results[1] if given is None else given.contiguous()
     dtypes = x.dtype, bias.dtype, out
     launch, tile = _forward_launch(x.device, dtypes, (x_rows.s0, rows >= _LARGE), form)
     numbers = (epsilon,) if groups == 1 else (epsilon, fill)
-    launch((-(-rows // tile), 1, 1), x, bias, *results, rows, x_rows.s0, *numbers)
+    launch((-(-rows // tile), 1, 1), x, bias, given, *results, rows, x_rows.s0, *numbers)
     return results
 
 
-def _backward_op(
+def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     logits: torch.Tensor,
     indices: torch.Tensor,
     dweights: torch.Tensor,
     experts: int,
     kind: int,
     normalise: bool,  # noqa: FBT001
+    given: bool,  # noqa: FBT001
     epsilon: float,
 ) -> torch.Tensor:
     rows, top_k = indices.shape
@@ -153,7 +160,7 @@ def _backward_op(
     if not rows:
         return dx
     logits, logits_rows = readable(logits)
-    form = _Form(kind, experts, top_k, normalise)
+    form = _Form(kind, experts, top_k, normalise, given=given)
     dtypes = logits.dtype, dweights.dtype
     launch, tile = _backward_launch(logits.device, dtypes, (logits_rows.s0, rows >= _LARGE), form)
     number = logits_rows.s0 if _of_all(form) else epsilon
@@ -162,14 +169,14 @@ def _backward_op(
 
 
 _FORWARD = define_op(
-    "moe_router(Tensor x, Tensor? bias, int kind, int top_k, bool normalise, int groups, int best,"
-    " float epsilon, float fill, ScalarType out) -> (Tensor, Tensor, Tensor)",
+    "moe_router(Tensor x, Tensor? bias, Tensor? given, int kind, int top_k, bool normalise, int groups,"
+    " int best, float epsilon, float fill, ScalarType out) -> (Tensor, Tensor, Tensor)",
     _forward_op,
-    lambda x, bias, kind, top_k, *others: _results(x, top_k, others[-1]),
+    lambda x, bias, given, kind, top_k, *others: _results(x, top_k, others[-1]),
 )
 _BACKWARD = define_op(
     "moe_router_backward(Tensor logits, Tensor indices, Tensor dweights, int experts, int kind,"
-    " bool normalise, float epsilon) -> Tensor",
+    " bool normalise, bool given, float epsilon) -> Tensor",
     _backward_op,
     lambda logits, indices, dweights, experts, *others: logits.new_empty((logits.shape[0], experts)),
 )
@@ -178,13 +185,13 @@ _BACKWARD = define_op(
 class _Router(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, form: _Form, epsilon: float, fill: float,
-        out: torch.dtype,
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, given: torch.Tensor | None, form: _Form,
+        numbers: tuple[float, float], out: torch.dtype,
     ) -> Routing:  # fmt: skip
-        kind, _, top_k, normalise, groups = form
-        weights, indices, chosen = _FORWARD(x, bias, kind, top_k, normalise, *groups, epsilon, fill, out)
+        kind, _, top_k, normalise, groups, _ = form
+        weights, indices, chosen = _FORWARD(x, bias, given, kind, top_k, normalise, *groups, *numbers, out)
         ctx.mark_non_differentiable(indices)
-        ctx.form = form, epsilon
+        ctx.form = form, numbers[0]
         ctx.save_for_backward(x if _of_all(form) else chosen, indices)
         return weights, indices
 
@@ -192,25 +199,30 @@ class _Router(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dweights: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
         logits, indices = ctx.saved_tensors
-        (kind, experts, _, normalise, _), epsilon = ctx.form
-        dx = _BACKWARD(logits, indices, dweights, experts, kind, normalise, epsilon)
+        (kind, experts, _, normalise, _, given), epsilon = ctx.form
+        dx = _BACKWARD(logits, indices, dweights, experts, kind, normalise, given, epsilon)
         return dx, None, None, None, None, None
 
 
-def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
+def softmax_topk(
+    router_logits: torch.Tensor,
+    top_k: int,
+    normalise: bool,  # noqa: FBT001
+    indices: torch.Tensor | None = None,
+) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
     if not _fits(router_logits, top_k):
-        return reference.softmax_topk(router_logits, top_k, normalise)
-    form = _Form(SOFTMAX, router_logits.shape[1], top_k, bool(normalise))
-    return _route(router_logits, None, form, 0.0, 0.0, torch.float32)
+        return _formula("softmax_topk", indices, router_logits, top_k, normalise)
+    form = _Form(SOFTMAX, router_logits.shape[1], top_k, bool(normalise), given=indices is not None)
+    return _route(router_logits, None, indices, form, (0.0, 0.0), torch.float32)
 
 
-def topk_softmax(router_logits: torch.Tensor, top_k: int) -> Routing:
+def topk_softmax(router_logits: torch.Tensor, top_k: int, indices: torch.Tensor | None = None) -> Routing:
     """Return the softmax over the ``top_k`` largest logits, in their dtype."""
     if not _fits(router_logits, top_k):
-        return reference.topk_softmax(router_logits, top_k)
-    form = _Form(SOFTMAX, router_logits.shape[1], top_k, True)
-    return _route(router_logits, None, form, 0.0, 0.0, router_logits.dtype)
+        return _formula("topk_softmax", indices, router_logits, top_k)
+    form = _Form(SOFTMAX, router_logits.shape[1], top_k, True, given=indices is not None)
+    return _route(router_logits, None, indices, form, (0.0, 0.0), router_logits.dtype)
 
 
 def biased_topk(
@@ -220,13 +232,14 @@ def biased_topk(
     score: Callable[[torch.Tensor], torch.Tensor],
     epsilon: float,
     sorted_: bool,  # noqa: FBT001
+    indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
     kind = score_of(score)
     if kind is None or not _fits(router_logits, top_k, bias):
-        return reference.biased_topk(router_logits, bias, top_k, score, epsilon, sorted_)
-    form = _Form(kind, router_logits.shape[1], top_k, True)
-    return _route(router_logits, bias.detach(), form, float(epsilon), 0.0, router_logits.dtype)
+        return _formula("biased_topk", indices, router_logits, bias, top_k, score, epsilon, sorted_)
+    form = _Form(kind, router_logits.shape[1], top_k, True, given=indices is not None)
+    return _route(router_logits, bias.detach(), indices, form, (float(epsilon), 0.0), router_logits.dtype)
 
 
 def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
@@ -239,16 +252,17 @@ def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
     normalise: bool,  # noqa: FBT001
     fill: float,
     sorted_: bool,  # noqa: FBT001
+    indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups."""
     groups = _groups(num_experts, num_group, topk_group)
     if groups is None or num_experts != router_logits.shape[1] or not _fits(router_logits, top_k, bias):
-        return reference.grouped_topk(
-            router_logits, bias, top_k, num_experts, num_group, topk_group, normalise, fill, sorted_
-        )
+        numbers = num_experts, num_group, topk_group, normalise, fill, sorted_
+        return _formula("grouped_topk", indices, router_logits, bias, top_k, *numbers)
     # If all groups are selected, grouping has no effect.
-    form = _Form(SIGMOID, num_experts, top_k, bool(normalise), (1, 1) if num_group == topk_group else groups)
-    return _route(router_logits, bias.detach(), form, 1e-20, float(fill), router_logits.dtype)
+    groups = (1, 1) if num_group == topk_group else groups
+    form = _Form(SIGMOID, num_experts, top_k, bool(normalise), groups, indices is not None)
+    return _route(router_logits, bias.detach(), indices, form, (1e-20, float(fill)), router_logits.dtype)
 
 
 def _groups(num_experts: int, num_group: int, topk_group: int) -> tuple[int, int] | None:
@@ -259,6 +273,13 @@ def _groups(num_experts: int, num_group: int, topk_group: int) -> tuple[int, int
     if members * num_group != num_experts or power(members) * power(num_group) > _MOST_PLACES:
         return None
     return (num_group, topk_group) if is_count(topk_group, num_group) else None
+
+
+def _formula(variant: str, indices: torch.Tensor | None, *operands: Any) -> Routing:
+    """Compute in plain torch what no program can."""
+    if indices is None:
+        return getattr(reference, variant)(*operands)  # type: ignore[no-any-return]
+    return getattr(given, variant)(*operands, indices)  # type: ignore[no-any-return]
 
 
 def _route(*call: Any) -> Routing:

@@ -66,4 +66,4 @@ VARIANTS = {
         kernels=(_TRITON, _TORCH_ON_NPU, _TORCH),
     ),
 }
-OP = op("moe_router", VARIANTS)
+OP = op("moe_router", VARIANTS, prepares=".seam:watch")

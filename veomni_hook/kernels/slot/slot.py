@@ -26,6 +26,7 @@ from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.shared.origin import name_of
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 from veomni_hook.kernels.slot.arguments import binder_for
 from veomni_hook.kernels.slot.candidates import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.slot.compiled import Compiled, device_of
@@ -101,6 +102,18 @@ class Slot:
         self._replacement: tuple[Any, Outcome] = (None, _UPSTREAM)
         # Per thread: the module whose call came through `reached` and whose guard has not been asked yet.
         self._waiting: threading.local | None = None
+        #: What decides about every call after the kernels: it gets this slot, the module, what would run
+        #: (None: the upstream code) and the operands, and returns what runs. For ops whose calls are seen.
+        self.around: Callable[..., Callable[..., Any] | None] | None = None
+        #: Under ``torch.compile``, a call of ``around`` is not traced: it breaks the graph.
+        self.apart: Callable[..., Any]
+
+        def set_apart() -> bool:
+            disable: Any = compiler.disable
+            self.apart = disable(self._run_apart)
+            return True
+
+        self._set_apart = answered_while_tracing(set_apart)
         if (prepares := registry.ops()[op].prepares) is not None:
             load_attribute(prepares)(self)
 
@@ -121,6 +134,9 @@ class Slot:
         if a backend chosen by name has no kernel for this variant or cannot run on this machine.
         """
         if self._is_dynamo() or self._compiler._is_compiling_flag:
+            if self.around is not None and self._is_dynamo():
+                self._set_apart()
+                return partial(self.apart, owner)
             return None if self._exported() else self._compiled.kernel(owner, operands)
         if STATE.epoch != self._epoch or registry.version != self._version:
             self._refresh()
@@ -131,7 +147,11 @@ class Slot:
             self._waiting.owner = None
             if run is None:
                 raise _NoKernelError(self, owner)
-        return run
+        return run if self.around is None else self.around(self, owner, run, operands)
+
+    def replaced(self, owner: Any, operands: tuple[Any, ...]) -> str | None:
+        """Return which definition that kernels of this slot skip was replaced, or None."""
+        return self._skipped.changed(owner, operands) if self._skipped.by_methods else None
 
     def call(self, owner: Any, module: Callable[..., Any], *operands: Any) -> Any:
         """Return what a kernel, or else a call of ``module``, makes of ``operands``.
@@ -239,6 +259,12 @@ class Slot:
         ``compiled``: the module is known to be compiled, and may run code traced for another of its class.
         """
         return self._compiled.traced(owner, self.answers(owner).wanted, compiled=compiled)
+
+    def _run_apart(self, owner: Any, *operands: Any) -> Any:
+        run = self.kernel(owner, *operands)
+        if run is None:
+            run = load_attribute(registry.ops()[self.op].variants[self.variant].reference)
+        return run(*operands)
 
     def _exported(self) -> bool:
         """Return whether a program is being exported; it has to run without this package."""

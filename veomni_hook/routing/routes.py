@@ -1,0 +1,177 @@
+"""`Routes`: the experts of every token, layer by layer, in as few bytes as their numbers need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from veomni_hook.errors import RoutingError
+
+__all__ = ["Call", "Routes", "compact"]
+
+_WHERE = "Routes"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call of a router chose.
+
+    Attributes:
+        experts: how many there are.
+        ids: ``[tokens, top_k]``, uint8, int16 or int32: the experts of each token, best first.
+        weights: ``[tokens, top_k]`` as the router's formula gives them, without a gradient; or None.
+    """
+
+    experts: int
+    ids: torch.Tensor
+    weights: torch.Tensor | None = None
+
+    def map(self, change: Any) -> Call:
+        """Return the call with both tensors changed."""
+        weights = None if self.weights is None else change(self.weights)
+        return replace(self, ids=change(self.ids), weights=weights)
+
+
+def compact(ids: torch.Tensor, experts: int) -> torch.Tensor:
+    """Return a copy of ``ids`` in the smallest dtype for the numbers of ``experts``."""
+    if experts <= 1 << 8:
+        dtype = torch.uint8
+    else:
+        dtype = torch.int16 if experts <= 1 << 15 else torch.int32
+    return ids.detach().to(dtype, copy=True)
+
+
+class Routes:
+    """The experts of every token, for each call of each router, by the router's name in the model.
+
+    They hold whole sequences: if processes share them, every process holds all positions. They can be
+    pickled.
+
+    Args:
+        ids: by the router's name, the experts of each token, ``[..., top_k]``, of any integer dtype; or
+            several such tensors, one for each call of the router. All dimensions but the last become one.
+            They are checked, which waits for the device that they are on.
+        experts: how many experts a layer has.
+
+    Raises:
+        RoutingError: a number is not that of an expert, or a token has an expert twice.
+    """
+
+    def __init__(self, ids: Mapping[str, torch.Tensor | Sequence[torch.Tensor]], experts: int) -> None:
+        self._calls: dict[str, list[Call]] = {}
+        for name, given in ids.items():
+            for each in (given,) if isinstance(given, torch.Tensor) else given:
+                self._calls.setdefault(name, []).append(_checked(name, each, experts))
+
+    @classmethod
+    def _of(cls, calls: Mapping[str, Iterable[Call]]) -> Routes:
+        made = cls.__new__(cls)
+        made._calls = {name: list(each) for name, each in calls.items()}
+        return made
+
+    @property
+    def calls(self) -> Mapping[str, Sequence[Call]]:
+        """By the router's name, what each of its calls chose."""
+        return self._calls
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the tensors take."""
+        calls = [call for each in self._calls.values() for call in each]
+        held = [tensor for call in calls for tensor in (call.ids, call.weights) if tensor is not None]
+        return sum(tensor.nbytes for tensor in held)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return the experts ``[tokens, top_k]`` that the router ``name`` chose in its only call."""
+        return self._only(name).ids
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __repr__(self) -> str:
+        each = {len(calls) for calls in self._calls.values()}
+        times = f"{min(each)} to {max(each)}" if len(each) > 1 else "".join(map(str, each)) or "0"
+        return f"Routes({len(self)} routers, calls of each: {times}, {self.nbytes} bytes)"
+
+    def to(self, device: torch.device | str) -> Routes:
+        """Return the same routes on another device."""
+        return self._changed(lambda tensor: tensor.to(device))
+
+    def rows(self, start: int, stop: int) -> Routes:
+        """Return the routes of the tokens ``start`` to ``stop``, such as those of a micro-batch.
+
+        Tokens are numbered as the router gets them: row by row of the batch. Every router must have been
+        called once.
+        """
+        calls = {name: [self._only(name).map(lambda tensor: tensor[start:stop])] for name in self._calls}
+        return self._of(calls)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Routes]) -> Routes:
+        """Return the routes of several batches as those of one, with their tokens one after the other.
+
+        Every router must have been called once in each of ``parts``, which must be alike.
+        """
+        parts = list(parts)
+        first = parts[0]
+        if any(each._calls.keys() != first._calls.keys() for each in parts):
+            raise RoutingError(
+                "the routes to be joined are not those of the same routers",
+                where=_WHERE,
+                fix="join routes of one model, recorded in the same way",
+            )
+        return cls._of({name: [_as_one([each._only(name) for each in parts])] for name in first._calls})
+
+    def _add(self, name: str, call: Call) -> None:
+        self._calls.setdefault(name, []).append(call)
+
+    def _only(self, name: str) -> Call:
+        calls = self._calls.get(name)
+        if calls is None:
+            raise RoutingError(
+                f"there are no routes of a router {name!r}",
+                where=_WHERE,
+                fix=f"the first of {len(self)} routers is {next(iter(self._calls), None)!r}",
+            )
+        if len(calls) != 1:
+            raise RoutingError(
+                f"the router {name} was called {len(calls)} times",
+                where=_WHERE,
+                fix="record one forward pass, or use .calls, which has every call",
+            )
+        return calls[0]
+
+    def _changed(self, change: Any) -> Routes:
+        return self._of({name: [call.map(change) for call in calls] for name, calls in self._calls.items()})
+
+
+def _as_one(calls: Sequence[Call]) -> Call:
+    weights = [call.weights for call in calls if call.weights is not None]
+    if len({(call.experts, call.ids.shape[1]) for call in calls}) > 1 or len(weights) not in (0, len(calls)):
+        raise RoutingError(
+            "the routes to be joined differ in the number of experts, or only some have weights",
+            where=_WHERE,
+            fix="join routes of one model, recorded in the same way",
+        )
+    ids = torch.cat([call.ids for call in calls])
+    return Call(calls[0].experts, ids, torch.cat(weights) if weights else None)
+
+
+def _checked(name: str, ids: torch.Tensor, experts: int) -> Call:
+    flat = ids.reshape(-1, ids.shape[-1]).long()
+    wrong = ""
+    if flat.numel():
+        if not bool(((flat >= 0) & (flat < experts)).all()):
+            wrong = f"has numbers outside of 0 to {experts - 1}"
+        elif bool((flat.sort(-1)[0].diff(dim=-1) == 0).any()):
+            wrong = "has an expert twice for one token"
+    if wrong:
+        raise RoutingError(
+            f"the tensor {list(ids.shape)} for {name} {wrong}",
+            where=_WHERE,
+            fix="give the numbers of top_k different experts for each token, from 0 on",
+        )
+    return Call(experts, compact(flat, experts))
